@@ -23,11 +23,11 @@ from metaseq_lm.core.registry import ALL, FAILED, Entry
 if TYPE_CHECKING:
     from metaseq_lm.core.config import RunConfig
 
-ENTRY_POINTS = "metaseq_lm.plugins"
+_ENTRY_POINTS = "metaseq_lm.plugins"
 LOADED: list[Path] = []  # files and folders of plug-ins
-CORE = ("config",)
+_CORE = ("config",)
 # Of each kind of registered classes the class that they derive from, and what they have to define.
-CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+_CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "task": ("metaseq_lm.tasks", "Task", ("build_streams", "build_model")),
     "criterion": ("metaseq_lm.criterions", "Criterion", ("__call__",)),
     "suite": ("metaseq_lm.evaluation.suites", "Suite", ("read", "score")),
@@ -35,11 +35,11 @@ CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "tokenizer": ("metaseq_lm.data.tokenizers.base", "Tokenizer", ()),
 }
 # Abilities of tasks and criterions, see tasks.protocols.
-OF_CRITERIONS = ("NeedsEager", "ScoresTokens", "ComparesTokens", "HasLayout")
+_OF_CRITERIONS = ("NeedsEager", "ScoresTokens", "ComparesTokens", "HasLayout")
 # Of each kind of registered functions what they are called with.
-FUNCTIONS = {"optimizer": ("config", "parameters"), "schedule": ("config",)}
+_FUNCTIONS = {"optimizer": ("config", "parameters"), "schedule": ("config",)}
 # Modules that earlier versions had, for plug-ins that import them.
-MOVED = {
+_MOVED = {
     "metaseq_lm.core.arguments": "metaseq_lm.core.options",
     "metaseq_lm.core.overrides": "metaseq_lm.core.loading",
     "metaseq_lm.models.words.prediction_modules": "metaseq_lm.models.words.word_model",
@@ -56,7 +56,7 @@ def load(name_or_path: str) -> None:
 
     Raises UsageError that names the plug-in and the cause if it cannot be imported.
     """
-    path = path_of(name_or_path)
+    path = _path_of(name_or_path)
     try:
         if path is not None:
             _import_path(path)
@@ -97,15 +97,15 @@ def _check_registered() -> None:
 
 def _check_entry(kind: str, entry: Entry[Any]) -> None:
     title = f"{kind} '{entry.name}'"
-    if kind in FUNCTIONS:
-        interfaces.check_call(title, entry.value, FUNCTIONS[kind])
+    if kind in _FUNCTIONS:
+        interfaces.check_call(title, entry.value, _FUNCTIONS[kind])
         if kind == "optimizer" and not hasattr(entry.dataclass, "clip_norm"):
             raise UsageError(
                 f"{interfaces.place_of(entry.value)}: the options of {title} have to derive "
                 f"from OptimizerConfig of metaseq_lm.config.optimizers; {interfaces.DOCS}"
             )
-    elif kind in CLASSES:
-        module, name, required = CLASSES[kind]
+    elif kind in _CLASSES:
+        module, name, required = _CLASSES[kind]
         bases = [getattr(importlib.import_module(module), name)]
         if kind in ("task", "criterion"):
             abilities = vars(importlib.import_module("metaseq_lm.tasks.protocols"))
@@ -113,15 +113,15 @@ def _check_entry(kind: str, entry: Entry[Any]) -> None:
                 value
                 for key, value in abilities.items()
                 if getattr(value, "_is_protocol", False)
-                and (key in OF_CRITERIONS if kind == "criterion" else key != "HasLayout")
+                and (key in _OF_CRITERIONS if kind == "criterion" else key != "HasLayout")
             ]
         interfaces.check_class(title, entry.value, bases, required)
 
 
 def _where_now(error: BaseException) -> str:
     """Return a hint at where what a plug-in imports from the package is now, "" without one."""
-    if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
-        return f"; it is {MOVED[error.name]} now"
+    if isinstance(error, ModuleNotFoundError) and error.name in _MOVED:
+        return f"; it is {_MOVED[error.name]} now"
     named = re.match(r"cannot import name '(\w+)' from 'metaseq_lm\.", str(error))
     for name, module in list(sys.modules.items()):
         moved = getattr(module, named[1], None) if named else None
@@ -130,7 +130,7 @@ def _where_now(error: BaseException) -> str:
     return ""
 
 
-def describe_failure(error: BaseException) -> str:
+def _describe_failure(error: BaseException) -> str:
     """Return the deepest line of a plug-in that led to an error, and the error; "" if none did.
 
     Without such a line it is the class or function of a plug-in that the deepest function had.
@@ -172,7 +172,7 @@ def _values_in(scope: Mapping[str, Any]) -> Iterator[Any]:
     yield from getattr(scope.get("self"), "__dict__", {}).values()
 
 
-def path_of(name_or_path: str) -> Path | None:
+def _path_of(name_or_path: str) -> Path | None:
     """Return the path of a plug-in, None for a dotted name; UsageError if it does not exist."""
     path = Path(name_or_path).expanduser()
     if path.exists():
@@ -198,7 +198,7 @@ def load_all(user_dir: str | None = None) -> None:
     What the package registers is imported when it is first used. A broken installed plug-in is
     remembered and named when a name is not found; a broken `user_dir` or wing is an error.
     """
-    for package in CORE:
+    for package in _CORE:
         path = importlib.import_module(f"metaseq_lm.{package}").__path__
         for module in pkgutil.iter_modules(path, f"metaseq_lm.{package}."):
             importlib.import_module(module.name)
@@ -223,7 +223,7 @@ def load_installed(user_dir: str | None) -> None:
 
 def installed() -> list[importlib.metadata.EntryPoint]:
     """Return the entry points of installed plug-ins."""
-    return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
+    return list(importlib.metadata.entry_points(group=_ENTRY_POINTS))
 
 
 def check_named(config: "RunConfig", user_dir: str | None) -> None:

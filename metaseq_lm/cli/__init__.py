@@ -41,7 +41,7 @@ COMMANDS = (
 # What `main` and the parser add to the options of a command.
 NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet")
 # Commands that leave nothing behind unless they have --out.
-PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
+_PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,7 +131,7 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
     return rest
 
 
-def check_plug_in(argv: Sequence[str]) -> None:
+def _check_plug_in(argv: Sequence[str]) -> None:
     """Raise UsageError for two different values of --user-dir, of which one would be dropped."""
     paths = dict.fromkeys(
         argv[i + 1] if word == "--user-dir" else word.partition("=")[2]
@@ -145,7 +145,7 @@ def check_plug_in(argv: Sequence[str]) -> None:
         )
 
 
-def with_home(word: str) -> str:
+def _with_home(word: str) -> str:
     """Return a word with the home folder for ~, which no shell expands behind "="."""
     option, equals, value = word.partition("=")
     if value.startswith("~/"):
@@ -153,7 +153,7 @@ def with_home(word: str) -> str:
     return os.path.expanduser(word) if word.startswith("~/") else word
 
 
-def check_current_folder() -> None:
+def _check_current_folder() -> None:
     """Raise MetaseqError if the current folder was deleted."""
     try:
         os.getcwd()
@@ -164,7 +164,7 @@ def check_current_folder() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    argv = [with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
+    argv = [_with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from metaseq_lm.cli.completion import complete
 
@@ -175,14 +175,14 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     first = next((a for a in argv if not a.startswith("-")), None)
     try:
-        check_current_folder()
+        _check_current_folder()
         if first is not None and first not in COMMANDS:
             # Not list(COMMANDS): here the name is the module of a command, once that is imported.
             raise UsageError(
                 f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
                 f"Commands: {', '.join(COMMANDS)}."
             )
-        check_plug_in(argv)
+        _check_plug_in(argv)
         parser = build_parser(first, argv)
         args, rest = parser.parse_known_args(argv)
         if args.command is None:
@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
         # do.
         only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
         out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
-        return 0 if only_prints or (first in PRINTING and not out) else MetaseqError.exit_code
+        return 0 if only_prints or (first in _PRINTING and not out) else MetaseqError.exit_code
     except OSError as error:
         if error.filename is None and error.errno is None:
             say(traceback.format_exc())

@@ -32,30 +32,30 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
 
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()
     parser = build_parser(words[1] if len(words) > 1 else "")
-    for sub in subparsers(parser):
+    for sub in _subparsers(parser):
         for action in sub._actions:
             kinds = [kind for kind in ALL if f"--{kind}" in action.option_strings]
             if kinds:
-                set_completer(action, names_of(kinds[0]))
+                _set_completer(action, _names_of(kinds[0]))
             elif not action.option_strings and getattr(
                 sub.get_default("module"), "OVERRIDES", False
             ):
-                set_completer(action, complete_key)
+                _set_completer(action, _complete_key)
     argcomplete.autocomplete(parser)
 
 
-def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """Return the parsers of the commands of a parser."""
     groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return [sub for group in groups for sub in group.choices.values()]
 
 
-def set_completer(action: argparse.Action, completer: Callable[..., list[str]]) -> None:
+def _set_completer(action: argparse.Action, completer: Callable[..., list[str]]) -> None:
     """Let argcomplete ask `completer` for the values of an option."""
     action.completer = completer  # type: ignore[attr-defined]
 
 
-def names_of(kind: str) -> Callable[..., list[str]]:
+def _names_of(kind: str) -> Callable[..., list[str]]:
     """Return a completer of the registered names of a kind."""
 
     def names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
@@ -64,7 +64,7 @@ def names_of(kind: str) -> Callable[..., list[str]]:
     return names
 
 
-def complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return keys of every run that begin with `prefix`, and after task= and the like the names.
 
     Nothing for an empty prefix: the shell then completes files.

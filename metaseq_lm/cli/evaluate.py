@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     plugins.load_all(options.user_dir)
     plugins.check_runs(names, options.user_dir, overrides)
     if options.ensemble:
-        return run_ensemble(options, paths, overrides)
+        return _run_ensemble(options, paths, overrides)
     from metaseq_lm.training.restore import open_run
 
     scorer = open_run(str(paths[0]), options.data, options.user_dir, overrides)
@@ -118,14 +118,14 @@ def report(
             write_predictions(folder, split, rows, submissions_of(scorer.task, split, rows))
 
 
-def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
+def _run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as an ensemble."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run
 
     if options.best is not None:
-        paths = best_of(paths, options.best, options.metric)
+        paths = _best_of(paths, options.best, options.metric)
     members: dict[str, list[Sequence[dict[str, Any]]]] = {split: [] for split in options.split}
     tasks = []
     for path in paths:
@@ -151,7 +151,7 @@ def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Seq
     return 0
 
 
-def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]:
+def _best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]:
     """Return the `count` checkpoints with the best validation metric, in the order given.
 
     `metric` defaults to the first validation metric. Whether higher is better is taken from the

@@ -15,9 +15,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import show
 
 HELP = "copy examples, plug-in and scripts out of the package"
-FOLDERS = ("docs", "examples", "scripts", "user_dir")
-METHOD_PAGE = re.compile(r"metaseq_lm/methods/(\w+)/README\.md")
-PACKAGE = Path(__file__).parents[1]
+_FOLDERS = ("docs", "examples", "scripts", "user_dir")
+_METHOD_PAGE = re.compile(r"metaseq_lm/methods/(\w+)/README\.md")
+_PACKAGE = Path(__file__).parents[1]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Name the examples, or copy all folders."""
-    root = source_folder()
+    root = _source_folder()
     if args.folder is None:
         for folder in sorted((root / "examples").iterdir()):
             readme = folder / "README.md"
@@ -37,34 +37,34 @@ def run(args: argparse.Namespace) -> int:
             show(f"{folder.name:<20}{first.lstrip('# ')}")
         return 0
     target = Path(args.folder)
-    for name in FOLDERS:
+    for name in _FOLDERS:
         if (target / name).exists():
             raise UsageError(f"{target / name} exists already; choose another folder")
-    for name in FOLDERS:
+    for name in _FOLDERS:
         hidden = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(root / name, target / name, ignore=hidden)
         show(f"copied {target / name}")
-    copy_method_pages(target)
+    _copy_method_pages(target)
     return 0
 
 
-def copy_method_pages(target: Path) -> None:
+def _copy_method_pages(target: Path) -> None:
     """Copy the READMEs of the methods to docs/methods, and let the copied examples link to them."""
     pages = target / "docs" / "methods"
     pages.mkdir()
-    for readme in (PACKAGE / "methods").glob("*/README.md"):
+    for readme in (_PACKAGE / "methods").glob("*/README.md"):
         shutil.copyfile(readme, pages / f"{readme.parent.name}.md")
     for file in (target / "examples").rglob("*.md"):
         text = file.read_text(encoding="utf-8")
-        file.write_text(METHOD_PAGE.sub(r"docs/methods/\1.md", text), encoding="utf-8")
+        file.write_text(_METHOD_PAGE.sub(r"docs/methods/\1.md", text), encoding="utf-8")
 
 
-def source_folder() -> Path:
+def _source_folder() -> Path:
     """Return where the folders are: in an installed package, or at the top of a checkout."""
-    for root in (PACKAGE / "shipped", PACKAGE.parent):
-        if all((root / name).is_dir() for name in FOLDERS):
+    for root in (_PACKAGE / "shipped", _PACKAGE.parent):
+        if all((root / name).is_dir() for name in _FOLDERS):
             return root
     raise UsageError(
-        f"{PACKAGE} has no examples beside it; install the package from its wheel, or use a "
+        f"{_PACKAGE} has no examples beside it; install the package from its wheel, or use a "
         "checkout"
     )

@@ -17,14 +17,14 @@ from metaseq_lm.core.secrets import masked
 
 PROGRESS = True
 HELP = "turn token files of Megatron-LM or datatrove into a data folder"
-PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
+_PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("--destdir", required=True, type=Path, metavar="D", help="data folder to fill")
-    for pref, split in PREFS.items():
+    for pref, split in _PREFS.items():
         add(f"--{pref}", nargs="+", type=Path, metavar="F", help=f"files of the {split} split")
     add(
         "--tokenizer-from",
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.data.preprocess.pipeline import Request, preprocess
     from metaseq_lm.data.preprocess.token_files import TokenFiles, foreign_tokenizer, token_files
 
-    prefs = {split: getattr(args, pref) for pref, split in PREFS.items()}
+    prefs = {split: getattr(args, pref) for pref, split in _PREFS.items()}
     splits = {split: token_files(paths) for split, paths in prefs.items() if paths}
     if not splits:
         raise UsageError("nothing to do; give --trainpref, --validpref or --testpref")

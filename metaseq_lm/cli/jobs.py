@@ -11,9 +11,9 @@ from metaseq_lm.sweeps.job import Runner
 from metaseq_lm.sweeps.server import fork_jobs
 
 
-def serve(lock: str) -> None:
+def _serve(lock: str) -> None:
     """Fork the runs of local sweeps."""
-    import_all()
+    _import_all()
     Runner.program = staticmethod(program)
     Runner.import_all = staticmethod(lambda: None)
     fork_jobs(lock)
@@ -22,11 +22,11 @@ def serve(lock: str) -> None:
 def process(folder: str) -> None:
     """Run a job that submitit has stored in a folder."""
     Runner.program = staticmethod(program)
-    Runner.import_all = staticmethod(import_all)
+    Runner.import_all = staticmethod(_import_all)
     process_job(folder)
 
 
-def import_all() -> None:
+def _import_all() -> None:
     """Import everything that a run needs, for the runs that this process forks."""
 
     import metaseq_lm.cli.train

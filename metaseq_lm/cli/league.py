@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PROGRESS = True
 WORDS = True
 HELP = "compare objectives at equal compute, with controls and verdicts"
-REPORT, PREDICT = "report", "predict"
+_REPORT, _PREDICT = "report", "predict"
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.league.plan_files import named_plan
 
     words = [*args.words, *args.overrides]
-    if words[:1] == [REPORT]:
+    if words[:1] == [_REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
         used = ["archive", "out", "budgets", "watch"]
-        check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
+        _check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
         path, command = (
             named_plan(words[1]) if len(words) > 1 else None,
             masked(["metaseq-lm", *args.argv]),
@@ -144,21 +144,21 @@ def run(args: argparse.Namespace) -> int:
         if options.watch:
             return watch(path, options, command)
         return report(path, options, command)
-    if words[:1] == [PREDICT]:
+    if words[:1] == [_PREDICT]:
         if len(words) != 2:
             raise UsageError("give one league: metaseq-lm league predict L")
         names = [item.name for item in fields(LeagueOptions)]
-        check_unused(args, names, PREDICT, ["budgets", "objectives"])
+        _check_unused(args, names, _PREDICT, ["budgets", "objectives"])
         return predict(Path(words[1]), options)
     if not args.added:
-        check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
+        _check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
     for name in ("archive", "watch"):
         if getattr(options, name):
             raise UsageError(f"--{name} goes with 'metaseq-lm league report L'")
-    return run_league(args, options, words)
+    return _run_league(args, options, words)
 
 
-def check_unused(
+def _check_unused(
     args: argparse.Namespace, names: Iterable[str], command: str, used: Sequence[str] = ()
 ) -> None:
     """Raise UsageError for an option that is set and that `command` does not use."""
@@ -200,9 +200,9 @@ def report(
     runs = read_league(plan_or_folder)
     folder = Path(options.out) if options.out else None
     if folder is None and not plan_or_folder.is_file():
-        folder = plan_or_folder.resolve() / REPORT
+        folder = plan_or_folder.resolve() / _REPORT
         check_folder(folder)
-    check_budgets(runs.contents.plan, options.budgets)
+    _check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
     show(write_report(runs, folder, options.budgets, command, reload, about))
@@ -222,7 +222,7 @@ def predict(path: Path, options: LeagueOptions) -> int:
 
     folder = LeagueFolder(path)
     contents = folder.read()
-    check_budgets(contents.plan, options.budgets)
+    _check_budgets(contents.plan, options.budgets)
     with folder.lock():
         runs = read_league_runs(folder, contents)
         predictions, reasons = predict_rungs(runs, options.objectives, options.budgets)
@@ -236,7 +236,7 @@ def predict(path: Path, options: LeagueOptions) -> int:
     return 0
 
 
-def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
+def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
     """Run what is open of a league, then report; or show what it would take."""
     from metaseq_lm.league.corpus import check_domain, read_corpus
     from metaseq_lm.league.expansion import Source
@@ -250,15 +250,15 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     if folder.path.exists() and not folder.path.is_dir():
         raise UsageError(f"--out {options.out}: is a file; name the folder of the league")
     stored = folder.read() if folder.exists() else None
-    launch = launch_of(args, folder.path, options.dry_run)
-    contents = contents_of(words, args.added, options, folder, stored)
-    contents = with_chosen(contents, options)
-    names = names_of(contents, options, bool(args.added))
-    budgets = budgets_of(contents.plan, options)
+    launch = _launch_of(args, folder.path, options.dry_run)
+    contents = _contents_of(words, args.added, options, folder, stored)
+    contents = _with_chosen(contents, options)
+    names = _names_of(contents, options, bool(args.added))
+    budgets = _budgets_of(contents.plan, options)
     check_tuning(contents, budgets)
-    check = plugin_check(options.user_dir)
+    check = _plugin_check(options.user_dir)
     with data_of(contents.plan, folder, options.dry_run) as data:
-        source = Source(data, user_dir_of(options))
+        source = Source(data, _user_dir_of(options))
         objectives = tuple(map(contents.extended.objective, names))
         request = Request(objectives, budgets, source)
         plan_hash = contents.plan.hash
@@ -286,7 +286,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     return 0 if over else 1
 
 
-def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
+def _launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
     """Return the launch options; raises UsageError if there is no Slurm."""
     from metaseq_lm.sweeps.options import Launch, check_out, launch_from
     from metaseq_lm.sweeps.submit import need_slurm
@@ -299,7 +299,7 @@ def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
     return launch
 
 
-def contents_of(
+def _contents_of(
     words: list[str],
     added: list[str],
     options: LeagueOptions,
@@ -342,10 +342,10 @@ def contents_of(
         if stored is not None:
             contents = replace(contents, added=stored.added, prices=stored.prices)
     contents = with_archived(contents)
-    return with_objective(contents, added, options) if added else contents
+    return _with_objective(contents, added, options) if added else contents
 
 
-def with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
+def _with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
     """Return the contents with the objective of --with; the same one may be there already."""
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.league.folder import Added
@@ -361,7 +361,7 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
         content["control"] = options.control
     if options.tune_by:
         content["metric"] = options.tune_by
-    objective = Added(options.name, content, user_dir_of(options))
+    objective = Added(options.name, content, _user_dir_of(options))
     for other in contents.added:
         if other.name == objective.name and other != objective:
             raise UsageError(
@@ -373,20 +373,20 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
     return replace(contents, added=(*contents.added, objective))
 
 
-def with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
+def _with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
     """Return contents in which the objectives of the archive that are to run are added here, too.
 
     An archive says what their plug-in is called; where it is says the command line.
     """
     chosen = [
-        replace(item, user_dir=(user_dir_of(options) or item.user_dir) if item.user_dir else None)
+        replace(item, user_dir=(_user_dir_of(options) or item.user_dir) if item.user_dir else None)
         for item in contents.additions
         if item not in contents.added and item.name in options.objectives
     ]
     return replace(contents, added=(*contents.added, *chosen))
 
 
-def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[str]:
+def _names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[str]:
     """Return the names of the objectives to run.
 
     Raises UsageError for an unknown one, and for one whose plug-in the command line does not name.
@@ -398,7 +398,7 @@ def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[s
     if adds:
         names = [options.name]
     names = list(dict.fromkeys(options.objectives)) or names
-    user_dir = user_dir_of(options)
+    user_dir = _user_dir_of(options)
     plugins_of = {item.name: item.user_dir for item in contents.additions}
     for name in names:
         objective_of(plan, name)
@@ -411,7 +411,7 @@ def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[s
     return names
 
 
-def plugin_check(user_dir: str | None) -> "Check | None":
+def _plugin_check(user_dir: str | None) -> "Check | None":
     """Load all plug-ins and return the check that no configuration names another one."""
     from metaseq_lm import plugins
 
@@ -433,13 +433,13 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
         yield data
 
 
-def budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
+def _budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
     """Return the budgets to run; raises UsageError for one that the plan has not."""
-    check_budgets(plan, options.budgets)
+    _check_budgets(plan, options.budgets)
     return tuple(sorted(set(options.budgets))) or plan.ladder.usual
 
 
-def check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
+def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
     """Raise UsageError for a budget that the plan has not."""
     for budget in budgets:
         if budget not in plan.ladder.budgets:
@@ -447,7 +447,7 @@ def check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
             raise UsageError(f"--budgets {budget:g}: not one of the plan, {listed}")
 
 
-def user_dir_of(options: LeagueOptions) -> str | None:
+def _user_dir_of(options: LeagueOptions) -> str | None:
     """Return the plug-in of the command line as an absolute path, or as it is if it is a module."""
     from metaseq_lm.sweeps.definition import plugin
 

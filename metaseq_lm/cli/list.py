@@ -52,23 +52,23 @@ def run(args: argparse.Namespace) -> int:
         if args.kind is not None or args.user_dir is not None:
             raise UsageError("--checkpoints RUN lists a run; leave the kind and --user-dir out")
         rows = list(checkpoints(Path(args.checkpoints), args.verify))
-        show(to_json(rows, 1) if args.json else "\n".join(map(checkpoint_line, rows)))
+        show(to_json(rows, 1) if args.json else "\n".join(map(_checkpoint_line, rows)))
         return int(any(row["damage"] for row in rows))
-    rows = list_registered(args.kind, args.user_dir)
-    show(to_json(rows, 1) if args.json else "\n".join(registered_lines(rows)))
+    rows = _list_registered(args.kind, args.user_dir)
+    show(to_json(rows, 1) if args.json else "\n".join(_registered_lines(rows)))
     return 0
 
 
-def list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
+def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
     """Return a row for each registered name, of one kind or of all."""
     from metaseq_lm import plugins
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
 
     plugins.load_all(user_dir)
-    return rows_of({**ALL, "dataset_kind": DATASET_KINDS}, kind)
+    return _rows_of({**ALL, "dataset_kind": DATASET_KINDS}, kind)
 
 
-def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:
+def _rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:
     """Return a row for each name of one kind or of all, and for each size of a model."""
     registries = {name.replace("_", "-"): registry for name, registry in registries.items()}
     requested = kind.rstrip("s") if kind else None
@@ -80,7 +80,7 @@ def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[d
     for name in [requested] if requested else kinds:
         if name not in registries:
             rows += [
-                {"kind": name, "name": f"{RECIPES}/{file.stem}", "summary": summary_of(file)}
+                {"kind": name, "name": f"{RECIPES}/{file.stem}", "summary": _summary_of(file)}
                 for file in sorted((FOLDER / RECIPES).glob("*.yaml"))
             ]
             continue
@@ -88,27 +88,27 @@ def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[d
             row: dict[str, Any] = {"kind": name, "name": entry.name, "summary": entry.summary}
             row["module"] = entry.origin
             if name == "criterion":
-                row["tasks"] = tasks_of(entry)
+                row["tasks"] = _tasks_of(entry)
             rows.append(row)
         for file in sorted((FOLDER / name).glob("*.yaml")):
             kind = f"{name}, {'sizes' if name == 'model' else 'presets'}"
-            rows.append({"kind": kind, "name": file.stem, "summary": summary_of(file)})
+            rows.append({"kind": kind, "name": file.stem, "summary": _summary_of(file)})
     return rows
 
 
-def summary_of(preset: Path) -> str:
+def _summary_of(preset: Path) -> str:
     """Return the first line of the comment of a preset or recipe."""
     return preset.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
 
 
-def tasks_of(criterion: Entry[Any]) -> list[str]:
+def _tasks_of(criterion: Entry[Any]) -> list[str]:
     """Return the tasks that a criterion is for; none if it is for any."""
     if criterion.is_imported:
         return tasks_for(criterion.value)
     return [name for name in TASKS.names() if criterion.name in TASKS.entry(name).takes]
 
 
-def registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the name of each kind, and below it a line for each of its rows."""
     for kind, members in groupby(rows, lambda row: row["kind"]):
         yield f"{kind}:"
@@ -149,7 +149,7 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def checkpoint_line(row: dict[str, Any]) -> str:
+def _checkpoint_line(row: dict[str, Any]) -> str:
     """Return the line of a checkpoint."""
     names = [name for name in ("best", "last") if row[name]] + row["words"]
     marks = ", ".join([*names, *["verified"] * row["verified"]])

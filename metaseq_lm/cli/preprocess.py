@@ -42,7 +42,7 @@ PROGRESS = True
 HELP = "turn text into a data folder"
 
 
-def files_of(split: str) -> str:
+def _files_of(split: str) -> str:
     """Return the help of the flag that names the files of a split."""
     return f"text files of the {split} split; - is standard input"
 
@@ -59,9 +59,9 @@ class PreprocessOptions:
     """The options that all kinds of datasets have."""
 
     destdir: str = option("", "data folder to fill", metavar="D", required=True)
-    trainpref: tuple[Path, ...] = option((), files_of("train"), metavar="F")
-    validpref: tuple[Path, ...] = option((), files_of("valid"), metavar="F")
-    testpref: tuple[Path, ...] = option((), files_of("test"), metavar="F")
+    trainpref: tuple[Path, ...] = option((), _files_of("train"), metavar="F")
+    validpref: tuple[Path, ...] = option((), _files_of("valid"), metavar="F")
+    testpref: tuple[Path, ...] = option((), _files_of("test"), metavar="F")
     split: tuple[str, ...] = option(
         (), "a further split; may be repeated", metavar="NAME=F", repeated=True
     )
@@ -104,11 +104,11 @@ def run(args: argparse.Namespace) -> int:
     kind, kind_options = pipeline.choose_kind(vars(args))
     request = pipeline.Request(
         destdir=Path(options.destdir),
-        splits=splits_of(options),
+        splits=_splits_of(options),
         on_bad_utf8=options.on_bad_utf8,
         workers=options.workers,
         overwrite=options.overwrite,
-        command=command_line(args),
+        command=_command_line(args),
         encoding=options.encoding,
         hold_out=HoldOut(options.hold_out, options.hold_out_seed or 0)
         if options.hold_out is not None
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
+def _splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
     """Return the files of each split; UsageError for a name that is wrong or there twice."""
     named = {"train": options.trainpref, "valid": options.validpref, "test": options.testpref}
     splits = {split: list(paths) for split, paths in named.items() if paths}
@@ -137,7 +137,7 @@ def splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
     return splits
 
 
-def command_line(args: argparse.Namespace) -> str:
+def _command_line(args: argparse.Namespace) -> str:
     """Return a command that does what `args` say, quoted for a shell, without secrets."""
     words = ["metaseq-lm", "preprocess"]
     for name, value in vars(args).items():

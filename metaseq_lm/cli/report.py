@@ -57,9 +57,9 @@ from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, settin
 from metaseq_lm.reporting.watch import follow, runs_go_on
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
-READABLE = 14  # series in one picture
-FORMATS = ("text", "md", "csv", "tex", "png", "html")
-DRAWN = ("png", "html")
+_READABLE = 14  # series in one picture
+_FORMATS = ("text", "md", "csv", "tex", "png", "html")
+_DRAWN = ("png", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         type=formats,
         metavar="LIST",
-        help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
+        help=f"comma-separated from {', '.join(_FORMATS)} (default: all with --out, else text)",
     )
     add(
         "--json",
@@ -211,10 +211,10 @@ def formats(text: str) -> list[str]:
     """Return the formats of a comma-separated list; raises UsageError for an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in FORMATS:
+        if name not in _FORMATS:
             raise UsageError(
-                f"--format: unknown format '{name}'.{nearest(name, list(FORMATS))} "
-                f"Formats: {', '.join(FORMATS)}."
+                f"--format: unknown format '{name}'.{nearest(name, list(_FORMATS))} "
+                f"Formats: {', '.join(_FORMATS)}."
             )
     return names
 
@@ -237,8 +237,8 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
 
     A path that is no run or archive, and options that exclude each other, raise UsageError.
     """
-    output_formats = args.format or (list(FORMATS) if args.out else ["text"])
-    draws = not {*DRAWN}.isdisjoint(output_formats)
+    output_formats = args.format or (list(_FORMATS) if args.out else ["text"])
+    draws = not {*_DRAWN}.isdisjoint(output_formats)
     if args.out is None and (draws or args.curve or args.x or args.control):
         raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
     if args.baseline and (args.rows or args.columns):
@@ -257,8 +257,8 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         raise UsageError(f"--seeds {args.seeds}: a test needs {FEWEST} of each setting.")
     all_runs = read_runs(args.paths)
     if args.expected_best:
-        return report_tuning(where(all_runs, args.where), args.out, output_formats)
-    compared_runs, hidden = without_trials(all_runs)
+        return _report_tuning(where(all_runs, args.where), args.out, output_formats)
+    compared_runs, hidden = _without_trials(all_runs)
     runs, planned = pick_stage(compared_runs, find_plan(args.paths), args.paths, args.stage)
     planned += hidden
     if not runs:
@@ -273,13 +273,13 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         runs, chosen = chosen_values(runs, args.choose, by)
         planned = [*chosen, *planned]
     metric = choose_metric(runs, args.metric, args.better)
-    curves = choose_curves(runs, args.curve, metric.name)
+    curves = _choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows, args.pairs) if key])
     if args.pairs:
         table = pair_table(settings, metric, args.pairs, args.test, args.spread)
         table = replace(table, notes=[*table.notes, *planned])
-        return write_table(table, "pairs", args.out, output_formats)
-    controls = choose_controls(settings, args.control)
+        return _write_table(table, "pairs", args.out, output_formats)
+    controls = _choose_controls(settings, args.control)
     compared = None
     if args.rows or args.columns:
         rows = args.rows or "label"
@@ -309,7 +309,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
             say(clean(note))
     if args.out is None:
         if paths and output_formats == ["text"]:
-            show(written_list(paths))
+            show(_written_list(paths))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     for name in [name for name in output_formats if name in WRITERS]:
@@ -341,11 +341,11 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
             title = f"{title_of(args.paths)}: {table.title}"
             page = Page(title, content.sections(drawings, notes), reload)
             write_atomic(paths[-1], render(page).encode())
-    show(written_list(paths))
+    show(_written_list(paths))
     return 0
 
 
-def without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return the runs that are no trials of a search, or all if there are no others, and a note."""
     others = [run for run in runs if not run.trial]
     count = len(runs) - len(others)
@@ -355,7 +355,7 @@ def without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     return others, [f"Not in the table: {of_search} (see --expected-best)."]
 
 
-def report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequence[str]) -> int:
+def _report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequence[str]) -> int:
     """Print the best scores by FLOPs of tuning; write them and their picture into `out`, if any."""
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
@@ -363,10 +363,10 @@ def report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequenc
     metric = Metric.of(name, scores, "lower" if lower else "higher")
     table = tuning_table(curves, metric)
     drawn = partial(draw_tuning, curves, metric) if scores else None
-    return write_table(table, "expected_best", out, output_formats, drawn)
+    return _write_table(table, "expected_best", out, output_formats, drawn)
 
 
-def write_table(
+def _write_table(
     table: Table,
     name: str,
     out: Path | None,
@@ -387,16 +387,16 @@ def write_table(
     if "png" in output_formats and draw_picture:
         paths.append(out / f"{name}.png")
         draw_picture(paths[-1])
-    show(written_list(paths))
+    show(_written_list(paths))
     return 0
 
 
-def written_list(paths: Sequence[Path]) -> str:
+def _written_list(paths: Sequence[Path]) -> str:
     """Return what is printed of the files that were written."""
     return "\n  ".join(["\nwritten:", *map(str, paths)])
 
 
-def choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> list[Setting]:
+def _choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> list[Setting]:
     """Return the settings that meet KEY=VALUE conditions, none without conditions.
 
     Raises UsageError for a key or value that no run has, or if no other setting is left.
@@ -415,7 +415,7 @@ def choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> l
     return controls
 
 
-def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:
+def _choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:
     """Return the logged metrics to draw: `names`, or the valid metric that `metric` is named after.
 
     Raises UsageError for a name that no log has.
@@ -435,12 +435,12 @@ def draw(
     paths: list[Path] = []
     notes: list[str] = []
     count = len(pictures.styles())
-    if count > READABLE:
+    if count > _READABLE:
         notes.append(
             f"{count} series in one picture are hard to tell apart; use --where, --columns."
         )
     for curve in curves:
-        paths.append(out / file_name("curves", curve))
+        paths.append(out / _file_name("curves", curve))
         drawn = draw_metrics if is_pattern(curve) else draw_curves
         notes += drawn(pictures, curve, paths[-1])
     if differing := scored_functions(metric.name, pictures.settings):
@@ -451,7 +451,7 @@ def draw(
     if not any(setting.scored(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:
-        paths.append(out / file_name("score_by", pictures.along))
+        paths.append(out / _file_name("score_by", pictures.along))
         notes += draw_scores(pictures, metric, paths[-1])
     for cost in drawn_costs(pictures.settings, metric):
         paths.append(out / f"score_by_{cost}.png")
@@ -459,6 +459,6 @@ def draw(
     return paths, notes
 
 
-def file_name(kind: str, name: str) -> str:
+def _file_name(kind: str, name: str) -> str:
     """Return the file of a picture: curves_valid.accuracy.png."""
     return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"

@@ -35,8 +35,8 @@ PROGRESS = True
 HELP = "re-rank n-best lists by pseudo-log-likelihood; word error rates"
 OVERRIDES = True
 WORDS = True
-MAX_LAMBDAS = 10_000
-PLLS_FILE = "plls.tsv"
+_MAX_LAMBDAS = 10_000
+_PLLS_FILE = "plls.tsv"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RerankOptions(ScoringOptions):
     test: str = option("", "n-best lists to re-rank with that lambda", required=True, metavar="F")
     scores: tuple[str, ...] = option(
         (),
-        f"file of pseudo-log-likelihoods ({PLLS_FILE} or the output of 'score'), used like a RUN; "
+        f"file of pseudo-log-likelihoods ({_PLLS_FILE} or the output of 'score'), used like a RUN; "
         "may be repeated",
         repeated=True,
         metavar="F",
@@ -123,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
         if folder is not None:
             check_folder(folder)
         plls = (
-            read_saved(source, sets)
+            _read_saved(source, sets)
             if saved
-            else score_run(options, source, overrides, sets, folder)
+            else _score_run(options, source, overrides, sets, folder)
         )
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
         show(to_json(rows[-1]))
@@ -139,7 +139,7 @@ def parse_grid(text: str) -> list[float]:
         if ":" in text:
             start, stop, step = map(float, text.split(":"))
             steps = math.floor((stop - start) / step + 1e-6)
-            if not 0 <= steps < MAX_LAMBDAS or step <= 0:
+            if not 0 <= steps < _MAX_LAMBDAS or step <= 0:
                 raise ValueError
             # Not by repeated addition, which would accumulate rounding errors.
             grid = [round(start + number * step, 10) for number in range(steps + 1)]
@@ -154,7 +154,7 @@ def parse_grid(text: str) -> list[float]:
     return grid
 
 
-def score_run(
+def _score_run(
     options: RerankOptions,
     source: str,
     overrides: Sequence[str],
@@ -176,13 +176,13 @@ def score_run(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         rows = ((score.pll, len(score.tokens), text) for text, score in scores.items())
-        write_atomic(folder / PLLS_FILE, score_lines(rows))
+        write_atomic(folder / _PLLS_FILE, score_lines(rows))
     if not is_quiet():
         say(f"{source}: {scorer.cost}")
     return {text: score.pll for text, score in scores.items()}
 
 
-def read_saved(source: str, sets: dict[str, NBestSet]) -> dict[str, float]:
+def _read_saved(source: str, sets: dict[str, NBestSet]) -> dict[str, float]:
     """Return saved PLLs; MetaseqError if one of the texts has none."""
     from metaseq_lm.evaluation.nbest import read_plls
 

@@ -124,11 +124,11 @@ def run(args: argparse.Namespace) -> int:
     if (options.input is None) == (options.suite is None):
         raise UsageError("give --input FILES with sentences, or --suite NAME with --data FOLDER")
     if options.suite is not None:
-        return run_suite(options, args.overrides)
-    return run_input(options, args.overrides)
+        return _run_suite(options, args.overrides)
+    return _run_input(options, args.overrides)
 
 
-def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
+def _run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
@@ -163,10 +163,10 @@ def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     opened = open_scored(options.run_path, options.data, options.user_dir, overrides)
     scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     if options.pairs:
-        output, skipped = score_pairs(scorer, items)
+        output, skipped = _score_pairs(scorer, items)
     else:
-        output, skipped = score_sentences(scorer, items, options.tokens)
-    write_output(output, options.out)
+        output, skipped = _score_sentences(scorer, items, options.tokens)
+    _write_output(output, options.out)
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
             say(f"skipped for {reason}: {count:,}")
@@ -175,7 +175,7 @@ def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     return 0
 
 
-def write_output(output: bytes, path: str | None) -> None:
+def _write_output(output: bytes, path: str | None) -> None:
     """Write `output` to a file, as a whole or not at all, or to standard output."""
     from metaseq_lm.core.files import write_atomic
 
@@ -188,7 +188,7 @@ def write_output(output: bytes, path: str | None) -> None:
     sys.stdout.flush()
 
 
-def score_sentences(
+def _score_sentences(
     scorer: "SentenceScorer", sentences: Sequence["Sentence"], tokens: bool
 ) -> tuple[bytes, int]:
     """Return the output for single sentences, and how many were skipped."""
@@ -215,7 +215,7 @@ def score_sentences(
     return "".join(to_json(line) + "\n" for line in lines).encode(), skipped
 
 
-def score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[bytes, int]:
+def _score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[bytes, int]:
     """Return the metrics of minimal pairs by file and overall, and how many pairs were skipped."""
     from metaseq_lm.evaluation.suites import OVERALL, build_suite
 
@@ -226,7 +226,7 @@ def score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[b
     return output.encode(), len(pairs) - results[OVERALL].n
 
 
-def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
+def _run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     """Score the run with a suite, print the table of its groups, and keep the results."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import TOP
@@ -268,10 +268,10 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     )
     stored = stored_results(request, checkpoint, options.user_dir)
     results = stored or score_suite(request, checkpoint, train_run, options.user_dir)
-    show(suite_table(results), end="")
+    show(_suite_table(results), end="")
     if options.out:
         content = to_json(results.record(), 1) + "\n"
-        write_output(content.encode(), options.out)
+        _write_output(content.encode(), options.out)
     run_folder = suite_results.run_folder_of(checkpoint)
     if run_folder is None:
         say(f"{checkpoint} lies in no run folder, so the results are not kept; --out writes them")
@@ -283,7 +283,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     return 0
 
 
-def suite_table(results: "SuiteResults") -> str:
+def _suite_table(results: "SuiteResults") -> str:
     """Return the metrics of each group as a table."""
     from metaseq_lm.reporting.formats import WRITERS
     from metaseq_lm.reporting.numbers import Metric
@@ -300,10 +300,10 @@ def suite_table(results: "SuiteResults") -> str:
         cells = [Cell(title, number=False), Cell(f"{group['n']:,}")]
         for name, metric in columns.items():
             value = group["metrics"].get(name)
-            cells.append(Cell("" if value is None else number_text(metric, value)))
+            cells.append(Cell("" if value is None else _number_text(metric, value)))
         for name, of_group in compared.values():
             value = of_group.get(title)
-            cells.append(Cell("" if value is None else number_text(columns[name], value)))
+            cells.append(Cell("" if value is None else _number_text(columns[name], value)))
         rows.append(cells)
     head = ["group", "n", *(metric.title for metric in columns.values()), *compared]
     title = f"{results.name} at update {results.update}"
@@ -329,7 +329,7 @@ def reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str,
     return columns
 
 
-def number_text(metric: "Metric", value: float) -> str:
+def _number_text(metric: "Metric", value: float) -> str:
     """Return a value as a table of groups shows it; a count has no digits after the point."""
     is_count = not metric.percent and float(value).is_integer()
     return f"{value:,.0f}" if is_count else metric.text(value)

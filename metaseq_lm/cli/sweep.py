@@ -60,13 +60,13 @@ PROGRESS = True
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
 WORDS = True
-VERBS = {
+_VERBS = {
     "status": "Show how every run of a sweep fares.",
     "resubmit": "Launch again runs that failed, timed out, were cancelled, interrupted or lost.",
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
-NOT_SWEPT = ("save-dir", "seed")
-MAX_LISTED = 200  # --dry-run lists at most this many runs
+_NOT_SWEPT = ("save-dir", "seed")
+_MAX_LISTED = 200  # --dry-run lists at most this many runs
 
 
 def positive(text: str) -> int:
@@ -183,16 +183,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     group = parser.add_argument_group("definition")
     add_options(group, DefinitionOptions)
-    add_key_flags(group, NOT_SWEPT)
+    add_key_flags(group, _NOT_SWEPT)
     add_options(parser.add_argument_group("search"), SearchOptions)
     add_options(parser.add_argument_group("launching again"), ResubmitOptions)
     add_options(parser.add_argument_group("status"), StatusOptions)
-    add_launch(parser)
+    _add_launch(parser)
     # Not argparse's own help: `sweep status --help` shows what belongs to status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
 
-def add_launch(parser: argparse.ArgumentParser) -> None:
+def _add_launch(parser: argparse.ArgumentParser) -> None:
     """Declare the launch options."""
     from metaseq_lm.sweeps.options import Launch
 
@@ -202,20 +202,20 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do what the first word says; without a verb, launch a sweep."""
     args.words += args.overrides  # argparse takes them apart where options stand between
-    verb = args.words[0] if args.words and args.words[0] in VERBS else ""
+    verb = args.words[0] if args.words and args.words[0] in _VERBS else ""
     if args.help:
-        show((verb_parser(verb) if verb else args.parser).format_help(), end="")
+        show((_verb_parser(verb) if verb else args.parser).format_help(), end="")
         return 0
     options = read_options(SweepOptions, vars(args))
     if not verb:
-        return launch_sweep(args, options)
+        return _launch_sweep(args, options)
     from metaseq_lm.core.files import to_json
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.searching import status_lines
     from metaseq_lm.sweeps.states import document, lines, states, summary
     from metaseq_lm.sweeps.submit import cancel
 
-    allowed = {a.dest for a in verb_parser(verb)._actions}
+    allowed = {a.dest for a in _verb_parser(verb)._actions}
     for name, value in vars(args).items():
         named = value and value != args.parser.get_default(name)
         if named and name not in {*allowed, *NOT_OPTIONS, "words"}:
@@ -240,16 +240,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def verb_parser(verb: str) -> argparse.ArgumentParser:
+def _verb_parser(verb: str) -> argparse.ArgumentParser:
     """Return a parser that knows what belongs to a verb, for its help."""
-    parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=VERBS[verb])
+    parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=_VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     if verb == "status":
         add_options(parser, StatusOptions)
     if verb == "resubmit":
         add_options(parser, ResubmitOptions)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
-        add_launch(parser)
+        _add_launch(parser)
     return parser
 
 
@@ -264,20 +264,20 @@ def resubmit(folder: Any, args: argparse.Namespace, options: SweepOptions) -> in
     content = folder.read()
     if content["out"] != str(folder.path):
         raise UsageError(f"this sweep was moved from {content['out']}; move it back to go on")
-    launch = launch_from(content["launch"], launch_options(args))
-    check_named(content, args)
+    launch = launch_from(content["launch"], _launch_options(args))
+    _check_named(content, args)
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
         need_slurm()
     runs, definition = folder.runs(), folder.definition()
     if not runs:
         raise UsageError("its search is not over; the 'sweep' command given again goes on with it")
-    copies = {} if options.new_code else copied_code(folder, definition)
+    copies = {} if options.new_code else _copied_code(folder, definition)
     check(runs, replace(definition, **copies))
-    return launch_runs(folder, definition, runs, launch, options, AGAIN)
+    return _launch_runs(folder, definition, runs, launch, options, AGAIN)
 
 
-def copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
+def _copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
     """Return the paths of the last jobs' plug-in and configs, {} before any job."""
     from metaseq_lm.sweeps.job import code_at
 
@@ -288,7 +288,7 @@ def copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
     return {"user_dir": code.user_dir, "config_dir": code.config_dir}
 
 
-def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
+def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
     """Raise UsageError unless the command line names the code that a sweep.json names.
 
     Code is run only if the command line names it, never because a file does.
@@ -311,7 +311,7 @@ def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
         )
 
 
-def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
+def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     """Launch a new sweep, or go on with one."""
     from metaseq_lm import plugins
     from metaseq_lm.runs.conditions import count_conditions
@@ -331,10 +331,10 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     if options.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
     plugins.load_all(args.user_dir)
-    check_each_value(args, options)
-    content = content_of(args, options)
-    if rules := search_of(content, options):
-        return launch_search(content, rules, args, options)
+    _check_each_value(args, options)
+    content = _content_of(args, options)
+    if rules := _search_of(content, options):
+        return _launch_search(content, rules, args, options)
     runs, definition, launch, out = plan(content, args, options)
     if SweepFolder(out).stored_search():
         raise UsageError(f"{out} holds a search; go on with it (--search), or give another --out")
@@ -347,10 +347,10 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     if (options.divide > 1 or options.rate) and not options.estimate:
         raise UsageError("--divide and --rate go with --dry-run --estimate")
     if options.estimate:
-        show_estimate(runs, definition, launch.max_parallel or 1, options.divide, options.rate)
+        _show_estimate(runs, definition, launch.max_parallel or 1, options.divide, options.rate)
         return 0
     if options.dry_run:
-        show_plan(runs, definition)
+        _show_plan(runs, definition)
         for sentence in count_conditions(conditions_of_runs(runs, definition)):
             show(sentence)
         if launch.executor == "slurm":
@@ -360,10 +360,10 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     if launch.executor == "slurm":
         need_slurm()
     out.mkdir(parents=True, exist_ok=True)
-    return launch_runs(SweepFolder(out), definition, runs, launch, options, (*AGAIN, "waiting"))
+    return _launch_runs(SweepFolder(out), definition, runs, launch, options, (*AGAIN, "waiting"))
 
 
-def search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
+def _search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
     """Take the rules of the search out of a sweep's content; lay the command line's over them."""
     from metaseq_lm.core.structured import read_values
     from metaseq_lm.sweeps.search import Search
@@ -384,7 +384,7 @@ def search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
     return {**rules, **typed, "space": {**rules.get("space", {}), **space}}
 
 
-def launch_search(
+def _launch_search(
     content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: SweepOptions
 ) -> int:
     """Search, or go on with a search, and then launch the runs with the chosen values."""
@@ -395,7 +395,7 @@ def launch_search(
     from metaseq_lm.sweeps.submit import need_slurm
 
     _, definition, launch, out = plan(content, args, options)
-    searched = Searched(definition, Search.from_json(rules), out, launch, check_for(definition))
+    searched = Searched(definition, Search.from_json(rules), out, launch, _check_for(definition))
     settings = searched.check_all()
     folder = SweepFolder(out)
     searched.require_same(folder)
@@ -416,7 +416,7 @@ def launch_search(
         folder.check_inside(runs)
         searched.record_tuning(runs)
     tuned = searched.definition_of(chosen, definition.seeds)
-    return launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))
+    return _launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))
 
 
 def plan(
@@ -427,7 +427,7 @@ def plan(
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    launch = launch_from(content.get("launch", {}), launch_options(args))
+    launch = launch_from(content.get("launch", {}), _launch_options(args))
     if not options.out:
         raise UsageError("no --out given; it is the folder of the sweep")
     check_out(Path(os.path.abspath(options.out)), launch.executor)
@@ -437,7 +437,7 @@ def plan(
     return expand(definition, out), definition, launch, out
 
 
-def sweep_files(args: argparse.Namespace) -> list[Path]:
+def _sweep_files(args: argparse.Namespace) -> list[Path]:
     """Return the sweep files that the arguments name."""
     from metaseq_lm.core.config import TOP
     from metaseq_lm.core.loading import split_overrides
@@ -446,7 +446,7 @@ def sweep_files(args: argparse.Namespace) -> list[Path]:
     return [Path(path) for path in paths if path.endswith((".yaml", ".yml"))]
 
 
-def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
+def _content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
     from metaseq_lm.core.config import TOP, names_runs
     from metaseq_lm.core.loading import quote, split_overrides
@@ -459,7 +459,7 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     )
 
     paths, overrides = split_overrides(args.words, TOP)
-    files = sweep_files(args)
+    files = _sweep_files(args)
     data = [path for path in paths if Path(path) not in files]
     if len(files) > 1 or len(data) > 1:
         raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(paths)}")
@@ -492,7 +492,7 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     return content
 
 
-def launch_options(args: argparse.Namespace) -> dict[str, Any]:
+def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the launch options of the command line."""
     from metaseq_lm.sweeps.options import Launch
 
@@ -500,7 +500,7 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def show_estimate(
+def _show_estimate(
     runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
     """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
@@ -539,21 +539,21 @@ def show_estimate(
         show(sentence)
 
 
-def show_plan(runs: list[Any], definition: "Definition") -> None:
+def _show_plan(runs: list[Any], definition: "Definition") -> None:
     """Print the command of every stage of every run."""
     from metaseq_lm.sweeps.job import Code
 
     code = Code(Path(), definition.user_dir, definition.config_dir)
-    for run in runs[:MAX_LISTED]:
+    for run in runs[:_MAX_LISTED]:
         show(run.name)
         for stage in run.stages:
             command = ["metaseq-lm", "train", *stage.arguments, *code.arguments()]
             show(f"  {shlex.join(command)}")
-    if len(runs) > MAX_LISTED:
-        show(f"... and {len(runs) - MAX_LISTED} more")
+    if len(runs) > _MAX_LISTED:
+        show(f"... and {len(runs) - _MAX_LISTED} more")
 
 
-def launch_runs(
+def _launch_runs(
     folder: Any,
     definition: "Definition",
     runs: list[Any],
@@ -592,21 +592,21 @@ def launch_runs(
         return 0 if all(state.state == "finished" for state in current) else 1
 
 
-def check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
+def _check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
     """Compose runs until every value of every key was in one; UsageError names the run."""
     from metaseq_lm.sweeps.configs import check_each_value
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched
 
-    content = content_of(args, options)
-    with naming_place(next(iter(sweep_files(args)), None)):
-        rules = search_of(content, options)
+    content = _content_of(args, options)
+    with naming_place(next(iter(_sweep_files(args)), None)):
+        rules = _search_of(content, options)
         runs, definition, launch, out = plan(content, args, options)
         if rules:
             searched = Searched(definition, Search.from_json(rules), out, launch)
             searched.check_rules()
             runs = [run for _, runs in searched.corner_runs() for run in runs]
-    check_each_value(runs, definition, check_for(definition))
+    check_each_value(runs, definition, _check_for(definition))
 
 
 def check(runs: list[Any], definition: "Definition") -> None:
@@ -615,10 +615,10 @@ def check(runs: list[Any], definition: "Definition") -> None:
     from metaseq_lm.sweeps.configs import check_configs
 
     plugins.load_all(definition.user_dir)
-    check_configs(runs, definition, check_for(definition))
+    check_configs(runs, definition, _check_for(definition))
 
 
-def check_for(definition: "Definition") -> "Check":
+def _check_for(definition: "Definition") -> "Check":
     """Return the check of a sweep's configurations: none may name another plug-in."""
     from metaseq_lm import plugins
 

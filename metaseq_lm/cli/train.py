@@ -33,7 +33,7 @@ PROGRESS = True
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
-STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
+_STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
 FLAGS = {
     "objective": "objective",
@@ -207,7 +207,7 @@ def prepare(args: argparse.Namespace) -> int:
     is_launched = "RANK" in os.environ
     if options.nproc and not is_launched and options.nproc * step_of(os.environ).tasks > 1:
         return launcher.run(options.nproc, args.argv, config.save_dir)
-    return train(config, options.dry_run, reset_parts(options.reset))
+    return train(config, options.dry_run, _reset_parts(options.reset))
 
 
 def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
@@ -219,13 +219,13 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
     overrides = overrides_of(args)
     config_dir, config_name = options.primary()
     if not (config_dir or config_name):
-        overrides = with_stored(overrides)
+        overrides = _with_stored(overrides)
     config = load_config(overrides, config_dir, config_name)
     plugins.check_named(config, options.user_dir)
     if options.user_dir and (config_dir or config_name):
         alone = [override for override in overrides if not override.startswith("user_dir=")]
         plugins.check_named(load_config(alone, config_dir, config_name), options.user_dir)
-    reset_parts(options.reset)
+    _reset_parts(options.reset)
     if args.help or options.print_config:
         return config
     if not config.data:
@@ -237,7 +237,7 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
     return config
 
 
-def with_stored(overrides: list[str]) -> list[str]:
+def _with_stored(overrides: list[str]) -> list[str]:
     """Return `overrides` behind the options of the run that their save_dir or branch_from holds.
 
     Not if they choose a task, a criterion and so on: then they describe a whole run. If they choose
@@ -249,7 +249,7 @@ def with_stored(overrides: list[str]) -> list[str]:
     keys = [override.partition("=")[0] for override in overrides]
     if any(key in GROUPS and key != "schedule" for key in keys):
         return overrides
-    for folder in stored_folders(overrides):
+    for folder in _stored_folders(overrides):
         if stored := stored_overrides(folder):
             file = folder / "config.yaml"
             check_hidden(file, read_config(file), overrides)
@@ -260,7 +260,7 @@ def with_stored(overrides: list[str]) -> list[str]:
     return overrides
 
 
-def stored_folders(overrides: list[str]) -> list[Path]:
+def _stored_folders(overrides: list[str]) -> list[Path]:
     """Return the run folders that save_dir and branch_from name in overrides, if they do."""
     from metaseq_lm.core.loading import literal_path, override_value
 
@@ -274,7 +274,7 @@ def stored_folders(overrides: list[str]) -> list[Path]:
     return folders
 
 
-def reset_parts(parts: Sequence[str]) -> list[str]:
+def _reset_parts(parts: Sequence[str]) -> list[str]:
     """Return the parts of a run that --reset names, in order; UsageError for another name."""
     from metaseq_lm.runs.folder import RESETS
 
@@ -298,17 +298,17 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
     run = None
     try:
         if dry_run:
-            say_if_not_exported(price.dry_run(config))
+            _say_if_not_exported(price.dry_run(config))
             if untried := effects.check_effects(config):
                 hint(f"whether they affect results was not tried of {', '.join(untried)}")
         else:
             run = TrainingRun(config, reset)
-            say_if_not_exported(run.parts)
+            _say_if_not_exported(run.parts)
             run.train()
     except Exception as error:
         error = memory_error(error) or error
         known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))
-        status = STATUS.get(type(known), "failed")
+        status = _STATUS.get(type(known), "failed")
         if status == "failed":  # the others do not know
             process_group.fail(known)
             if known is not error and process_group.world_size() > 1:
@@ -326,7 +326,7 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
     return 0
 
 
-def say_if_not_exported(parts: "Parts") -> None:
+def _say_if_not_exported(parts: "Parts") -> None:
     """Print one line if `metaseq-lm export` has no transformers class for the model of a run."""
     from metaseq_lm.data.tokenizers.base import DICT_FILE
     from metaseq_lm.distributed import process_group

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from metaseq_lm.core.options import WEIGHTS, option
 from metaseq_lm.core.registry import CRITERIONS, NoOptions
 
-BOTH, CAUSAL = "both", "causal"
+_BOTH, CAUSAL = "both", "causal"
 
 
 @dataclass
@@ -67,10 +67,10 @@ class PrefixLMConfig(TokenLossConfig):
     """The attention of frozen states; sentences have one score."""
 
     read: str = option(
-        BOTH,
+        _BOTH,
         "what a token sees where states are read (suite probe): both sides, as in a prefix, or "
         "causal",
-        choices=(BOTH, CAUSAL),
+        choices=(_BOTH, CAUSAL),
     )
 
 

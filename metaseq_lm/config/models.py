@@ -11,7 +11,7 @@ LONGEST_WORD = 20  # characters of a word that are read
 # Padding, word start, the characters, word end, padding. Always so wide: what a convolution and a
 # maximum over the padding give must not depend on the other words of the batch.
 CHARACTERS = LONGEST_WORD + 4
-POSITIONAL, BATCH = "positional", "batch"
+POSITIONAL, _BATCH = "positional", "batch"
 ROOTS = ("linear", "vector")
 
 
@@ -119,7 +119,7 @@ class ConvLargeConfig:
         POSITIONAL,
         "positional: over the channels of each position; batch: batch norm, which "
         "needs whole batches in one process",
-        choices=(POSITIONAL, BATCH),
+        choices=(POSITIONAL, _BATCH),
     )
 
 

@@ -13,7 +13,7 @@ from metaseq_lm.core.registry import SUITES
 
 BAD_UTF8 = ("replace", "skip", "fail")
 Item = TypeVar("Item")
-HELD_OUT, SCORED = "held_out", "scored"
+HELD_OUT, _SCORED = "held_out", "scored"
 
 
 @dataclass
@@ -88,7 +88,7 @@ class FineTuneConfig:
         HELD_OUT,
         "what chooses the epoch: held_out, the last tenth of train, which is not trained on; or "
         "scored, the split that is scored, as in the challenge: such scores are too high",
-        choices=(HELD_OUT, SCORED),
+        choices=(HELD_OUT, _SCORED),
     )
     lr: float = option(3e-5, "learning rate at its peak", above=0)
     lr_choices: tuple[float, ...] = option(

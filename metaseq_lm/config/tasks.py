@@ -15,10 +15,10 @@ DOCUMENTS = "documents"
 SEGMENTS = "segments"
 UNIFORM, BELL = "uniform", "bell"
 TOKEN, WORD, SPAN, SHORT_SPAN = "token", "word", "span", "short_span"
-UNITS = (TOKEN, WORD, SPAN, SHORT_SPAN)
+_UNITS = (TOKEN, WORD, SPAN, SHORT_SPAN)
 WORDS, TOKENS = "words", "tokens"
 ROWS = "rows"
-TOLERANCE = 1e-9  # of shares that are 1 together
+_TOLERANCE = 1e-9  # of shares that are 1 together
 STRIDE = 64
 UNLABELLED = "unlabelled"
 BUCKETS = (15, 40)
@@ -208,7 +208,7 @@ class WarmupConfig:
         options: Any = self
         whole, lengths, shares = options.tokens_per_sample, self.row_lengths, self.length_phases
         setting = f"task.row_lengths is {lengths}"
-        if len(lengths) != len(shares) or abs(sum(shares) - 1) > TOLERANCE:
+        if len(lengths) != len(shares) or abs(sum(shares) - 1) > _TOLERANCE:
             raise UsageError(
                 f"{setting}: give task.length_phases a share of the updates for each length, 1 "
                 f"together, not {shares}"
@@ -345,7 +345,7 @@ class MaskingConfig:
         TOKEN,
         "what is masked as a whole: token; word: all its pieces; span: several words (SpanBERT); "
         "short_span: 1 to 3 tokens (GPT-BERT)",
-        choices=UNITS,
+        choices=_UNITS,
     )
     mean_span: float = option(
         5.0, "mean words of a span if none were too long (geometric)", at_least=1

@@ -10,15 +10,15 @@ from metaseq_lm.core.options import WEIGHTS, option, with_default
 XAVIER_ATTENTION = "xavier_attention"
 TRUNCATED_NORMAL = "truncated_normal"
 DEPTH_SCALED = "depth_scaled"
-INITS = (XAVIER_ATTENTION, TRUNCATED_NORMAL)  # of the classic encoder
+_INITS = (XAVIER_ATTENTION, TRUNCATED_NORMAL)  # of the classic encoder
 LAYER = "layer"
 RMS = "rms"
-NORMS = (LAYER, RMS)
+_NORMS = (LAYER, RMS)
 NO_GATE = "none"
 ACTIVATED = ("gelu", "silu")
-GATES = (*ACTIVATED, NO_GATE)
+_GATES = (*ACTIVATED, NO_GATE)
 ROTARY = "rotary"
-POSITIONS = (ROTARY, "learned")
+_POSITIONS = (ROTARY, "learned")
 
 C = TypeVar("C", bound="EncoderConfig")
 
@@ -155,7 +155,7 @@ class TransformerConfig(EncoderConfig):
         XAVIER_ATTENTION,
         "initial weights: xavier_attention (normal; attention Xavier "
         "uniform) or truncated_normal (BERT, ELECTRA)",
-        choices=INITS,
+        choices=_INITS,
         affects=WEIGHTS,
     )
 
@@ -181,10 +181,10 @@ class ModernConfig(EncoderConfig):
     gate: str = option(
         "gelu",
         "activation of the gate: gelu (GeGLU) or silu (SwiGLU); none: GELU networks without one",
-        choices=GATES,
+        choices=_GATES,
     )
-    positions: str = option(ROTARY, "rotary, or learned embeddings as BERT's", choices=POSITIONS)
-    norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=NORMS)
+    positions: str = option(ROTARY, "rotary, or learned embeddings as BERT's", choices=_POSITIONS)
+    norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=_NORMS)
     qk_norm: bool = option(False, "RMS norms of queries and keys, before they are rotated")
     global_every: int = option(
         3, "every so many layers, from the first on, one sees whole rows (1 = all)", at_least=1

@@ -363,7 +363,7 @@ def options_with(
 
 
 # What an option affects whose declaration does not say so, by its section.
-USUAL_EFFECTS = {
+_USUAL_EFFECTS = {
     **dict.fromkeys(("task", "criterion"), LOSS),
     "model": FUNCTION,
     **dict.fromkeys(("optimizer", "schedule", "trainer"), WEIGHTS),
@@ -400,7 +400,7 @@ def effect(key: str, values: Mapping[str, Any], recorded: Mapping[str, str] | No
         recorded: What options of classes that are not registered affect, by dotted names.
     """
     declared = declaration(key, values)
-    usual = USUAL_EFFECTS.get(key.partition(".")[0], LOSS)
+    usual = _USUAL_EFFECTS.get(key.partition(".")[0], LOSS)
     if declared is None:
         return (recorded or {}).get(key, usual)
     return str(declared.metadata.get("affects", usual))
@@ -431,7 +431,9 @@ def effects_of_plug_ins(config: RunConfig) -> dict[str, str]:
         entry = ALL[group].entry(getattr(config, group)._name)
         if not entry.is_of_package:
             for item in fields(entry.dataclass):
-                effects[f"{group}.{item.name}"] = item.metadata.get("affects", USUAL_EFFECTS[group])
+                effects[f"{group}.{item.name}"] = item.metadata.get(
+                    "affects", _USUAL_EFFECTS[group]
+                )
     return effects
 
 

@@ -76,7 +76,7 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
     return content
 
 
-KINDS = {
+_KINDS = {
     dict: "mapping",
     list: "list",
     str: "text",
@@ -114,9 +114,9 @@ def _is_flat(text: str) -> bool:
     return "/" not in text and "\\" not in text
 
 
-LARGEST_WHOLE = (1 << 63) - 1
+_LARGEST_WHOLE = (1 << 63) - 1
 _NUMBERS = (float, int)
-COUNT = Form(int, "a whole number from 0 on", lambda value: 0 <= value <= LARGEST_WHOLE)
+COUNT = Form(int, "a whole number from 0 on", lambda value: 0 <= value <= _LARGEST_WHOLE)
 NUMBER = Form(_NUMBERS, "a number", lambda value: not _overflows(value))
 FINITE = Form(_NUMBERS, "a finite number", lambda value: _is_finite(value))
 AMOUNT = Form(_NUMBERS, "a finite number from 0 on", lambda value: _is_finite(value) and value >= 0)
@@ -159,8 +159,8 @@ def schema_error(value: Any, form: Any, name: str = "it") -> str:
         wrong = is_other or not form.fits(value)
         return f"{name} is {_shown(value)}, not {form.noun}" if wrong else ""
     if is_other:
-        return f"{name} is no {KINDS[kind]}"
-    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+        return f"{name} is no {_KINDS[kind]}"
+    if isinstance(value, int) and abs(value) > _LARGEST_WHOLE:
         return f"{name} is too large"
     if isinstance(form, re.Pattern) and not form.fullmatch(value):
         return f"{name} {value[:60]!r} is not of the form {form.pattern}"
@@ -206,7 +206,7 @@ def _schema_error_of_keys(value: dict[str, Any], form: dict[str, Any], name: str
     return ""
 
 
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -257,7 +257,7 @@ def as_numbers(value: Any, depth: int = 20) -> Any:
         return {key: as_numbers(item, depth - 1) for key, item in value.items()}
     if isinstance(value, list) and depth:
         return [as_numbers(item, depth - 1) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def human_bytes(count: float) -> str:
@@ -306,7 +306,7 @@ def sync_folder(folder: Path) -> None:
 
 
 # What renameat2 says where the system, or the file system (as NFS), cannot exchange names.
-NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def exchange(first: Path, second: Path) -> bool:
@@ -322,7 +322,7 @@ def exchange(first: Path, second: Path) -> bool:
     if not library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE):
         return True
     number = ctypes.get_errno()
-    if number in NO_EXCHANGE:
+    if number in _NO_EXCHANGE:
         return False
     raise OSError(number, os.strerror(number), str(first), None, str(second))
 

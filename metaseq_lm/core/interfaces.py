@@ -18,9 +18,9 @@ from metaseq_lm.core.errors import UsageError
 
 Function = Callable[..., Any]
 DOCS = "see docs/how_to/plugins.md"
-CALLED = ("__init__", "__call__")  # of the methods of a base whose names begin with "_"
+_CALLED = ("__init__", "__call__")  # of the methods of a base whose names begin with "_"
 # Numbers of NumPy count as those of Python.
-NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
+_NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
 
 
 def place_of(value: Any) -> str:
@@ -92,12 +92,12 @@ def check_class(
             )
     for interface in bases:
         names = [n for n in vars(interface) if not n.startswith("_")]
-        for name in [*names, *(CALLED if interface is base else ())]:
+        for name in [*names, *(_CALLED if interface is base else ())]:
             _check_method(title, value, interface, name)
     for name, hint in _hints_of(base).items():
         attribute = inspect.getattr_static(value, name, None)
         is_value = name in vars(base) and not hasattr(attribute, "__get__")  # not a property
-        if is_value and (wrong := next(misfits(attribute, hint), None)):
+        if is_value and (wrong := next(_misfits(attribute, hint), None)):
             raise UsageError(
                 f"{place_of(value)}: {title}: {value.__name__}.{name} is {wrong}; it has to be "
                 f"{inspect.formatannotation(hint)}; {DOCS}"
@@ -134,7 +134,7 @@ def _with_check(title: str, method: Function, hint: Any) -> Function:
     @wraps(method)
     def checked(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
-        if not is_compiling() and (wrong := next(misfits(result, hint), None)):
+        if not is_compiling() and (wrong := next(_misfits(result, hint), None)):
             raise UsageError(
                 f"{title}: {method.__qualname__} returns {wrong}; it has to return "
                 f"{inspect.formatannotation(hint)}; {DOCS}"
@@ -168,7 +168,7 @@ def _hints_of(value: Any) -> dict[str, Any]:
         return {}
 
 
-def misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
+def _misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
     """Yield what in a value is not of an annotated type, and where: "a float as its ['a'].sum".
 
     Types that cannot be told, such as a TypeVar, fit everything. A list fits tuple[X, ...], and a
@@ -177,10 +177,10 @@ def misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     described = f"a {type(value).__name__}{place and f' as its {place.strip()}'}"
     if kind is ClassVar:
-        yield from misfits(value, parts[0], place)
+        yield from _misfits(value, parts[0], place)
         return
     if kind in (Union, types.UnionType):
-        if all(any(True for _ in misfits(value, part)) for part in parts):
+        if all(any(True for _ in _misfits(value, part)) for part in parts):
             yield described
         return
     if kind is tuple and parts[1:] == (...,) and isinstance(value, list):
@@ -188,7 +188,7 @@ def misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
     names = getattr(kind, "_fields", None)
     if names is not None and isinstance(value, tuple) and len(value) == len(names):
         return
-    kind = NUMBERS.get(kind, kind)
+    kind = _NUMBERS.get(kind, kind)
     if hint is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return
     if not isinstance(value, kind):
@@ -198,7 +198,7 @@ def misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
             yield f"{value.__name__}{place and f' as its {place}'}"
     else:
         for item, part, inner in _parts_of(value, kind, parts):
-            yield from misfits(item, part, place + inner)
+            yield from _misfits(item, part, place + inner)
 
 
 def _parts_of(value: Any, kind: type, parts: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str]]:

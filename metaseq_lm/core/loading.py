@@ -53,7 +53,7 @@ from metaseq_lm.core.options import whole
 from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
 
-SECTIONS = (*GROUPS, "trainer", "engine")
+_SECTIONS = (*GROUPS, "trainer", "engine")
 KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")  # of an override
 Compositions = dict[tuple[str, ...], DictConfig]
 
@@ -91,11 +91,11 @@ def load_config(
     Raises:
         UsageError: An option, name or value is wrong; the message names the nearest.
     """
-    folder, name = primary_config(config_dir, config_name)
-    words = [word for override in overrides for word in pair_of(override)]
+    folder, name = _primary_config(config_dir, config_name)
+    words = [word for override in overrides for word in _pair_of(override)]
     parsed = [parse_override(literal_path(word)) for word in words]
-    values = [item for item in parsed if not is_choice(item, folder)]
-    choices = [str(item.input_line) for item in parsed if is_choice(item, folder)]
+    values = [item for item in parsed if not _is_choice(item, folder)]
+    choices = [str(item.input_line) for item in parsed if _is_choice(item, folder)]
     if compositions is None:
         compositions = {}
     key = (str(folder), name, *choices)
@@ -104,7 +104,7 @@ def load_config(
     config = copy.deepcopy(compositions[key])
     try:
         for item in values:
-            set_value(config, item)
+            _set_value(config, item)
         loaded = resolved(config)
     except RecursionError as error:
         raise UsageError(mistakes.names_itself(source_of(folder, name))) from error
@@ -115,7 +115,7 @@ def load_config(
     return loaded
 
 
-def pair_of(override: str) -> list[str]:
+def _pair_of(override: str) -> list[str]:
     """Return the task and the criterion that objective=CRITERION stands for, or another override.
 
     The task is called as the criterion, or names its class, or is the only one that takes it.
@@ -138,7 +138,7 @@ def pair_of(override: str) -> list[str]:
     return [f"task={tasks[0]}", f"criterion={name}"]
 
 
-def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Path, str]:
+def _primary_config(config_dir: str | None, config_name: str | None) -> tuple[Path, str]:
     """Return folder and name of the primary config; UsageError if it does not exist."""
     name = config_name or "base"
     if config_dir is None:
@@ -194,7 +194,7 @@ def literal_path(override: str) -> str:
 # ------------------------------------------------------------------------ composing
 
 
-def is_choice(override: Override, folder: Path) -> bool:
+def _is_choice(override: Override, folder: Path) -> bool:
     """Return whether an override selects a config (Hydra's part) instead of setting a value.
 
     A folder beside the user's configs is a group of configs, unless it is called like an option.
@@ -211,7 +211,7 @@ def typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
     Raises UsageError for a config that is not there, cannot be read, or has a wrong value.
     """
     if folder != FOLDER or any(word.startswith("hydra") for word in choices):
-        return compose_typed(folder, name, choices)
+        return _compose_typed(folder, name, choices)
     registered = tuple(entry for group in GROUPS for entry in ALL[group].entries.values())
     return packaged(name, choices, registered)
 
@@ -222,29 +222,29 @@ def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry[Any], 
 
     What they compose to depends on the `registered` classes.
     """
-    return compose_typed(FOLDER, name, choices)
+    return _compose_typed(FOLDER, name, choices)
 
 
-def compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
+def _compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
     """Compose `folder/name.yaml` and choices as `typed` returns them."""
-    composed = compose_choices(folder, name, choices)
-    check_sections(composed, folder, name)
+    composed = _compose_choices(folder, name, choices)
+    _check_sections(composed, folder, name)
     config = schema_of(composed)
     try:
-        config.merge_with(whole_numbers(config, OmegaConf.to_container(composed)))
+        config.merge_with(_whole_numbers(config, OmegaConf.to_container(composed)))
     except OmegaConfBaseException as error:
         wrong = mistakes.explain_value(error, dotted(schema_of(composed)))
-        file = file_with(error.full_key or "", folder, name, choices)
+        file = _file_with(error.full_key or "", folder, name, choices)
         raise UsageError(f"{file}: {wrong}" if file else wrong) from error
     return config
 
 
-def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
+def _compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
     """Compose `folder/name.yaml` and choices with Hydra, untyped and unresolved.
 
     Raises UsageError for a config that is not there, or cannot be read.
     """
-    fill_store()
+    _fill_store()
     Plugins.instance()  # registers Hydra's own sources
     SourcesRegistry.instance().types["file"] = PlainFiles
     is_own = folder != FOLDER
@@ -254,14 +254,14 @@ def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConf
     try:
         with (
             initialize_config_dir(str(folder), version_base="1.3"),
-            hydra_choices(whole),
-            without_environment(),
+            _hydra_choices(whole),
+            _without_environment(),
         ):
             return compose(name, list(words))
     except mistakes.MISTAKES as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk; it names its file
-        if choices and lacks_groups(folder, name):
+        if choices and _lacks_groups(folder, name):
             raise UsageError(mistakes.without_base(folder / f"{name}.yaml")) from error
         text = mistakes.explain_composition(error, choices, source_of(folder, name))
         raise UsageError(text) from error
@@ -272,21 +272,21 @@ def source_of(folder: Path, name: str) -> str:
     return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
 
 
-def fill_store() -> None:
+def _fill_store() -> None:
     """Add every registered name to Hydra's config groups."""
     repository = ConfigStore.instance().repo
     for group in GROUPS:
-        repository[group] = {f"{name}.yaml": name_node(group, name) for name in ALL[group].names()}
+        repository[group] = {f"{name}.yaml": _name_node(group, name) for name in ALL[group].names()}
 
 
 @cache
-def name_node(group: str, name: str) -> ConfigNode:
+def _name_node(group: str, name: str) -> ConfigNode:
     """Return the config of a registered name without a file: the name alone."""
     return ConfigNode(f"{name}.yaml", OmegaConf.create({"_name": name}), group, None, None)
 
 
 @contextmanager
-def hydra_choices(whole: bool) -> Iterator[None]:
+def _hydra_choices(whole: bool) -> Iterator[None]:
     """Compose Hydra's own choices (logging, launcher, help) inside the block only if `whole`.
 
     They take most of the time of a composition, and nothing reads them.
@@ -302,27 +302,27 @@ def hydra_choices(whole: bool) -> Iterator[None]:
         entries["config.yaml"] = usual
 
 
-def lacks_groups(folder: Path, name: str) -> bool:
+def _lacks_groups(folder: Path, name: str) -> bool:
     """Return whether a primary config without choices of a command line lacks groups."""
     try:
-        return not set(GROUPS) <= set(compose_choices(folder, name, ()))
+        return not set(GROUPS) <= set(_compose_choices(folder, name, ()))
     except UsageError:
         return False
 
 
-def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
+def _check_sections(composed: DictConfig, folder: Path, name: str) -> None:
     """Raise UsageError if a composition lacks the name of a class, or has a value for a section."""
     file = folder / f"{name}.yaml"
     if not set(GROUPS) <= set(composed):
         raise UsageError(mistakes.without_base(file))
-    for key in SECTIONS:
+    for key in _SECTIONS:
         content = composed.get(key, {})
         if not isinstance(content, Mapping) or (key in GROUPS and "_name" not in content):
-            where = file_with(key, folder, name, ())
+            where = _file_with(key, folder, name, ())
             raise UsageError(f"{where or file}: {mistakes.no_section(key, content)}")
 
 
-def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
+def _file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
     """Return the config file that sets a key, the last in Hydra's order; None if unset."""
     key = key.partition("[")[0]  # of a list, not of its entry
     GlobalHydra.instance().clear()
@@ -366,11 +366,11 @@ def schema_of(values: Mapping[str, Any]) -> DictConfig:
         name = section.get("_name") if isinstance(section, Mapping) else None
         if isinstance(name, str) and name in ALL[group].entries:
             chosen.append((group, ALL[group].entry(name).dataclass, name))
-    return copy.deepcopy(schema_of_classes(*chosen))
+    return copy.deepcopy(_schema_of_classes(*chosen))
 
 
 @cache
-def schema_of_classes(*chosen: tuple[str, type, str]) -> DictConfig:
+def _schema_of_classes(*chosen: tuple[str, type, str]) -> DictConfig:
     """Return the typed config of (group, dataclass, name), which takes longer to make than copy."""
     config: DictConfig = OmegaConf.structured(RunConfig)
     for group, base, name in chosen:
@@ -378,31 +378,31 @@ def schema_of_classes(*chosen: tuple[str, type, str]) -> DictConfig:
     return config
 
 
-def set_value(config: DictConfig, override: Override) -> None:
+def _set_value(config: DictConfig, override: Override) -> None:
     """Set an option in place.
 
     Raises UsageError for a section or its name, OmegaConfBaseException for a wrong key or value.
     """
     key, value = override.key_or_group, override.value()
-    if key in SECTIONS and not isinstance(value, dict):
+    if key in _SECTIONS and not isinstance(value, dict):
         raise UsageError(mistakes.no_section(key, value))
     if key.endswith("._name"):
         group = key.removesuffix("._name")
         raise UsageError(f"'{key}' is no option; choose a {group} with {group}=NAME")
     for part in reversed(key.split(".")):
         value = {part: value}
-    value = whole_numbers(config, value)
+    value = _whole_numbers(config, value)
     for part in key.split("."):
         value = value[part]
     OmegaConf.update(config, key, value, merge=True)
 
 
-def whole_numbers(node: Any, value: Any) -> Any:
+def _whole_numbers(node: Any, value: Any) -> Any:
     """Return a value with 1e3 as 1000 wherever the typed `node` that it is for is an integer."""
     if isinstance(value, dict) and isinstance(node, DictConfig):
         names = node.keys()
         return {
-            k: whole_numbers(node._get_node(k), v) if k in names else v for k, v in value.items()
+            k: _whole_numbers(node._get_node(k), v) if k in names else v for k, v in value.items()
         }
     if isinstance(value, list) and isinstance(node, ListConfig):
         is_integer = node._metadata.element_type is int
@@ -412,7 +412,7 @@ def whole_numbers(node: Any, value: Any) -> Any:
 
 def resolved(config: DictConfig) -> RunConfig:
     """Return a config with types as dataclasses of plain values, references resolved."""
-    with without_environment():
+    with _without_environment():
         OmegaConf.resolve(config)
     loaded: Any = OmegaConf.to_object(config)
     for group in GROUPS:
@@ -424,7 +424,7 @@ def resolved(config: DictConfig) -> RunConfig:
 
 
 @contextmanager
-def without_environment() -> Iterator[None]:
+def _without_environment() -> Iterator[None]:
     """Refuse ${oc.env:NAME} inside the block: its value, which may be a secret, would be saved."""
 
     refusals: list[UsageError] = []  # which OmegaConf would wrap

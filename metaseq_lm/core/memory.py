@@ -8,7 +8,7 @@ import re
 from metaseq_lm.core.errors import MetaseqError
 
 # How libraries say it in errors of other types: torch, the loader of shared objects, threads.
-SIGNS = re.compile(
+_SIGNS = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|can't start new "
     r"thread|failed to map segment|unable to mmap|paging file is too small",
     re.IGNORECASE,
@@ -32,7 +32,7 @@ def memory_error(error: BaseException) -> MetaseqError | None:
     is_full = isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     )
-    is_said = isinstance(error, (RuntimeError, OSError, ImportError)) and SIGNS.search(str(error))
+    is_said = isinstance(error, (RuntimeError, OSError, ImportError)) and _SIGNS.search(str(error))
     if isinstance(error, MetaseqError) or not (is_full or is_said):
         return None
     return MetaseqError(f"{_OF_HOST}{f': {text}' * bool(text)}")

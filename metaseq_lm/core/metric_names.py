@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import re
 
-LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
-HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
-FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer share".split())
+_LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
+_HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
+_FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer share".split())
 
 # Kinds of terms of a loss, see `core.batch.Term`; the first two name the exact losses of a world.
 CAUSAL_NLL, CLOZE_NLL, NLL, DETECTION = "token", "cloze", "nll", "detection"
 KINDS = ("", CAUSAL_NLL, CLOZE_NLL, NLL, DETECTION)
 
 
-LOSSES = set("loss losses entropy ppl perplexity nll bits bpc bpb".split())
+_LOSSES = set("loss losses entropy ppl perplexity nll bits bpc bpb".split())
 
 
 def is_loss(name: str) -> bool:
     """Return whether the name of a metric is that of a loss, or of a function of it."""
-    return bool(words_of(name) & LOSSES)
+    return bool(_words_of(name) & _LOSSES)
 
 
-def words_of(name: str) -> set[str]:
+def _words_of(name: str) -> set[str]:
     """Return the words in the name of a metric."""
     return set(re.split(r"[._/\-\s]+", name.lower()))
 
 
 def is_fraction(name: str) -> bool:
     """Return whether the name of a metric is that of a fraction, shown in per cent."""
-    return bool(words_of(name) & FRACTIONS)
+    return bool(_words_of(name) & _FRACTIONS)
 
 
 def lower_is_better(name: str) -> bool | None:
     """Return whether the smaller value of a metric is the better one, None if its name says not."""
-    words = words_of(name)
-    if words & LOWER_IS_BETTER:
+    words = _words_of(name)
+    if words & _LOWER_IS_BETTER:
         return True
-    return False if words & (HIGHER_IS_BETTER | FRACTIONS) else None
+    return False if words & (_HIGHER_IS_BETTER | _FRACTIONS) else None

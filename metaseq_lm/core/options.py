@@ -31,8 +31,8 @@ LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING = (
     *("loss", "data", "function"),
     *("weights", "speed", "nothing"),
 )
-EFFECTS = (LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING)
-BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+_EFFECTS = (LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING)
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "at_most": ("at most", operator.le),
@@ -80,8 +80,8 @@ def option(
     if choices is not None:
         metadata["choices"] = tuple(choices)
     if affects is not None:
-        if affects not in EFFECTS:
-            raise UsageError(f"affects={affects!r}: give one of {', '.join(EFFECTS)}")
+        if affects not in _EFFECTS:
+            raise UsageError(f"affects={affects!r}: give one of {', '.join(_EFFECTS)}")
         metadata["affects"] = affects
     return _field(default, metadata)
 
@@ -118,7 +118,7 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def read_whole(text: Any) -> int:
+def _read_whole(text: Any) -> int:
     """Return a whole number of a text, also 1000 for "1e3"; raises ValueError."""
     number = whole(float(text)) if isinstance(text, str) and "e" in text.lower() else text
     if isinstance(number, float):
@@ -161,15 +161,15 @@ def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) 
         raise UsageError(f"{name} is {value}; give finite numbers")
     if isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 63:
         raise UsageError(f"{name} is {value}; whole numbers have 64 bits")
-    for bound, (words, holds) in BOUNDS.items():
+    for bound, (words, holds) in _BOUNDS.items():
         if bound in allowed and not holds(entry, allowed[bound]):
             raise UsageError(f"{name} must be {words} {allowed[bound]}, got {value}")
 
 
 # ------------------------------------------------------------------------ flags
 
-TRUTH = {"true": True, "false": False}
-PLACEHOLDERS = {int: "N", float: "X", Path: "F"}
+_TRUTH = {"true": True, "false": False}
+_PLACEHOLDERS = {int: "N", float: "X", Path: "F"}
 
 
 def flag_of(name: str) -> str:
@@ -185,19 +185,19 @@ def add_options(parser: Any, schema: type, without: Collection[str] = ()) -> Non
     hints = get_type_hints(schema)
     for item in sorted(fields(schema), key=lambda item: item.name not in schema.__annotations__):
         if item.name not in without:
-            add_option(parser, item, *value_type(hints[item.name]))
+            _add_option(parser, item, *_value_type(hints[item.name]))
 
 
-def add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> None:
+def _add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> None:
     """Declare a field whose value, or each item of it, is of a type."""
     allowed = item.metadata
     settings = {k: allowed[k] for k in ("metavar", "nargs", "const", "choices") if k in allowed}
     if kind is bool:
         settings["action"] = "store_true"
     elif "choices" not in settings:
-        settings.setdefault("metavar", PLACEHOLDERS.get(kind))
-    if kind in CONVERTERS and not is_tuple:
-        settings["type"] = allowed.get("converter", CONVERTERS[kind])
+        settings.setdefault("metavar", _PLACEHOLDERS.get(kind))
+    if kind in _CONVERTERS and not is_tuple:
+        settings["type"] = allowed.get("converter", _CONVERTERS[kind])
     if allowed.get("repeated"):
         settings["action"] = "append"
     elif is_tuple and kind is Path:
@@ -224,8 +224,8 @@ def read_options(schema: type, values: Mapping[str, Any]) -> Any:
         value = values.get(item.name)
         if value is None:
             continue
-        kind, is_tuple = value_type(hints[item.name])
-        convert = read_whole if kind is int else kind
+        kind, is_tuple = _value_type(hints[item.name])
+        convert = _read_whole if kind is int else kind
         try:
             if is_tuple:
                 parts = value.split(",") if isinstance(value, str) else value
@@ -269,27 +269,27 @@ def read_words(schema: type, words: Sequence[str], owner: str) -> Any:
 
 def value_of(hint: Any, text: str) -> Any:
     """Return the value of a text by an annotation; ValueError or KeyError if it is none."""
-    kind, is_tuple = value_type(hint)
+    kind, is_tuple = _value_type(hint)
     if text == "null" and type(None) in get_args(hint):
         return None
-    convert = {bool: TRUTH.__getitem__, int: read_whole}.get(kind, kind)
+    convert = {bool: _TRUTH.__getitem__, int: _read_whole}.get(kind, kind)
     if not is_tuple:
         return convert(text)
     inside = text.removeprefix("[").removesuffix("]").strip()
     return tuple(convert(part.strip()) for part in inside.split(",")) if inside else ()
 
 
-def value_type(hint: Any) -> tuple[type, bool]:
+def _value_type(hint: Any) -> tuple[type, bool]:
     """Return the type of the values of an annotation, and whether there may be several."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
     return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
 
 
-def whole_number(text: str) -> int:
+def _whole_number(text: str) -> int:
     """Return a whole number, such as 1000 for "1e3"; raises ArgumentTypeError."""
     try:
-        return read_whole(text)
+        return _read_whole(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
@@ -302,4 +302,4 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-CONVERTERS = {int: whole_number, float: number}
+_CONVERTERS = {int: _whole_number, float: number}

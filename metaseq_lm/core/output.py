@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
 
-FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 
 
 _quiet = False
 _status_width = 0  # of the status line that a terminal shows, 0 for none
-LOG_INTERVAL = 60.0  # seconds between lines of a status that is no terminal's
+_LOG_INTERVAL = 60.0  # seconds between lines of a status that is no terminal's
 
 
 @contextmanager
@@ -63,7 +63,7 @@ class StatusLine:
             print(clean(text)[:_status_width], end="", flush=True)
             return
         now, tenths = time.monotonic(), int(10 * share + 1e-9)
-        if tenths > self.tenths or now - self.shown > max(LOG_INTERVAL, (now - self.begun) / 20):
+        if tenths > self.tenths or now - self.shown > max(_LOG_INTERVAL, (now - self.begun) / 20):
             self.tenths, self.shown = max(tenths, self.tenths), now
             show(text)
 
@@ -105,7 +105,7 @@ def inert(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = clean(value)
-    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+    return f"'{text}" if _FORMULA.match(text) and not NUMBER.fullmatch(text) else text
 
 
 def escape_markdown(text: str) -> str:

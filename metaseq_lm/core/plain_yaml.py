@@ -12,13 +12,13 @@ import yaml
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import read_bounded
 
-DEEPEST = 50  # lists and mappings in each other
-LARGEST_YAML = 1 << 20
+_DEEPEST = 50  # lists and mappings in each other
+_LARGEST_YAML = 1 << 20
 # Values that aliases may add: some, nested, make a large file of a small text.
-LARGEST_GROWTH = 5000
+_LARGEST_GROWTH = 5000
 
 
-OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")  # 010 is 8, 1:30 is 90
+_OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")  # 010 is 8, 1:30 is 90
 
 
 class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -40,7 +40,7 @@ PlainReader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: Path, limit: int = LARGEST_YAML) -> Any:
+def read_yaml(path: Path, limit: int = _LARGEST_YAML) -> Any:
     """Return the content of a file of one document.
 
     Raises ValueError, with line and column, for what is not plain, is nested more than DEEPEST
@@ -84,7 +84,7 @@ def _line_of(path: Path, message: str) -> int:
     named = re.match(r"(?:[\w.@/-]|:(?=\w)|\[\d+\])+", message)
     if named is None or not path.is_file():
         return 0
-    node = PlainReader(read_bounded(path, LARGEST_YAML).decode("utf-8")).get_single_node()
+    node = PlainReader(read_bounded(path, _LARGEST_YAML).decode("utf-8")).get_single_node()
     line, rest = 0, re.sub(r"\[(\d+)\]", r".\1", named[0]).rstrip(".")
     while rest and isinstance(node, yaml.CollectionNode):
         below = {str(i): (item, item) for i, item in enumerate(node.value)}
@@ -115,7 +115,7 @@ def _extent(
     place = _place(node.start_mark)
     if any(node is other for other in above):
         raise ValueError(f"{place}: an alias (*name) refers to a node that contains it")
-    if node.tag.endswith((":int", ":float")) and OLD_NUMBER.fullmatch(node.value):
+    if node.tag.endswith((":int", ":float")) and _OLD_NUMBER.fullmatch(node.value):
         raise ValueError(
             f"{place}: {node.value} is octal or to the base 60; write 10 for ten, "
             "minutes as one number, or a text in quotes"
@@ -126,15 +126,15 @@ def _extent(
             _check_keys(node)
             children = itertools.chain.from_iterable(node.value)
         size, depth = 1, 0
-        if len(above) <= DEEPEST:
+        if len(above) <= _DEEPEST:
             for child in children:
                 child_size, child_depth = _extent(child, known, (*above, node))
                 size, depth = size + child_size, max(depth, child_depth + 1)
-        if size - len(known) > LARGEST_GROWTH:
+        if size - len(known) > _LARGEST_GROWTH:
             raise ValueError(f"{place}: its aliases (*name) make it {size:,} values large")
         known[id(node)] = size, depth
-    if len(above) + known[id(node)][1] > DEEPEST:
-        raise ValueError(f"{place}: it is nested more than {DEEPEST} deep")
+    if len(above) + known[id(node)][1] > _DEEPEST:
+        raise ValueError(f"{place}: it is nested more than {_DEEPEST} deep")
     return known[id(node)]
 
 

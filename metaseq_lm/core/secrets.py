@@ -12,9 +12,9 @@ MASK = "***"
 SECRET = r"passw(?:or)?d\w*|passphrase\w*|pwd|secret\w*|credential\w*|authorization"
 NAME = re.compile(rf"\S*(?:token|key|{SECRET})", re.IGNORECASE)
 KEY = r"(?:[\w.-]*[_.-])?(?:api|access|auth|private|hub)?key"  # and no monkey=3 in a path
-COUNT = re.compile(r"\S*token", re.IGNORECASE)  # may be a number
+_COUNT = re.compile(r"\S*token", re.IGNORECASE)  # may be a number
 NUMBER = re.compile(r"[+-]?[\d.]+(/.*)?|true|false|null")  # task.task_token=2 is no secret
-USER = re.compile(r"(\w+://)[^/\s]*@")  # of https://user:password@host
+_USER = re.compile(r"(\w+://)[^/\s]*@")  # of https://user:password@host
 # A value ends with its quotes, else at a blank or bracket, or where the next key=value begins.
 VALUE = r"""
     "[^"]*" | '[^']*'
@@ -23,7 +23,7 @@ VALUE = r"""
 """
 # name=value, --name value, "name": value or name: value within a text, such as a URL's query or
 # JSON.
-INNER = re.compile(
+_INNER = re.compile(
     rf"""
     (?P<name>(?<![\w.-])(?:{KEY}|[\w.-]*(?:token|{SECRET})))
     (?P<between>['"]?\s*=\s* | ['"]\s*:\s* | :)
@@ -38,7 +38,7 @@ INNER = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 # Tokens of services, by their documented prefixes, and private keys (RFC 7468).
-ISSUED = re.compile(
+_ISSUED = re.compile(
     r"(?s:-----BEGIN [A-Z\d ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z\d ]+-----|.*))"
     r"|(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
@@ -64,26 +64,26 @@ def mask(word: str) -> str:
     In the value of another key, `mask_text` finds them.
     """
     name, equals, value = word.partition("=")
-    if equals and is_secret(name, value):
+    if equals and _is_secret(name, value):
         return f"{name}={MASK}"
     return mask_text(word)
 
 
-def is_secret(name: str, value: str) -> bool:
+def _is_secret(name: str, value: str) -> bool:
     """Return whether a value of this name must be masked."""
     if not NAME.fullmatch(name) or not value.strip("'\""):
         return False
-    return not (COUNT.fullmatch(name) and NUMBER.fullmatch(value.strip("'\"")))
+    return not (_COUNT.fullmatch(name) and NUMBER.fullmatch(value.strip("'\"")))
 
 
 def mask_text(text: str) -> str:
     """Replace values of secret-like names, users in URLs, private and issued keys by ***."""
-    return ISSUED.sub(MASK, USER.sub(rf"\1{MASK}@", INNER.sub(_mask_match, text)))
+    return _ISSUED.sub(MASK, _USER.sub(rf"\1{MASK}@", _INNER.sub(_mask_match, text)))
 
 
 def _mask_match(match: re.Match[str]) -> str:
     name, between, value = (part for part in match.groups() if part is not None)
-    if not is_secret(name, value):
+    if not _is_secret(name, value):
         return match[0]
     quote = value[0] if value[0] in "'\"" else ""
     return f"{name}{between}{quote}{MASK}{quote}"

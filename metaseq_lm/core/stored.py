@@ -16,10 +16,10 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import answer
 
 # Engine options that earlier versions wrote, with the option and the values of today.
-OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
+_OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
 # Tasks that earlier versions could mix with a causal LM, and their options of rows.
-OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
-OLD_ROWS = (
+_OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
+_OLD_ROWS = (
     *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
     *("batch_warmup_updates", "batch_warmup_ratio", "batch_start"),
     *("length_warmup_updates", "length_warmup_ratio", "length_start"),
@@ -53,16 +53,16 @@ def with_current_names(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     engine, task, criterion = (config.get(group) for group in ("engine", "task", "criterion"))
-    for old, (new, values) in OLD_ENGINE.items():
+    for old, (new, values) in _OLD_ENGINE.items():
         if isinstance(engine, dict) and isinstance(engine.get(old), bool):
             engine[new] = values[engine.pop(old)]
     names = [s.get("_name") if isinstance(s, dict) else None for s in (task, criterion)]
-    if names[0] == names[1] and names[0] in OLD_MIXTURES:
-        config |= without_causal_share(task, criterion)
+    if names[0] == names[1] and names[0] in _OLD_MIXTURES:
+        config |= _without_causal_share(task, criterion)
     return config
 
 
-def without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
+def _without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
     """Return the sections of a run that could have a share of causal rows, which now is a mixture.
 
     The options `causal_share` of the task and `read` of the criterion are gone.
@@ -72,7 +72,7 @@ def without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
     criterion = {key: value for key, value in criterion.items() if key != "read"}
     if not share or not isinstance(share, int | float):
         return {"task": task, "criterion": criterion}
-    rows = {key: task.pop(key) for key in OLD_ROWS if key in task}
+    rows = {key: task.pop(key) for key in _OLD_ROWS if key in task}
     words = [name, f"weight={1 - share}"]
     for group, section in (("task", task), ("criterion", criterion)):
         options = {key: value for key, value in section.items() if key != "_name"}

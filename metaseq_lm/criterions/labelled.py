@@ -17,7 +17,7 @@ from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.layers import cross_entropy
 
-ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
+_ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
 
 
 def is_batch_sum(config: BatchSumConfig, model: nn.Module) -> bool:
@@ -154,5 +154,5 @@ class SquadCriterion(Criterion):
             wrong = F.binary_cross_entropy_with_logits(
                 logits, batch.impossible.to(logits.dtype), reduction="sum"
             )
-            terms["answerability"] = Term(wrong, "rows", ANSWERABILITY_WEIGHT, is_summed)
+            terms["answerability"] = Term(wrong, "rows", _ANSWERABILITY_WEIGHT, is_summed)
         return terms

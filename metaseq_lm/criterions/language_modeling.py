@@ -57,7 +57,7 @@ def next_tokens(batch: TokenBatch) -> Tensor:
     return next_targets(targets, batch.layout)
 
 
-def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
+def _without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
     """Return targets (B, S - 1), IGNORE where the position or the next one is padding (B, S)."""
     return targets if padding is None else targets.masked_fill(padding[:, 1:], IGNORE)
 
@@ -75,8 +75,8 @@ class LanguageModeling(Criterion):
         tokens, padding = batch.tokens, batch.padding
         forward, backward = model.directions(tokens, batch.layout)
         known = model.encoder.known(tokens)
-        following = without_padding(known[:, 1:], padding)
-        previous = without_padding(known[:, :-1], padding)
+        following = _without_padding(known[:, 1:], padding)
+        previous = _without_padding(known[:, :-1], padding)
         return {
             "forward": Term(
                 cross_entropy(forward, following).sum(), "targets", 0.5, kind=CAUSAL_NLL

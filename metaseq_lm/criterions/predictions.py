@@ -35,7 +35,7 @@ def without_symbol(logits: Tensor, symbol: int) -> Tensor:
     return logits.masked_fill(hidden, float("-inf"))
 
 
-def smoothed_without_symbol(
+def _smoothed_without_symbol(
     logits: Tensor, targets: Tensor, symbol: int, label_smoothing: float
 ) -> Tensor:
     """Return the loss of each target (N,), smoothed over all symbols of logits (N, V) but one.
@@ -128,7 +128,7 @@ class MaskedDiffusion(Criterion):
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
         allowed = without_symbol(logits, batch.mask_id)
         if smoothing := smoothing_of(self.config, model):
-            losses = smoothed_without_symbol(logits, batch.targets, batch.mask_id, smoothing)
+            losses = _smoothed_without_symbol(logits, batch.targets, batch.mask_id, smoothing)
         else:
             losses = cross_entropy(allowed, batch.targets)
         if batch.weights is not None:

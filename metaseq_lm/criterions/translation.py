@@ -9,7 +9,7 @@ from metaseq_lm.data.parallel.rows import TranslationBatch
 from metaseq_lm.models.layers import IGNORE, cross_entropy
 
 
-def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:
+def _target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:
     """Return the loss and the accuracy per target token; logits (B, T, V), targets (B, T)."""
     with torch.no_grad():
         hits = ((logits.argmax(-1) == targets) & (targets != IGNORE)).sum()
@@ -37,4 +37,4 @@ class Translation(Criterion):
         assert batch.targets is not None
         smoothing = self.gold_smoothing if model.training else 0.0
         logits = model(batch.tokens, batch.layout, batch.inputs)
-        return target_terms(logits, batch.targets, smoothing)
+        return _target_terms(logits, batch.targets, smoothing)

@@ -164,13 +164,13 @@ def moved(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     comes in at an edge is the image reflected there.
     """
     count, height, width, _ = images.shape
-    down = reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)
-    right = reflected(np.arange(width) - shifts[:, 1:], width)
+    down = _reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)
+    right = _reflected(np.arange(width) - shifts[:, 1:], width)
     image = np.arange(count)[:, None, None]
     return np.asarray(images[image, down[:, :, None], right[:, None, :]])
 
 
-def reflected(places: np.ndarray, size: int) -> np.ndarray:
+def _reflected(places: np.ndarray, size: int) -> np.ndarray:
     """Return places that lie outside 0 to size - 1 mirrored at the first or the last one."""
     places = np.abs(places)
     return np.where(places >= size, 2 * (size - 1) - places, places)

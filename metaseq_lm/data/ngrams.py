@@ -7,7 +7,7 @@ import numpy as np
 
 from metaseq_lm.data.storage.indexed import IndexedDataset
 
-COUNTED = 10_000_000  # tokens of a corpus: their n-grams are counted in seconds
+_COUNTED = 10_000_000  # tokens of a corpus: their n-grams are counted in seconds
 
 
 class NGram:
@@ -93,7 +93,7 @@ def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.nd
     return np.where(keys[positions] == queries, values[positions], 0)
 
 
-def sequences_of(data: IndexedDataset, most: int = COUNTED) -> tuple[np.ndarray, np.ndarray]:
+def sequences_of(data: IndexedDataset, most: int = _COUNTED) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens (T,) and the sizes (N,) of the sequences of a corpus.
 
     Of a corpus with more than `most` tokens every second sequence, every third, and so on, and of

@@ -4,7 +4,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 
-ROUNDS = 8
+_ROUNDS = 8
 
 
 class Permutation:
@@ -24,7 +24,7 @@ class Permutation:
         self.count = count
         bits = max(2, (count - 1).bit_length())
         self._low, self._high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
-        rounds = np.arange(ROUNDS)
+        rounds = np.arange(_ROUNDS)
         self._keys = random_streams.row_keys(random_streams.key(*parts), rounds)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:

@@ -21,9 +21,9 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.permutation import Permutation
 
-SAMPLED = 200  # batches of a stream from which the mean size is estimated
+_SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
-TOLERANCE = 1e-9  # of updates, so that rounding errors in shares of a run move no phase
+_TOLERANCE = 1e-9  # of updates, so that rounding errors in shares of a run move no phase
 PHASE = 1 << 48  # more than the numbers of the samples of a phase, those of all epochs
 TABLE = 1 << 20  # samples up to which the order of an epoch is a table, 8 bytes for each
 
@@ -184,7 +184,7 @@ class Phases:
     @cached_property
     def _ends(self) -> np.ndarray:
         ends = np.cumsum(self.shares) / sum(self.shares) * max(self.updates, 1)
-        return np.asarray(ends - TOLERANCE)
+        return np.asarray(ends - _TOLERANCE)
 
 
 class Growing(Shuffled):
@@ -484,10 +484,10 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
     first = sampled = 0
     for name, count in needs.items():
         if count and hasattr(streams[name], "places"):
-            sizes = [streams[name].places(i) for i in range(max(count, SAMPLED))]
+            sizes = [streams[name].places(i) for i in range(max(count, _SAMPLED))]
             first += sum(sizes[:count])
-            sampled += count * sum(sizes[:SAMPLED])
-    return sampled / SAMPLED / first if first else 1.0
+            sampled += count * sum(sizes[:_SAMPLED])
+    return sampled / _SAMPLED / first if first else 1.0
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:

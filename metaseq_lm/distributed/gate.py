@@ -25,7 +25,7 @@ SECRET = "METASEQ_LM_SECRET"  # environment variable with the secret of a run
 FILE = ".secret"  # in the folder of a run
 PATIENCE = 5.0  # seconds for a proof
 
-FIRST, OTHER = b"first", b"other"
+_FIRST, OTHER = b"first", b"other"
 
 
 def key_of(secret: bytes, meeting: str) -> bytes:
@@ -98,7 +98,7 @@ class Gate:
         # Who does not know the secret, or is gone, is hung up on.
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
             if self.is_first:
-                await _prove(reader, writer, self.key, FIRST)
+                await _prove(reader, writer, self.key, _FIRST)
             far_reader, far_writer = await asyncio.open_connection(*self.target)
             writers.append(far_writer)
             if not self.is_first:
@@ -118,7 +118,7 @@ async def _prove(
     theirs = await asyncio.wait_for(reader.readexactly(size), PATIENCE)
     writer.write(hmac.digest(key, role + mine + theirs, "sha256"))
     proof = await asyncio.wait_for(reader.readexactly(size), PATIENCE)
-    other = OTHER if role == FIRST else FIRST
+    other = OTHER if role == _FIRST else _FIRST
     if not hmac.compare_digest(proof, hmac.digest(key, other + theirs + mine, "sha256")):
         raise PermissionError("the other side does not know the secret")
 

@@ -30,7 +30,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import is_dtensor, local, rows_each
 
-GATHER, SUM, END = range(3)  # what a process is about to run
+_GATHER, SUM, END = range(3)  # what a process is about to run
 
 
 class Agreement:
@@ -91,7 +91,7 @@ class Unit:
         """Return the full tensors of which this process has `parts`; None where all have None."""
         count, axis = self.agree.count, len(self.lead)
         result: list[Tensor | None] = [None] * len(parts)
-        for chosen, device in self._messages(GATHER, parts):
+        for chosen, device in self._messages(_GATHER, parts):
             rows = [self._padded(parts[i], i, 1, device) for i in chosen]
             flat = torch.cat([row.reshape(-1) for row in rows])
             gathered = flat.new_empty(count * flat.numel())
@@ -168,7 +168,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         parts = ScatteredSum.apply(ctx.unit, *grads)  # type: ignore[no-untyped-call]
-        return None, None, *needed_of(parts, ctx.needs_input_grad[2:])
+        return None, None, *_needed_of(parts, ctx.needs_input_grad[2:])
 
 
 class ScatteredSum(torch.autograd.Function):
@@ -183,10 +183,10 @@ class ScatteredSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         tensors = Gather.apply(ctx.unit, None, *grads)  # type: ignore[no-untyped-call]
-        return None, *needed_of(tensors, ctx.needs_input_grad[1:])
+        return None, *_needed_of(tensors, ctx.needs_input_grad[1:])
 
 
-def needed_of(grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+def _needed_of(grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
     """Return the gradients of inputs that need one; another process may have had more inputs."""
     return [grad if need else None for grad, need in zip(grads, needed, strict=True)]
 

@@ -61,8 +61,8 @@ class GraphSharded:
             if module._parameters:
                 module._parameters = Slots(module._parameters)
             if isinstance(module, nn.RNNBase):
-                module.register_forward_pre_hook(read_flat_weights)
-                module.register_forward_hook(forget_flat_weights, always_call=True)
+                module.register_forward_pre_hook(_read_flat_weights)
+                module.register_forward_hook(_forget_flat_weights, always_call=True)
         install(self.slots, {id(shard): shard for shard in shards.values()})
 
     def _units(self, blocks: Iterable[nn.Module]) -> list[list[nn.Parameter]]:
@@ -139,7 +139,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         counts: Counter[int] = Counter()
         for module in root.modules():
             counts.update(map(id, module.children()))
-            counts.update(map(id, parameters_of(module)))
+            counts.update(map(id, _parameters_of(module)))
         return counts
 
     everywhere = uses(model)
@@ -152,7 +152,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that a module has itself."""
     return [parameter for parameter in module._parameters.values() if parameter is not None]
 
@@ -165,12 +165,12 @@ def install(slots: Iterable[Slot], parameters: dict[int, nn.Parameter]) -> None:
             setattr(module, name, parameters[id(shard)])
 
 
-def read_flat_weights(module: nn.RNNBase, args: Any) -> None:
+def _read_flat_weights(module: nn.RNNBase, args: Any) -> None:
     """Give a recurrent layer the weights of this call: it computes with a list of its own."""
     module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
-def forget_flat_weights(module: nn.RNNBase, args: Any, output: Any) -> None:
+def _forget_flat_weights(module: nn.RNNBase, args: Any, output: Any) -> None:
     """Reset that list to what the layer holds between calls."""
     # get, unlike an attribute, gathers nothing: see Slots.
     module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]

@@ -26,7 +26,7 @@ def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str])
     """Return the environment of a replica: torchrun's variables, its share of the cores, and what
     all have.
     """
-    cores = max(1, usable_cores() // count)
+    cores = max(1, _usable_cores() // count)
     variables = step.variables(rank, count) | {PARENT_DIES: os.getpid()}
     # The log of the store would repeat our messages as stack traces.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
@@ -34,7 +34,7 @@ def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str])
     return {**defaults, **os.environ, **numbers, **shared}
 
 
-def usable_cores() -> int:
+def _usable_cores() -> int:
     """Return how many cores this process may use; a job often has fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))
@@ -53,7 +53,7 @@ def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
 
     def forward(number: int, frame: object) -> None:
         signals.append(number)
-        send(children, number)
+        _send(children, number)
 
     handlers = {number: signal.signal(number, forward) for number in handled()}
     signals += filter(None, [received()])  # while this process read its configuration
@@ -67,17 +67,17 @@ def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
             environment = environment_of(rank, count, step, meeting.variables())
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
         for number in signals:  # one may have come before all replicas were started
-            send(children, number)
+            _send(children, number)
         return watch(children, signals, meeting)
     finally:
-        send(children, signal.SIGKILL)
+        _send(children, signal.SIGKILL)
         if meeting is not None:
             meeting.leave()
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+def _send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     """Send a signal to the children that have not ended."""
     for child in children:
         if child.returncode is None:
@@ -97,18 +97,18 @@ def watch(
     # A list, not a generator: every child must be polled.
     while any([child.poll() is None for child in children]):  # noqa: C419
         if outcome is None:
-            outcome = outcome_of(children, signals, meeting) or meeting.outcome()
+            outcome = _outcome_of(children, signals, meeting) or meeting.outcome()
             deadline = float("inf") if outcome is None else time.monotonic() + PATIENCE
         if time.monotonic() > deadline:
-            send(children, signal.SIGKILL)
+            _send(children, signal.SIGKILL)
         time.sleep(0.05)
-    code, message = outcome or outcome_of(children, signals, meeting) or (0, "")
+    code, message = outcome or _outcome_of(children, signals, meeting) or (0, "")
     if message:
         raise MetaseqError(message)
     return code
 
 
-def outcome_of(
+def _outcome_of(
     children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
 ) -> tuple[int, str] | None:
     """Return exit code and message of the first replica to fail on any node, if one failed here."""

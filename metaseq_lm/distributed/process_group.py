@@ -353,7 +353,7 @@ def stop_if_signalled(progress: str) -> None:
         raise signals.interruption(number, progress)
 
 
-def sum_of_bits(tensor: Tensor) -> Tensor:
+def _sum_of_bits(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's bits as integers, which differs for any single difference."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().reshape(-1).view(kinds[tensor.element_size()])
@@ -367,7 +367,7 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     """
     if world_size() == 1:
         return
-    sums = torch.stack([sum_of_bits(getattr(t, "_local_tensor", t)) for t in tensors.values()])
+    sums = torch.stack([_sum_of_bits(getattr(t, "_local_tensor", t)) for t in tensors.values()])
     meshes = [getattr(t, "device_mesh", None) for t in tensors.values()]
     sharded = [mesh is not None and t.dim() > 0 for mesh, t in zip(meshes, tensors.values())]
     if any(sharded):

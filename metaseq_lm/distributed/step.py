@@ -18,9 +18,9 @@ from metaseq_lm.distributed import gate
 
 HOST = "127.0.0.1"
 STORE_FILE = "METASEQ_LM_STORE"  # environment variable with the file of a store
-PORTS = 8  # to choose from
-MEETING = 300.0  # seconds until all tasks must have started
-LEAVING = 30.0  # seconds that the first task waits for the others to end
+_PORTS = 8  # to choose from
+_MEETING = 300.0  # seconds until all tasks must have started
+_LEAVING = 30.0  # seconds that the first task waits for the others to end
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def step_of(environment: Mapping[str, str]) -> Step:
         return Step()
     job, step = environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID", "0")
     port = 20000 + (100 * int(job) + int(step)) % 12000
-    ports = tuple(range(port, port + PORTS))
+    ports = tuple(range(port, port + _PORTS))
     if "MASTER_PORT" in environment:
         ports = (int(environment["MASTER_PORT"]),)
     counts = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
@@ -112,7 +112,7 @@ class Meeting:
     ) -> None:
         self.step, self.signals, self.folder = step, signals, folder
         self.name = f"{step.name}: {' '.join(command)}"
-        self.deadline = time.monotonic() + MEETING
+        self.deadline = time.monotonic() + _MEETING
         self.last_look = 0.0
         self.private: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
@@ -193,7 +193,7 @@ class Meeting:
 
     def _wait(self, problem: str) -> None:
         if time.monotonic() > self.deadline:
-            raise MetaseqError(f"{problem}, {MEETING:.0f} s after the start of the step")
+            raise MetaseqError(f"{problem}, {_MEETING:.0f} s after the start of the step")
         time.sleep(0.2)
 
     def complete(self) -> bool:
@@ -248,7 +248,7 @@ class Meeting:
             return
         with contextlib.suppress(RuntimeError):
             over = self.store.add("left", 1)
-            end = time.monotonic() + LEAVING
+            end = time.monotonic() + _LEAVING
             while self.step.number == 0 and over < self.step.tasks and time.monotonic() < end:
                 time.sleep(0.1)
                 over = self.store.add("left", 0)

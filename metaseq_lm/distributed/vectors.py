@@ -101,7 +101,7 @@ def place_like(
 # ---------------------------------------------------------------- arithmetic
 
 
-def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def _elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Return an elementwise `function` of tensors that are placed alike."""
     like = tensors[0]
     if not is_dtensor(like):
@@ -114,21 +114,21 @@ def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
     total: list[Tensor | None] = []
     for x, y in zip(a, b, strict=True):
         if x is None or y is None:
-            total.append(x if y is None else elementwise(lambda y: y * scale, y))
+            total.append(x if y is None else _elementwise(lambda y: y * scale, y))
         else:
-            total.append(elementwise(lambda x, y: torch.add(x, y, alpha=scale), x, y))
+            total.append(_elementwise(lambda x, y: torch.add(x, y, alpha=scale), x, y))
     return total
 
 
 def scale(a: Vector, factor: float | Tensor) -> Vector:
     """Return factor * a."""
-    return [None if x is None else elementwise(lambda x: x * factor, x) for x in a]
+    return [None if x is None else _elementwise(lambda x: x * factor, x) for x in a]
 
 
 def flat(a: Sequence[Tensor | None]) -> Tensor:
     """Return the entries of `a` except None as one vector.
 
-    Of shards it is a DTensor of this process's entries, for `elementwise`, `dot` and `norm`.
+    Of shards it is a DTensor of this process's entries, for `_elementwise`, `dot` and `norm`.
     """
     present = [x for x in a if x is not None]
     return place_flat(torch.cat([part(x).reshape(-1) for x in present]), present)

@@ -429,7 +429,7 @@ class Engine:
                         terms = forward.call(partial(loss_fn, batch))
                     check_terms(terms, batch.sizes)
                     self.record.add(terms)
-                    add_sizes(sizes, batch)
+                    _add_sizes(sizes, batch)
                     for name, term in terms.items():
                         part = parts.setdefault(name, [0.0, term.per, term.weight])
                         part[0] = part[0] + term.sum.double()
@@ -541,7 +541,7 @@ class Engine:
         rng_key = self.passes.key(rng_key)
         sizes: dict[str, Any] = {}
         for batch in batches:
-            add_sizes(sizes, batch)
+            _add_sizes(sizes, batch)
         count: GlobalCount | LocalCount = LocalCount(sizes, bool(batches))
         if self.replicas > 1:
             count = GlobalCount(len(batches), sizes, self.device, self._others)
@@ -707,7 +707,7 @@ class Engine:
         return grads
 
 
-def add_sizes(sizes: dict[str, Any], batch: Batch) -> None:
+def _add_sizes(sizes: dict[str, Any], batch: Batch) -> None:
     """Add the sizes of a micro-batch to `sizes`."""
     for name, size in batch.sizes.items():
         sizes[name] = sizes[name] + size if name in sizes else size

@@ -24,7 +24,7 @@ from metaseq_lm.distributed.vectors import (
     replicas_of,
 )
 
-MOST_NUMBERS = 24  # sizes that travel with the comparison of the replicas
+_MOST_NUMBERS = 24  # sizes that travel with the comparison of the replicas
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class GlobalCount:
         mine = [*values, *(value**2 for value in values), micro_batches > 0, *others]
         self._numbers_before = len(mine)
         numbers = [float(self.sizes[n]) for n in self._sent]
-        numbers += [0.0] * (MOST_NUMBERS - len(numbers))
+        numbers += [0.0] * (_MOST_NUMBERS - len(numbers))
         self._sums = torch.tensor([*mine, *numbers], dtype=torch.float64, device="cpu")
         self._wait = process_group.start_sum_of_hosts(self._sums)
 
@@ -78,7 +78,7 @@ class GlobalCount:
     def _sent(self) -> list[str]:
         """The names of the sizes that travel with the comparison of the replicas."""
         numbers = [n for n, size in self.sizes.items() if not size.dim() and not size.is_cuda]
-        return numbers[:MOST_NUMBERS]
+        return numbers[:_MOST_NUMBERS]
 
     @cached_property
     def _values(self) -> list[float]:
@@ -110,14 +110,14 @@ class GlobalCount:
     def totals(self) -> dict[str, Any]:
         """Every size summed over the replicas, a number or (C,) per copy."""
         if not self.are_alike:
-            return sum_of_sizes(process_group.gather_objects(to_python(self.sizes)), self.device)
+            return _sum_of_sizes(process_group.gather_objects(to_python(self.sizes)), self.device)
         sums = dict(zip(self._sent, self._values[self._numbers_before :]))
         others = {n: size.clone() for n, size in self.sizes.items() if n not in sums}
         process_group.sum_(list(others.values()))
         return {n: others[n] if n in others else torch.tensor(sums[n]).double() for n in self.sizes}
 
 
-def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+def _sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
     """Return the sums of the replicas' sizes, of which each may have others."""
     totals: dict[str, Any] = {}
     for sizes in replicas:
@@ -253,7 +253,7 @@ class Reduction:
         for bucket, flat in zip(self.buckets, self.sums):
             sizes = [self.leaves[at].numel() for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
-                grads[at] = as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
+                grads[at] = _as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
         numbers = flat[sum(sizes) :]
         logs.update(zip(logs, numbers))
         self.totals, counts = numbers[len(logs) :].split([len(self.others), len(self.leaves)])
@@ -262,7 +262,7 @@ class Reduction:
         return [grad if present else None for grad, present in zip(grads, self.present)]
 
 
-def as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
+def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     """Return a leaf's part of a summed bucket in the shape, and the placement, of its gradient."""
     if not is_dtensor(wrt):
         return piece.view_as(wrt)

@@ -40,9 +40,9 @@ from metaseq_lm.evaluation.suites import (
 )
 
 Facts = Sequence[dict[str, Any]]
-LABELLED = "labelled"  # the suite of sets that are of no benchmark
+_LABELLED = "labelled"  # the suite of sets that are of no benchmark
 THRESHOLD = 0.5  # a row has the classes with a greater probability
-AVERAGES = ("micro", "macro")
+_AVERAGES = ("micro", "macro")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Scored:
         return indices
 
 
-Scorer = Callable[[Scored], dict[str, float]]
+_Scorer = Callable[[Scored], dict[str, float]]
 
 
 class LabelledSuite(Suite[LabelledItems, np.ndarray]):
@@ -94,7 +94,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
     patterns = ("manifest.json", "{split}.*")
     takes = PREDICTIONS
 
-    def __init__(self, config: SplitConfig, scorer: Scorer, group: str = "") -> None:
+    def __init__(self, config: SplitConfig, scorer: _Scorer, group: str = "") -> None:
         super().__init__(config)
         self.scorer, self.group = scorer, group
 
@@ -102,8 +102,8 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; name that of a labelled set, DATA/NAME")
         data = LabelledSet(folder, self.config.split)
-        if data.benchmark != self.name and self.name != LABELLED:
-            other = data.benchmark or LABELLED
+        if data.benchmark != self.name and self.name != _LABELLED:
+            other = data.benchmark or _LABELLED
             raise UsageError(
                 f"--data {folder}: is no set of {self.name}; score it with --suite {other}"
             )
@@ -130,12 +130,12 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
         gold, scores = np.asarray(items.gold), np.asarray(probabilities, np.float64)
         if items.benchmark:
             task = find_benchmark(items.benchmark)
-            scores = checked_scores(items.benchmark, task, scores, items.names)
+            scores = _checked_scores(items.benchmark, task, scores, items.names)
         elif not items.names:
             scores = scores.reshape(len(scores))
         if len(gold) != len(scores):
             raise MetaseqError(
-                f"{items.benchmark or LABELLED}: {len(gold)} gold labels and {len(scores)} scores "
+                f"{items.benchmark or _LABELLED}: {len(gold)} gold labels and {len(scores)} scores "
                 "do not pair up"
             )
         if items.benchmark and not np.isfinite(scores).all():
@@ -173,11 +173,13 @@ def metrics(
 
 def labelled_results(items: LabelledItems, scores: Any) -> Results:
     """Return the results of the suite that a labelled set is of."""
-    results: Results = SUITES.build(items.benchmark or LABELLED, SplitConfig()).score(items, scores)
+    results: Results = SUITES.build(items.benchmark or _LABELLED, SplitConfig()).score(
+        items, scores
+    )
     return results
 
 
-def checked_scores(
+def _checked_scores(
     benchmark: str, task: Benchmark, scores: Any, label_names: Sequence[str]
 ) -> np.ndarray:
     """Return scores, float64 (rows,) for regression, else (rows, K); else MetaseqError.
@@ -194,7 +196,7 @@ def checked_scores(
     return values
 
 
-def facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str]) -> Facts:
+def _facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str]) -> Facts:
     """Return `rows`; MetaseqError unless there are `count` and each has the facts `names`."""
     if rows is None or len(rows) != count:
         raise MetaseqError(
@@ -247,7 +249,7 @@ def _correlations(task: Scored) -> dict[str, float]:
 
 def _multirc(task: Scored) -> dict[str, float]:
     """Return F1 over all answers, and the share of questions whose answers are all right."""
-    facts = facts_of("superglue/MultiRC", task.rows, len(task.gold), ("passage", "question"))
+    facts = _facts_of("superglue/MultiRC", task.rows, len(task.gold), ("passage", "question"))
     right: dict[Any, bool] = {}
     for row, correct in zip(facts, task.predicted == task.gold):
         key = row["passage"], row["question"]
@@ -256,7 +258,7 @@ def _multirc(task: Scored) -> dict[str, float]:
     return _two("f1a", f1a, "em", sum(right.values()) / len(right))
 
 
-def best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int, dict[str, Any]]:
+def _best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int, dict[str, Any]]:
     """Return the row of the entity with the best of ReCoRD's scores (rows, 2), by query number."""
     positive = _class_index(names, "1")
     margin = scores[:, positive] - scores[:, 1 - positive]
@@ -269,8 +271,8 @@ def best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int
 
 def _record(task: Scored) -> dict[str, float]:
     """Return F1 and EM of the best entity of each query, the maximum over its gold answers."""
-    facts = facts_of("superglue/ReCoRD", task.rows, len(task.gold), ("idx", "entity", "answers"))
-    best = list(best_entities(task.scores, facts, task.names).values())
+    facts = _facts_of("superglue/ReCoRD", task.rows, len(task.gold), ("idx", "entity", "answers"))
+    best = list(_best_entities(task.scores, facts, task.names).values())
     return answer_scores([row["entity"] for row in best], best)
 
 
@@ -279,7 +281,7 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
 
     Each is the maximum over the query's gold "answers" in `rows`; 0 where there are none.
     """
-    facts = facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
+    facts = _facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
     if not facts:
         raise MetaseqError("superglue/ReCoRD: no rows")
     f1, em = [], []
@@ -296,10 +298,10 @@ def _gender_parity(task: Scored) -> dict[str, float]:
     The share is nan for rows that do not say which are a pair.
     """
     name, count = "superglue/AX-g", len(task.gold)
-    if not any("pair_id" in row for row in facts_of(name, task.rows, count, ())):
+    if not any("pair_id" in row for row in _facts_of(name, task.rows, count, ())):
         # As on the Hub.
         return {"accuracy": accuracy(task.gold, task.predicted), "gender_parity": nan}
-    facts = facts_of(name, task.rows, count, ("pair_id",))
+    facts = _facts_of(name, task.rows, count, ("pair_id",))
     pairs: dict[Any, set[int]] = {}
     for row, label in zip(facts, task.predicted.tolist()):
         pairs.setdefault(row["pair_id"], set()).add(label)
@@ -309,7 +311,7 @@ def _gender_parity(task: Scored) -> dict[str, float]:
 
 def _accuracy_by_level(task: Scored) -> dict[str, float]:
     """Return the accuracy over all questions, and over those of middle and of high schools."""
-    facts = facts_of("cloth/CLOTH", task.rows, len(task.gold), ("level",))
+    facts = _facts_of("cloth/CLOTH", task.rows, len(task.gold), ("level",))
     levels = np.array([row["level"] for row in facts])
     hits = task.gold == task.predicted
     parts = {f"accuracy_{level}": hits[levels == level] for level in ("middle", "high")}
@@ -331,7 +333,7 @@ def general_metrics(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
         return {n: metric(gold, scores) for n, metric in classification.CORRELATIONS.items()}
     if gold.ndim == 2:
         chosen = scores > THRESHOLD
-        averages = {f"f1_{n}": classification.f1_multi_label(gold, chosen, n) for n in AVERAGES}
+        averages = {f"f1_{n}": classification.f1_multi_label(gold, chosen, n) for n in _AVERAGES}
         return averages | {"exact_match": float((gold == chosen).all(1).mean())}
     predicted = scores.argmax(1)
     return {
@@ -413,10 +415,10 @@ def submission(
     Numbers of STS-B are cut to 0 to 5. MetaseqError if a score is not finite, or as of `metrics`.
     """
     task = find_benchmark(benchmark)
-    values = checked_scores(benchmark, task, scores, label_names)
+    values = _checked_scores(benchmark, task, scores, label_names)
     if not np.isfinite(values).all():
         raise MetaseqError(f"{benchmark}: scores that are not finite rank nothing")
-    facts = facts_of(benchmark, rows, len(values), ("idx",))
+    facts = _facts_of(benchmark, rows, len(values), ("idx",))
     name = leaderboard_file(benchmark, split)
     if not task.labels:
         written = [f"{value:.3f}" for value in np.clip(values, 0.0, 5.0)]
@@ -426,21 +428,21 @@ def submission(
         lines = [f"{row['idx']}\t{inert(label)}" for row, label in zip(facts, written)]
         return name, "\n".join(["index\tprediction", *lines, ""])
     if benchmark == "superglue/MultiRC":
-        answers = _nested(facts_of(benchmark, facts, len(facts), ("passage", "question")), written)
+        answers = _nested(_facts_of(benchmark, facts, len(facts), ("passage", "question")), written)
     elif benchmark == "superglue/ReCoRD":
-        best = best_entities(
-            values, facts_of(benchmark, facts, len(facts), ("entity",)), list(label_names)
+        best = _best_entities(
+            values, _facts_of(benchmark, facts, len(facts), ("entity",)), list(label_names)
         )
         answers = [{"idx": query, "label": row["entity"]} for query, row in best.items()]
     else:
-        convert = LEADERBOARD_LABELS.get(benchmark, str)
+        convert = _LEADERBOARD_LABELS.get(benchmark, str)
         answers = [{"idx": row["idx"], "label": convert(word)} for row, word in zip(facts, written)]
     return name, "".join(json.dumps(answer) + "\n" for answer in answers)
 
 
 # COPA's labels are numbers; WSC's, unlike those of the other tasks, begin with a capital letter
 # (as the benchmark's own tool jiant 1 writes them).
-LEADERBOARD_LABELS: dict[str, Callable[[str], Any]] = {
+_LEADERBOARD_LABELS: dict[str, Callable[[str], Any]] = {
     "superglue/COPA": int,
     "superglue/WSC": str.capitalize,
 }

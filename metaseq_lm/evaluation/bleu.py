@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from metaseq_lm.core.errors import MetaseqError, UsageError
 
 # Of sacrebleu's: "none" cuts at white space, for text that is tokenised already; "13a" is mteval's.
-TOKENIZERS = ("none", "13a", "intl", "char")
+_TOKENIZERS = ("none", "13a", "intl", "char")
 
 
 def check_bleu(tokenizer: str) -> None:
     """Raise UsageError for a tokenizer that is not one of TOKENIZERS or if sacrebleu is missing."""
-    if tokenizer not in TOKENIZERS:
+    if tokenizer not in _TOKENIZERS:
         raise UsageError(
-            f"task.bleu_tokenizer is '{tokenizer}'; one of {', '.join(TOKENIZERS)} (none: the text "
-            "is tokenised already)"
+            f"task.bleu_tokenizer is '{tokenizer}'; one of {', '.join(_TOKENIZERS)} (none: the "
+            "text is tokenised already)"
         )
     if importlib.util.find_spec("sacrebleu") is None:
         raise UsageError(

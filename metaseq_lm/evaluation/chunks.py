@@ -13,7 +13,7 @@ from itertools import chain
 
 from metaseq_lm.data.words.tags import OUTSIDE, Span, split_tag
 
-SpanReader = Callable[[Sequence[str]], set[Span]]
+_SpanReader = Callable[[Sequence[str]], set[Span]]
 
 
 def chunk_spans(tags: Sequence[str]) -> set[Span]:
@@ -105,7 +105,7 @@ class SpanCounts:
 def span_counts(
     gold: Iterable[Sequence[str]],
     predicted: Iterable[Sequence[str]],
-    reader: SpanReader = chunk_spans,
+    reader: _SpanReader = chunk_spans,
 ) -> SpanCounts:
     """Count the spans of tagged sentences; ValueError if the two differ in number or length."""
     counts = SpanCounts()

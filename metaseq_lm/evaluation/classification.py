@@ -66,7 +66,7 @@ def pearson(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return Pearson's correlation, in [-1, 1]; nan if either side is constant."""
     from scipy.stats import pearsonr
 
-    pair = checked_scores(gold, predicted)
+    pair = _checked_scores(gold, predicted)
     return nan if _constant(pair) else float(pearsonr(*pair).statistic)
 
 
@@ -74,7 +74,7 @@ def spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return Spearman's rank correlation, in [-1, 1]; nan if either side is constant."""
     from scipy.stats import spearmanr
 
-    pair = checked_scores(gold, predicted)
+    pair = _checked_scores(gold, predicted)
     return nan if _constant(pair) else float(spearmanr(*pair).statistic)
 
 
@@ -107,7 +107,7 @@ def checked(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, 
     return pair
 
 
-def checked_scores(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _checked_scores(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return both sides as float arrays of at least two items; correlation needs two."""
     gold_n, predicted_n = checked(gold, predicted)
     if len(gold_n) < 2:

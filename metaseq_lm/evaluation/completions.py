@@ -33,7 +33,7 @@ from metaseq_lm.evaluation.suites import (
     Suite,
 )
 
-ACCURACY = "accuracy"  # what the names of metrics end with that are averaged over groups
+_ACCURACY = "accuracy"  # what the names of metrics end with that are averaged over groups
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Choice:
     groups: Groups = ()
 
 
-def completed(before: str, text: str, record: Record) -> Completion:
+def _completed(before: str, text: str, record: Record) -> Completion:
     """Return a text with a completion, between which there is a space if neither has one."""
     if not before[-1:].isspace() and not text[:1].isspace():
         before += " "
@@ -129,7 +129,7 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
             }
 
         values = np.array([[row[name] for name in names] for row in rows])
-        return results_by_group(groups, values, metrics, *filter(has_mean, names))
+        return results_by_group(groups, values, metrics, *filter(_has_mean, names))
 
     def references(self, items: list[Choice], folder: Path) -> References:
         ties = [self.metrics(np.zeros(len(item.completions))) for item in items]
@@ -137,9 +137,9 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
         return chance_references(results)
 
 
-def has_mean(metric: str) -> bool:
+def _has_mean(metric: str) -> bool:
     """Return whether a metric is averaged over groups: an accuracy of which ties are a part."""
-    return metric.endswith(ACCURACY) and not metric.startswith((STRICT, SOFT))
+    return metric.endswith(_ACCURACY) and not metric.startswith((STRICT, SOFT))
 
 
 def first_is_best(scores: np.ndarray) -> dict[str, float]:
@@ -189,46 +189,46 @@ def world_knowledge(scores: np.ndarray) -> dict[str, float]:
     }
 
 
-def property_choice(record: Record, file: str) -> Choice:
+def _property_choice(record: Record, file: str) -> Choice:
     """Return the choice of a record of COMPS: the property of an acceptable concept or another."""
     phrase = record.text("property_phrase")
     prefixes = record.text("prefix_acceptable"), record.text("prefix_unacceptable")
-    return Choice(tuple(completed(prefix, phrase, record) for prefix in prefixes), (file,))
+    return Choice(tuple(_completed(prefix, phrase, record) for prefix in prefixes), (file,))
 
 
-def target_choice(record: Record, file: str) -> Choice:
+def _target_choice(record: Record, file: str) -> Choice:
     """Return the choice of a record of EWoK: two targets in each of two contexts.
 
     The space before a target is a part of it, where that is a token by itself.
     """
     completions = tuple(
-        completed(record.text(context).rstrip(), f" {record.text(target).lstrip()}", record)
+        _completed(record.text(context).rstrip(), f" {record.text(target).lstrip()}", record)
         for context in ("Context1", "Context2")
         for target in ("Target1", "Target2")
     )
     return Choice(completions, (group_value(record.text("Domain")),))
 
 
-def state_choice(record: Record, file: str) -> Choice:
+def _state_choice(record: Record, file: str) -> Choice:
     """Return the choice of a record of entity tracking: what a box contains after operations."""
     options = record.get("options", list)
     if len(options) < 2 or not all(isinstance(text, str) and text.strip() for text in options):
         raise MetaseqError(f"{record.where}: field 'options' does not hold two texts or more")
     prefix = record.text("input_prefix")
-    completions = tuple(completed(prefix, text, record) for text in options)
+    completions = tuple(_completed(prefix, text, record) for text in options)
     return Choice(completions, (file, f"{record.get('numops')}_ops"))
 
 
 def comps(config: CompletionsConfig) -> Completions:
     """COMPS: a property phrase after an acceptable and an unacceptable concept, by file."""
-    return Completions(config, property_choice, first_is_best)
+    return Completions(config, _property_choice, first_is_best)
 
 
 def ewok(config: CompletionsConfig) -> Completions:
     """EWoK: two targets in two contexts, by domain, compared by context and by target."""
-    return Completions(config, target_choice, world_knowledge)
+    return Completions(config, _target_choice, world_knowledge)
 
 
 def entity_tracking(config: CompletionsConfig) -> Completions:
     """Entity tracking: the contents of a box, by file and number of operations."""
-    return Completions(config, state_choice, first_is_best)
+    return Completions(config, _state_choice, first_is_best)

@@ -41,11 +41,11 @@ from metaseq_lm.evaluation.suites import (
     by_metric,
 )
 
-TRAIN = "train"
-SHARE = 0.1  # of train that is held out
-ACCURACY, F1 = "accuracy", "f1"
-FROZEN = "frozen"
-F1_MACRO = f"{ACCURACY}_{F1}{MACRO}"
+_TRAIN = "train"
+_SHARE = 0.1  # of train that is held out
+_ACCURACY, F1 = "accuracy", "f1"
+_FROZEN = "frozen"
+_F1_MACRO = f"{_ACCURACY}_{F1}{MACRO}"
 FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Recipe:
     metric: str = "score"  # that chooses the epoch: the main one of the set, or another
 
 
-RECIPES = {
+_RECIPES = {
     "babylm/BoolQ": Recipe(batch_size=16),
     "babylm/MultiRC": Recipe(batch_size=16),
     "babylm/WSC": Recipe(epochs=30),
@@ -136,21 +136,21 @@ class FineTune(Suite[list[Path], FineTuning]):
         if not self.config.seeds:
             raise UsageError("seeds=[]: give one or more")
         check_rates("lr_choices", self.config.lr_choices)
-        if split == TRAIN:
+        if split == _TRAIN:
             raise UsageError("split=train: it is trained on; name another")
-        if is_labelled(folder):
+        if _is_labelled(folder):
             if names:
                 raise UsageError(f"{folder}: a labelled set; sets=NAMES goes with its data folder")
-            check_set(folder, split)
+            _check_set(folder, split)
             return [folder]
         for name in names:
-            check_set(folder / name, split)
+            _check_set(folder / name, split)
         if names:
             return [folder / name for name in sorted(set(names))]
         sets = []
         for path in sorted(folder.glob(f"*/{MANIFEST_FILE}")):
             manifest = Manifest.load(path.parent)
-            if not problem_of(manifest, split):
+            if not _problem_of(manifest, split):
                 sets.append(path.parent)
         if not sets:
             raise UsageError(
@@ -165,7 +165,7 @@ class FineTune(Suite[list[Path], FineTuning]):
             return {OVERALL: results[items[0].name]}
         count = sum(group.n for group in results.values())
         metrics = {name: group.metrics for name, group in results.items()}
-        return {OVERALL: GroupMetrics(count, macro_means(items, metrics)), **results}
+        return {OVERALL: GroupMetrics(count, _macro_means(items, metrics)), **results}
 
     def _is_single(self, items: list[Path]) -> bool:
         """Return whether the data folder itself is a set."""
@@ -181,7 +181,7 @@ class FineTune(Suite[list[Path], FineTuning]):
         if self._is_probed(folder):
             probe = self._probe(folder)
             frozen = probe.score(probe.read(folder), tuning.states)[OVERALL].metrics[main]
-            means[f"{FROZEN}_{main}"] = frozen
+            means[f"{_FROZEN}_{main}"] = frozen
         if len(runs) > 1:
             means[f"{main}_sd"] = float(np.std([run.metrics[main] for run in runs], ddof=1))
         if self.config.lr_choices:
@@ -192,7 +192,7 @@ class FineTune(Suite[list[Path], FineTuning]):
 
     def _at_best_rate(self, folder: Path, seed: int, tuning: FineTuning) -> tuple[float, FineTuned]:
         """Return the learning rate that is chosen and its model; raises as `at_best_rate`."""
-        options, split = self.options_for(recipe_of(folder)), self.config.split
+        options, split = self.options_for(_recipe_of(folder)), self.config.split
         return at_best_rate(
             self.config.lr_choices or (self.config.lr,),
             lambda lr: tuning.fine_tune(folder, split, seed, options | {"optimizer.lr": lr}),
@@ -205,7 +205,7 @@ class FineTune(Suite[list[Path], FineTuning]):
 
     def _probe(self, folder: Path) -> Probe:
         """Return the probe of a set, with the same rows."""
-        limit = self.config.train or recipe_of(folder).train
+        limit = self.config.train or _recipe_of(folder).train
         return Probe(ProbeConfig(split=self.config.split, train=limit))
 
     def options_for(self, recipe: Recipe) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class FineTune(Suite[list[Path], FineTuning]):
             "task.epochs": config.epochs or recipe.epochs,
             "task.train_size": config.train or recipe.train,
             "task.tokens_per_sample": config.tokens,
-            "task.held_out": SHARE if is_held_out else 0.0,
+            "task.held_out": _SHARE if is_held_out else 0.0,
             "task.validate_epochs": 1,
             "task.pooled": True,
             "task.pooler_activation": "gelu",
@@ -238,8 +238,8 @@ class FineTune(Suite[list[Path], FineTuning]):
         if self._is_single(items):
             return {OVERALL: by_metric(references[items[0].name])}
         majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
-        macro = macro_means(items, majorities) if len(majorities) == len(items) else {}
-        macro.pop(F1_MACRO, None)  # a column of its own for one number
+        macro = _macro_means(items, majorities) if len(majorities) == len(items) else {}
+        macro.pop(_F1_MACRO, None)  # a column of its own for one number
         by_name = {name: by_metric(of_set) for name, of_set in references.items()}
         return {OVERALL: by_metric({"majority": macro}), **by_name}
 
@@ -248,11 +248,11 @@ class FineTune(Suite[list[Path], FineTuning]):
 
         There are none for real values.
         """
-        train, scored = LabelledSet(folder, TRAIN), LabelledSet(folder, self.config.split)
+        train, scored = LabelledSet(folder, _TRAIN), LabelledSet(folder, self.config.split)
         if train.regression:
             return {}
         assert train.labels is not None and scored.labels is not None
-        limit = self.config.train or recipe_of(folder).train
+        limit = self.config.train or _recipe_of(folder).train
         most = baselines.majority(train.labels[: limit or None], len(train.label_names))
         scores = np.tile(np.eye(len(train.label_names))[most], (len(scored), 1))
         items = LabelledItems(scored.benchmark, scored.labels, scored.rows, scored.label_names)
@@ -262,9 +262,9 @@ class FineTune(Suite[list[Path], FineTuning]):
         probe = self._probe(folder)
         main = next(iter(references["majority"]))
         of_probe = probe.references(probe.read(folder), folder)[OVERALL][main]
-        references["majority"][f"{FROZEN}_{main}"] = of_probe["majority"]
+        references["majority"][f"{_FROZEN}_{main}"] = of_probe["majority"]
         words = of_probe["bag_of_words"]
-        return references | {"bag_of_words": {main: words, f"{FROZEN}_{main}": words}}
+        return references | {"bag_of_words": {main: words, f"{_FROZEN}_{main}": words}}
 
 
 def at_best_rate(
@@ -299,7 +299,7 @@ def check_rates(name: str, rates: Sequence[float]) -> None:
         raise UsageError(f"{name}={format_value(list(rates))}: rates are above 0")
 
 
-def macro_means(
+def _macro_means(
     folders: list[Path], metrics: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """Return the mean over sets of their main metrics.
@@ -317,34 +317,34 @@ def macro_means(
     def mean_of(names: Mapping[Path, str]) -> float:
         return float(np.mean([metrics[folder.name][name] for folder, name in names.items()]))
 
-    main = ACCURACY if {*mains.values()} == {ACCURACY} else "score"
+    main = _ACCURACY if {*mains.values()} == {_ACCURACY} else "score"
     means = {main + MACRO: mean_of(mains)}
-    by_f1 = {folder: F1 for folder in folders if recipe_of(folder).metric == F1}
-    if main == ACCURACY and by_f1:
-        means[F1_MACRO] = mean_of(mains | by_f1)
-    frozen = {folder: f"{FROZEN}_{name}" for folder, name in mains.items()}
+    by_f1 = {folder: F1 for folder in folders if _recipe_of(folder).metric == F1}
+    if main == _ACCURACY and by_f1:
+        means[_F1_MACRO] = mean_of(mains | by_f1)
+    frozen = {folder: f"{_FROZEN}_{name}" for folder, name in mains.items()}
     if all(name in metrics[folder.name] for folder, name in frozen.items()):
-        means[f"{FROZEN}_{main}{MACRO}"] = mean_of(frozen)
+        means[f"{_FROZEN}_{main}{MACRO}"] = mean_of(frozen)
     return means
 
 
-def recipe_of(folder: Path) -> Recipe:
+def _recipe_of(folder: Path) -> Recipe:
     """Return the recipe for the set in a folder."""
-    return RECIPES.get(Manifest.load(folder).details["benchmark"], Recipe())
+    return _RECIPES.get(Manifest.load(folder).details["benchmark"], Recipe())
 
 
-def is_labelled(folder: Path) -> bool:
+def _is_labelled(folder: Path) -> bool:
     """Return whether a folder is that of a labelled set."""
     return (folder / MANIFEST_FILE).is_file() and Manifest.load(folder).kind == LABELLED
 
 
-def problem_of(manifest: Manifest, split: str) -> str:
+def _problem_of(manifest: Manifest, split: str) -> str:
     """Return why a set cannot be fine-tuned on and scored, "" if it can."""
     if manifest.kind != LABELLED:
         return "is no labelled set"
     if manifest.details["form"] not in FORMS:
         return f"is of form '{manifest.details['form']}', not of {', '.join(FORMS)}"
-    for name in (TRAIN, split):
+    for name in (_TRAIN, split):
         if name not in manifest.splits:
             return f"has no split '{name}', only {', '.join(manifest.splits)}"
         if f"{name}.label.bin" not in manifest.files:
@@ -352,7 +352,7 @@ def problem_of(manifest: Manifest, split: str) -> str:
     return ""
 
 
-def check_set(folder: Path, split: str) -> None:
+def _check_set(folder: Path, split: str) -> None:
     """Raise UsageError for a set that cannot be fine-tuned on and scored."""
-    if problem := problem_of(Manifest.load(folder), split):
+    if problem := _problem_of(Manifest.load(folder), split):
         raise UsageError(f"{folder}: {problem}; name the split that is scored with split=NAME")

@@ -14,22 +14,22 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 
 # Of "=", as in the reference implementation; surprisals are in bits.
-EQUAL, RTOL, ATOL = "=", 1e-5, 1e-3
-TOKENS = re.compile(
+_EQUAL, _RTOL, _ATOL = "=", 1e-5, 1e-3
+_TOKENS = re.compile(
     r"\s*(?:\(\s*(?P<region>\d+|\*)\s*;\s*%(?P<condition>[^%]+)%\s*\)"
     r"|(?P<number>\d+(?:\.\d+)?)|(?P<sign>[-+<>=&|()\[\]]))"
 )
-OPERATORS: tuple[dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]], ...] = (
+_OPERATORS: tuple[dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]], ...] = (
     {"|": np.logical_or},
     {"&": np.logical_and},
     {
         "<": np.less,
         ">": np.greater,
-        EQUAL: lambda left, right: np.isclose(left, right, RTOL, ATOL),
+        _EQUAL: lambda left, right: np.isclose(left, right, _RTOL, _ATOL),
     },
     {"+": np.add, "-": np.subtract},
 )
-CLOSING = {"(": ")", "[": "]"}
+_CLOSING = {"(": ")", "[": "]"}
 
 
 class Region(NamedTuple):
@@ -39,8 +39,8 @@ class Region(NamedTuple):
     condition: str
 
 
-Surprisal = Callable[[Region], np.ndarray]
-Node = Callable[[Surprisal, list[np.ndarray]], np.ndarray]
+_Surprisal = Callable[[Region], np.ndarray]
+_Node = Callable[[_Surprisal, list[np.ndarray]], np.ndarray]
 
 
 class Formula:
@@ -64,7 +64,7 @@ class Formula:
         self.text, self.location = text, location
         self.regions: list[Region] = []
         self._tokens = list(self._split())
-        self.has_equality = any(sign == EQUAL for sign, _ in self._tokens)
+        self.has_equality = any(sign == _EQUAL for sign, _ in self._tokens)
         self._at = 0
         self._node, kind = self._operation(0)
         if self._at < len(self._tokens):
@@ -72,7 +72,7 @@ class Formula:
         if kind is not bool:
             raise self._error("it compares nothing")
 
-    def __call__(self, surprisal: Surprisal) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, surprisal: _Surprisal) -> tuple[np.ndarray, np.ndarray]:
         """Return where the formula holds, and where it compares two equal values by < or >.
 
         Args:
@@ -91,7 +91,7 @@ class Formula:
     def _split(self) -> Iterator[tuple[str, re.Match[str]]]:
         at, text = 0, self.text.rstrip()
         while at < len(text):
-            match = TOKENS.match(text, at)
+            match = _TOKENS.match(text, at)
             if match is None:
                 raise self._error(f"{text[at:].strip()[:20]!r} is neither region, number nor sign")
             yield match[0].strip(), match
@@ -100,30 +100,30 @@ class Formula:
     def _next(self) -> str:
         return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
 
-    def _operation(self, level: int) -> tuple[Node, type]:
+    def _operation(self, level: int) -> tuple[_Node, type]:
         """Read operands with the operators of a level between them, and its kind of value."""
-        if level == len(OPERATORS):
+        if level == len(_OPERATORS):
             return self._operand()
         left, kind = self._operation(level + 1)
-        while (sign := self._next()) in OPERATORS[level]:
+        while (sign := self._next()) in _OPERATORS[level]:
             self._at += 1
             right, other = self._operation(level + 1)
             expected = bool if sign in "&|" else float
             if (kind, other) != (expected, expected):
                 operands = "comparisons" if expected is bool else "numbers"
                 raise self._error(f"{sign} stands between {operands} only")
-            left = applied(OPERATORS[level][sign], left, right, sign in "<>")
+            left = applied(_OPERATORS[level][sign], left, right, sign in "<>")
             kind = float if sign in "+-" else bool
         return left, kind
 
-    def _operand(self) -> tuple[Node, type]:
+    def _operand(self) -> tuple[_Node, type]:
         if not self._next():
             raise self._error("it ends within an expression")
         text, match = self._tokens[self._at]
         self._at += 1
-        if text in CLOSING:
+        if text in _CLOSING:
             inner = self._operation(0)
-            if self._next() != CLOSING[text]:
+            if self._next() != _CLOSING[text]:
                 raise self._error(f"{text!r} is not closed")
             self._at += 1
             return inner
@@ -138,11 +138,14 @@ class Formula:
 
 
 def applied(
-    operator: Callable[[np.ndarray, np.ndarray], np.ndarray], left: Node, right: Node, strict: bool
-) -> Node:
+    operator: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    left: _Node,
+    right: _Node,
+    strict: bool,
+) -> _Node:
     """Return the node of an operator; one that is `strict` notes where its operands are equal."""
 
-    def evaluate(surprisal: Surprisal, ties: list[np.ndarray]) -> np.ndarray:
+    def evaluate(surprisal: _Surprisal, ties: list[np.ndarray]) -> np.ndarray:
         a, b = left(surprisal, ties), right(surprisal, ties)
         if strict:
             ties.append(a == b)

@@ -38,10 +38,10 @@ from metaseq_lm.evaluation.suites import (
     exact_scores,
 )
 
-TABLES = (".tsv", ".csv")
-GOOD, BAD = "sentence_good", "sentence_bad"
+_TABLES = (".tsv", ".csv")
+_GOOD, _BAD = "sentence_good", "sentence_bad"
 # Of the 13 terms in BLiMP's files, one is counted in another by the paper's 12 phenomena.
-PAPER_TERMS = {"s-selection": "argument_structure"}
+_PAPER_TERMS = {"s-selection": "argument_structure"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
             pairs += self.config.of(in_file, file)
         if isinstance(self.config, BlimpConfig) and self.config.phenomena == "paper":
             for i, pair in enumerate(pairs):
-                groups = tuple(PAPER_TERMS.get(group, group) for group in pair.groups)
+                groups = tuple(_PAPER_TERMS.get(group, group) for group in pair.groups)
                 pairs[i] = replace(pair, groups=groups)
         return pairs
 
@@ -129,7 +129,7 @@ def read_pairs(
             skipped += 1
             continue
         record = Record(fields, location)
-        good, bad = Sentence(record.text(GOOD), location), Sentence(record.text(BAD), location)
+        good, bad = Sentence(record.text(_GOOD), location), Sentence(record.text(_BAD), location)
         record = Record(fields, location, remedy="groups=[] groups the pairs by file")
         values = tuple(group_value(record.text(field)) for field in groups)
         pairs.append(MinimalPair(good, bad, values or (name or Path(source).stem,)))
@@ -140,7 +140,7 @@ def read_pairs(
 
 def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield (file and line, fields, held bad UTF-8) of each line of JSON, or row of a table."""
-    if Path(source).suffix in TABLES:
+    if Path(source).suffix in _TABLES:
         for number, fields, is_bad in RecordReader(TextFile(Path(source), policy)):
             yield f"{source}:{number}", fields, is_bad
         return

@@ -26,8 +26,8 @@ from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import TextFile, blocks
 
-REFERENCE = "ref"
-HYPOTHESIS = re.compile(r"hyp_(\d{1,9})")
+_REFERENCE = "ref"
+_HYPOTHESIS = re.compile(r"hyp_(\d{1,9})")
 DRAWS = 1000  # of the bootstrap
 
 
@@ -76,16 +76,16 @@ def _utterance(name: str, fields: Any, path: Path) -> NBest:
         raise MetaseqError(f"{where}: not a JSON object but {json.dumps(fields)[:60]}")
     hypotheses = []
     for key, hypothesis in fields.items():
-        if key == REFERENCE:
+        if key == _REFERENCE:
             continue
-        number = HYPOTHESIS.fullmatch(key)
+        number = _HYPOTHESIS.fullmatch(key)
         if number is None:
             raise MetaseqError(f"{where}: {key!r} is neither 'ref' nor 'hyp_' and a number")
         if not isinstance(hypothesis, dict):
             raise MetaseqError(f"{where}: {key}: expected score and text in a JSON object")
         text = one_line(Record(hypothesis, f"{where}: {key}").text("text"))
         hypotheses.append((int(number[1]), text, _score(hypothesis, f"{where}: {key}")))
-    reference = one_line(Record(fields, where).text(REFERENCE))
+    reference = one_line(Record(fields, where).text(_REFERENCE))
     if not hypotheses:
         raise MetaseqError(f"{where}: has no hypothesis (hyp_1, hyp_2, ...)")
     hypotheses.sort(key=lambda item: item[0])
@@ -112,7 +112,7 @@ def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
     """Return the file of `lists` under other scores, (H,) each, the best hypothesis first."""
     content: dict[str, Any] = {}
     for nbest, new_scores in zip(lists, scores):
-        entry = content[nbest.utterance] = {REFERENCE: nbest.reference}
+        entry = content[nbest.utterance] = {_REFERENCE: nbest.reference}
         for rank, i in enumerate(np.argsort(-new_scores, kind="stable"), 1):
             entry[f"hyp_{rank}"] = {"score": float(new_scores[i]), "text": nbest.texts[i]}
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
@@ -201,7 +201,7 @@ def combined(lists: Sequence[NBest], plls: Sequence[np.ndarray], weight: float) 
     return [nbest.scores + weight * pll for nbest, pll in zip(lists, plls)]
 
 
-def edits_of_best(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> np.ndarray:
+def _edits_of_best(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> np.ndarray:
     """Return the edits (U,) of each list's best hypothesis, the first one of equals."""
     return np.array([nbest.edits[values.argmax()] for nbest, values in zip(lists, scores)])
 
@@ -210,7 +210,7 @@ def choose_weight(
     lists: Sequence[NBest], plls: Sequence[np.ndarray], grid: Sequence[float]
 ) -> float:
     """Return the weight of the fewest edits on `lists`, the smallest one of equals."""
-    edits = [(edits_of_best(lists, combined(lists, plls, w)).sum(), w) for w in grid]
+    edits = [(_edits_of_best(lists, combined(lists, plls, w)).sum(), w) for w in grid]
     return min(edits)[1]
 
 
@@ -223,8 +223,8 @@ def split_rates(
     re-ranking helps), "interval" the central 95 % of it over resampled utterances.
     """
     words = np.array([nbest.words for nbest in lists])
-    baseline = edits_of_best(lists, [nbest.scores for nbest in lists])
-    edits = edits_of_best(lists, combined(lists, plls, weight))
+    baseline = _edits_of_best(lists, [nbest.scores for nbest in lists])
+    edits = _edits_of_best(lists, combined(lists, plls, weight))
     one_best, wer = error_rate(baseline, words), error_rate(edits, words)
     return {
         "utterances": len(lists),

@@ -15,7 +15,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.evaluation.suites import SentenceScore
 
 NGRAM = "ngram"
-ORDERS = {"unigram": 1, NGRAM: 3}  # the name of a reference, and its n
+_ORDERS = {"unigram": 1, NGRAM: 3}  # the name of a reference, and its n
 
 
 class NGramProbabilities:
@@ -78,4 +78,4 @@ def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
     tokenizer = load_tokenizer(data)
     tokens, sizes = sequences_of(IndexedDataset(data / "train"))
     ngram = NGram(tokens, sizes, len(tokenizer.vocabulary))
-    return {name: NGramProbabilities(tokenizer, ngram, n) for name, n in ORDERS.items()}
+    return {name: NGramProbabilities(tokenizer, ngram, n) for name, n in _ORDERS.items()}

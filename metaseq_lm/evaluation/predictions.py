@@ -35,7 +35,7 @@ def mean_scores(members: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray
     A member is the prediction rows of one run, in any order. Scores are probabilities, or one real
     value (K = 1). Raises MetaseqError if the members are not predictions of the same rows.
     """
-    ordered = same_rows(members, lambda row: (row["gold"], len(row["scores"])))
+    ordered = _same_rows(members, lambda row: (row["gold"], len(row["scores"])))
     scores = []
     for rows in ordered:
         scores.append([row["scores"] for row in rows])
@@ -51,7 +51,7 @@ def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> li
     those of the mean of the members' probabilities, the sigmoids of their odds. One member is
     returned as it is. Raises MetaseqError if the members are not predictions of the same questions.
     """
-    ordered = same_rows(members, lambda row: row["id"])
+    ordered = _same_rows(members, lambda row: row["id"])
     if len(ordered) == 1:
         return ordered[0]
     together = []
@@ -73,7 +73,7 @@ def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> li
     return together
 
 
-def same_rows(
+def _same_rows(
     members: Sequence[Sequence[dict[str, Any]]], facts: Callable[[dict[str, Any]], Any]
 ) -> list[list[dict[str, Any]]]:
     """Return the members' rows in the order of their "index".

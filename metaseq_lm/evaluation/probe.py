@@ -43,15 +43,15 @@ from metaseq_lm.evaluation.suites import (
     share_known,
 )
 
-TRAIN, VALID = "train", "valid"
+_TRAIN, VALID = "train", "valid"
 ACCURACY = "accuracy"
 FORMS = ("single", "pair", "spans")
 PART = 5  # without a valid split one in so many training items chooses the layer
 RIDGES = 10.0 ** np.arange(-6, 3.5, 0.5)  # per item
-UNLIMITED = 1 << 30  # tokens of a row
+_UNLIMITED = 1 << 30  # tokens of a row
 
 
-LabelledRows = SentenceRows | TaggedRows
+_LabelledRows = SentenceRows | TaggedRows
 
 
 @dataclass
@@ -65,9 +65,9 @@ class ProbedSet:
 
     folder: Path
     splits: tuple[str, ...]
-    _rows: dict[str, LabelledRows] = field(default_factory=dict)
+    _rows: dict[str, _LabelledRows] = field(default_factory=dict)
 
-    def rows(self, split: str, longest: int = UNLIMITED) -> LabelledRows:
+    def rows(self, split: str, longest: int = _UNLIMITED) -> _LabelledRows:
         """Return the rows of a split.
 
         Args:
@@ -79,7 +79,7 @@ class ProbedSet:
             UsageError: The split has no labels, or no items.
         """
         if split not in self._rows:
-            self._rows[split] = open_rows(self.folder, split, longest)
+            self._rows[split] = _open_rows(self.folder, split, longest)
         return self._rows[split]
 
 
@@ -94,7 +94,7 @@ class Part:
             values, float64.
     """
 
-    rows: LabelledRows
+    rows: _LabelledRows
     samples: np.ndarray
     labels: np.ndarray
 
@@ -140,14 +140,14 @@ class Probe(Suite[ProbedSet, HiddenStates]):
     def read(self, folder: Path) -> ProbedSet:
         self.files(folder)
         manifest = Manifest.load(folder)
-        check_set(folder, manifest)
-        for split in (TRAIN, self.config.split):
+        _check_set(folder, manifest)
+        for split in (_TRAIN, self.config.split):
             if split not in manifest.splits:
                 raise UsageError(
                     f"{folder}: has no split '{split}', only {', '.join(manifest.splits)}; name "
                     "the one that is scored with split=NAME"
                 )
-        if self.config.split == TRAIN:
+        if self.config.split == _TRAIN:
             raise UsageError("split=train: the probe is fitted to it; name another")
         return ProbedSet(folder, tuple(manifest.splits))
 
@@ -157,7 +157,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         exact = exact_labels(items.folder)
         for layers in zip(*(part.states(probabilities) for part in parts)):
             inputs = [inputs_of(layer) for layer in layers]
-            ridge = Ridge.fit(inputs[0], train.labels, len(classes_of(train.rows)))
+            ridge = Ridge.fit(inputs[0], train.labels, len(_classes_of(train.rows)))
             values = ridge.values(inputs[2])
             metrics = test.metrics(values)
             hits.append(test.hits(values))
@@ -182,11 +182,11 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
     def references(self, items: ProbedSet, folder: Path) -> References:
         train, _, test = self.parts(items)
-        n_classes = len(classes_of(train.rows))
+        n_classes = len(_classes_of(train.rows))
         if not n_classes:
             return {}
         most = baselines.majority(train.labels, n_classes)
-        predicted = {"majority": np.full(len(test.labels), most), **by_words(train, test)}
+        predicted = {"majority": np.full(len(test.labels), most), **_by_words(train, test)}
         one_hot = np.eye(n_classes)
         scores = {"chance": {ACCURACY: 1 / n_classes}}
         scores |= {name: test.metrics(one_hot[classes]) for name, classes in predicted.items()}
@@ -201,7 +201,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
                 levels.setdefault(metric, {})[name] = share
         return {OVERALL: levels}
 
-    def parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
+    def parts(self, items: ProbedSet, longest: int = _UNLIMITED) -> tuple[Part, Part, Part]:
         """Return the items that the probe is fitted to, that choose the layer, that are scored.
 
         Raises UsageError if there is none of one of them.
@@ -217,10 +217,10 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
     def _split(self, items: ProbedSet, longest: int) -> tuple[Part, Part, Part]:
         """Return the parts that may have no item."""
-        options, rows = self.config, items.rows(TRAIN, longest)
-        held_out = options.test or UNLIMITED
+        options, rows = self.config, items.rows(_TRAIN, longest)
+        held_out = options.test or _UNLIMITED
         test = part_of(items.rows(options.split, longest), 0, held_out)
-        stop = min(options.train or UNLIMITED, int(item_numbers(rows)[-1]) + 1)
+        stop = min(options.train or _UNLIMITED, int(_item_numbers(rows)[-1]) + 1)
         if VALID in items.splits and options.split != VALID:
             chooser = part_of(items.rows(VALID, longest), 0, held_out)
             return part_of(rows, 0, stop), chooser, test
@@ -233,7 +233,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 # ------------------------------------------------------------------------ data
 
 
-def check_set(folder: Path, manifest: Manifest) -> None:
+def _check_set(folder: Path, manifest: Manifest) -> None:
     """Raise UsageError for a set whose items have not one class, or one real value, each."""
     if manifest.kind not in ("tags", LABELLED):
         raise UsageError(
@@ -247,9 +247,9 @@ def check_set(folder: Path, manifest: Manifest) -> None:
         )
 
 
-def open_rows(folder: Path, split: str, longest: int) -> LabelledRows:
+def _open_rows(folder: Path, split: str, longest: int) -> _LabelledRows:
     """Return the rows of a split; UsageError for one without labels or items."""
-    rows: LabelledRows
+    rows: _LabelledRows
     if Manifest.load(folder).kind == LABELLED:
         data = LabelledSet(folder, split)
         if data.labels is None:
@@ -262,14 +262,14 @@ def open_rows(folder: Path, split: str, longest: int) -> LabelledRows:
     return rows
 
 
-def item_numbers(rows: LabelledRows) -> np.ndarray:
+def _item_numbers(rows: _LabelledRows) -> np.ndarray:
     """Return the number of the text or sentence that each row is of."""
     return rows.sentence if isinstance(rows, TaggedRows) else np.arange(len(rows))
 
 
-def part_of(rows: LabelledRows, first: int, stop: int) -> Part:
+def part_of(rows: _LabelledRows, first: int, stop: int) -> Part:
     """Return the texts or sentences `first` to `stop` - 1 of a split."""
-    numbers = item_numbers(rows)
+    numbers = _item_numbers(rows)
     samples = np.flatnonzero((numbers >= first) & (numbers < stop))
     if isinstance(rows, TaggedRows):
         labels = rows.targets[rows.words(samples)]
@@ -278,27 +278,27 @@ def part_of(rows: LabelledRows, first: int, stop: int) -> Part:
     return Part(rows, samples, rows.data.labels[samples])
 
 
-def classes_of(rows: LabelledRows) -> list[str]:
+def _classes_of(rows: _LabelledRows) -> list[str]:
     """Return the classes of a set."""
     return rows.classes if isinstance(rows, TaggedRows) else rows.data.label_names
 
 
-def by_words(train: Part, test: Part) -> dict[str, np.ndarray]:
+def _by_words(train: Part, test: Part) -> dict[str, np.ndarray]:
     """Return the classes of a classifier that sees the labelled word alone, or a bag of words."""
-    n_classes = len(classes_of(train.rows))
+    n_classes = len(_classes_of(train.rows))
     if isinstance(train.rows, TaggedRows):
-        forms = [words_of(train), words_of(test)]
+        forms = [_words_of(train), _words_of(test)]
         _, numbers = np.unique(np.concatenate(forms), return_inverse=True)
         known, others = np.split(numbers.ravel(), [len(forms[0])])
         predicted = baselines.class_of_word(known, train.labels, others, n_classes)
         return {"word": predicted}
     size = len(train.rows.vocabulary)
-    bags = [bags_of(train), bags_of(test)]
+    bags = [_bags_of(train), _bags_of(test)]
     predicted = baselines.naive_bayes(bags[0], train.labels, bags[1], n_classes, size)
     return {"bag_of_words": predicted}
 
 
-def words_of(part: Part) -> np.ndarray:
+def _words_of(part: Part) -> np.ndarray:
     """Return the labelled words of a part of a tagged set, as text (N,)."""
     rows = part.rows
     assert isinstance(rows, TaggedRows)
@@ -309,7 +309,7 @@ def words_of(part: Part) -> np.ndarray:
     return np.asarray(np.array(texts)[forms])
 
 
-def bags_of(part: Part) -> baselines.Bags:
+def _bags_of(part: Part) -> baselines.Bags:
     """Return the texts of a part of a labelled set, those of a pair together, as bags of tokens."""
     rows = part.rows
     assert isinstance(rows, SentenceRows)

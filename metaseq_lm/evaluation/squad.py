@@ -29,17 +29,17 @@ from metaseq_lm.evaluation.suites import (
     Suite,
 )
 
-Golds = Mapping[str, Sequence[str]]
-PUNCTUATION = str.maketrans("", "", string.punctuation)
+_Golds = Mapping[str, Sequence[str]]
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Scores of the official scripts that are per cent; the others are counts and thresholds.
-PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
-GROUPS = ("HasAns", "NoAns")
-ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
+_GROUPS = ("HasAns", "NoAns")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
     """Lower-case, then drop ASCII punctuation, articles and surplus white space."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(gold: str, predicted: str) -> float:
@@ -60,8 +60,8 @@ def token_f1_or_empty(gold: str, predicted: str) -> float:
     return 1.0 if empty else token_f1(gold, predicted)
 
 
-def best_of(
-    score: Callable[[str, str], float], golds: Golds, predictions: Mapping[str, str]
+def _best_of(
+    score: Callable[[str, str], float], golds: _Golds, predictions: Mapping[str, str]
 ) -> dict[str, float]:
     """Return the score of each predicted question against the gold answer that suits it best."""
     scores = {}
@@ -71,7 +71,7 @@ def best_of(
     return scores
 
 
-def squad_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+def squad_v1(golds: _Golds, predictions: Mapping[str, str]) -> dict[str, float]:
     """Return "exact" and "f1" over all questions, their "total", and how many are "missing".
 
     A question without a prediction counts as 0. Raises MetaseqError if there are no questions, or
@@ -79,8 +79,8 @@ def squad_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
     """
     if not golds or not all(golds.values()):
         raise MetaseqError("version 1.1 needs at least one question, and gold answers for each")
-    exact = best_of(exact_match, golds, predictions)
-    f1 = best_of(token_f1, golds, predictions)
+    exact = _best_of(exact_match, golds, predictions)
+    f1 = _best_of(token_f1, golds, predictions)
     return {
         "exact": 100 * sum(exact.values()) / len(golds),
         "f1": 100 * sum(f1.values()) / len(golds),
@@ -90,7 +90,7 @@ def squad_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
 
 
 def squad_v2(
-    golds: Golds,
+    golds: _Golds,
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
     threshold: float,
@@ -106,8 +106,8 @@ def squad_v2(
     non_empty = {}
     for question, answers in golds.items():
         non_empty[question] = list(filter(normalize_answer, answers)) or [""]
-    exact = best_of(exact_match, non_empty, predictions)
-    f1 = best_of(token_f1_or_empty, non_empty, predictions)
+    exact = _best_of(exact_match, non_empty, predictions)
+    f1 = _best_of(token_f1_or_empty, non_empty, predictions)
     if not exact or not exact.keys() <= null_odds.keys():
         raise MetaseqError("version 2.0 needs predictions, and the odds of no answer for each")
     answerable = {question: bool(golds[question]) for question in exact}
@@ -124,7 +124,7 @@ def squad_v2(
             if chosen:
                 scores[f"{group}_{name}"] = mean(chosen)
     for name, raw in (("exact", exact), ("f1", f1)):
-        best = best_threshold(raw, predictions, odds, answerable)
+        best = _best_threshold(raw, predictions, odds, answerable)
         scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best
     counts = {"total": len(exact), "missing": len(golds) - len(exact)}
     groups = {"HasAns_total": sum(answerable.values())}
@@ -138,7 +138,7 @@ def mean(scores: Iterable[float]) -> float:
     return 100 * sum(values) / len(values)
 
 
-def best_threshold(
+def _best_threshold(
     scores: Mapping[str, float],
     predictions: Mapping[str, str],
     odds: Mapping[str, float],
@@ -169,7 +169,7 @@ def best_threshold(
 class SquadItems:
     """The gold answers of each question by its id; `answerable_only`: each has at least one."""
 
-    golds: Golds
+    golds: _Golds
     answerable_only: bool
 
 
@@ -191,9 +191,10 @@ class SquadSuite(Suite[SquadItems, PredictedAnswers]):
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; name that of a set, DATA/NAME")
         data = SquadSet(folder, self.config.split)
-        if self.name != suite_of(data):
+        if self.name != _suite_of(data):
             raise UsageError(
-                f"--data {folder}: is no set of {self.name}; score it with --suite {suite_of(data)}"
+                f"--data {folder}: is no set of {self.name}; score it with --suite "
+                f"{_suite_of(data)}"
             )
         return SquadItems(data.golds(), data.answerable_only)
 
@@ -209,16 +210,16 @@ class SquadSuite(Suite[SquadItems, PredictedAnswers]):
         else:
             threshold = self.config.null_threshold
             scores = squad_v2(items.golds, texts, probabilities.null_odds, threshold)
-        shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in scores.items()}
+        shares = {n: v / 100 if _PER_CENT.fullmatch(n) else v for n, v in scores.items()}
         results = {OVERALL: GroupMetrics(int(shares["total"]), shares)}
-        for group in GROUPS:
+        for group in _GROUPS:
             if count := int(shares.get(f"{group}_total", 0)):
                 metrics = {name: shares[f"{group}_{name}"] for name in ("exact", "f1")}
                 results[group] = GroupMetrics(count, metrics)
         return results
 
 
-def suite_of(data: SquadSet) -> str:
+def _suite_of(data: SquadSet) -> str:
     """Return the name of the suite that a set is of."""
     return f"squad/{data.version}"
 
@@ -227,7 +228,7 @@ def squad_results(data: SquadSet, answers: PredictedAnswers, null_threshold: flo
     """Return the results of the suite that a set is of."""
     config = SquadSuiteConfig(data.split, null_threshold)
     items = SquadItems(data.golds(), data.answerable_only)
-    results: Results = SUITES.build(suite_of(data), config).score(items, answers)
+    results: Results = SUITES.build(_suite_of(data), config).score(items, answers)
     return results
 
 

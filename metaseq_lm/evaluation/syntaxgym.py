@@ -38,12 +38,12 @@ from metaseq_lm.evaluation.suites import (
     Suite,
 )
 
-ALL_REGIONS = "*"
-EQUALITY = "equality_accuracy"  # of predictions with "=" that do not count
+_ALL_REGIONS = "*"
+_EQUALITY = "equality_accuracy"  # of predictions with "=" that do not count
 SUM = "sum"  # the metric of a region: the sum of the surprisals of its tokens
-ATTACHED = tuple(",.;:!?")  # what begins with one follows without a space
+_ATTACHED = tuple(",.;:!?")  # what begins with one follows without a space
 DRAWS = 200  # of surprisals, from which the level of chance is computed
-ORDERS = 720  # of conditions at most, for each draw
+_ORDERS = 720  # of conditions at most, for each draw
 
 # Where each region of a condition stands in its text, by number: (first character, end).
 Spans = dict[str, tuple[int, int]]
@@ -108,9 +108,9 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
         if not items or not formulas:
             raise MetaseqError(f"{file}: holds no item with a prediction")
         for item in self.config.of(items, file):
-            conditions = dict(map(read_condition, item.records("conditions")))
+            conditions = dict(map(_read_condition, item.records("conditions")))
             for number, formula in enumerate(formulas, 1):
-                check_regions(formula, conditions, f"{file}: {item.name}")
+                _check_regions(formula, conditions, f"{file}: {item.name}")
                 groups: Groups = (name, str(number)) if len(formulas) > 1 else (name,)
                 counts = self.config.equalities or not formula.has_equality
                 groups = groups if counts else tuple(names_of(groups)[-1:])
@@ -121,7 +121,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
         sentences, parts, regions_scored = [], [], []
         for item in items:
             for name, condition in item.conditions.items():
-                regions = regions_of(item.formula, name, condition)
+                regions = _regions_of(item.formula, name, condition)
                 sentences.append(condition.sentence)
                 parts.append([condition.spans[number] for number in regions])
                 regions_scored.append([Region(number, name) for number in regions])
@@ -137,9 +137,9 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                     surprisals |= zip(scored_regions, -scores / math.log(2))
             if is_whole:
                 scored.append(item)
-                outcomes.append(item.formula(partial(surprisal_of, surprisals)))
+                outcomes.append(item.formula(partial(_surprisal_of, surprisals)))
         check_groups([item.groups for item in items], [item.groups for item in scored])
-        return results_by_suite(scored, np.array(outcomes, float))
+        return _results_by_suite(scored, np.array(outcomes, float))
 
     def references(self, items: list[PredictedItem], folder: Path) -> References:
         """Return chance; groups with an item whose formula has an "=" have none."""
@@ -150,10 +150,10 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
             if key not in chances:
                 chances[key] = chance_of(item.formula, tuple(item.conditions))
             values.append([chances[key], 0.0])
-        return chance_references(results_by_suite(items, np.array(values)))
+        return chance_references(_results_by_suite(items, np.array(values)))
 
 
-def results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Results:
+def _results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Results:
     """Return the metrics of items by suite and prediction, with the mean over suites.
 
     A suite with several predictions weighs no more than another. Items that do not count have a
@@ -165,34 +165,34 @@ def results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Re
     """
     counts = np.array([item.counts for item in items])
     counted = [item.groups for item in items if item.counts]
-    results = results_by_group(counted, outcomes[counts], item_metrics, "accuracy", of_widest=True)
+    results = results_by_group(counted, outcomes[counts], _item_metrics, "accuracy", of_widest=True)
     holds: dict[str, list[float]] = {}
     for item, (outcome, _) in zip(items, outcomes):
         if not item.counts:
             holds.setdefault(item.groups[0], []).append(float(outcome))
     for name, values in holds.items():
-        results[name] = GroupMetrics(len(values), {EQUALITY: float(np.mean(values))})
+        results[name] = GroupMetrics(len(values), {_EQUALITY: float(np.mean(values))})
     return results
 
 
-def item_metrics(outcomes: np.ndarray) -> dict[str, float]:
+def _item_metrics(outcomes: np.ndarray) -> dict[str, float]:
     """Return the metrics of items, given (holds, compares equal values) of each, (items, 2)."""
     return {"accuracy": float(outcomes[:, 0].mean()), "ties": float(outcomes[:, 1].sum())}
 
 
-def read_condition(record: Record) -> tuple[str, Condition]:
+def _read_condition(record: Record) -> tuple[str, Condition]:
     """Return the name of a condition, and its text with the places of its regions."""
     text, spans = "", {}
     for region in record.records("regions"):
         content = " ".join(region.text("content").split())
-        space = " " if text and content and not content.startswith(ATTACHED) else ""
+        space = " " if text and content and not content.startswith(_ATTACHED) else ""
         first = len(text) + len(space)
         text += space + content
         spans[str(region.number("region_number"))] = (first, len(text)) if content else (0, 0)
     return record.text("condition_name"), Condition(Sentence(text, record.where), spans)
 
 
-def check_regions(formula: Formula, conditions: dict[str, Condition], where: str) -> None:
+def _check_regions(formula: Formula, conditions: dict[str, Condition], where: str) -> None:
     """Raise MetaseqError for a region of a formula that an item does not have."""
     for region in formula.regions:
         if region.condition not in conditions:
@@ -201,22 +201,22 @@ def check_regions(formula: Formula, conditions: dict[str, Condition], where: str
                 f"{formula.text!r} is; there are {', '.join(conditions)}"
             )
         spans = conditions[region.condition].spans
-        if region.number != ALL_REGIONS and region.number not in spans:
+        if region.number != _ALL_REGIONS and region.number not in spans:
             raise MetaseqError(
                 f"{where}: no region {region.number}, of which the formula {formula.text!r} is; "
                 f"there are {', '.join(spans)}"
             )
 
 
-def regions_of(formula: Formula, name: str, condition: Condition) -> list[str]:
+def _regions_of(formula: Formula, name: str, condition: Condition) -> list[str]:
     """Return the numbers of the regions of a condition that a formula is about, each once."""
     numbers = [region.number for region in formula.regions if region.condition == name]
-    return list(condition.spans if ALL_REGIONS in numbers else dict.fromkeys(numbers))
+    return list(condition.spans if _ALL_REGIONS in numbers else dict.fromkeys(numbers))
 
 
-def surprisal_of(surprisals: dict[Region, np.ndarray], region: Region) -> np.ndarray:
+def _surprisal_of(surprisals: dict[Region, np.ndarray], region: Region) -> np.ndarray:
     """Return the surprisal of a region, or the sum over all regions of its condition."""
-    if region.number != ALL_REGIONS:
+    if region.number != _ALL_REGIONS:
         return surprisals[region]
     parts = [value for of, value in surprisals.items() if of.condition == region.condition]
     return np.asarray(sum(parts))
@@ -234,7 +234,7 @@ def chance_of(formula: Formula, conditions: Sequence[str]) -> float:
     rng = np.random.default_rng(1)
     numbers = dict.fromkeys(region.number for region in formula.regions)
     draws = {number: rng.standard_normal((DRAWS, len(conditions))) for number in numbers}
-    orders = np.array(list(permutations(range(len(conditions))))[:ORDERS])  # (orders, conditions)
+    orders = np.array(list(permutations(range(len(conditions))))[:_ORDERS])  # (orders, conditions)
 
     def surprisal(region: Region) -> np.ndarray:
         at: Any = orders[:, conditions.index(region.condition)]

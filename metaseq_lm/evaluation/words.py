@@ -15,7 +15,7 @@ from metaseq_lm.data.words.tags import UNLABELLED
 from metaseq_lm.evaluation.chunks import conlleval_spans, span_counts
 
 Numbers = Sequence[npt.ArrayLike]
-Tree = tuple[npt.ArrayLike, npt.ArrayLike]
+_Tree = tuple[npt.ArrayLike, npt.ArrayLike]
 
 
 def tagging_accuracy(
@@ -35,7 +35,7 @@ def tagging_accuracy(
 
 
 def attachment_scores(
-    gold: Tree, predicted: Tree, counted: npt.ArrayLike | None = None
+    gold: _Tree, predicted: _Tree, counted: npt.ArrayLike | None = None
 ) -> tuple[float, float]:
     """Return the share of words with the right head (UAS), and with the right relation too (LAS).
 

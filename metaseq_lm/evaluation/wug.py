@@ -29,7 +29,7 @@ from metaseq_lm.evaluation.suites import (
     Suite,
 )
 
-SPEARMAN = "spearman"
+_SPEARMAN = "spearman"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
         for file in self.files(folder):
             for where, fields, is_bad in records_of(str(file), self.config.on_bad_utf8):
                 if not (is_bad and self.config.on_bad_utf8 == "skip"):
-                    items.append(read_item(Record(fields, where), (group_value(file.stem),)))
+                    items.append(_read_item(Record(fields, where), (group_value(file.stem),)))
         if not items:
             raise MetaseqError(f"{folder}: holds no item")
         return items
@@ -70,20 +70,22 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
                 groups.append(item.groups)
                 values.append((share_of_first(plls), item.ratio))
         check_groups([item.groups for item in items], groups)
-        return results_by_group(groups, np.array(values), correlation, SPEARMAN)
+        return results_by_group(groups, np.array(values), correlation, _SPEARMAN)
 
     def references(self, items: list[Inflection], folder: Path) -> References:
         groups = [item.groups for item in items]
-        guess = results_by_group(groups, np.zeros(len(items)), lambda _: {SPEARMAN: 0.0}, SPEARMAN)
+        guess = results_by_group(
+            groups, np.zeros(len(items)), lambda _: {_SPEARMAN: 0.0}, _SPEARMAN
+        )
         return chance_references(guess)
 
 
 def correlation(values: np.ndarray) -> dict[str, float]:
     """Return the rank correlation of the columns of (items, 2); nan if one is constant."""
-    return {SPEARMAN: spearman(values[:, 0], values[:, 1])}
+    return {_SPEARMAN: spearman(values[:, 0], values[:, 1])}
 
 
-def read_item(record: Record, groups: Groups) -> Inflection:
+def _read_item(record: Record, groups: Groups) -> Inflection:
     """Return the item of a record."""
     texts = record.text("sentences").split("\t")
     ratio = record.get("ratio")

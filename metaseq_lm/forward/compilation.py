@@ -35,19 +35,19 @@ class CompiledForward:
             return self.forward(*inputs)
         noise = context.noise
         keys = None if noise is None else noise.traced_keys()
-        output, drawn = compiled_block()(self.forward, inputs, keys)
+        output, drawn = _compiled_block()(self.forward, inputs, keys)
         if noise is not None:
             noise.position += drawn
         return output
 
 
 @functools.cache
-def compiled_block() -> Callable[..., tuple[Tensor, int]]:
-    """Return `traced_block`, compiled."""
-    return torch.compile(traced_block, fullgraph=True, dynamic=True)
+def _compiled_block() -> Callable[..., tuple[Tensor, int]]:
+    """Return `_traced_block`, compiled."""
+    return torch.compile(_traced_block, fullgraph=True, dynamic=True)
 
 
-def traced_block(
+def _traced_block(
     forward: Callable[..., Tensor], inputs: Sequence[Any], keys: Tensor | None
 ) -> tuple[Tensor, int]:
     """Return the output of a block and the number of random words that each row has drawn."""

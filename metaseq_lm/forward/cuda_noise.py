@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_WORDS = 256  # of a program; each word makes the bits of four numbers
-TRITON_TYPES = {
+_BLOCK_WORDS = 256  # of a program; each word makes the bits of four numbers
+_TRITON_TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
     torch.float32: tl.float32,
@@ -100,7 +100,7 @@ class _Dropout(torch.autograd.Function):
         if not out.numel():
             return out
         numbers = out.numel() // len(keys)
-        blocks = triton.cdiv(numbers, 4 * BLOCK_WORDS)
+        blocks = triton.cdiv(numbers, 4 * _BLOCK_WORDS)
         with torch.cuda.device_of(keys):
             _dropout_kernel[len(keys) * blocks,](
                 x.contiguous(),
@@ -111,10 +111,10 @@ class _Dropout(torch.autograd.Function):
                 numbers,
                 threshold,
                 blocks,
-                TRITON_TYPES[dtype],
-                computing_type(dtype),
-                computing_type(kind),
-                BLOCK_WORDS,
+                _TRITON_TYPES[dtype],
+                _computing_type(dtype),
+                _computing_type(kind),
+                _BLOCK_WORDS,
                 # A fused product and sum would round once where the CPU rounds twice.
                 enable_fp_fusion=False,
             )
@@ -129,7 +129,7 @@ class _Dropout(torch.autograd.Function):
         return grad_x, grad if needs_residual else None, None, None, None, None
 
 
-def computing_type(dtype: torch.dtype) -> tl.dtype:
+def _computing_type(dtype: torch.dtype) -> tl.dtype:
     """Return the type in which torch computes products and sums of a type."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
@@ -151,7 +151,7 @@ def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, start: int, thresh
 def uniforms(keys: Tensor, start: int, numbers: int) -> Tensor:
     """Return float64 numbers (rows, numbers) in [0, 1) from word `start` of each row on."""
     drawn = torch.empty(len(keys), numbers, dtype=torch.float64, device=keys.device)
-    blocks = triton.cdiv(numbers, BLOCK_WORDS)
+    blocks = triton.cdiv(numbers, _BLOCK_WORDS)
     with torch.cuda.device_of(keys):
-        _uniform_kernel[len(keys) * blocks,](keys, drawn, start, numbers, blocks, BLOCK_WORDS)
+        _uniform_kernel[len(keys) * blocks,](keys, drawn, start, numbers, blocks, _BLOCK_WORDS)
     return drawn

@@ -40,17 +40,17 @@ LossFn = Callable[[Any], Terms]  # of a Batch of some kind
 RngKey = int | str
 
 # Words generated ahead per refill at most; more only costs cache misses.
-BLOCK_WORDS = 1 << 17
+_BLOCK_WORDS = 1 << 17
 
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-COUNTER_STEP = _signed(GOLDEN)
+_COUNTER_STEP = _signed(GOLDEN)
 
 
-def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
+def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = _COUNTER_STEP) -> Tensor:
     """The words of `words` with the numbers `at` (N,), as int64 (rows, N)."""
     z = keys[:, None] + (at + 1) * golden
     for shift, factor in zip(SHIFTS, (*FACTORS, None)):
@@ -104,7 +104,7 @@ class Noise:
     def traced_keys(self) -> Tensor:
         """Return the argument of TracedNoise, for the numbers from `position` on."""
         keys = self.tensor()
-        return torch.cat([keys, keys.new_tensor([COUNTER_STEP, self.position])])
+        return torch.cat([keys, keys.new_tensor([_COUNTER_STEP, self.position])])
 
     def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
         """Return (numbers, words) that a tensor of `shape` needs from each row."""
@@ -119,7 +119,7 @@ class Noise:
         return numbers, -(-numbers // per_word)
 
     def _refill(self, count: int, ahead: int) -> None:
-        count = max(count, min(ahead, BLOCK_WORDS // max(self.rows, 1)))
+        count = max(count, min(ahead, _BLOCK_WORDS // max(self.rows, 1)))
         if self.device.type == "cpu":
             lanes = words(self.keys, self.position, count).view(np.uint16)
             # torch compares int16 faster than uint16; the offset keeps the order.
@@ -196,7 +196,7 @@ def scaled(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     return mask if dtype == torch.bool else mask.to(dtype) * scale_of(p)
 
 
-def _torch_uniforms(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
+def _torch_uniforms(keys: Tensor, at: Tensor, golden: int | Tensor = _COUNTER_STEP) -> Tensor:
     return ((_torch_words(keys, at, golden) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
@@ -364,7 +364,7 @@ class ForwardPasses:
         self.recompute = recompute
         # Lengths differ from batch to batch; a part that cannot be compiled is an error.
         self.compiled_terms = (
-            torch.compile(traced_terms, fullgraph=True, dynamic=True) if compiled else None
+            torch.compile(_traced_terms, fullgraph=True, dynamic=True) if compiled else None
         )
         self.record = LossRecord()
         self.update = 0
@@ -510,7 +510,7 @@ class ForwardPass:
         return mean
 
 
-def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
+def _traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
     """Return the terms of a loss with the random numbers of TracedNoise(keys); it is compiled."""
     noise = None if keys is None else TracedNoise(keys)
     with use_context(ForwardContext(noise)):
@@ -581,7 +581,7 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
     return loss
 
 
-def has_loss(terms: Terms) -> bool:
+def _has_loss(terms: Terms) -> bool:
     """Return whether a term counts in the loss."""
     return any(is_optimized(term) for term in terms.values())
 
@@ -607,7 +607,7 @@ def means(replicas: list[Any]) -> Logs:
     counted = {n: t for n, t in terms.items() if t.per not in sizes or sizes[t.per].any()}
     if counted:
         weighted_loss(counted, sizes, logs)
-    if has_loss(terms) and not has_loss(counted):
+    if _has_loss(terms) and not _has_loss(counted):
         logs.pop("loss", None)
     return {name: value.item() for name, value in logs.items()}
 

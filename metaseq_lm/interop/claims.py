@@ -10,8 +10,8 @@ from metaseq_lm.core.registry import ALL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.tasks.protocols import read_as
 
-KINDS = ("task", "criterion", "model")
-HEADS = "heads."
+_KINDS = ("task", "criterion", "model")
+_HEADS = "heads."
 
 
 def claimed(config: RunConfig, source: object) -> Exported:
@@ -22,7 +22,7 @@ def claimed(config: RunConfig, source: object) -> Exported:
             `source`.
     """
     config = read_as(config)
-    for kind in KINDS:
+    for kind in _KINDS:
         name = getattr(config, kind)._name
         entry = ALL[kind].entry(name)
         # Not an inherited one: a subclass may compute something else.
@@ -54,8 +54,8 @@ def with_exported_heads(
     weights: dict[str, Tensor], claim: Exported
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights without heads that the criterion does not export, and their names."""
-    heads = {name.split(".")[1] for name in weights if name.startswith(HEADS)}
+    heads = {name.split(".")[1] for name in weights if name.startswith(_HEADS)}
     omitted = sorted(heads - set(claim.heads))
-    prefixes = tuple(f"{HEADS}{head}." for head in omitted)
+    prefixes = tuple(f"{_HEADS}{head}." for head in omitted)
     chosen: dict[str, Any] = {n: w for n, w in weights.items() if not n.startswith(prefixes)}
     return chosen if prefixes else weights, omitted

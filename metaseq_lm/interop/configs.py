@@ -19,13 +19,13 @@ SIZES = {
     "intermediate_size": "encoder_ffn_embed_dim",
     "num_attention_heads": "encoder_attention_heads",
 }
-RATES = {
+_RATES = {
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "layer_norm_eps": ("norm_eps", 1e-12),
 }
 # DistilBERT's names of these keys.
-DISTIL_KEYS = {
+_DISTIL_KEYS = {
     "num_hidden_layers": "n_layers",
     "hidden_size": "dim",
     "intermediate_size": "hidden_dim",
@@ -34,7 +34,7 @@ DISTIL_KEYS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "hidden_act": "activation",
 }
-MAX_SIZE = 1000  # of the number of layers and of segment types
+_MAX_SIZE = 1000  # of the number of layers and of segment types
 # Values that options must have, if they are given, because our encoder supports no others.
 FIXED = {
     "hidden_act": "gelu",
@@ -75,10 +75,10 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
             )
         return kind(value)
 
-    architecture = architecture_of(config, source)
+    architecture = _architecture_of(config, source)
     fixed = MODERN_FIXED if architecture.is_modern else FIXED
     if architecture.base == DISTIL:
-        renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
+        renamed = {key: config[name] for key, name in _DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
     for key, default in fixed.items():
         value = architecture.reach == "causal" if key == "is_decoder" else default
@@ -90,12 +90,12 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
     tied = config.get("tie_word_embeddings", True) is not False
     if architecture.is_modern:
         modern = read_modern(config, number, source)
-        check_sizes(modern, modern.encoder_layers, source)
+        _check_sizes(modern, modern.encoder_layers, source)
         rows, pad = number("vocab_size", int), number("pad_token_id", int)
         return ExternalModel(architecture, modern, rows, pad, tied, segments=False)
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
-    options |= {option: number(key, float, default) for key, (option, default) in RATES.items()}
+    options |= {option: number(key, float, default) for key, (option, default) in _RATES.items()}
     extra = config.get(OUR_KEY)
     segments = not (isinstance(extra, dict) and extra.get("segments") == 0)
     segment_types = number("type_vocab_size", int, 2)
@@ -107,20 +107,20 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
     model = TransformerConfig(
         encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
     )
-    check_sizes(model, max(model.encoder_layers, segment_types), source)
+    _check_sizes(model, max(model.encoder_layers, segment_types), source)
     return ExternalModel(architecture, model, number("vocab_size", int), pad, tied, segments)
 
 
-def check_sizes(model: EncoderConfig, largest: int, source: object) -> None:
+def _check_sizes(model: EncoderConfig, largest: int, source: object) -> None:
     """Raise MetaseqError, naming `source`, for sizes that no model has."""
     options = {option: getattr(model, option) for option in (*SIZES.values(), "max_positions")}
     # A small malicious file must not request thousands of layers.
     is_small = min(options.values()) < 1
-    if is_small or largest > MAX_SIZE or model.encoder_embed_dim % model.encoder_attention_heads:
+    if is_small or largest > _MAX_SIZE or model.encoder_embed_dim % model.encoder_attention_heads:
         raise MetaseqError(f"{source}: there is no model with {options}")
 
 
-def architecture_of(config: dict[str, Any], source: object) -> Architecture:
+def _architecture_of(config: dict[str, Any], source: object) -> Architecture:
     """Return the architecture that a `config.json` names; MetaseqError if unknown."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
@@ -146,7 +146,7 @@ def write_config(
     if isinstance(model, ModernConfig):
         return {**values, **modern_values(model, vocabulary), "tie_word_embeddings": tied}
     values |= {key: getattr(model, option) for key, option in SIZES.items()}
-    values |= {key: getattr(model, option) for key, (option, _) in RATES.items()}
+    values |= {key: getattr(model, option) for key, (option, _) in _RATES.items()}
     if base == "electra":
         values["embedding_size"] = model.embed_dim
     segments = model.segments or (1 if base == "roberta" else 2)
@@ -167,7 +167,7 @@ def write_config(
     if base == DISTIL:
         for key in ("type_vocab_size", "layer_norm_eps", OUR_KEY):
             del values[key]
-        values = {DISTIL_KEYS.get(key, key): value for key, value in values.items()}
+        values = {_DISTIL_KEYS.get(key, key): value for key, value in values.items()}
     return values
 
 
@@ -222,12 +222,12 @@ def run_config(
         data=folder,
         save_dir=folder,
         label=external.architecture.name,
-        task=section_with(config.task, {"tokens_per_sample": external.model.max_positions}),
-        model=section_with(config.model, model),
+        task=_section_with(config.task, {"tokens_per_sample": external.model.max_positions}),
+        model=_section_with(config.model, model),
     )
 
 
-def section_with(section: Any, values: dict[str, Any]) -> Any:
+def _section_with(section: Any, values: dict[str, Any]) -> Any:
     """Return a config section with `values` replaced; an untyped section may also get new keys."""
     if is_dataclass(section):
         return replace(section, **values)  # type: ignore[type-var]

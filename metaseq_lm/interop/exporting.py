@@ -35,10 +35,10 @@ from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.facts import labels_of
 
-CARD_FILE = "README.md"
-DISTIL_EPS = 1e-12
-NO_ENCODER = "its classes are encoders of subword tokens with one head, and this model is none"
-SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
+_CARD_FILE = "README.md"
+_DISTIL_EPS = 1e-12
+_NO_ENCODER = "its classes are encoders of subword tokens with one head, and this model is none"
+_SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 
 def export_checkpoint(
@@ -56,8 +56,8 @@ def export_checkpoint(
     the part and its tokenizer. MetaseqError if the library has no such model.
     """
     if name == "main" and f"{EMBEDDINGS[0]}tokens.weight" not in stored.weights:
-        raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
-    folder = data or tokenizer_folder(stored, config)
+        raise MetaseqError(f"{stored.path}: {_NO_ENCODER}")
+    folder = data or _tokenizer_folder(stored, config)
     tokenizer = load_tokenizer(folder)
     part = export_part(stored, config, tokenizer.vocabulary, name, head)
     with new_folder(out) as target:
@@ -65,15 +65,15 @@ def export_checkpoint(
         originals = stored.path.parent.parent / ORIGINALS
         longest = longest_input(part, config)
         card = model_card(stored, config, part.config, head, longest, part.pipeline)
-        write_atomic(target / CARD_FILE, card.encode("utf-8"))
+        write_atomic(target / _CARD_FILE, card.encode("utf-8"))
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
             is_causal = part.foreign.architecture.reach == "causal"
-            length = row_length(part, config)
+            length = _row_length(part, config)
             write_tokenizer(tokenizer, target, part.foreign.model, length, is_causal)
     return part, tokenizer
 
 
-def row_length(part: Part, config: RunConfig) -> int:
+def _row_length(part: Part, config: RunConfig) -> int:
     """Return at how many tokens a fine-tuned model's tokenizer cuts texts; else 0."""
     is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
     return int(config.task.tokens_per_sample) if is_fine_tuned else 0
@@ -85,12 +85,12 @@ def longest_input(part: Part, config: RunConfig) -> str:
     rows = getattr(config.task, "tokens_per_sample", positions)
     if rows == positions:
         return f"{positions} tokens"
-    if row_length(part, config):
+    if _row_length(part, config):
         return f"{rows} tokens, as in its training (its encoder has {positions} positions)"
     return f"{positions} tokens (in its training rows had at most {rows})"
 
 
-def tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
+def _tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
     """Return the folder of a checkpoint's tokenizer, run or data; UsageError if gone."""
     run = stored.path.parent.parent
     folder = run if (run / DICT_FILE).is_file() else Path(config.data)
@@ -120,7 +120,7 @@ def export_part(
     table = f"{main_prefix if main else generator_prefix}tokens"
     tokens = weights.get(f"{table}.weight")
     if tokens is None:
-        raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
+        raise MetaseqError(f"{stored.path}: {_NO_ENCODER}")
     rows = len(vocabulary)
     if isinstance(config.model, EncoderConfig):
         rows = config.model.rows(rows)
@@ -132,8 +132,8 @@ def export_part(
     if stored.manifest.get(KEY) is not None:
         part = _imported_part(stored, name, weights)
     else:
-        part = trained_part(weights, config, vocabulary, stored.path, main)
-        part.config |= label_options(
+        part = _trained_part(weights, config, vocabulary, stored.path, main)
+        part.config |= _label_options(
             part, config, stored, head or getattr(config.task, "labelled", None)
         )
     build(part, stored.path)
@@ -158,7 +158,7 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
     return part
 
 
-def trained_part(
+def _trained_part(
     weights: dict[str, Tensor],
     config: RunConfig,
     vocabulary: Vocabulary,
@@ -203,9 +203,9 @@ def trained_part(
         architecture = choose(weights, model, vocabulary, activation, claim.reach, source)
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
-        if SIZE_OF_GENERATOR not in weights:
+        if _SIZE_OF_GENERATOR not in weights:
             raise MetaseqError(f"{source}: its generator is no masked language model of ours")
-        model = generator_sizes(model, weights)
+        model = _generator_sizes(model, weights)
     tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
     values = write_config(architecture, model, vocabulary, tied)
     original, weights = weights, to_library_form(weights, architecture, activation, source)
@@ -253,7 +253,7 @@ def choose(
         base = "Electra"
     elif layer == "relu":
         # DistilBERT has no segments, and the constant of its layer norms is fixed.
-        base = "DistilBert" if not model.segments and model.norm_eps == DISTIL_EPS else base
+        base = "DistilBert" if not model.segments and model.norm_eps == _DISTIL_EPS else base
     elif base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
         base = "Roberta"
     if isinstance(model, ModernConfig):
@@ -281,7 +281,7 @@ def choose(
     return architecture
 
 
-def label_options(
+def _label_options(
     part: Part, config: RunConfig, stored: Checkpoint, labelled: Any
 ) -> dict[str, Any]:
     """Return the options of `config.json` that name a classifier's outputs for a set."""
@@ -316,9 +316,9 @@ def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -
     source = "model"
     try:
         if not isinstance(vocabulary, Vocabulary) or f"{EMBEDDINGS[0]}tokens.weight" not in weights:
-            raise MetaseqError(f"{source}: {NO_ENCODER}")
+            raise MetaseqError(f"{source}: {_NO_ENCODER}")
         main = {name: w for name, w in weights.items() if not name.startswith("generator.")}
-        trained_part(
+        _trained_part(
             with_one_head(main, next(iter(sets_with_heads(main)), ""), source),
             config,
             vocabulary,
@@ -329,9 +329,9 @@ def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -
     return ""
 
 
-def generator_sizes(model: EncoderConfig, weights: dict[str, Tensor]) -> EncoderConfig:
+def _generator_sizes(model: EncoderConfig, weights: dict[str, Tensor]) -> EncoderConfig:
     """Return the sizes of ELECTRA's generator, whose heads are as wide as the main encoder's."""
-    fc1 = weights[SIZE_OF_GENERATOR]
+    fc1 = weights[_SIZE_OF_GENERATOR]
     width, embed = fc1.shape[1], weights["generator.embeddings.tokens.weight"].shape[1]
     layers = {n for n in weights if re.fullmatch(r"generator\.stack\.layers\.\d+\.fc1\.bias", n)}
     return replace(

@@ -21,12 +21,12 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
 from metaseq_lm.runs.checkpoint import nonfinite
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
-LARGEST_POINTER = 1 << 10  # bytes; Git LFS has such files in the place of large ones
+_LARGEST_POINTER = 1 << 10  # bytes; Git LFS has such files in the place of large ones
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-TORCH_FILE = "pytorch_model.bin"
-TOKENIZER_FILES = (
+_WEIGHTS_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_TORCH_FILE = "pytorch_model.bin"
+_TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spm.model", OPTIONS_FILE, DICT_FILE),
 )
@@ -47,12 +47,12 @@ def read_folder_config(folder: Path) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder; MetaseqError names the file that is missing or damaged."""
-    index, torch_file = folder / INDEX_FILE, folder / TORCH_FILE
+    index, torch_file = folder / _INDEX_FILE, folder / _TORCH_FILE
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-        if path.is_file() and path.stat().st_size < LARGEST_POINTER:
+        if path.is_file() and path.stat().st_size < _LARGEST_POINTER:
             check_text_file(path)
-    if (folder / WEIGHTS_FILE).is_file():
-        tensors = _read_safetensors(folder / WEIGHTS_FILE)
+    if (folder / _WEIGHTS_FILE).is_file():
+        tensors = _read_safetensors(folder / _WEIGHTS_FILE)
     elif index.is_file():
         tensors = {}
         for name in _shards(index):
@@ -60,7 +60,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     elif torch_file.is_file():
         tensors = _read_torch(torch_file)
     else:
-        raise MetaseqError(f"{folder}: neither {WEIGHTS_FILE} nor {TORCH_FILE} is there")
+        raise MetaseqError(f"{folder}: neither {_WEIGHTS_FILE} nor {_TORCH_FILE} is there")
     if nonfinite(tensors):
         raise MetaseqError(f"{folder}: {', '.join(nonfinite(tensors)[:4])} is not finite")
     return tensors
@@ -111,7 +111,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     data = safetensors.torch.save(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"}
     )
-    write_atomic(folder / WEIGHTS_FILE, data)
+    write_atomic(folder / _WEIGHTS_FILE, data)
     write_json(folder / CONFIG_FILE, config)
 
 
@@ -123,7 +123,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
     """Copy the tokenizer files of a folder as they are; returns their names."""
-    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    names = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
     for name in names:
         shutil.copyfile(source / name, target / name)
     return names

@@ -16,13 +16,13 @@ from metaseq_lm.models.transformer.classifiers import POOLER, RANGES, SETS, set_
 from metaseq_lm.models.transformer.encoder import SentenceHead, TokenHead
 from metaseq_lm.models.transformer.span_head import SpanHead
 
-SENTENCE, SPAN, TOKEN = "heads.sentence.", "heads.span.", "heads.token."
+SENTENCE, _SPAN, TOKEN = "heads.sentence.", "heads.span.", "heads.token."
 LABEL_RANGE = "label_range"
 # tanh(x * LINEAR) / LINEAR is x up to rounding for the states of a layer norm; a power of two is
 # exact.
 LINEAR = 2.0**-13
 # From here on, gelu(x) is x in fp32.
-GELU_LINEAR = 6.0
+_GELU_LINEAR = 6.0
 
 
 def sets_with_heads(weights: Mapping[str, Tensor]) -> list[str]:
@@ -67,8 +67,8 @@ def add_fine_tuned_heads(heads: nn.ModuleDict, weights: dict[str, Tensor], activ
     if f"{TOKEN}out.bias" in weights:
         outputs, width = weights[f"{TOKEN}out.weight"].shape
         heads["token"] = TokenHead(width, outputs, 0.0)
-    if f"{SPAN}out.bias" in weights:
-        heads["span"] = SpanHead(weights[f"{SPAN}out.weight"].shape[1])
+    if f"{_SPAN}out.bias" in weights:
+        heads["span"] = SpanHead(weights[f"{_SPAN}out.weight"].shape[1])
 
 
 def to_library_form(
@@ -104,7 +104,7 @@ def to_library_form(
             f"task.pooled=false or task.pooler_activation={architecture.activation} to export it"
         )
     if architecture.activation == "gelu" and not pooled:
-        shift = largest_states(weights).to(out) + GELU_LINEAR
+        shift = _largest_states(weights).to(out) + _GELU_LINEAR
         weights |= {f"{SENTENCE}pooler.weight": identity, f"{SENTENCE}pooler.bias": shift}
         bias = bias - out @ shift
     elif not pooled:
@@ -115,7 +115,7 @@ def to_library_form(
     return {name: weight.float() for name, weight in weights.items()}
 
 
-def largest_states(weights: dict[str, Tensor]) -> Tensor:
+def _largest_states(weights: dict[str, Tensor]) -> Tensor:
     """Return a bound (D,) of the states of a post-LN encoder, from its last layer norm."""
     last = max(int(n.split(".")[3]) for n in weights if n.startswith("encoder.stack.layers."))
     scale, shift = (

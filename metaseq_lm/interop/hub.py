@@ -8,7 +8,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 
 def require_hub(repository: str) -> None:
     """Raise UsageError unless the library, a token and a valid name of a repository are there."""
-    library = hub_library()
+    library = _hub_library()
     try:
         library.utils.validate_repo_id(repository)
     except library.errors.HFValidationError as error:
@@ -25,7 +25,7 @@ def push(folder: Path, repository: str, public: bool) -> str:
         UsageError: The repository is public, and `public` is false.
         MetaseqError: The Hub cannot be reached, or refuses.
     """
-    library = hub_library()
+    library = _hub_library()
     api = library.HfApi()
     later = f"; {folder} is whole, 'hf upload {repository} {folder}' uploads it later"
     try:
@@ -48,7 +48,7 @@ def push(folder: Path, repository: str, public: bool) -> str:
     return address
 
 
-def hub_library() -> Any:
+def _hub_library() -> Any:
     """Return the module huggingface_hub; UsageError if it is not installed."""
     try:
         import huggingface_hub.errors

@@ -34,11 +34,11 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
     """
     read_folder_config(source)  # its complaint comes before that of the tokenizer
     tokenizer = load_tokenizer(source)
-    part = load_part(source, tokenizer)
+    part = _load_part(source, tokenizer)
     parts, weights, sharing = {"main": part}, dict(part.weights), "embeddings"
     if generator is not None:
-        other = load_part(generator, tokenizer, main=False)
-        check_generator(part, other, generator)
+        other = _load_part(generator, tokenizer, main=False)
+        _check_generator(part, other, generator)
         parts["generator"] = other
         weights, sharing = join(part, other)
     generator_config = parts["generator"].foreign if generator else None
@@ -61,7 +61,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         checkpoint.save(folder / "checkpoints", 0, weights, state, manifest)
 
 
-def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
+def _load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     """Read one model; MetaseqError if it is none that we have, or of another vocabulary."""
     config = read_folder_config(folder)
     foreign = read_config(config, folder / CONFIG_FILE)
@@ -79,7 +79,7 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     return part
 
 
-def check_generator(main: Part, other: Part, folder: Path) -> None:
+def _check_generator(main: Part, other: Part, folder: Path) -> None:
     """Raise if `other` cannot be the generator of `main` (sizes: Clark et al. 2020, section 3)."""
     if main.foreign.architecture.heads != ("rtd",):
         raise UsageError(

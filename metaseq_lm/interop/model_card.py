@@ -10,7 +10,7 @@ from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.runs.checkpoint import Checkpoint
 
 # The end of a class's name, the pipeline that takes it, and the class that opens any such folder.
-PIPELINES = {
+_PIPELINES = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
     "ForCausalLM": ("text-generation", "AutoModelForCausalLM"),
     "LMHeadModel": ("text-generation", "AutoModelForCausalLM"),
@@ -37,7 +37,7 @@ def model_card(
     inputs may be; without `has_pipeline` no pipeline of transformers does what was trained.
     """
     name = model["architectures"][0]
-    pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))
+    pipeline, opener = next(p for end, p in _PIPELINES.items() if name.endswith(end))
     task, criterion = config.task._name, config.criterion._name
     labels = [json.dumps(label, ensure_ascii=False) for label in model.get("label2id", ())]
     title = config.label or Path(config.save_dir).name or task

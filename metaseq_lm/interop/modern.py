@@ -18,7 +18,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 # Key under which config.json holds what the keys of transformers cannot express.
 OUR_KEY = "metaseq_lm"
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 SIZES = {
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
@@ -28,7 +28,7 @@ SIZES = {
     "local_attention": "local_window",
 }
 # Of these the library has a default.
-RATES = {
+_RATES = {
     "embedding_dropout": ("dropout", 0.0),
     "attention_dropout": ("attention_dropout", 0.0),
     "mlp_dropout": ("activation_dropout", 0.0),
@@ -44,9 +44,9 @@ FIXED = {
     "classifier_activation": "gelu",
     "is_encoder_decoder": False,
 }
-THETAS = {
-    GLOBAL: ("global_theta", "global_rope_theta", 160_000.0),
-    LOCAL: ("local_theta", "local_rope_theta", 10_000.0),
+_THETAS = {
+    _GLOBAL: ("global_theta", "global_rope_theta", 160_000.0),
+    _LOCAL: ("local_theta", "local_rope_theta", 10_000.0),
 }
 Number = Callable[..., Any]  # reads a number of config.json: key, type, default
 
@@ -54,9 +54,9 @@ Number = Callable[..., Any]  # reads a number of config.json: key, type, default
 def read_modern(config: dict[str, Any], number: Number, source: object) -> ModernConfig:
     """Return the options of a `config.json`; MetaseqError naming `source` for others than ours."""
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
-    options |= {option: number(key, float, default) for key, (option, default) in RATES.items()}
-    for key, (option, old_key, default) in THETAS.items():
-        options[option] = theta_of(config, key, config.get(old_key, default), source)
+    options |= {option: number(key, float, default) for key, (option, default) in _RATES.items()}
+    for key, (option, old_key, default) in _THETAS.items():
+        options[option] = _theta_of(config, key, config.get(old_key, default), source)
     gate = config.get("hidden_activation", "gelu")
     if gate not in ACTIVATED:
         raise MetaseqError(
@@ -76,7 +76,7 @@ def read_modern(config: dict[str, Any], number: Number, source: object) -> Moder
     )
 
 
-def theta_of(config: dict[str, Any], key: str, default: Any, source: object) -> float:
+def _theta_of(config: dict[str, Any], key: str, default: Any, source: object) -> float:
     """Return the base of the rotary positions of a kind of layer; MetaseqError if not supported."""
     kinds = config.get("rope_parameters") or {}
     rope = (kinds.get(key) or {}) if isinstance(kinds, dict) else kinds
@@ -98,12 +98,12 @@ def global_every(config: dict[str, Any], layers: int, source: object) -> int:
         if isinstance(every, int) and every > 0:
             return every
     elif isinstance(kinds, list) and len(kinds) == layers:
-        every = next((n for n in range(1, layers) if kinds[n] == GLOBAL), layers)
-        if kinds == [LOCAL if n % every else GLOBAL for n in range(layers)]:
+        every = next((n for n in range(1, layers) if kinds[n] == _GLOBAL), layers)
+        if kinds == [_LOCAL if n % every else _GLOBAL for n in range(layers)]:
             return every
     raise MetaseqError(
-        f"{source}: layer_types is {str(kinds)[:60]}; supported is one {GLOBAL} for each of "
-        f"{layers} layers, or at the start and after equal numbers of {LOCAL}"
+        f"{source}: layer_types is {str(kinds)[:60]}; supported is one {_GLOBAL} for each of "
+        f"{layers} layers, or at the start and after equal numbers of {_LOCAL}"
     )
 
 
@@ -111,16 +111,16 @@ def modern_values(model: ModernConfig, vocabulary: Vocabulary) -> dict[str, Any]
     """Return the content of `config.json` but for the class and tied weights."""
     first = vocabulary.cls() if vocabulary.task_tokens else vocabulary.sep
     values: dict[str, Any] = {key: getattr(model, option) for key, option in SIZES.items()}
-    values |= {key: getattr(model, option) for key, (option, _) in RATES.items()}
+    values |= {key: getattr(model, option) for key, (option, _) in _RATES.items()}
     values |= FIXED | {
         "vocab_size": model.rows(len(vocabulary)),
         "hidden_activation": model.gate,
         "layer_types": [
-            LOCAL if model.scope(n).window else GLOBAL for n in range(model.encoder_layers)
+            _LOCAL if model.scope(n).window else _GLOBAL for n in range(model.encoder_layers)
         ],
         "rope_parameters": {
             key: {"rope_type": "default", "rope_theta": getattr(model, option)}
-            for key, (option, _, _) in THETAS.items()
+            for key, (option, _, _) in _THETAS.items()
         },
         "pad_token_id": vocabulary.pad,
         "bos_token_id": first,

@@ -14,8 +14,8 @@ LAYER = {
     "fc2": ("output.dense",),
     "ffn_norm": ("output.LayerNorm",),
 }
-PRE_LN_LAYER = LAYER | {"attention_norm": ("attention.ln",), "ffn_norm": ("ln",)}
-DISTIL_LAYER = {
+_PRE_LN_LAYER = LAYER | {"attention_norm": ("attention.ln",), "ffn_norm": ("ln",)}
+_DISTIL_LAYER = {
     "attention.in_proj": tuple(f"attention.{part}_lin" for part in "qkv"),
     "attention.out_proj": ("attention.out_lin",),
     "attention_norm": ("sa_layer_norm",),
@@ -77,8 +77,8 @@ HEADS[DISTIL] = {
     "token": {"out": "classifier"},
     "span": {"out": "qa_outputs"},
 }
-MODERN, MODERN_DECODER = "modernbert", "modernbert-decoder"
-MODERN_LAYER: Mapping = {
+MODERN, _MODERN_DECODER = "modernbert", "modernbert-decoder"
+_MODERN_LAYER: Mapping = {
     "attention.in_proj": ("attn.Wqkv",),
     "attention.out_proj": ("attn.Wo",),
     "attention_norm": ("attn_norm",),
@@ -86,10 +86,10 @@ MODERN_LAYER: Mapping = {
     "fc2": ("mlp.Wo",),
     "ffn_norm": ("mlp_norm",),
 }
-MODERN_DECODER_LAYER = MODERN_LAYER | {
+_MODERN_DECODER_LAYER = _MODERN_LAYER | {
     "attention.in_proj": tuple(f"attn.{part}_proj" for part in "qkv")
 }
-for base, module in ((MODERN, "head"), (MODERN_DECODER, "lm_head")):
+for base, module in ((MODERN, "head"), (_MODERN_DECODER, "lm_head")):
     HEADS[base] = {
         "lm": {
             "dense": f"{module}.dense",
@@ -109,7 +109,7 @@ COPIES = {
 # Without tied weights the head's bias is the other one of the two.
 TWINS = COPIES | {original: copy for copy, original in COPIES.items()}
 CONSTANTS = re.compile(r"\w+\.embeddings\.(position_ids|token_type_ids)")
-BASE_PARTS = (
+_BASE_PARTS = (
     *("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler."),
     *("layers.", "final_norm."),
 )
@@ -144,7 +144,7 @@ class Architecture:
     @property
     def is_modern(self) -> bool:
         """Whether it has rotary positions, gated networks, and no biases."""
-        return self.base in (MODERN, MODERN_DECODER)
+        return self.base in (MODERN, _MODERN_DECODER)
 
     @property
     def has_segments(self) -> bool:
@@ -159,10 +159,10 @@ class Architecture:
     def layer(self) -> Mapping:
         """The table of the parameters of a layer."""
         tables: dict[str, Mapping] = {
-            MEGATRON: PRE_LN_LAYER,
-            DISTIL: DISTIL_LAYER,
-            MODERN: MODERN_LAYER,
-            MODERN_DECODER: MODERN_DECODER_LAYER,
+            MEGATRON: _PRE_LN_LAYER,
+            DISTIL: _DISTIL_LAYER,
+            MODERN: _MODERN_LAYER,
+            _MODERN_DECODER: _MODERN_DECODER_LAYER,
         }
         return tables.get(self.base, LAYER)
 
@@ -213,7 +213,7 @@ ARCHITECTURES = {
         Architecture("ElectraForQuestionAnswering", "electra", ("span",)),
         Architecture("ModernBertModel", MODERN),
         Architecture("ModernBertForMaskedLM", MODERN, ("lm",)),
-        Architecture("ModernBertDecoderForCausalLM", MODERN_DECODER, ("lm",), "causal"),
+        Architecture("ModernBertDecoderForCausalLM", _MODERN_DECODER, ("lm",), "causal"),
     )
 }
 
@@ -222,7 +222,7 @@ def canonical(name: str, prefix: str) -> str:
     """Return the present name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"{prefix}.{name}" if name.startswith(BASE_PARTS) else name
+    return f"{prefix}.{name}" if name.startswith(_BASE_PARTS) else name
 
 
 def optional_names(base: str) -> set[str]:

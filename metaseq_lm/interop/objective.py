@@ -28,12 +28,12 @@ from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 
 ROWS = 8
-ENGINE = [
+_ENGINE = [
     *("engine.device=cpu", "engine.precision=fp32", f"engine.micro_batch_size={ROWS}"),
     *("engine.parallel=replicate", "engine.recompute=none", "engine.compile=false"),
 ]
-WHOLE_HEADS = ("lm", "rtd")  # of others the output layer alone is exchanged
-SPAN = ("start", "end")
+_WHOLE_HEADS = ("lm", "rtd")  # of others the output layer alone is exchanged
+_SPAN = ("start", "end")
 
 
 def check_objective(
@@ -61,9 +61,9 @@ def check_objective(
     """
     name = part.foreign.architecture.name
     try:
-        parts = open_run(path, data, user_dir, [*overrides, *ENGINE])
+        parts = open_run(path, data, user_dir, [*overrides, *_ENGINE])
         parts = replace(parts, task=task_read_as(parts.task))
-        passes = first_rows(parts, labelled)
+        passes = _first_rows(parts, labelled)
     except MetaseqError as error:
         return f"{folder}: its objective was not compared, because its rows cannot be read: {error}"
     kind = getattr(library(), name)
@@ -92,7 +92,7 @@ def check_objective(
     )
 
 
-def first_rows(parts: Parts, labelled: str) -> Passes:
+def _first_rows(parts: Parts, labelled: str) -> Passes:
     """Return the first rows of each stream of the validation split, or of a labelled set's."""
     task, split = parts.task, parts.config.trainer.valid_split or "valid"
     streams = (task.single_pass if isinstance(task, ScoresTraining) else task.build_streams)(split)
@@ -108,16 +108,16 @@ class Comparison:
 
     def __init__(self, parts: Parts, part: Part, model: nn.Module, labelled: str) -> None:
         self.parts = parts
-        self.encoder = LibraryEncoder(part, model, encoder_of(parts.model).embeddings)
+        self.encoder = LibraryEncoder(part, model, _encoder_of(parts.model).embeddings)
         self.module_paths = {
-            head: module_path_of(parts.model, head, labelled)
+            head: _module_path_of(parts.model, head, labelled)
             for head in part.foreign.architecture.heads
         }
 
     def differences(self, passes: Passes) -> dict[str, float]:
         """Return the largest difference of the outputs of each head and of each loss."""
         outputs: list[Tensor] = []
-        with hooked(
+        with _hooked(
             self.parts.model, self.module_paths, lambda head, output: outputs.append(output)
         ):
             ours = self.losses(passes)
@@ -135,7 +135,7 @@ class Comparison:
             differences[key] = max(differences.get(key, 0.0), largest)
 
         self.exchange()
-        with hooked(self.parts.model, self.module_paths, compare):
+        with _hooked(self.parts.model, self.module_paths, compare):
             theirs = self.losses(passes)
         for name, loss in ours.items() if differences else ():
             difference = abs(loss - theirs[name]) / max(1.0, abs(loss))
@@ -155,7 +155,7 @@ class Comparison:
 
     def exchange(self) -> None:
         """Replace the encoder by the library's model, and heads by columns of its states."""
-        model, encoder = self.parts.model, encoder_of(self.parts.model)
+        model, encoder = self.parts.model, _encoder_of(self.parts.model)
         for module in model.modules():  # one that shares the layers of the encoder keeps them
             if module is not encoder and getattr(module, "stack", module) is None:
                 module.stack = encoder.stack
@@ -169,21 +169,21 @@ class Comparison:
         model.encoder = self.encoder
 
 
-def encoder_of(model: nn.Module) -> Any:
+def _encoder_of(model: nn.Module) -> Any:
     """Return the encoder of a net, which all nets that can be exported call so."""
     return model.encoder
 
 
-def module_path_of(model: nn.Module, head: str, labelled: str) -> str:
+def _module_path_of(model: nn.Module, head: str, labelled: str) -> str:
     """Return the name of the module whose output is that of a head in the library's class."""
     heads = model.heads
     if isinstance(heads, SetHeads):
         return SETS + module_name(labelled or heads.names[0])
-    return f"heads.{head}" if head in WHOLE_HEADS else f"heads.{head}.out"
+    return f"heads.{head}" if head in _WHOLE_HEADS else f"heads.{head}.out"
 
 
 @contextmanager
-def hooked(model: nn.Module, module_paths: dict[str, str], record: Any) -> Iterator[None]:
+def _hooked(model: nn.Module, module_paths: dict[str, str], record: Any) -> Iterator[None]:
     """Call `record(head, output)` after each call of the modules at `module_paths` inside."""
 
     def hook(head: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -232,7 +232,7 @@ class LibraryEncoder(nn.Module):
             outputs["sentence"] = (outputs["sentence"] - label_range[0]) / label_range[1]
         states, at = [], 0
         for head in self.part.foreign.architecture.heads:
-            parts = [outputs[name] for name in (SPAN if head == "span" else (head,))]
+            parts = [outputs[name] for name in (_SPAN if head == "span" else (head,))]
             if head in ("sentence", "next_sentence"):
                 parts = [p.unsqueeze(1).expand(-1, length, -1) for p in parts]
             elif head in ("rtd", "span"):

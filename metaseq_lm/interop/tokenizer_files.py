@@ -19,7 +19,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.folders import write_json
 
 # What str.split() takes for white space; the library's own idea of it is a little smaller.
-WHITE_SPACE = (
+_WHITE_SPACE = (
     "[\\x{09}-\\x{0d}\\x{1c}-\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
     "\\x{202f}\\x{205f}\\x{3000}]+"
 )
@@ -40,7 +40,7 @@ def write_tokenizer(
     go on. Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a
     kind that the library cannot hold.
     """
-    library = library_tokenizer(tokenizer)
+    library = _library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary
     library.add_special_tokens([vocabulary.symbols[i] for i in vocabulary.specials])
     library.post_processor = template(vocabulary, row_length > 0, is_causal)
@@ -94,7 +94,7 @@ def template(
     return processors.TemplateProcessing(f"{first} {sep}", f"{first} {between}", specials)
 
 
-def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def _library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """Return the same tokenizer as one of the `tokenizers` library; MetaseqError if it has none."""
     if isinstance(tokenizer, PackedTokenizer):
         return tokenizers.Tokenizer.from_str(tokenizer.model_bytes().decode("utf-8"))
@@ -108,7 +108,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
             models.WordLevel(ids, unk_token=vocabulary.symbols[vocabulary.unk])
         )
         by_character = tokenizer.name == "char"
-        cut = tokenizers.Regex("[\\s\\S]" if by_character else WHITE_SPACE)
+        cut = tokenizers.Regex("[\\s\\S]" if by_character else _WHITE_SPACE)
         library.pre_tokenizer = pre_tokenizers.Split(cut, "isolated" if by_character else "removed")
         if by_character:
             library.decoder = decoders.Fuse()

@@ -63,7 +63,7 @@ from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
 
-ADDED, PREDICTIONS = "added", "predictions"  # what an archive says besides its runs
+_ADDED, PREDICTIONS = "added", "predictions"  # what an archive says besides its runs
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LeagueRuns:
         """Return the runs of an objective in a phase, at all budgets or at one."""
         label = label_of(phase, objective.name)
         chosen = [run for run in self.runs if run.values["label"] == label]
-        return chosen if budget is None else [r for r in chosen if budget_of(r) == budget]
+        return chosen if budget is None else [r for r in chosen if _budget_of(r) == budget]
 
     def rows(self) -> list[Row]:
         """Return the rows that have final runs, in the order of the plan.
@@ -124,7 +124,7 @@ class LeagueRuns:
             control_name=objective.control or "",
             tuning=self.tuning(objective, budget, runs[0]),
             added=objective.name in {item.name for item in self.contents.additions},
-            shipped=setting_of(runs[0]) in self.shipped,
+            shipped=_setting_of(runs[0]) in self.shipped,
         )
 
     def tuning(self, objective: Objective, budget: float, run: Run) -> Choice | None:
@@ -263,7 +263,7 @@ class LeagueRuns:
             scores["shuffled"],
             standing.findings,
             row.shipped,
-            mean_updates(row.scored),
+            _mean_updates(row.scored),
             sds_of_choice={name: sd for name, sd in chosen.items() if sd is not None},
             items=items[0],
             untrained_items=items[1],
@@ -336,7 +336,7 @@ class LeagueRuns:
         for objective in self.plan.objectives:
             if runs := self.of(objective, TUNE):
                 flops = sum(run.costs["flops"] or 0.0 for run in runs)
-                tuned = {budget_of(run) for run in runs}
+                tuned = {_budget_of(run) for run in runs}
                 planned = sum(self.plan.trials(objective, budget) for budget in tuned)
                 by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
                 wider = f", {len(runs) - planned} of them beyond the first grid"
@@ -377,13 +377,13 @@ def predict_rungs(
             reasons.append(f"{name}: all budgets of the plan have runs")
         for budget in dict.fromkeys(budgets or free[:1]):
             try:
-                predictions.append(predict_rung(league, standings, objective, budget))
+                predictions.append(_predict_rung(league, standings, objective, budget))
             except UsageError as error:
                 reasons.append(f"{name} at {flops_text(budget)}: {error}")
     return predictions, reasons
 
 
-def predict_rung(
+def _predict_rung(
     league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
 ) -> Registered:
     """Return the prediction of an objective at a budget of which it has no runs.
@@ -402,13 +402,13 @@ def predict_rung(
     return Registered(prediction, present_time(), league.contents.plan.hash, code_hash(None))
 
 
-def mean_updates(runs: Sequence[Run]) -> float | None:
+def _mean_updates(runs: Sequence[Run]) -> float | None:
     """Return the mean number of updates of runs, None if none is recorded."""
     counts = [run.results["updates"] for run in runs if run.results and "updates" in run.results]
     return sum(counts) / len(counts) if counts else None
 
 
-def budget_of(run: Run) -> float:
+def _budget_of(run: Run) -> float:
     """Return the budget of a run, 0 without one."""
     return float(run.values.get(BUDGET) or 0)
 
@@ -422,31 +422,31 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """
     folder.check_plans(contents.plan.hash)
     predictions = read_predictions(folder.path)
-    check_predictions(predictions, FILE, contents.plan)
+    _check_predictions(predictions, FILE, contents.plan)
     runs = folder.runs()
     shipped = read_archived(contents)
     contents = replace(shipped.contents, prices={**shipped.contents.prices, **contents.prices})
     predictions += [item for item in shipped.predictions if item not in predictions]
-    local = {setting_of(run) for run in runs}
+    local = {_setting_of(run) for run in runs}
     whole = complete(runs, contents.extended)
     incomplete = (local - whole) & shipped.shipped
-    runs = [run for run in runs if setting_of(run) not in incomplete]
-    archived = [run for run in shipped.runs if setting_of(run) not in local - incomplete]
+    runs = [run for run in runs if _setting_of(run) not in incomplete]
+    archived = [run for run in shipped.runs if _setting_of(run) not in local - incomplete]
     corpus = shipped.corpus
     with suppress(MetaseqError, OSError):  # the data may not be there
         shifted = contents.plan.controls.shifted_valid
         corpus = read_corpus(data_folder(contents.plan, folder.data), shifted)
     return LeagueRuns(
         contents,
-        with_means(contents, [*archived, *runs]),
+        _with_means(contents, [*archived, *runs]),
         corpus,
-        frozenset(map(setting_of, archived)),
+        frozenset(map(_setting_of, archived)),
         frozenset(incomplete),
         tuple(sorted(predictions, key=lambda item: item.time)),
     )
 
 
-def check_predictions(predictions: Sequence[Registered], source: str, plan: Plan) -> None:
+def _check_predictions(predictions: Sequence[Registered], source: str, plan: Plan) -> None:
     """Raise UsageError, which names the source and the line, for a prediction of another plan."""
     plans = {f"{source}, line {i}": item.plan for i, item in enumerate(predictions, 1)}
     check_plans(plans, plan.hash, "prediction")
@@ -454,7 +454,7 @@ def check_predictions(predictions: Sequence[Registered], source: str, plan: Plan
 
 def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     """Return label and budget of runs that are over with all seeds and first values of a plan."""
-    over = Counter(setting_of(run) for run in runs if run.status in ("finished", "diverged"))
+    over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))
     needed: dict[str, int] = {}
     tuned: dict[str, Objective] = {}
     for objective in plan.objectives:
@@ -484,7 +484,7 @@ def read_league(place: Path) -> LeagueRuns:
     return read_archived(Contents(*read_plan(place), archive=str(file) if file else None))
 
 
-def archive_of(contents: Contents) -> Path | None:
+def _archive_of(contents: Contents) -> Path | None:
     """Return the archive of a plan, which may be gone; None if it never had one."""
     return Path(contents.archive) if contents.archive else shipped_archive(contents.plan)
 
@@ -494,20 +494,20 @@ def with_archived(contents: Contents) -> Contents:
 
     Raises MetaseqError if the archive is damaged.
     """
-    file = archive_of(contents)
+    file = _archive_of(contents)
     if file is None or not file.exists():
         return contents
     about = archive.read_about(file)
-    return with_those_of(contents, file, about) if is_of(contents.plan, about) else contents
+    return _with_those_of(contents, file, about) if _is_of(contents.plan, about) else contents
 
 
-def with_those_of(contents: Contents, file: Path, about: Mapping[str, str]) -> Contents:
+def _with_those_of(contents: Contents, file: Path, about: Mapping[str, str]) -> Contents:
     """Return contents with the objectives that were added in an archive, given its facts."""
-    records = archive.read_fact(file, about, ADDED, [ADDED_SCHEMA, ...], "[]")
+    records = archive.read_fact(file, about, _ADDED, [ADDED_SCHEMA, ...], "[]")
     return replace(contents, archived=tuple(map(Added.of, records)))
 
 
-def is_of(plan: Plan, about: Mapping[str, str]) -> bool:
+def _is_of(plan: Plan, about: Mapping[str, str]) -> bool:
     """Return whether the facts of an archive are those of the archive of a plan."""
     return about.get("plan") == plan.hash
 
@@ -522,47 +522,47 @@ def read_archived(contents: Contents) -> LeagueRuns:
         UsageError: A run is of another plan.
         MetaseqError: The archive is damaged.
     """
-    file = archive_of(contents)
+    file = _archive_of(contents)
     if file is None:
         return LeagueRuns(contents, ())
     if not file.exists():
         say(f"metaseq-lm: warning: {file} is gone, so its runs are left out")
         return LeagueRuns(contents, ())
     about = archive.read_about(file)
-    if not is_of(contents.plan, about):
+    if not _is_of(contents.plan, about):
         say(
             f"metaseq-lm: warning: {file} is of another plan ({about.get('plan')}), so its runs "
             "are left out"
         )
         return LeagueRuns(contents, ())
     prices = archive.read_fact(file, about, "prices", PRICES, "{}")
-    contents = with_those_of(contents, file, about)
-    runs = with_means(contents, archive.read(file))
+    contents = _with_those_of(contents, file, about)
+    runs = _with_means(contents, archive.read(file))
     check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
     source = f"{file}, predictions"
     predictions = parse_lines(about.get(PREDICTIONS, ""), source)
-    check_predictions(predictions, source, contents.plan)
+    _check_predictions(predictions, source, contents.plan)
     local = {item.key for item in contents.added}
     hidden = [item.name for item in contents.archived if item.key in local]
-    labels = labels_of(hidden)
+    labels = _labels_of(hidden)
     runs = tuple(run for run in runs if run.values["label"] not in labels)
     return LeagueRuns(
         replace(contents, prices={k: float(x) for k, x in prices.items() if k not in hidden}),
         runs,
         from_about(file, about),
-        frozenset(map(setting_of, runs)),
+        frozenset(map(_setting_of, runs)),
         predictions=tuple(p for p in predictions if p.prediction.objective not in hidden),
     )
 
 
-def with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
+def _with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
     """Return runs with the metrics of the plan that are means of others."""
     return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
 
 
-def setting_of(run: Run) -> tuple[str, float]:
+def _setting_of(run: Run) -> tuple[str, float]:
     """Return label and budget, which runs of other seeds share."""
-    return run.values["label"], budget_of(run)
+    return run.values["label"], _budget_of(run)
 
 
 def write_archive(path: Path, league: LeagueRuns) -> None:
@@ -573,12 +573,12 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     """
     contents = league.contents
     names = [objective.name for objective in league.plan.objectives]
-    labels = labels_of(names)
+    labels = _labels_of(names)
     runs = [run for run in league.runs if run.values["label"] in labels]
     prices = {name: contents.prices[name] for name in names if name in contents.prices}
     about = {"plan": contents.plan.hash, "prices": json.dumps(prices)}
     if contents.additions:
-        about[ADDED] = json.dumps([item.portable.record for item in contents.additions])
+        about[_ADDED] = json.dumps([item.portable.record for item in contents.additions])
     if league.corpus:
         about["corpus"] = league.corpus.as_text()
     predictions = [item for item in league.predictions if item.prediction.objective in names]
@@ -587,7 +587,7 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     archive.write(path, runs, about)
 
 
-def labels_of(names: Iterable[str]) -> set[str]:
+def _labels_of(names: Iterable[str]) -> set[str]:
     """Return the labels of the runs of objectives, in all phases."""
     return {label_of(phase, name) for name in names for phase in PHASES}
 

@@ -15,7 +15,7 @@ from metaseq_lm.league.standings import VOID, Context, Finding, Row, metric_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import OVERALL
 
-LEVEL = 1e-3  # probability of an honest accuracy so far above its bound
+_LEVEL = 1e-3  # probability of an honest accuracy so far above its bound
 ROWS = "task.tokens_per_sample"
 
 
@@ -71,7 +71,7 @@ def is_above(accuracy: float, bound: float, items: int) -> bool:
 
     # The number of correct items need not be whole in a mean over seeds: rounded down.
     correct = math.floor(accuracy * items + 1e-6)
-    return bool(correct > items or binom.sf(correct - 1, items, bound) < LEVEL)
+    return bool(correct > items or binom.sf(correct - 1, items, bound) < _LEVEL)
 
 
 def below_entropy(row: Row, context: Context) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
 
-MARKS = {BETTER: "+", WORSE: "-", EQUIVALENT: "=", UNDECIDED: ""}
+_MARKS = {BETTER: "+", WORSE: "-", EQUIVALENT: "=", UNDECIDED: ""}
 # With the baseline, and of further verdicts of the same sentence.
-PHRASES = {
+_PHRASES = {
     BETTER: ("better than {} in", "better in"),
     WORSE: ("worse than {} in", "worse in"),
     EQUIVALENT: ("equivalent to {} in", "equivalent in"),
@@ -41,7 +41,7 @@ def kind_mark(entry: Entry, kind: Metric) -> str:
     if entry.about(kind.name, VOID, REFUSE):
         return ""
     stated = entry.stated_of(kind.name)
-    return MARKS[stated.verdict if stated else UNDECIDED] + DOUBT * bool(
+    return _MARKS[stated.verdict if stated else UNDECIDED] + DOUBT * bool(
         entry.about(kind.name, FLAG)
     )
 
@@ -55,14 +55,14 @@ def describe_kinds(standings: Standings, objective: str) -> str:
     if not compared:
         return ""
     entry = max(compared, key=lambda entry: entry.budget)
-    groups: dict[str, list[str]] = {verdict: [] for verdict in PHRASES}
+    groups: dict[str, list[str]] = {verdict: [] for verdict in _PHRASES}
     for kind in standings.kinds:
         stated = entry.stated_of(kind.name)
         groups[stated.verdict if stated else NONE].append(short_name(kind))
     texts: list[str] = []
     for verdict, names in groups.items():
         if names:
-            phrase = PHRASES[verdict][bool(texts)].format(standings.baseline)
+            phrase = _PHRASES[verdict][bool(texts)].format(standings.baseline)
             texts.append(f"{phrase} {listed(names)}")
     at = f" at {flops_text(entry.budget)} FLOPs" * (len(standings.budgets) > 1)
     return f"{objective}{at}: {', '.join(texts)}"

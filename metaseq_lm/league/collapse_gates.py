@@ -14,7 +14,7 @@ RANK = ".last.effective_rank"  # metrics of the suite probe
 _FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
 _FEWER_ERRORS = 1.64  # standard errors that one in 20 exceeds: of further seeds of a collapsed row
 _DEVIATIONS = 5  # median absolute deviations of the losses of a row
-LOST = 0.5  # of what the row gained since the first validation
+_LOST = 0.5  # of what the row gained since the first validation
 FEWEST = 4  # seeds whose median is not moved by one of them
 
 Seeds = dict[int | None, float]
@@ -118,6 +118,6 @@ def _strayed_seeds(row: Row) -> Seeds:
     median = float(np.median(last))
     usual = float(np.median(np.abs(np.array(last) - median)))
     gained = max(0.0, float(np.median(first)) - median)
-    least = max(_DEVIATIONS * usual, LOST * gained)
+    least = max(_DEVIATIONS * usual, _LOST * gained)
     gaps = {seed: float(values[-1]) - median for seed, values in curves.items()}
     return {seed: gap for seed, gap in gaps.items() if gap > least}

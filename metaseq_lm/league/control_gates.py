@@ -26,8 +26,8 @@ from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
 
 SYNTAXGYM = "syntaxgym"  # the suite
-GUESSES = ("chance", "majority")  # references that no model is needed for
-COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references of counted words
+_GUESSES = ("chance", "majority")  # references that no model is needed for
+_COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references of counted words
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
@@ -35,14 +35,14 @@ def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
 
     A mean of metrics has the means of the references that all of its parts have.
     """
-    return next((levels for run in runs if (levels := references_of_run(run, metric))), {})
+    return next((levels for run in runs if (levels := _references_of_run(run, metric))), {})
 
 
-def references_of_run(run: Run, metric: str) -> Mapping[str, float]:
+def _references_of_run(run: Run, metric: str) -> Mapping[str, float]:
     """Return the references of a metric that a run recorded, see `references`."""
     if metric in run.means:
-        levels = [references_of_run(run, part) for part in run.means[metric]]
-        return mean_levels(levels) if all(levels) else {}
+        levels = [_references_of_run(run, part) for part in run.means[metric]]
+        return _mean_levels(levels) if all(levels) else {}
     suite = run.suite_of(metric)
     return {} if suite is None else levels_of(suite, metric.partition(".")[2])
 
@@ -52,16 +52,16 @@ def ceiling(runs: Sequence[Run], metric: str) -> float | None:
 
     Of a mean of metrics it is the mean of its parts'.
     """
-    return next((top for run in runs if (top := ceiling_of_run(run, metric)) is not None), None)
+    return next((top for run in runs if (top := _ceiling_of_run(run, metric)) is not None), None)
 
 
-def ceiling_of_run(run: Run, metric: str) -> float | None:
+def _ceiling_of_run(run: Run, metric: str) -> float | None:
     """Return the score of the exact reader of what a run's model sees, see `ceiling`."""
     if metric in run.means:
-        tops = [ceiling_of_run(run, part) for part in run.means[metric]]
+        tops = [_ceiling_of_run(run, part) for part in run.means[metric]]
         known = [top for top in tops if top is not None]
         return math.fsum(known) / len(known) if len(known) == len(tops) > 0 else None
-    return exact_of(run, run.suite_of(metric), references_of_run(run, metric))
+    return exact_of(run, run.suite_of(metric), _references_of_run(run, metric))
 
 
 def exact_of(run: Run, suite: SuiteResults | None, levels: Mapping[str, float]) -> float | None:
@@ -82,7 +82,7 @@ def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:
         return suite.references.get(metric, {})
     group, _, name = metric.removesuffix(MACRO).rpartition(".")
     levels = [suite.references.get(f"{inner}.{name}", {}) for inner in averaged(suite, group)]
-    return mean_levels(levels) if levels else {}
+    return _mean_levels(levels) if levels else {}
 
 
 def averaged(suite: SuiteResults, group: str) -> list[str]:
@@ -97,7 +97,7 @@ def averaged(suite: SuiteResults, group: str) -> list[str]:
     return [name for name in inner if not any(x.startswith(name + SEPARATOR) for x in inner)]
 
 
-def mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of the references that all have."""
     common = [name for name in levels[0] if all(name in others for others in levels)]
     return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
@@ -120,7 +120,7 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
         level = "at the level of" if not result.sign else side(not lower)
         reason = f"{metric} is {level} the untrained model ({result.text})"
         chance = references(row.scored, metric).get("chance")
-        if result.sign < 0 and chance is not None and is_below(scores, chance, lower):
+        if result.sign < 0 and chance is not None and _is_below(scores, chance, lower):
             reason += (
                 f"; it is below chance, {number(chance)}, too: the model follows a rule that these "
                 "items contradict"
@@ -135,8 +135,8 @@ def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
     Such objectives differ in training alone, as in the share of masked tokens. It is said once, of
     the first row.
     """
-    results = suite_metrics(row.untrained)
-    same = [other for other in context.rows if suite_metrics(other.untrained) == results]
+    results = _suite_metrics(row.untrained)
+    same = [other for other in context.rows if _suite_metrics(other.untrained) == results]
     names = list(dict.fromkeys(other.objective for other in same))
     if results and len(names) > 1 and same[0] is row:
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
@@ -144,7 +144,7 @@ def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("shared control", NOTE, reason)
 
 
-def suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
+def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
     """Return the metrics of suites of runs that finished, by seed."""
     metrics: dict[Any, list[Mapping[str, float]]] = {}
     for run in finished(runs):
@@ -154,7 +154,7 @@ def suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
 
 def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
     """The loss improves on that of the untrained model while a score falls below it."""
-    result = compare(best_losses(row.scored), best_losses(row.untrained), True)
+    result = compare(_best_losses(row.scored), _best_losses(row.untrained), True)
     if result is None or result.mean >= result.other:
         return
     falling = []
@@ -173,7 +173,7 @@ def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
         )
 
 
-def best_losses(runs: Sequence[Run]) -> list[float]:
+def _best_losses(runs: Sequence[Run]) -> list[float]:
     """Return the best validation of each run that has one."""
     return [float(values.min()) for _, values in map(curve, runs) if len(values)]
 
@@ -185,7 +185,7 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     which is worth a note where it is above the untrained model's. The losses are said, too: they
     may differ where scores do not.
     """
-    losses = losses_text(row.scored, finished(row.shuffled))
+    losses = _losses_text(row.scored, finished(row.shuffled))
     if not row.shuffled and row.budget in context.shuffled:
         yield Finding("shuffled", NOTE, "there is no control on shuffled text, which is planned")
     for metric in context.metrics:
@@ -210,24 +210,24 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
             yield Finding("shuffled", NOTE, reason, metric)
 
 
-def losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
+def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
     """Return the best validations of the terms of the loss that two settings share, as a clause.
 
     Means over runs, "" if the settings share no term.
     """
     clauses = []
-    for term in sorted(terms_of(runs) & terms_of(others)):
-        best, other = (float(np.mean(best_values(x, term))) for x in (runs, others))
+    for term in sorted(_terms_of(runs) & _terms_of(others)):
+        best, other = (float(np.mean(_best_values(x, term))) for x in (runs, others))
         clauses.append(f"valid.{term} is {number(best)} at best against {number(other)}")
     return "".join(f"; {clause}" for clause in clauses)
 
 
-def terms_of(runs: Sequence[Run]) -> set[str]:
+def _terms_of(runs: Sequence[Run]) -> set[str]:
     """Return the terms of the loss that validations of runs have."""
     return {term for run in runs for term in run.losses if run.series(f"valid.{term}")[1]}
 
 
-def best_values(runs: Sequence[Run], term: str) -> list[float]:
+def _best_values(runs: Sequence[Run], term: str) -> list[float]:
     """Return the smallest validation of a term of each run that has it."""
     series = (run.series(f"valid.{term}")[1] for run in runs)
     return [min(values) for values in series if values]
@@ -247,7 +247,7 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("control", NOTE, f"{absent}: {conclusion}")
         return
     metric, name = context.primary, row.control.objective
-    losses = losses_text(row.scored, row.control.scored)
+    losses = _losses_text(row.scored, row.control.scored)
     lower = context.lower_is_better(metric)
     result = compare(row.scores(metric), row.control.scores(metric), lower)
     if result is None:
@@ -261,7 +261,7 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("control", NOTE, reason, metric)
 
 
-def is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> bool:
+def _is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> bool:
     """Return whether scores are worse than a level, such as chance, by more than their spread."""
     difference = against(scores, level, lower_is_better)
     return difference is not None and difference.sign < 0
@@ -275,7 +275,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
     for metric in context.metrics:
         scores, levels = row.scores(metric), references(row.scored, metric)
         lower = context.lower_is_better(metric)
-        for names, action in ((GUESSES, FLAG), (COUNTS, NOTE)):
+        for names, action in ((_GUESSES, FLAG), (_COUNTS, NOTE)):
             unbeaten, error = [], ""
             for name in names:
                 result = against(scores, levels[name], lower) if name in levels else None
@@ -298,7 +298,7 @@ def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
         for part in row.parts(metric):
             scores, chance = row.scores(part), references(row.scored, part).get("chance")
             lower = metric_of(part, row.runs).lower_is_better
-            if part != metric and chance is not None and is_below(scores, chance, lower):
+            if part != metric and chance is not None and _is_below(scores, chance, lower):
                 reason = (
                     f"{part} is {number(float(np.mean(scores)))}, {side(not lower)} chance, "
                     f"{number(chance)}: the model follows a rule that these items contradict, "

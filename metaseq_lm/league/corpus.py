@@ -21,7 +21,7 @@ from metaseq_lm.reporting import archive
 
 TOKEN, CLOZE = "token", "cloze"  # losses of a world, which criterions name as their bounds
 ERRORS = 3.09  # standard errors, which one normal value in 1,000 exceeds on one side
-FORM = {
+_FORM = {
     "vocabulary": COUNT,
     "unigram": AMOUNT,
     "trigram?": AMOUNT,
@@ -108,7 +108,7 @@ def from_about(path: Path, about: Mapping[str, str]) -> Corpus | None:
     Raises MetaseqError if that is damaged.
     """
     if "corpus" in about:
-        values = _known(Corpus, archive.read_fact(path, about, "corpus", FORM, ""))
+        values = _known(Corpus, archive.read_fact(path, about, "corpus", _FORM, ""))
         if "valid" in values:
             values["valid"] = Likeness(**_known(Likeness, values["valid"]))
         if "exact" in values:
@@ -149,15 +149,15 @@ def read_corpus(data: Path, shifted: bool = False) -> Corpus:
     return Corpus(
         len(vocabulary),
         float(-(counted @ log_shares) / max(counted.sum(), 1)),
-        trigram_loss(train, valid, is_text),
+        _trigram_loss(train, valid, is_text),
         train_words(data),
         compare(train, valid, vocabulary),
         shifted,
-        exact_losses(data, valid),
+        _exact_losses(data, valid),
     )
 
 
-def exact_losses(data: Path, valid: IndexedDataset) -> Exact | None:
+def _exact_losses(data: Path, valid: IndexedDataset) -> Exact | None:
     """Return the exact losses of the world of a data folder with its valid split; None for none."""
     losses = exact_scores(data, "losses")
     if not losses or not len(valid):
@@ -171,7 +171,7 @@ def exact_losses(data: Path, valid: IndexedDataset) -> Exact | None:
     )
 
 
-def trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndarray) -> float:
+def _trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndarray) -> float:
     """Return the cross-entropy of valid under the trigrams of train, in nats a token.
 
     Args:

@@ -24,15 +24,15 @@ from metaseq_lm.league.ladders import UNBOUNDED, Ends, Ladder, interval
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 
 DRAWS = 2_000
-FEWEST_SEEDS = 3  # of a budget
+_FEWEST_SEEDS = 3  # of a budget
 FEWEST_HELD_OUT = 3  # other ladders, whose errors widen an interval
-LEAST_SPAN = 30.0  # the last budget over the first: 1.5 decades
-EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
-POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
-ROUNDS, STEPS = 8, 11  # of further rounds, each between the neighbours of the best
+_LEAST_SPAN = 30.0  # the last budget over the first: 1.5 decades
+_EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
+_POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
+_ROUNDS, _STEPS = 8, 11  # of further rounds, each between the neighbours of the best
 
 
-def solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return level at the first budget and slope of lines, (n, 2), for values (n, budgets)."""
     x = logs - logs[0]
     centred = x - x.mean()
@@ -40,33 +40,33 @@ def solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.stack([values.mean(axis=1) - slopes * x.mean(), slopes], axis=1)
 
 
-def line_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _line_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Return the values of lines, (n, points), at logarithms of C over the first budget."""
     level, slope = parameters.T[:, :, None]
     values: np.ndarray = level + slope * x
     return values
 
 
-def solve_power_law(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solve_power_law(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return E, the part of the first budget that falls, and g, (n, 3), for (n, budgets).
 
     g is searched, E and the other part are linear in the values.
     """
     x = logs - logs[0]
-    powers = np.broadcast_to(POWERS, (len(values), len(POWERS)))
-    for _ in range(ROUNDS + 1):
-        levels, parts, squares = linear_parts(x, values, powers)
+    powers = np.broadcast_to(_POWERS, (len(values), len(_POWERS)))
+    for _ in range(_ROUNDS + 1):
+        levels, parts, squares = _linear_parts(x, values, powers)
         best = squares.argmin(axis=1)[:, None]
         low, high = (
             np.take_along_axis(powers, np.clip(best + step, 0, powers.shape[1] - 1), axis=1)
             for step in (-1, 1)
         )
         chosen = [np.take_along_axis(part, best, axis=1) for part in (levels, parts, powers)]
-        powers = low + (high - low) * np.linspace(0, 1, STEPS)
+        powers = low + (high - low) * np.linspace(0, 1, _STEPS)
     return np.concatenate(chosen, axis=1)
 
 
-def linear_parts(
+def _linear_parts(
     x: np.ndarray, values: np.ndarray, powers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return E, the other part and the sum of squares for each power, each (n, powers).
@@ -84,16 +84,16 @@ def linear_parts(
     return level, part, squares
 
 
-def power_law_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _power_law_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Return the values of power laws, (n, points), at logarithms of C over the first budget."""
     level, part, power = parameters.T[:, :, None]
     values: np.ndarray = level + part * np.exp(-power * x)
     return values
 
 
-def logit_inside(scores: np.ndarray) -> np.ndarray:
+def _logit_inside(scores: np.ndarray) -> np.ndarray:
     """Return the logit of accuracies, of those near 0 and 1 that of EDGE and 1 - EDGE."""
-    values: np.ndarray = logit(np.clip(scores, EDGE, 1 - EDGE))
+    values: np.ndarray = logit(np.clip(scores, _EDGE, 1 - _EDGE))
     return values
 
 
@@ -102,7 +102,7 @@ def unchanged(scores: np.ndarray) -> np.ndarray:
     return scores
 
 
-def shortfall(scores: np.ndarray) -> np.ndarray:
+def _shortfall(scores: np.ndarray) -> np.ndarray:
     """Return what fractions lack to 1; its own inverse."""
     lacking: np.ndarray = 1.0 - scores
     return lacking
@@ -149,18 +149,20 @@ def logit_line(ceiling: float) -> Form:
         f"logit{share} linear in log C",
         2,
         (0.0, 1.0),
-        lambda scores: logit_inside(scores / ceiling),
+        lambda scores: _logit_inside(scores / ceiling),
         lambda values: ceiling * expit(values),
-        solve_line,
-        line_at,
+        _solve_line,
+        _line_at,
         ceiling,
     )
 
 
 POWER_LAW = Form(
-    "E + K C^-g", 3, (0.0, math.inf), unchanged, unchanged, solve_power_law, power_law_at
+    "E + K C^-g", 3, (0.0, math.inf), unchanged, unchanged, _solve_power_law, _power_law_at
 )
-SATURATION = Form("A - K C^-g", 3, (0.0, 1.0), shortfall, shortfall, solve_power_law, power_law_at)
+SATURATION = Form(
+    "A - K C^-g", 3, (0.0, 1.0), _shortfall, _shortfall, _solve_power_law, _power_law_at
+)
 
 
 def form_of(metric: Metric, ceiling: float | None = None) -> Form | None:
@@ -277,13 +279,13 @@ def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
     if (count := len(ladder.budgets)) < form.rungs:
         return f"{count} budget{'s' * (count != 1)}; {form.name} needs {form.rungs}"
     first, last = ladder.budgets[0], ladder.budgets[-1]
-    if last < LEAST_SPAN * first * (1 - 1e-9):
+    if last < _LEAST_SPAN * first * (1 - 1e-9):
         return (
             f"{flops_text(first)} to {flops_text(last)} is a factor of {last / first:.3g}; a "
-            f"prediction needs {LEAST_SPAN:g}, 1.5 decades"
+            f"prediction needs {_LEAST_SPAN:g}, 1.5 decades"
         )
-    if ladder.least_seeds < FEWEST_SEEDS:
-        return f"a budget with fewer than {FEWEST_SEEDS} seeds"
+    if ladder.least_seeds < _FEWEST_SEEDS:
+        return f"a budget with fewer than {_FEWEST_SEEDS} seeds"
     if not has_logits(ladder, form):
         return f"a mean is not between 0 and the ceiling, {form.ceiling:.4g}: it has no logit"
     if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:

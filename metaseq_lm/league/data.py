@@ -21,10 +21,10 @@ from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT, Plan
 from metaseq_lm.league.texts import OF_PROBE, has_set, has_text, make, make_text
 
-RECORD = ".source.json"  # behind the name of the data folder, which is beside it
+_RECORD = ".source.json"  # behind the name of the data folder, which is beside it
 # Options of preprocess that make a world small, for a look at its plan.
-SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
-FEW_LINES = 5000  # of a text
+_SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
+_FEW_LINES = 5000  # of a text
 CHUNK = 1 << 20  # bytes
 
 
@@ -33,8 +33,8 @@ def has_data(plan: Plan, folder: Path) -> bool:
     if "folder" in plan.data:
         return True
     is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)
-    sets = [folder / set_name(benchmark) for benchmark in plan.data.get(BENCHMARKS, ())]
-    return is_there and all(map(has_set, sets)) and read_record(folder).get("complete", True)
+    sets = [folder / _set_name(benchmark) for benchmark in plan.data.get(BENCHMARKS, ())]
+    return is_there and all(map(has_set, sets)) and _read_record(folder).get("complete", True)
 
 
 def data_folder(plan: Plan, folder: Path) -> Path:
@@ -57,41 +57,41 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     for path in (*plan.data.get(FOLDERS, ()), *plan.data.get(BENCHMARKS, {}).values()):
         if not Path(path).is_dir():
             raise UsageError(f"{path}: no such folder; the plan's data name it: put it there")
-    source, record = source_of(plan.data), read_record(folder)
+    source, record = source_of(plan.data), _read_record(folder)
     if "world" in plan.data and has_set(folder) and not (folder / WORLD_FILE).exists():
         raise UsageError(
             f"{folder} holds other data than the world of the plan; choose another --out"
         )
     if has_data(plan, folder):
-        check_source(source, record.get("source", source), folder)
-        link_folders(plan, folder)
+        _check_source(source, record.get("source", source), folder)
+        _link_folders(plan, folder)
         return folder
-    if not is_same_corpus(source, record.get("source", {})):
+    if not _is_same_corpus(source, record.get("source", {})):
         record = {}
     is_begun = bool(record)
-    write_record(folder, {"source": source, "complete": False})
+    _write_record(folder, {"source": source, "complete": False})
     if TEXT in plan.data:
-        make_text(plan.data, folder, FEW_LINES if small else None, keep_corpus=is_begun)
+        make_text(plan.data, folder, _FEW_LINES if small else None, keep_corpus=is_begun)
     else:
         arguments: dict[str, Any] = {}
-        for key, value in {**plan.data, **(SMALL if small else {})}.items():
+        for key, value in {**plan.data, **(_SMALL if small else {})}.items():
             if key not in (FOLDERS, BENCHMARKS):
                 arguments[key] = tuple(value) if isinstance(value, list) else value
         make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
     for benchmark, path in plan.data.get(BENCHMARKS, {}).items():
         options = {"benchmark": benchmark, "source": Path(path)}
         make(options, pipeline.Request(folder, {}, overwrite=True))
-    write_record(folder, {"source": source, "complete": True})
-    link_folders(plan, folder)
+    _write_record(folder, {"source": source, "complete": True})
+    _link_folders(plan, folder)
     return folder
 
 
-def set_name(benchmark: str) -> str:
+def _set_name(benchmark: str) -> str:
     """Return the name of the labelled set of a benchmark, such as CoLA of glue/CoLA."""
     return benchmark.rpartition("/")[2]
 
 
-def link_folders(plan: Plan, folder: Path) -> None:
+def _link_folders(plan: Plan, folder: Path) -> None:
     """Link the plan's folders of suites into a data folder, under their names.
 
     After its sets are made: nothing is ever written through a link. Raises UsageError where
@@ -117,15 +117,15 @@ def source_of(data: Mapping[str, Any]) -> dict[str, Any]:
     source = {key: value for key, value in data.items() if key != FOLDERS}
     if BENCHMARKS in data:
         sources = data[BENCHMARKS].items()
-        source[BENCHMARKS] = {name: hash_of_folder(Path(path)) for name, path in sources}
+        source[BENCHMARKS] = {name: _hash_of_folder(Path(path)) for name, path in sources}
     for key in FILES:
         if key in data:
             file = Path(data[key])
-            source[key] = hash_of(file) if file.is_file() else None
+            source[key] = _hash_of(file) if file.is_file() else None
     return source
 
 
-def hash_of(file: Path) -> str:
+def _hash_of(file: Path) -> str:
     """Return a hash of the content of a file, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     with open(file, "rb") as content:
@@ -134,21 +134,21 @@ def hash_of(file: Path) -> str:
     return digest.hexdigest()
 
 
-def hash_of_folder(folder: Path) -> str:
+def _hash_of_folder(folder: Path) -> str:
     """Return a hash of the names and the content of the files in a folder, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{file.relative_to(folder)}\0{hash_of(file)}\0".encode())
+        digest.update(f"{file.relative_to(folder)}\0{_hash_of(file)}\0".encode())
     return digest.hexdigest()
 
 
-def is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two sources differ in nothing but what probes are made of."""
     of_sets = {*OF_PROBE, BENCHMARKS}
     return all(source.get(key) == other.get(key) for key in {*source, *other} - of_sets)
 
 
-def check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
+def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
     """Raise UsageError if data were made of something else; files that are gone do not count."""
     differing = [
         key
@@ -166,10 +166,10 @@ def check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: 
 
 def record_of(folder: Path) -> Path:
     """Return the file that says what a data folder was made of."""
-    return folder.with_name(f"{folder.name}{RECORD}")
+    return folder.with_name(f"{folder.name}{_RECORD}")
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def _read_record(folder: Path) -> dict[str, Any]:
     """Return what a data folder was made of, {} if nothing says so."""
     file = record_of(folder)
     try:
@@ -183,7 +183,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write what a data folder is made of."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(record_of(folder), (to_json(with_checksum(dict(record)), 1) + "\n").encode())

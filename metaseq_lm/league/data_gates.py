@@ -8,7 +8,7 @@ from metaseq_lm.data.doctor.passages import WINDOW
 from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding, Row
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
-LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
+_LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
 
 
 def domain(row: Row, context: Context) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def leak(row: Row, context: Context) -> Iterator[Finding]:
     if most > MANY_SHARED:
         texts = (f"{100 * share:.1f} % in {noun}" for noun, share in shares.items() if share)
         reason = f"tokens of valid also stand in train: {' and '.join(texts)}"
-        yield Finding("leak", FLAG if most >= LEAKED else NOTE, reason)
+        yield Finding("leak", FLAG if most >= _LEAKED else NOTE, reason)
 
 
 def epochs(row: Row, context: Context) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ def compare(
     x, y = np.asarray(scores, dtype=float), np.asarray(others, dtype=float)
     error, freedom = math.nan, math.nan
     if min(len(x), len(y)) > 1:
-        error, freedom = error_of(x, y)
+        error, freedom = _error_of(x, y)
     elif max(len(x), len(y)) > 1:
         spread, freedom = max(x, y, key=len), float(max(len(x), len(y)) - 1)
         error = float(spread.std(ddof=1)) * math.sqrt(1 / len(x) + 1 / len(y))
@@ -91,7 +91,7 @@ def against(scores: Sequence[float], level: float, lower_is_better: bool) -> Dif
     return Difference(float(x.mean()), level, error, len(x) - 1.0, lower_is_better)
 
 
-def error_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+def _error_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Return the standard error of the difference of two samples, and its degrees of freedom."""
     if not (np.ptp(x) or np.ptp(y)):
         return 0.0, math.nan

@@ -15,7 +15,7 @@ NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 # Flags that say what a row did not gain: it can be worse than the baseline all the same, but
 # neither better nor equivalent. A part below chance lowers its mean: that the mean is worse stays
 # true, with the part beside it as the reason, while a better or an equal one need not be a gain.
-WITHOUT_GAIN = (
+_WITHOUT_GAIN = (
     "plateau",
     "untrained",
     "below untrained",
@@ -77,7 +77,7 @@ class Entry:
 
     def is_tested(self, metric: str) -> bool:
         """Return whether the row is compared with the baseline: what it did not gain is no bar."""
-        bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if f.gate not in WITHOUT_GAIN]
+        bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if f.gate not in _WITHOUT_GAIN]
         return bool(self.scores.get(metric)) and not bars
 
     def gain(self, metric: str) -> Gain | None:
@@ -239,7 +239,7 @@ class Standings:
     def at(self, budget: float, metric: Metric) -> list[Entry]:
         """Return the rows of a budget: ranked ones from the best on, then flagged, then others."""
         present = [entry for entry in self.entries if entry.budget == budget]
-        return sorted(present, key=lambda entry: rank_key(entry, metric))
+        return sorted(present, key=lambda entry: _rank_key(entry, metric))
 
     def verdict_text(self, entry: Entry, kind: str = "") -> str:
         """Return the verdict on a row or a kind of its labels in words, or why there is none."""
@@ -277,7 +277,7 @@ def letter(i: int) -> str:
     return (letter(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
 
 
-def rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:
+def _rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:
     """Return what the rows of a budget are sorted by."""
     summary = summarise(entry.scores.get(metric.name, ()))
     centre = summary.centre if summary else float("-inf")

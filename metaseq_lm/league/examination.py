@@ -37,13 +37,13 @@ from metaseq_lm.tasks.protocols import (
 )
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 
-VALID, _EOS, NONE, DOCUMENTS, SEGMENTS = "valid", "eos", "none", "documents", "segments"
-LENGTH, FURTHER = 8, 3  # tokens of a row, and more of a longer one
+_VALID, _EOS, _NONE, DOCUMENTS, _SEGMENTS = "valid", "eos", "none", "documents", "segments"
+LENGTH, _FURTHER = 8, 3  # tokens of a row, and more of a longer one
 _MASKINGS = 4  # global batches, each with other masks
 MOST = 1024  # symbols that are summed over; of larger vocabularies so many
-MULTIPLE = "vocab_multiple"  # option of a model
-TOLERANCE = 1e-7  # of log-probabilities in float64
-NOISE = 0.1  # standard deviation of what is added to all weights
+_MULTIPLE = "vocab_multiple"  # option of a model
+_TOLERANCE = 1e-7  # of log-probabilities in float64
+_NOISE = 0.1  # standard deviation of what is added to all weights
 # The log-probabilities (N, V) and the targets (N,) of each cross-entropy that was computed.
 Predictions = list[tuple[Tensor, Tensor]]
 Losses = list[tuple[int, float]]  # targets with their losses
@@ -57,21 +57,21 @@ def examine(config: RunConfig) -> None:
     """
     config = prepare_config(config)
     config = config if config.trainer.max_update else with_updates(config, 1)
-    longest = min(LENGTH + FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
+    longest = min(LENGTH + _FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
     if longest < 4 or not all(
         Path(config.data, name).exists() for name in (DICT_FILE, "valid.idx")
     ):
         return
     engine = replace(config.engine, precision="fp64", device="cpu", compile=False)
     with tempfile.TemporaryDirectory() as room:
-        segments = getattr(config.task, "sample_break_mode", _EOS) == SEGMENTS
+        segments = getattr(config.task, "sample_break_mode", _EOS) == _SEGMENTS
         rows = make_room(Path(config.data).resolve(), Path(room), longest, segments)
         parts = build_parts(replace(config, engine=engine, data=room), dry_run=True)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for weight in parts.model.parameters():
                 noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-                weight.add_(noise, alpha=NOISE)
+                weight.add_(noise, alpha=_NOISE)
         whole_task = parts.task
         tasks = [*whole_task.tasks.values()] if isinstance(whole_task, HasParts) else [whole_task]
         with parts.evaluation_mode():
@@ -89,7 +89,7 @@ def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.n
     Each is a document, of two sequences if it has to be cut into `segments`.
     """
     for file in data.iterdir():
-        if not file.name.startswith(f"{VALID}."):
+        if not file.name.startswith(f"{_VALID}."):
             (room / file.name).symlink_to(file)
     vocabulary = Vocabulary.load(data / DICT_FILE)
     draw = np.random.default_rng(1)
@@ -103,8 +103,8 @@ def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.n
         rows.append(changed)
     rows.append(draw.choice(symbols, longest))
     with (
-        IndexedWriter(room / VALID, np.int32, documents=True) as writer,
-        WordStartsWriter(room / VALID) as words,
+        IndexedWriter(room / _VALID, np.int32, documents=True) as writer,
+        WordStartsWriter(room / _VALID) as words,
     ):
         for row in rows:
             for part in np.array_split(row, 2 if segments else 1):
@@ -149,10 +149,10 @@ class _LossExamination:
             # The option declares that these targets are seen.
             self.set_option(leave_unmasked_prob=0.0)
         mode = getattr(self.task.config, "sample_break_mode", _EOS)
-        if mode in (NONE, DOCUMENTS):
+        if mode in (_NONE, DOCUMENTS):
             self.set_option(sample_break_mode=_EOS)
         alone = []
-        for name, stream in self.task.build_streams(VALID).items():
+        for name, stream in self.task.build_streams(_VALID).items():
             if len(stream.lengths) != len(self.rows):
                 continue  # it reads something else than the rows
             self.check_visible(name, stream)
@@ -164,7 +164,7 @@ class _LossExamination:
         if mode == DOCUMENTS:
             self.set_option(sample_break_mode=DOCUMENTS)
             packed = []
-            for name, stream in self.task.build_streams(VALID).items():
+            for name, stream in self.task.build_streams(_VALID).items():
                 for sample in range(len(stream.lengths)):
                     packed += _losses_of(self.predictions(name, stream, 0, [sample]))
             self.compare(alone, packed, "the documents packed with it")
@@ -198,18 +198,18 @@ class _LossExamination:
                 changed[place] = observed
         for call, (log_probs, targets) in enumerate(base):
             sums = log_probs.logsumexp(-1)[targets >= 0]
-            if len(sums) and float(sums.abs().max()) > TOLERANCE:
+            if len(sums) and float(sums.abs().max()) > _TOLERANCE:
                 self.refuse("its losses are of no probabilities that sum to one")
             for place, observed in changed.items():
                 of_place = targets == int(self.rows[0][place])
                 of_place &= observed[call][1] == int(self.rows[place + 1][place])
-                differs = ((log_probs - observed[call][0]).abs() > TOLERANCE).any(-1)
+                differs = ((log_probs - observed[call][0]).abs() > _TOLERANCE).any(-1)
                 if bool((of_place & differs).any()) and not self.task.criterion.sees_targets:
                     self.refuse(f"the prediction of token {place + 1} depends on that token itself")
                 for later in range(place + 1, len(self.rows[0])):
                     if score_reach_of(self.task) != "causal" or later not in changed:
                         continue
-                    differs = ((log_probs - changed[later][call][0]).abs() > TOLERANCE).any(-1)
+                    differs = ((log_probs - changed[later][call][0]).abs() > _TOLERANCE).any(-1)
                     if bool((of_place & differs).any()):
                         self.refuse(
                             f"the prediction of token {place + 1} depends on token {later + 1}, "
@@ -229,7 +229,7 @@ class _LossExamination:
         """Refuse losses that depend on company; those of other targets are of other masks."""
         pairs = list(zip(sorted(alone), sorted(together)))
         is_same = len(alone) == len(together) and all(x[0] == y[0] for x, y in pairs)
-        if is_same and any(abs(x[1] - y[1]) > TOLERANCE for x, y in pairs):
+        if is_same and any(abs(x[1] - y[1]) > _TOLERANCE for x, y in pairs):
             self.refuse(f"the losses of a row depend on {company}")
 
     def predictions(
@@ -279,14 +279,14 @@ class _ScoreExamination:
         if score_reach_of(self.task) == "causal":
             for place in range(1, len(base)):
                 changed = self.scores([self.rows[place + 1]])[0]
-                if np.abs(changed[:place] - base[:place]).max() > TOLERANCE:
+                if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
                     refuse(
                         self.task,
                         f"scores before token {place + 1} depend on it, and it declares the reach "
                         "causal",
                     )
         company = self.scores([self.rows[0], self.rows[-1]])[0]
-        if np.abs(company - base).max() > TOLERANCE:
+        if np.abs(company - base).max() > _TOLERANCE:
             refuse(self.task, "the scores of a row depend on the rows and the padding beside it")
         if self.task.criterion.normalised:
             for place in (0, len(base) // 2, len(base) - 1):
@@ -300,7 +300,7 @@ class _ScoreExamination:
         vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
         symbols = np.arange(len(vocabulary))
         # A model with more outputs than symbols gives those that stand for none a share.
-        is_whole = len(symbols) <= MOST and getattr(self.parts.config.model, MULTIPLE, 1) <= 1
+        is_whole = len(symbols) <= MOST and getattr(self.parts.config.model, _MULTIPLE, 1) <= 1
         if len(symbols) > MOST:
             symbols = np.random.default_rng(1).choice(symbols, MOST, replace=False)
         rows = np.repeat(self.rows[0][None], len(symbols), axis=0)
@@ -309,7 +309,7 @@ class _ScoreExamination:
         if not any(scores):
             return
         total = float(np.exp(scores).sum())
-        if total > 1 + TOLERANCE or (is_whole and total < 1 - TOLERANCE):
+        if total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE):
             refuse(
                 self.task,
                 f"the probabilities of {'all' if is_whole else 'some'} symbols at token "

@@ -99,11 +99,11 @@ def build_sweep(
     settings = [*stored_settings(folder), *settings]
     unique: dict[tuple[Any, ...], Values] = {}
     for values in settings:  # the first of equals, whose runs may be there
-        unique.setdefault(identity_of(values), values)
+        unique.setdefault(_identity_of(values), values)
     seeds = {TUNE: plan.tuning.seeds, FINAL: plan.ladder.seeds}.get(phase, plan.controls.seeds)
     content: dict[str, Any] = {
         "data": str(source.data),
-        "overrides": [*plan.options, *objective.options, *league_options(plan, objective, phase)],
+        "overrides": [*plan.options, *objective.options, *_league_options(plan, objective, phase)],
         "seeds": list(seeds),
     }
     if source.user_dir:
@@ -114,12 +114,12 @@ def build_sweep(
     return LeagueSweep(phase, objective.name, folder, definition, expand(definition, folder))
 
 
-def identity_of(values: Values) -> tuple[Any, ...]:
+def _identity_of(values: Values) -> tuple[Any, ...]:
     """Return what equal settings have in common: 3 and 3.0 are the same value."""
     return tuple((key, float(v) if is_number(v) else repr(v)) for key, v in sorted(values.items()))
 
 
-def league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
+def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
     """Return the options that the league sets in a phase."""
     options = [f"label={quote(label_of(phase, objective.name))}"]
     if phase == UNTRAINED:

@@ -20,17 +20,17 @@ from metaseq_lm.reporting.styles import COLOURS, CONTROL, Style, control_style, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DARK = COLOURS[-1]
+_DARK = COLOURS[-1]
 VERDICT_COLOURS = {
     BETTER: COLOURS[2],
     EQUIVALENT: COLOURS[0],
     WORSE: COLOURS[1],
     UNDECIDED: "#8a6d00",
 }
-WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
-ROW, LINE = 0.34, 0.15  # inches: a row of a panel at least, a line of its text
-START = 2.5  # the lowest budget is so many times where untrained models stand
-BAND = 0.1  # inches: half the height of what is drawn of an untrained model
+_WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
+_ROW, LINE = 0.34, 0.15  # inches: a row of a panel at least, a line of its text
+_START = 2.5  # the lowest budget is so many times where untrained models stand
+_BAND = 0.1  # inches: half the height of what is drawn of an untrained model
 
 
 def draw_standings(standings: Standings, path: Path) -> None:
@@ -43,20 +43,20 @@ def draw_standings(standings: Standings, path: Path) -> None:
     panels = [standings.at(budget, metric) for budget in standings.budgets]
     heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
-        figure.set_figwidth(WIDTH)
+        figure.set_figwidth(_WIDTH)
         for axes, budget, entries in zip(grid, standings.budgets, panels):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
             draw_panel(axes, standings, entries)
-            axes.set_xlim(axis_ends(standings))
+            axes.set_xlim(_axis_ends(standings))
         grid[-1].set_xlabel(metric.axis)
         legend(
             figure,
-            reference_styles(standings),
-            describe_marks(standings),
+            _reference_styles(standings),
+            _describe_marks(standings),
         )
 
 
-def axis_ends(standings: Standings) -> tuple[float, float]:
+def _axis_ends(standings: Standings) -> tuple[float, float]:
     """Return the ends of an axis on which every score, control and reference lies."""
     metric = standings.primary
     values = list(standings.references.get(metric.name, {}).values())
@@ -76,8 +76,8 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
     heights = row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
-        draw_row(axes, y, entry, metric, colour_of(entry, standings))
-        mark_row(axes, y, standings, entry)
+        _draw_row(axes, y, entry, metric, _colour_of(entry, standings))
+        _mark_row(axes, y, standings, entry)
     axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
     names, words = zip(*(row_texts(standings, entry) for entry in entries))
@@ -88,19 +88,19 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
     for side in (axes.yaxis, beside.yaxis):
         side.set_tick_params(length=0, labelsize="small")
     for label, entry in zip(beside.get_yticklabels(), entries):
-        label.set_color(colour_of(entry, standings))
+        label.set_color(_colour_of(entry, standings))
     values = standings.references.get(metric.name, {}).values()
-    for value, (name, style) in zip(values, reference_styles(standings).items()):
+    for value, (name, style) in zip(values, _reference_styles(standings).items()):
         look: Any = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.2}
         with series(axes, name):
             axes.axvline(value * metric.scale, zorder=1, **look)
 
 
-def mark_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
+def _mark_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
     """Say the values of a row: its mean with the verdict, and its controls."""
     metric, name = standings.primary, entry.objective
     if entry.about(metric.name, VOID, REFUSE):
-        low, high = axis_ends(standings)
+        low, high = _axis_ends(standings)
         mark(axes, (low + high) / 2, y, standings.verdict_text(entry), name=name)
         return
     if scores := scaled(entry.scores.get(metric.name, ()), metric):
@@ -123,17 +123,17 @@ def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
 def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
     """Return the height of each row in inches: as high as its texts."""
     counts = [max(text.count("\n") for text in row_texts(standings, e)) + 1 for e in entries]
-    return [max(ROW, LINE * count + 0.06) for count in counts]
+    return [max(_ROW, LINE * count + 0.06) for count in counts]
 
 
-def draw_row(axes: "Axes", y: float, entry: Entry, metric: Metric, colour: str) -> None:
+def _draw_row(axes: "Axes", y: float, entry: Entry, metric: Metric, colour: str) -> None:
     """Draw the seeds of a row with their mean, over its controls."""
     if untrained := scaled(entry.untrained.get(metric.name, ()), metric):
         summary = summarise(untrained)
         assert summary is not None
         low, high, grey = summary.low, summary.high, CONTROL
-        axes.fill_betweenx([y - BAND, y + BAND], low, high, color=grey, alpha=0.3, linewidth=0)
-        axes.plot([summary.centre] * 2, [y - BAND, y + BAND], color=CONTROL, linewidth=1.2)
+        axes.fill_betweenx([y - _BAND, y + _BAND], low, high, color=grey, alpha=0.3, linewidth=0)
+        axes.plot([summary.centre] * 2, [y - _BAND, y + _BAND], color=CONTROL, linewidth=1.2)
     if shuffled := scaled(entry.shuffled.get(metric.name, ()), metric):
         axes.plot([sum(shuffled) / len(shuffled)], [y], "x", color=CONTROL, markersize=6)
     if scores := scaled(entry.scores.get(metric.name, ()), metric):
@@ -152,36 +152,36 @@ def scaled(scores: Any, metric: Metric) -> list[float]:
     return [score * metric.scale for score in scores]
 
 
-def colour_of(entry: Entry, standings: Standings) -> str:
+def _colour_of(entry: Entry, standings: Standings) -> str:
     """Return the colour of a row: that of its verdict, dark for the baseline, grey for none."""
     if entry.decision:
         return VERDICT_COLOURS[entry.decision.verdict]
     is_base = entry.objective == standings.baseline and entry.is_ranked(standings.primary.name)
-    return DARK if is_base else CONTROL
+    return _DARK if is_base else CONTROL
 
 
-def reference_styles(standings: Standings) -> dict[str, Style]:
+def _reference_styles(standings: Standings) -> dict[str, Style]:
     """Return the style of each reference of the primary metric, or an entry for the mean."""
     metric = standings.primary
     styles = {}
     for i, (name, value) in enumerate(standings.references.get(metric.name, {}).items()):
         styles[f"{name} {metric.text(value)}"] = control_style(i)
-    return styles or {"mean": Style(DARK, "", "|")}
+    return styles or {"mean": Style(_DARK, "", "|")}
 
 
-def describe_marks(standings: Standings) -> str:
+def _describe_marks(standings: Standings) -> str:
     """Return what the marks stand for: scores, controls, and findings."""
     texts = ["dot: a seed; bar: mean"]
     if any(entry.untrained for entry in standings.entries):
         texts.append("grey band: untrained, mean ± sd")
     if any(entry.shuffled for entry in standings.entries):
         texts.append("cross: trained on shuffled rows")
-    if is_any_hidden(standings):
+    if _is_any_hidden(standings):
         texts.append("hollow: void or refused")
     return "; ".join(texts)
 
 
-def is_any_hidden(standings: Standings) -> bool:
+def _is_any_hidden(standings: Standings) -> bool:
     """Return whether a row is void or refused."""
     return any(entry.about(standings.primary.name, VOID, REFUSE) for entry in standings.entries)
 
@@ -205,31 +205,31 @@ def draw_ladder(standings: Standings, path: Path) -> None:
             gains.axhline(0, color=CONTROL, linewidth=1.2)
         for panel in (axes, *others):
             panel.set(xscale="log", xlabel="FLOPs of a run")
-            cost_axis(panel, [min(standings.budgets) / START, *standings.budgets, *predicted])
+            cost_axis(panel, [min(standings.budgets) / _START, *standings.budgets, *predicted])
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)
             with series(axes, name):
-                draw_steps(axes, standings, entries, style, shift)
-                draw_predictions(axes, standings, name, style, shift)
+                _draw_steps(axes, standings, entries, style, shift)
+                _draw_predictions(axes, standings, name, style, shift)
             for gains in others:
                 with series(gains, name):
-                    draw_gains(gains, standings, entries, style, shift)
+                    _draw_gains(gains, standings, entries, style, shift)
         for pair in established:
-            draw_crossover(axes, standings, pair)
+            _draw_crossover(axes, standings, pair)
         values = standings.references.get(metric.name, {}).values()
-        lines = reference_styles(standings) if values else {}
+        lines = _reference_styles(standings) if values else {}
         for value, (name, style) in zip(values, lines.items()):
             look: Any = {"color": CONTROL, "linestyle": style.dash, "linewidth": 1.2}
             with series(axes, name):
                 axes.axhline(value * metric.scale, **look)
-        legend(figure, styles | lines, describe_ladder(standings, bool(established)))
+        legend(figure, styles | lines, _describe_ladder(standings, bool(established)))
         for panel in others:  # `canvas` names the axis of the first panel of a row only
             axes.set_title(metric.axis, fontsize="small")
             panel.set_title(panel.get_ylabel(), fontsize="small")
 
 
-def draw_gains(
+def _draw_gains(
     axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
 ) -> None:
     """Draw the gains of an objective over its budgets, with their Welch intervals."""
@@ -248,7 +248,7 @@ def draw_gains(
     axes.plot(xs, means, markersize=5, **look)
 
 
-def draw_predictions(
+def _draw_predictions(
     axes: "Axes", standings: Standings, objective: str, style: Style, shift: float
 ) -> None:
     """Draw the predictions of an objective as open marks, with their intervals."""
@@ -266,17 +266,17 @@ def draw_predictions(
         mark(axes, x, y, f"{y:.4g}", at, f"{objective}, predicted")
 
 
-def draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
+def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
     """Draw a bar where the means of two objectives cross."""
     result, metric = pair.crossover, standings.primary
     assert result.budget and result.interval
     ladder = ladder_of(standings, pair.after, is_compared)
     y = float(np.interp(np.log(result.budget), ladder.logs, ladder.means)) * metric.scale
-    axes.plot(result.interval, [y] * 2, color=DARK, linewidth=2.4, alpha=0.8)
-    axes.plot([result.budget], [y], "|", color=DARK, markersize=10, markeredgewidth=1.6)
+    axes.plot(result.interval, [y] * 2, color=_DARK, linewidth=2.4, alpha=0.8)
+    axes.plot([result.budget], [y], "|", color=_DARK, markersize=10, markeredgewidth=1.6)
 
 
-def describe_ladder(standings: Standings, has_crossovers: bool) -> str:
+def _describe_ladder(standings: Standings, has_crossovers: bool) -> str:
     """Return what the marks of a ladder stand for."""
     name = interval_name(standings)
     texts = [f"small: a seed; large: mean, with its bootstrap {name}"]
@@ -289,12 +289,12 @@ def describe_ladder(standings: Standings, has_crossovers: bool) -> str:
     if standings.has_gains:
         interval = interval_title(standings.rule)
         texts.append(f"right: score less that of the untrained model, with its {interval}")
-    if is_any_hidden(standings):
+    if _is_any_hidden(standings):
         texts.append("small and hollow: void or refused")
     return "; ".join(texts)
 
 
-def draw_steps(
+def _draw_steps(
     axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
 ) -> None:
     """Draw an objective over its budgets, times `shift`, so that it stands beside others."""
@@ -319,7 +319,7 @@ def draw_steps(
         x for entry in entries for x in scaled(entry.untrained.get(metric.name, ()), metric)
     ]
     if summary := summarise(untrained):
-        x = min(standings.budgets) / START * shift
+        x = min(standings.budgets) / _START * shift
         look = {"markersize": 7, "markerfacecolor": "none"}
         axes.plot([x], [summary.centre], style.marker, color=style.colour, **look)
         known = next(entry.untrained for entry in entries if entry.untrained.get(metric.name))

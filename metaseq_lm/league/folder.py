@@ -30,7 +30,7 @@ from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
 from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 
 FILE = "league.json"
-VERSION = 1
+_VERSION = 1
 PRICES = {"*": POSITIVE}  # FLOPs of an update, by objective
 ADDED_SCHEMA = {"name": NAME, "content": {"options": [str, ...]}, "user_dir": (str, type(None))}
 SCHEMA = {
@@ -129,7 +129,7 @@ class Contents:
     @property
     def extended(self) -> Plan:
         """The plan with the objectives that were added to it; its hash is another one."""
-        return with_added(self.plan, self.additions)
+        return _with_added(self.plan, self.additions)
 
     @property
     def title(self) -> str:
@@ -187,7 +187,7 @@ class LeagueFolder:
     def write(self, contents: Contents) -> None:
         """Write league.json."""
         values = {
-            "version": VERSION,
+            "version": _VERSION,
             "plan": dict(contents.content),
             "hash": contents.plan.hash,
             "archive": contents.archive,
@@ -256,7 +256,7 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
         )
 
 
-def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
+def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     """Return a plan with further objectives, which are tuned on its grid unless they have one.
 
     Raises UsageError for a wrong option, a name that is taken, and an unknown control.

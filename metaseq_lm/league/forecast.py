@@ -81,9 +81,9 @@ def forecast(runner: Runner, contents: Contents) -> str:
     )
     rows = read_archived(contents).rows()
     for budget in request.budgets:
-        sd = sd_of(rows, budget, plan.comparison.metric)
+        sd = _sd_of(rows, budget, plan.comparison.metric)
         effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)
-        lines.append(f"{flops_text(budget)} FLOPs: {effect_text(effect, sd)}")
+        lines.append(f"{flops_text(budget)} FLOPs: {_effect_text(effect, sd)}")
     lines += count_conditions(conditions, "objectives")
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
     return "\n".join(lines)
@@ -102,7 +102,7 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     if not tuning.plausible:
         return
     rows = read_archived(contents).rows()
-    known = [sd for b in budgets if (sd := sd_of(rows, b, comparison.metric)) is not None]
+    known = [sd for b in budgets if (sd := _sd_of(rows, b, comparison.metric)) is not None]
     noise, source = tuning.noise, "tuning.noise"
     if noise is None:
         noise, source = max(known, default=comparison.smallest_effect / 2), "the archive"
@@ -123,7 +123,7 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     say(f"{text}; the plan has rows, so it stays as it is, and small differences are undecided")
 
 
-def effect_text(effect: float | None, sd: float | None) -> str:
+def _effect_text(effect: float | None, sd: float | None) -> str:
     """Return in words what difference a comparison shows in four of five cases."""
     if effect is None:
         return "no difference can be established with so few seeds"
@@ -132,7 +132,7 @@ def effect_text(effect: float | None, sd: float | None) -> str:
     return f"80 % power for a difference of {effect:.2g} (seeds have a sd of {sd:.2g})"
 
 
-def sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
+def _sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
     """Return the sd over seeds at a budget, the root of the mean variance of rows; None if unknown.
 
     Of the rows that are archived with the plan.

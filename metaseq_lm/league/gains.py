@@ -102,14 +102,14 @@ def gain_contrast(gain: Gain, base: Gain, level: float, errors: Errors = ()) -> 
     return Contrast(
         difference_of(*samples),
         welch_interval(*samples, level=level, errors=errors),
-        gains_p(*samples, errors=errors) if min(map(len, samples)) > 1 else 1.0,
+        _gains_p(*samples, errors=errors) if min(map(len, samples)) > 1 else 1.0,
         pooled_sd(*samples),
         (len(scores), len(base_scores)),
         errors=errors,
     )
 
 
-def gains_p(
+def _gains_p(
     scores: np.ndarray,
     base: np.ndarray,
     untrained: np.ndarray,

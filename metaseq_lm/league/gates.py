@@ -109,10 +109,12 @@ def examine(context: Context) -> list[Standing]:
     A row whose baseline is void or refused is refused, too; one with a flagged baseline says so.
     """
     standings = {row: Standing(row, findings_of(row, context)) for row in context.rows}
-    return [with_baseline(standing, standings, context) for standing in standings.values()]
+    return [_with_baseline(standing, standings, context) for standing in standings.values()]
 
 
-def with_baseline(standing: Standing, standings: dict[Row, Standing], context: Context) -> Standing:
+def _with_baseline(
+    standing: Standing, standings: dict[Row, Standing], context: Context
+) -> Standing:
     """Return a standing with the findings that its baseline gives rise to."""
     row, baseline = standing.row, context.baseline_of(standing.row)
     if row.objective == context.baseline:

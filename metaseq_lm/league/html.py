@@ -13,9 +13,9 @@ from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
 from metaseq_lm.reporting.table import Table
 
-FIRST = ("FLOPs", "objective", "verdict")  # columns of the standings
-FINDING = ("FLOPs", "objective", "gate", "action", "of", "reason")
-ACTIONS = (VOID, REFUSE, FLAG)  # that bar a row, in this order
+_FIRST = ("FLOPs", "objective", "verdict")  # columns of the standings
+_FINDING = ("FLOPs", "objective", "gate", "action", "of", "reason")
+_ACTIONS = (VOID, REFUSE, FLAG)  # that bar a row, in this order
 
 
 def league_sections(
@@ -28,29 +28,29 @@ def league_sections(
         Section(
             "Verdicts",
             about,
-            tables=[verdict_table(standings), main_table(standings, main)],
+            tables=[verdict_table(standings), _main_table(standings, main)],
         ),
         Section(
             "Controls and gates",
             describe_parts(standings),
-            tables=[*reference_tables(standings), *finding_tables(standings)],
+            tables=[*_reference_tables(standings), *finding_tables(standings)],
         ),
         Section("Figures", drawings=drawings),
-        *(other_section(standings, table) for table in others),
+        *(_other_section(standings, table) for table in others),
         Section(repeat.title, [*standings.notes, *repeat.notes], texts=repeat.texts),
     ]
 
 
-def main_table(standings: Standings, table: Table) -> HtmlTable:
+def _main_table(standings: Standings, table: Table) -> HtmlTable:
     """Return the table of standings with the verdict beside the objective."""
-    order = [*FIRST, *(title for title in table.head if title not in FIRST)]
+    order = [*_FIRST, *(title for title in table.head if title not in _FIRST)]
     columns = [table.head.index(title) for title in order]
     rows = [[row[i] for i in columns] for row in table.rows]
     moved = Table(table.title, order, rows, [])
     return html_table(moved, f"Standings by {standings.primary.title}, mean ± sd over seeds")
 
 
-def other_section(standings: Standings, table: Table) -> Section:
+def _other_section(standings: Standings, table: Table) -> Section:
     """Return a section with a table, called by what its title begins with.
 
     Notes on what gates say of single metrics are left out: they are among the findings.
@@ -77,7 +77,7 @@ def verdict_table(standings: Standings) -> HtmlTable:
     return text_table(["FLOPs", *VERDICTS, "not ranked"], rows, right=("FLOPs",), title=title)
 
 
-def reference_tables(standings: Standings) -> list[HtmlTable]:
+def _reference_tables(standings: Standings) -> list[HtmlTable]:
     """Return a table of the scores that need no training; [] if there are none."""
     known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
     names: dict[str, None] = {}
@@ -103,7 +103,7 @@ def finding_tables(standings: Standings) -> list[HtmlTable]:
                 is_primary = finding.metric in ("", standings.primary.name)
                 rows = notes if finding.action == NOTE else barring if is_primary else others
                 rows.append((entry, finding))
-    barring.sort(key=lambda pair: ACTIONS.index(pair[1].action))
+    barring.sort(key=lambda pair: _ACTIONS.index(pair[1].action))
     tables = []
     for title, rows in (
         ("What bars rows from the ranking", barring),
@@ -111,14 +111,14 @@ def finding_tables(standings: Standings) -> list[HtmlTable]:
         ("Notes, which bar nothing", notes),
     ):
         if rows:
-            texts = [finding_row(standings, *row) for row in rows]
+            texts = [_finding_row(standings, *row) for row in rows]
             closed = "" if rows is barring else f"{title} ({len(rows)})"
-            table = text_table(FINDING, texts, right=("FLOPs",), title=title, closed=closed)
+            table = text_table(_FINDING, texts, right=("FLOPs",), title=title, closed=closed)
             tables.append(replace(table, look="small"))
     return tables
 
 
-def finding_row(standings: Standings, entry: Entry, finding: Finding) -> list[str]:
+def _finding_row(standings: Standings, entry: Entry, finding: Finding) -> list[str]:
     """Return a row of a table of findings; a flag has the letter that stands beside the score."""
     action = NOT_RANKED.get(finding.action, finding.action)
     if finding.action == FLAG:

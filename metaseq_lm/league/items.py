@@ -17,7 +17,7 @@ from metaseq_lm.league.verdict import Error, Errors
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import HITS, OVERALL
 
-ACCURACY = "accuracy"
+_ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +48,21 @@ def items_of(runs: Sequence[Run], metric: str, weight: float = 1.0) -> tuple[Ite
     group, _, name = metric.rpartition(".")
     counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
     if name == SHARE:
-        name, known_beyond = ACCURACY, _known_beyond_word(runs[0], f"{group}.{ACCURACY}")
+        name, known_beyond = _ACCURACY, _known_beyond_word(runs[0], f"{group}.{_ACCURACY}")
         weight = weight / known_beyond if known_beyond else 0.0
     scores = seed_scores(runs, f"{group}.{name}")
-    if not (scores and counts and weight and name.endswith(ACCURACY)) or name.startswith("valid"):
+    if not (scores and counts and weight and name.endswith(_ACCURACY)) or name.startswith("valid"):
         return None
     share = math.fsum(scores) / len(scores)
     variance = share * (1 - share) / min(counts) * weight**2
-    blocks = _blocks_of(runs, group) if name == ACCURACY else np.array([])
+    blocks = _blocks_of(runs, group) if name == _ACCURACY else np.array([])
     return (Items(variance, weight * blocks),)
 
 
 def _known_beyond_word(run: Run, metric: str) -> float:
     """Return how much of an accuracy the exact reader of both sides has beyond the word, or 0."""
     suite = run.suite_of(metric)
-    levels = suite.references.get(ACCURACY, {}) if suite else {}
+    levels = suite.references.get(_ACCURACY, {}) if suite else {}
     return levels["bayes"] - levels["word"] if {"bayes", "word"} <= levels.keys() else 0.0
 
 

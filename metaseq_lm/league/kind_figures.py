@@ -17,7 +17,7 @@ from metaseq_lm.reporting.styles import CONTROL, Style, style_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT = 7.5, 3.2  # inches: the figure, a panel
+_WIDTH, _HEIGHT = 7.5, 3.2  # inches: the figure, a panel
 SPREAD = 0.8  # of a kind's place is taken by its rows
 
 
@@ -27,9 +27,9 @@ def draw_kinds(standings: Standings, path: Path) -> None:
     Dots are seeds, a mark with a line is their mean ± sd; the verdict on the kind stands below.
     """
     styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
-    heights = [HEIGHT] * len(standings.budgets)
+    heights = [_HEIGHT] * len(standings.budgets)
     with canvas(len(heights), path, stacked=heights) as (figure, grid):
-        figure.set_figwidth(WIDTH)
+        figure.set_figwidth(_WIDTH)
         for axes, budget in zip(grid, standings.budgets):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
             axes.set_ylabel("score (%)" if standings.primary.percent else "score")

@@ -32,8 +32,8 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 from metaseq_lm.reporting.significance import holm
 from metaseq_lm.reporting.table import Cell, Table
 
-NONE = "-"
-HELD_OUT_NOTE = (
+_NONE = "-"
+_HELD_OUT_NOTE = (
     "Held out: the objectives whose last budget, predicted by the same form from those below, "
     "showed how far it errs; where there were too few the interval knows seeds alone (-)."
 )
@@ -55,10 +55,10 @@ def interval_name(standings: Standings) -> str:
     return f"{100 * (1 - standings.rule.level):g} % interval"
 
 
-def ends_text(ends: tuple[float, float] | None, metric: Metric) -> str:
+def _ends_text(ends: tuple[float, float] | None, metric: Metric) -> str:
     """Return the ends of an interval of scores, "-" without one."""
     if ends is None:
-        return NONE
+        return _NONE
     digits = metric.decimals(max(map(abs, ends)))
     return " to ".join(metric.text(end, digits) for end in ends)
 
@@ -85,9 +85,9 @@ def curves_table(standings: Standings) -> Table:
         intervals = curve_intervals(standings, name)
         row = [Cell(name, number=False)]
         for budget in standings.budgets:
-            text = metric.text(means[budget]) if budget in means else NONE
+            text = metric.text(means[budget]) if budget in means else _NONE
             if budget in intervals:
-                text += f" ({ends_text(intervals[budget], metric)})"
+                text += f" ({_ends_text(intervals[budget], metric)})"
             row.append(Cell(text))
         rows.append(row)
     title = f"Ladders: {metric.title}, mean with its {interval_name(standings)}"
@@ -107,7 +107,7 @@ def equal_score_table(standings: Standings) -> Table:
     For the scores of the baseline the others, for those of the others the baseline.
     """
     metric, base = standings.primary, standings.baseline
-    ladders, learnt = compared_ladders(standings), learnt_rows(standings)
+    ladders, learnt = compared_ladders(standings), _learnt_rows(standings)
     rows, count = [], 0
     for budget in standings.budgets:
         for name, other in product(ladders, ladders):
@@ -120,7 +120,7 @@ def equal_score_table(standings: Standings) -> Table:
             score = metric.text(float(ladders[name].at([budget]).ladder.means[0]))
             row = [Cell(flops_text(budget)), Cell(name, number=False)]
             row += [Cell(score), Cell(other, number=False)]
-            row += ratio_cells(result, budget / ladders[other].ladder.budgets[0])
+            row += _ratio_cells(result, budget / ladders[other].ladder.budgets[0])
             rows.append(row)
     head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
     notes = [
@@ -133,12 +133,12 @@ def equal_score_table(standings: Standings) -> Table:
     return Table(title, [*head, interval_name(standings)], rows, notes)
 
 
-def ratio_cells(result: EqualScore, largest: float) -> list[Cell]:
+def _ratio_cells(result: EqualScore, largest: float) -> list[Cell]:
     """Return the cells of a ratio and its interval; `largest` is the ratio that is a bound."""
     text = f"{'at least ' * result.is_bound}{result.ratio:.2f}"
     ratio = Cell(text, value=result.ratio)
     if result.interval is None:
-        return [ratio, Cell(NONE)]
+        return [ratio, Cell(_NONE)]
     low, high = result.interval
     return [ratio, Cell(f"{low:.2f} to {high:.2f}{' or more' * math.isclose(high, largest)}")]
 
@@ -206,7 +206,7 @@ def compared_ladders(standings: Standings) -> dict[str, Drawn]:
     return ladders
 
 
-def learnt_rows(standings: Standings) -> set[tuple[str, float]]:
+def _learnt_rows(standings: Standings) -> set[tuple[str, float]]:
     """Return objective and budget of the rows that have learnt something, see `has_learnt`."""
     name = standings.primary.name
     return {(e.objective, e.budget) for e in standings.entries if has_learnt(e, name)}
@@ -218,7 +218,7 @@ def meetings(standings: Standings) -> list[Meeting]:
     They are of the budgets, two at least, that both have and at which one of them has learnt
     something: before, a difference is one of untrained models.
     """
-    learnt, level = learnt_rows(standings), standings.rule.level
+    learnt, level = _learnt_rows(standings), standings.rule.level
     pairs = []
     for names in combinations(ladders := compared_ladders(standings), 2):
         one, other = (ladders[name] for name in names)
@@ -251,7 +251,7 @@ def crossover_table(standings: Standings) -> Table:
             numbers.append(flops_text(result.budget))
             numbers.append(" to ".join(map(flops_text, result.interval)))
         else:
-            numbers += ["none", NONE]
+            numbers += ["none", _NONE]
         numbers += [f"{result.none:.2f}", p_text(pair.corrected)]
         order = "established" if pair.is_established else "not established"
         row = [Cell(name, number=False) for name in (pair.before, pair.after)]
@@ -370,7 +370,7 @@ def describe_decisions(standings: Standings) -> list[str]:
 # ---------------------------------------------------------------- predictions
 
 
-def row_at(standings: Standings, objective: str, budget: float) -> Entry | None:
+def _row_at(standings: Standings, objective: str, budget: float) -> Entry | None:
     """Return the row of an objective at a budget; None if there is none."""
     for entry in standings.entries:
         if (entry.objective, entry.budget) == (objective, budget):
@@ -378,24 +378,24 @@ def row_at(standings: Standings, objective: str, budget: float) -> Entry | None:
     return None
 
 
-def observed(standings: Standings, outcome: Outcome) -> float | None:
+def _observed(standings: Standings, outcome: Outcome) -> float | None:
     """Return the mean that a prediction is scored by.
 
     None if its runs are not over, if they began before it or do not say when, and if the row is
     not tested.
     """
     prediction = outcome.registered.prediction
-    entry = row_at(standings, prediction.objective, prediction.budget)
+    entry = _row_at(standings, prediction.objective, prediction.budget)
     scores = entry.scores.get(prediction.metric) if entry else None
     if not (outcome.is_before and entry and scores and entry.is_tested(prediction.metric)):
         return None
     return float(np.mean(scores))
 
 
-def why_unscored(standings: Standings, outcome: Outcome) -> str:
+def _why_unscored(standings: Standings, outcome: Outcome) -> str:
     """Return why a prediction has no observed mean."""
     prediction = outcome.registered.prediction
-    entry = row_at(standings, prediction.objective, prediction.budget)
+    entry = _row_at(standings, prediction.objective, prediction.budget)
     if outcome.is_open:
         return "open"
     if outcome.is_before is None:
@@ -409,18 +409,18 @@ def predictions_table(standings: Standings) -> Table:
     """Return the predictions of a league with what came out, and their errors."""
     metric, rows, records = standings.primary, [], []
     for outcome in standings.predictions:
-        prediction, value = outcome.registered.prediction, observed(standings, outcome)
-        records.append(prediction_record(standings, outcome))
+        prediction, value = outcome.registered.prediction, _observed(standings, outcome)
+        records.append(_prediction_record(standings, outcome))
         low, high = prediction.interval
         row = [Cell(flops_text(prediction.budget)), Cell(prediction.objective, number=False)]
         row.append(Cell(outcome.registered.time, number=False))
         rungs = ", ".join(map(flops_text, prediction.rungs))
         row.append(Cell(rungs, number=False, value=max(prediction.rungs)))
         row.append(Cell(prediction.form, number=False))
-        row += [Cell(metric.text(prediction.value)), Cell(ends_text((low, high), metric))]
-        row.append(Cell(str(prediction.held_out or NONE), value=prediction.held_out))
+        row += [Cell(metric.text(prediction.value)), Cell(_ends_text((low, high), metric))]
+        row.append(Cell(str(prediction.held_out or _NONE), value=prediction.held_out))
         if value is None:
-            row += [Cell(why_unscored(standings, outcome)), Cell("", number=False)]
+            row += [Cell(_why_unscored(standings, outcome)), Cell("", number=False)]
             row += [Cell("")] * 3
         else:
             is_inside = "yes" if low <= value <= high else "no"
@@ -430,13 +430,13 @@ def predictions_table(standings: Standings) -> Table:
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
     head += ["held out", "mean", "inside", "error", "error of the last budget"]
     head.append("error of the line")
-    notes = [*describe_predictions(standings), HELD_OUT_NOTE]
+    notes = [*describe_predictions(standings), _HELD_OUT_NOTE]
     return Table(f"Predictions: {metric.title}", head, rows, notes, records)
 
 
-def prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
+def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
     """Return the unrounded numbers of a prediction and what came out, for csv."""
-    registered, value = outcome.registered, observed(standings, outcome)
+    registered, value = outcome.registered, _observed(standings, outcome)
     prediction = registered.prediction
     low, high = prediction.interval
     return {
@@ -455,7 +455,7 @@ def prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
         **{f"predicted_{name}": naive for name, naive in prediction.naive.items()},
         "mean": value,
         "inside": None if value is None else low <= value <= high,
-        "unscored": why_unscored(standings, outcome) if value is None else None,
+        "unscored": _why_unscored(standings, outcome) if value is None else None,
     }
 
 
@@ -469,7 +469,7 @@ def describe_predictions(standings: Standings) -> Iterator[str]:
     metric, errors, inside = standings.primary, [], 0
     for outcome in standings.predictions:
         prediction = outcome.registered.prediction
-        if (value := observed(standings, outcome)) is not None:
+        if (value := _observed(standings, outcome)) is not None:
             low, high = prediction.interval
             inside += low <= value <= high
             errors.append([abs(x - value) for x in expectations(prediction)])

@@ -198,16 +198,16 @@ def equal_score(
     """
     budget, score, drawn = base
     sign = -1.0 if lower_is_better else 1.0
-    reached = logs_at(np.array([sign * score]), ladder.logs, sign * ladder.means[None])[0]
+    reached = _logs_at(np.array([sign * score]), ladder.logs, sign * ladder.means[None])[0]
     if reached == ladder.logs[0]:
         return EqualScore(budget / ladder.budgets[0], is_bound=True)
-    places = logs_at(sign * drawn, ladder.logs, sign * draws)
+    places = _logs_at(sign * drawn, ladder.logs, sign * draws)
     places[np.isnan(drawn)] = np.nan
     ends = None if math.isnan(reached) else interval(budget / np.exp(places), level)
     return EqualScore(float(budget / np.exp(reached)), ends)
 
 
-def logs_at(scores: np.ndarray, logs: np.ndarray, means: np.ndarray) -> np.ndarray:
+def _logs_at(scores: np.ndarray, logs: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Return where means, (n, budgets), first reach scores, (n,); NaN where they never do.
 
     Larger is better. Of a score that the first budget reaches it is that budget: a bound.

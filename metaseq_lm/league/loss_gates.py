@@ -15,14 +15,14 @@ from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
 from metaseq_lm.reporting.runs import Run, is_number
 
-ENTROPIES = (CAUSAL_NLL, CLOZE_NLL, NLL)  # kinds of terms: nats of a token
-PLATEAU = 0.05  # nats
-USUAL_UNMASKED = 0.1  # task.leave_unmasked_prob by default
-FAKES = "fakes"  # the share of fakes, which the log has beside the term of a discriminator
-DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
-LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
-STEPS = 3  # if it is also more than so many times the usual step between validations
-FEWEST = 4  # validations, of which the last quarter has a slope
+_ENTROPIES = (CAUSAL_NLL, CLOZE_NLL, NLL)  # kinds of terms: nats of a token
+_PLATEAU = 0.05  # nats
+_USUAL_UNMASKED = 0.1  # task.leave_unmasked_prob by default
+_FAKES = "fakes"  # the share of fakes, which the log has beside the term of a discriminator
+_DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
+_LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
+_STEPS = 3  # if it is also more than so many times the usual step between validations
+_FEWEST = 4  # validations, of which the last quarter has a slope
 
 
 def number(value: float) -> str:
@@ -39,7 +39,7 @@ def by_share(
         yield Finding(gate, action, f"{reason} ({count} of {of} runs)")
 
 
-def best_terms(row: Row) -> dict[str, list[float]]:
+def _best_terms(row: Row) -> dict[str, list[float]]:
     """Return the smallest validation of each cross-entropy over the vocabulary of the runs.
 
     In a mixture of objectives a term is called OBJECTIVE.TERM; those of one that is only validated
@@ -47,29 +47,29 @@ def best_terms(row: Row) -> dict[str, list[float]]:
     """
     terms: dict[str, list[float]] = {}
     for run in row.scored:
-        for term in sorted(name for name, kind in run.terms.items() if kind in ENTROPIES):
+        for term in sorted(name for name, kind in run.terms.items() if kind in _ENTROPIES):
             values = run.series(f"valid.{term}")[1]
             if values and is_trained(run, term):
                 terms.setdefault(term, []).append(min(values))
     return terms
 
 
-def entry_of(run: Run, term: str) -> ObjectiveEntry | None:
+def _entry_of(run: Run, term: str) -> ObjectiveEntry | None:
     """Return the objective of a mixture that a term OBJECTIVE.TERM is of, None for other terms."""
     return objective_entries(run.values).get(term.rpartition(".")[0])
 
 
 def is_trained(run: Run, term: str) -> bool:
     """Return whether the objective of a term has a weight above 0 in a phase."""
-    entry = entry_of(run, term)
+    entry = _entry_of(run, term)
     return entry is None or any(entry.weight)
 
 
 def unmasked_share(run: Run, term: str) -> float:
     """Return the share of the targets of a term that are left as they are."""
     share = run.values.get("task.leave_unmasked_prob")
-    if entry := entry_of(run, term):
-        usual = USUAL_UNMASKED * term.endswith(".mlm")
+    if entry := _entry_of(run, term):
+        usual = _USUAL_UNMASKED * term.endswith(".mlm")
         keys = ("task.leave_unmasked_prob", "leave_unmasked_prob")
         share = next((entry.options[key] for key in keys if key in entry.options), usual)
     return float(share or 0)
@@ -83,7 +83,7 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
     if context.corpus is None:
         return
     limit = float(np.log(context.corpus.vocabulary))
-    for term, values in best_terms(row).items():
+    for term, values in _best_terms(row).items():
         reason = (
             f"valid.{term} is {number(float(np.mean(values)))} nats at best, no less than "
             f"{number(limit)}, the loss of a uniform guess among "
@@ -101,14 +101,14 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
     """
     if context.corpus is None:
         return
-    for term, values in best_terms(row).items():
+    for term, values in _best_terms(row).items():
         share = max(unmasked_share(run, term) for run in row.scored)
         level = (1 - share) * context.corpus.unigram
         reason = (
             f"valid.{term} is {number(float(np.mean(values)))} nats at best; word frequencies "
             f"{'and the copying of unmasked targets ' if share else ''}reach {number(level)}"
         )
-        count = sum(value >= level - PLATEAU for value in values)
+        count = sum(value >= level - _PLATEAU for value in values)
         yield from by_share("plateau", count, len(values), (FLAG, NOTE), reason)
 
 
@@ -122,7 +122,7 @@ def trigrams(row: Row, context: Context) -> Iterator[Finding]:
     level = context.corpus.trigram if context.corpus else None
     if level is None:
         return
-    for term, values in best_terms(row).items():
+    for term, values in _best_terms(row).items():
         is_causal = any(run.terms.get(term) == CAUSAL_NLL for run in row.scored)
         if is_causal and (count := sum(value >= level for value in values)):
             reason = f"valid.{term} is {number(float(np.mean(values)))} nats at best; trigrams of "
@@ -143,16 +143,16 @@ def undetected(row: Row, context: Context) -> Iterator[Finding]:
     best = [level for run in row.scored if (level := best_detection(run))]
     losses = [loss for loss, _ in best]
     levels = [level for _, level in best]
-    count = sum(loss >= (1 - DETECTED) * level for loss, level in best)
+    count = sum(loss >= (1 - _DETECTED) * level for loss, level in best)
     if count:
         reason = (
-            f"valid.{detector_of(row)} is {number(float(np.mean(losses)))} nats at best; the share "
-            f"of fakes alone reaches {number(float(np.mean(levels)))}"
+            f"valid.{_detector_of(row)} is {number(float(np.mean(losses)))} nats at best; the "
+            f"share of fakes alone reaches {number(float(np.mean(levels)))}"
         )
         yield from by_share("plateau", count, len(best), (FLAG, NOTE), reason)
 
 
-def detector_of(row: Row) -> str:
+def _detector_of(row: Row) -> str:
     """Return the name of the term of a discriminator that the runs of a row have."""
     kinds = {name: kind for run in row.scored for name, kind in run.terms.items()}
     return next(name for name, kind in kinds.items() if kind == DETECTION)
@@ -182,7 +182,7 @@ def base_rate(run: Run, line: Mapping[str, Any]) -> float:
     for replaced-token detection 3 % too much, for Electric 5 % too little in rows of 25 tokens.
     0 where no share of fakes is logged.
     """
-    candidates, fakes = line.get("candidates") or 1.0, line.get(FAKES) or 0.0
+    candidates, fakes = line.get("candidates") or 1.0, line.get(_FAKES) or 0.0
     if run.values.get("criterion.disc_positions") == "masked":
         return entropy(1 - float(line.get("sample_accuracy") or 0.0))
     # Electric has this option, the loss of others always includes special tokens.
@@ -229,7 +229,7 @@ def diverged(row: Row, context: Context) -> Iterator[Finding]:
     hardly falls a quarter is noise, and a noisy loss that ends high has still fallen.
     """
     curves = [values for _, values in map(curve, row.scored) if len(values) > 2]
-    lost = [float(values[-1] - values.min()) for values in curves if has_diverged(values)]
+    lost = [float(values[-1] - values.min()) for values in curves if _has_diverged(values)]
     if lost:
         reason = (
             "the last validation is worse than the best one by "
@@ -238,11 +238,11 @@ def diverged(row: Row, context: Context) -> Iterator[Finding]:
         yield from by_share("diverged", len(lost), len(curves), (FLAG, NOTE), reason)
 
 
-def has_diverged(values: np.ndarray) -> bool:
+def _has_diverged(values: np.ndarray) -> bool:
     """Return whether the validations of a run, three or more, end worse than noise explains."""
     lost, gained = values[-1] - values.min(), values[0] - values.min()
     step = np.median(np.abs(np.diff(values)))
-    return bool(lost > LOST * gained and lost > STEPS * step)
+    return bool(lost > _LOST * gained and lost > _STEPS * step)
 
 
 def still_falling(row: Row, context: Context) -> Iterator[Finding]:
@@ -251,12 +251,12 @@ def still_falling(row: Row, context: Context) -> Iterator[Finding]:
     A loss always falls where the schedule takes the rate down to its end. Such a run is judged by
     what it did before, if there are FEWEST validations, else not at all.
     """
-    starts = [decay_start(run) for run in row.scored]
+    starts = [_decay_start(run) for run in row.scored]
     curves = []
     for (updates, values), start in zip(map(curve, row.scored), starts):
         is_judged = updates <= (math.inf if start is None else start)
         curves.append((updates[is_judged], values[is_judged]))
-    declines = last_quarters(curves)
+    declines = _last_quarters(curves)
     if len(declines) < 2:
         return
     mean, sd = float(np.mean(declines)), float(np.std(declines, ddof=1))
@@ -270,7 +270,7 @@ def still_falling(row: Row, context: Context) -> Iterator[Finding]:
         )
 
 
-def decay_start(run: Run) -> float | None:
+def _decay_start(run: Run) -> float | None:
     """Return the update from which on the schedule takes the rate to its end, None if never.
 
     `linear` and `polynomial` do so all along: 0. Schedules without an end (`constant`,
@@ -286,11 +286,11 @@ def decay_start(run: Run) -> float | None:
     return (1 - float(share)) * float(total) if share and total else None
 
 
-def last_quarters(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+def _last_quarters(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
     """Return by how much each curve (updates, values) falls in the last quarter of its updates."""
     declines = []
     for updates, values in curves:
-        if len(values) >= FEWEST:
+        if len(values) >= _FEWEST:
             before = np.interp(0.75 * updates[-1], updates, values)
             declines.append(float(before - values[-1]))
     return declines

@@ -107,7 +107,7 @@ def standings_table(standings: Standings) -> Table:
     head += ["gain", "verdict on the gain"] * standings.has_gains
     rows, records = [], []
     for budget in standings.budgets:
-        best = best_text(standings, budget, metric)
+        best = _best_text(standings, budget, metric)
         for entry in standings.at(budget, metric):
             text = score_text(standings, entry, metric)
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
@@ -128,7 +128,7 @@ def standings_table(standings: Standings) -> Table:
             rows.append(row)
             records.append(record(standings, entry))
     notes = [*summaries(standings), *describe_parts(standings)]
-    notes += [*reasons(standings, metric), *references(standings)]
+    notes += [*_reasons(standings, metric), *references(standings)]
     notes += [describe_rule(standings), *describe_origins(standings)]
     notes += [*standings.remarks, *standings.notes]
     return Table(standings.title, head, rows, notes, records)
@@ -159,7 +159,7 @@ def gains_table(standings: Standings) -> Table | None:
             row.append(Cell(gain_verdict(entry, metric), number=False))
             rows.append(row)
     title = f"Gains over untrained models: {metric.title}, mean ± sd of a run less an untrained one"
-    return Table(title, head, rows, [describe_gains(standings)])
+    return Table(title, head, rows, [_describe_gains(standings)])
 
 
 def secondary_table(standings: Standings) -> Table | None:
@@ -169,7 +169,7 @@ def secondary_table(standings: Standings) -> Table | None:
         return None
     rows = []
     for budget in standings.budgets:
-        best = {metric.name: best_text(standings, budget, metric) for metric in metrics}
+        best = {metric.name: _best_text(standings, budget, metric) for metric in metrics}
         for entry in standings.at(budget, standings.primary):
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             for metric in metrics:
@@ -179,13 +179,13 @@ def secondary_table(standings: Standings) -> Table | None:
     titles = [metric.title for metric in metrics]
     notes = ["The best is marked, nothing is tested: the plan decides by its primary metric."]
     for metric in metrics:
-        notes += [f"{metric.name}: {line}" for line in reasons(standings, metric, about_all=False)]
+        notes += [f"{metric.name}: {line}" for line in _reasons(standings, metric, about_all=False)]
     return Table(
         "Other metrics: mean ± sample sd over seeds", ["FLOPs", "objective", *titles], rows, notes
     )
 
 
-def best_text(standings: Standings, budget: float, metric: Metric) -> str | None:
+def _best_text(standings: Standings, budget: float, metric: Metric) -> str | None:
     """Return the cell of the best ranked row of a budget, None if less than two are ranked."""
     ranked = [e for e in standings.at(budget, metric) if e.is_ranked(metric.name)]
     return score_text(standings, ranked[0], metric) if len(ranked) > 1 else None
@@ -214,7 +214,7 @@ def summaries(standings: Standings) -> list[str]:
     return lines
 
 
-def reasons(standings: Standings, metric: Metric, about_all: bool = True) -> list[str]:
+def _reasons(standings: Standings, metric: Metric, about_all: bool = True) -> list[str]:
     """Return what the gates say, the flags by their letters first; `about_all`: of whole rows."""
     letters = standings.letters(metric.name)
     flagged: dict[str, list[str]] = {gate: [] for gate in letters}
@@ -252,7 +252,7 @@ def gain_verdict(entry: Entry, metric: Metric) -> str:
     return decision.text if decision else ""
 
 
-def describe_gains(standings: Standings) -> str:
+def _describe_gains(standings: Standings) -> str:
     """Return how the verdicts on gains came about."""
     rule = standings.rule
     count = sum(entry.gain_decision is not None for entry in standings.entries)
@@ -289,7 +289,7 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     line |= {"p_holm": decision.corrected if decision else None}
     line |= {"verdict": decision.verdict if decision else None}
     line |= {"seeds_that_decide": decision.seeds if decision else None}
-    line |= {"updates": entry.updates, **gain_record(standings, entry)}
+    line |= {"updates": entry.updates, **_gain_record(standings, entry)}
     line["findings"] = "; ".join(f"{f.action} {f.gate}: {f.reason}" for f in entry.findings)
     line |= kinds_record(standings, entry)
     for metric in (*standings.metrics[1:], *standings.parts, *standings.kinds):
@@ -299,7 +299,7 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     return line
 
 
-def gain_record(standings: Standings, entry: Entry) -> dict[str, Any]:
+def _gain_record(standings: Standings, entry: Entry) -> dict[str, Any]:
     """Return the unrounded numbers of the gain of a row, for csv."""
     gain, decision = entry.gain(standings.primary.name), entry.gain_decision
     ends = (gain and gain.interval(standings.rule.level)) or (None, None)

@@ -23,16 +23,16 @@ from metaseq_lm.reporting.settings import differing_suite_code, differing_suite_
 
 PARITY = 0.02  # share of the budget by which FLOPs may differ from it
 UPDATES = "trainer.max_update"
-SECTIONS = (*GROUPS, "trainer")  # of a configuration, with options that change results
+_SECTIONS = (*GROUPS, "trainer")  # of a configuration, with options that change results
 
 
 def missing(row: Row, context: Context) -> Iterator[Finding]:
     """Runs failed, have no score, or are not as many as the plan says, at a plausible setting."""
     for _, runs in row.settings:
-        yield from missing_of(runs, context)
+        yield from _missing_of(runs, context)
 
 
-def missing_of(runs: Sequence[Run], context: Context) -> Iterator[Finding]:
+def _missing_of(runs: Sequence[Run], context: Context) -> Iterator[Finding]:
     """Yield findings on the number of runs of one setting."""
     metric = context.primary
     reasons = [f"{run.name}: {reason}" for run in runs if (reason := run.why_unscored(metric))]
@@ -57,7 +57,7 @@ def missing_of(runs: Sequence[Run], context: Context) -> Iterator[Finding]:
 
 def budget(row: Row, context: Context) -> Iterator[Finding]:
     """A run took other FLOPs than its budget, those of pre-training included."""
-    wrong = [run for run in row.scored if is_off(run, row.budget)]
+    wrong = [run for run in row.scored if _is_off(run, row.budget)]
     if wrong:
         spent = ", ".join(dict.fromkeys(flops_text(run.costs["flops"]) for run in wrong))
         yield Finding(
@@ -73,10 +73,10 @@ def same_data(row: Row, context: Context) -> Iterator[Finding]:
     base = context.baseline_of(row) or row
     for key in sorted({k for run in row.scored for k in run.values if bare_key(k) == "data_hash"}):
         # A baseline without pre-training tells the data that others may be pre-trained on.
-        expected = data_hashes(base, key) or data_hashes(base, "data_hash")
-        hashes = list(dict.fromkeys([*expected, *data_hashes(row, key)]))
+        expected = _data_hashes(base, key) or _data_hashes(base, "data_hash")
+        hashes = list(dict.fromkeys([*expected, *_data_hashes(row, key)]))
         if len(hashes) > 1:
-            corpora = corpus_hashes(base), corpus_hashes(row)
+            corpora = _corpus_hashes(base), _corpus_hashes(row)
             if key == "data_hash" and corpora[0] and corpora[0] == corpora[1]:
                 reason = "it is trained on the labelled sets that its options name, too"
                 yield Finding("data", NOTE, f"{reason}, unlike the baseline")
@@ -84,14 +84,14 @@ def same_data(row: Row, context: Context) -> Iterator[Finding]:
             yield Finding("data", REFUSE, f"the data differ ({key} {', '.join(hashes)})")
 
 
-def data_hashes(row: Row, key: str) -> list[str]:
+def _data_hashes(row: Row, key: str) -> list[str]:
     """Return the distinct hashes of data that the runs of a row have under a key."""
-    return known_values(run.values.get(key) for run in row.scored)
+    return _known_values(run.values.get(key) for run in row.scored)
 
 
-def corpus_hashes(row: Row) -> list[str]:
+def _corpus_hashes(row: Row) -> list[str]:
     """Return the distinct hashes of the corpora of a row, without labelled sets."""
-    return known_values((run.results or {}).get("corpus") for run in row.scored)
+    return _known_values((run.results or {}).get("corpus") for run in row.scored)
 
 
 def same_suites(row: Row, context: Context) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
     """
     base = context.baseline_of(row) or row
     runs = [*base.scored, *row.scored]
-    codes = known_values((run.results or {}).get("code") for run in runs)
+    codes = _known_values((run.results or {}).get("code") for run in runs)
     if len(codes) > 1:
         reason = f"the hashes of the code differ ({', '.join(codes)})"
         is_expected = row.added or row.shipped != base.shipped
@@ -143,13 +143,13 @@ def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
     changed = []
     for key in row.scored[0].compared_keys:
         group, _, name = key.partition(".")
-        is_common = group in SECTIONS and name not in ("", "_name") and not {key, group} & stated
+        is_common = group in _SECTIONS and name not in ("", "_name") and not {key, group} & stated
         if not is_common or key == UPDATES or key not in base.scored[0].values:
             continue
         runs = [*base.scored, *row.scored]
-        if len(known_values(run.values.get(f"{group}._name") for run in runs)) > 1:
+        if len(_known_values(run.values.get(f"{group}._name") for run in runs)) > 1:
             continue
-        values = known_values(run.values.get(key) for run in runs)
+        values = _known_values(run.values.get(key) for run in runs)
         follows = all(run.values.get(key) == run.values.get(UPDATES) for run in runs)
         if len(values) > 1 and not follows:
             changed.append(f"{key} {', '.join(values)}")
@@ -158,38 +158,38 @@ def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("defaults", REFUSE, f"{reason}: a default has changed with the code")
 
 
-def corpus_of(run: Run) -> str | None:
+def _corpus_of(run: Run) -> str | None:
     """Return the hash of the corpus of a run; of an earlier version that of all of its data."""
     return (run.results or {}).get("corpus") or run.values.get("data_hash")
 
 
-def known_values(values: Iterable[Any]) -> list[str]:
+def _known_values(values: Iterable[Any]) -> list[str]:
     """Return the distinct values but None as texts, in order."""
     return list(dict.fromkeys(show(value) for value in values if value is not None))
 
 
 def controls(row: Row, context: Context) -> Iterator[Finding]:
     """A control has another size, other data or other suites than the row, or other FLOPs."""
-    sizes = known_values((run.results or {}).get("parameters") for run in row.scored)
+    sizes = _known_values((run.results or {}).get("parameters") for run in row.scored)
     for name, runs in (("untrained", row.untrained), ("shuffled", row.shuffled)):
-        others = known_values((run.results or {}).get("parameters") for run in finished(runs))
+        others = _known_values((run.results or {}).get("parameters") for run in finished(runs))
         if set(others) - set(sizes):
             reason = f"the {name} control has other parameters ({', '.join([*sizes, *others])})"
             yield Finding("controls", FLAG, reason)
-        if set(map(corpus_of, finished(runs))) - set(map(corpus_of, row.scored)):
+        if set(map(_corpus_of, finished(runs))) - set(map(_corpus_of, row.scored)):
             yield Finding("controls", FLAG, f"the {name} control has other data")
         for metric in context.metrics:
             if differing := differing_suite_options(metric, [*row.scored, *finished(runs)]):
                 values = "; ".join(f"{key}: {value}" for key, value in differing.items())
                 reason = f"the {name} control is scored by other suites ({values})"
                 yield Finding("controls", FLAG, reason, metric)
-    wrong = [run.costs["flops"] for run in finished(row.shuffled) if is_off(run, row.budget)]
+    wrong = [run.costs["flops"] for run in finished(row.shuffled) if _is_off(run, row.budget)]
     if wrong:
         reason = f"the shuffled control took other FLOPs, such as {flops_text(wrong[0])}"
         yield Finding("controls", FLAG, reason)
 
 
-def is_off(run: Run, budget: float) -> bool:
+def _is_off(run: Run, budget: float) -> bool:
     """Return whether a run took other FLOPs than a budget, or none are recorded."""
     flops = run.costs["flops"]
     return flops is None or abs(flops / budget - 1) > PARITY
@@ -207,7 +207,7 @@ def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
         names = ", ".join(sorted(map(str, seeds)))
         reason = f"the runs of seeds {names} are identical: what trained them ignores the seed"
         yield Finding("identical runs", VOID, reason)
-    for other, runs in others_of(row, context).items():
+    for other, runs in _others_of(row, context).items():
         same = courses.keys() & {run.course for run in runs}
         if same:
             yield Finding(
@@ -217,7 +217,7 @@ def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
             )
 
 
-def others_of(row: Row, context: Context) -> Mapping[str, Sequence[Run]]:
+def _others_of(row: Row, context: Context) -> Mapping[str, Sequence[Run]]:
     """Return the runs, by name, that no run of a row may be equal to."""
     others: dict[str, Sequence[Run]] = {}
     for other in context.rows:
@@ -230,7 +230,7 @@ def others_of(row: Row, context: Context) -> Mapping[str, Sequence[Run]]:
 
 def shared_encoder(row: Row, context: Context) -> Iterator[Finding]:
     """Seeds share a pre-trained encoder, so that they are not as many pre-trainings."""
-    ancestors = {run.seed: ancestor_of(run) for run in row.scored if run.was_pretrained}
+    ancestors = {run.seed: _ancestor_of(run) for run in row.scored if run.was_pretrained}
     distinct = len(set(ancestors.values()))
     if distinct < len(ancestors):
         yield Finding(
@@ -241,7 +241,7 @@ def shared_encoder(row: Row, context: Context) -> Iterator[Finding]:
         )
 
 
-def ancestor_of(run: Run) -> tuple[Any, ...]:
+def _ancestor_of(run: Run) -> tuple[Any, ...]:
     """Return what tells the runs apart that runs of one setting started from.
 
     The seeds of the ancestors; where these are not known, as the paths.
@@ -261,12 +261,12 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         return
     plausible = [values for values, _ in tuning.shares[1:]]
     for key, value in tuning.chosen.items():
-        yield from edge_of_grid(key, value, tuning, FLAG)
+        yield from _edge_of_grid(key, value, tuning, FLAG)
         further = dict.fromkeys(values[key] for values in plausible if values[key] != value)
         for other in further:
-            yield from edge_of_grid(key, other, tuning, NOTE)
+            yield from _edge_of_grid(key, other, tuning, NOTE)
         chosen = [show(value), *map(show, further)]
-        trained = known_values(run.values.get(key) for run in row.scored)
+        trained = _known_values(run.values.get(key) for run in row.scored)
         if trained and set(trained) != set(chosen):
             reason = f"{key}={', '.join(chosen)} was chosen, but {', '.join(trained)} trained"
             yield Finding("tuning", FLAG, reason)
@@ -276,25 +276,25 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         reason = f"{len(failed)} of {len(tuning.runs)} trials did not finish"
         first = f"{failed[0].name}: {failed[0].why_unended()}"
         yield Finding("tuning", FLAG, f"{reason}, such as {first}")
-    yield from tuned_elsewhere(row, tuning, context.baseline_of(row))
+    yield from _tuned_elsewhere(row, tuning, context.baseline_of(row))
 
 
-def edge_of_grid(key: str, value: Any, tuning: Choice, action: str) -> Iterator[Finding]:
+def _edge_of_grid(key: str, value: Any, tuning: Choice, action: str) -> Iterator[Finding]:
     """Yield a finding on a chosen value that is the least or the largest that was tried."""
-    if is_at_edge(value, tuning.grid.get(key, ())):
+    if _is_at_edge(value, tuning.grid.get(key, ())):
         tried = ", ".join(show(v) for v in sorted(tuning.grid[key]))
         reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
         yield Finding("edge of the grid", action, reason)
 
 
-def is_at_edge(value: Any, grid: Sequence[Any]) -> bool:
+def _is_at_edge(value: Any, grid: Sequence[Any]) -> bool:
     """Return whether a number is the least or the largest of several that were tried."""
     if not is_number(value) or not all(map(is_number, grid)) or len(set(grid)) < 2:
         return False
     return bool(value <= min(grid) or value >= max(grid))
 
 
-def tuned_elsewhere(row: Row, tuning: Choice, baseline: Row | None) -> Iterator[Finding]:
+def _tuned_elsewhere(row: Row, tuning: Choice, baseline: Row | None) -> Iterator[Finding]:
     """Yield findings on seeds, budget and cost of a tuning."""
     common = {run.seed for run in tuning.runs} & {run.seed for run in row.scored}
     if common:

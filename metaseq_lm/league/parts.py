@@ -47,7 +47,7 @@ def aligned(texts: Sequence[str]) -> list[str]:
 
 def describe_parts(standings: Standings) -> list[str]:
     """Return sentences on the mark of parts and on parts that do not tell rows apart."""
-    texts = [text for part in standings.parts if (text := describe_part(standings, part))]
+    texts = [text for part in standings.parts if (text := _describe_part(standings, part))]
     sentences = []
     if texts:
         sentences.append(
@@ -60,7 +60,7 @@ def describe_parts(standings: Standings) -> list[str]:
     return sentences
 
 
-def describe_part(standings: Standings, part: Metric) -> str:
+def _describe_part(standings: Standings, part: Metric) -> str:
     """Return at which budgets a part does not tell rows apart, "" if it does at all."""
     known = {budget: samples(standings, budget, part) for budget in standings.budgets}
     known = {budget: scores for budget, scores in known.items() if len(scores) > 1}

@@ -43,7 +43,7 @@ from metaseq_lm.reporting.provenance import times
 from metaseq_lm.reporting.runs import Run
 
 FILE = "predictions.jsonl"
-SCHEMA = {
+_SCHEMA = {
     "time": TIME,
     "plan": str,
     "code": str,
@@ -173,7 +173,7 @@ def read_predictions(folder: Path) -> list[Registered]:
 def _journal(folder: Path) -> Journal:
     return Journal(
         folder / FILE,
-        lambda row, number: schema_error(row, SCHEMA),
+        lambda row, number: schema_error(row, _SCHEMA),
         "Restore the file or delete it",
         LARGEST_SWEEP,
     )
@@ -188,7 +188,7 @@ def parse_lines(text: str, source: str) -> list[Registered]:
     for i, line in enumerate(text.splitlines(), 1):
         try:
             content = json.loads(line)
-            problem = schema_error(content, SCHEMA)
+            problem = schema_error(content, _SCHEMA)
         except (ValueError, RecursionError) as error:
             content, problem = {}, f"not readable as JSON: {error}"
         if not problem and is_altered(content):

@@ -10,11 +10,13 @@ from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.reporting.numbers import flops_text
 
 Prices = Mapping[str, float]  # FLOPs of an update, by objective
-TOO_LARGE = f"whose updates are so large that whole ones leave more than {PARITY:.0%} of the budget"
-NO_TRIAL = "an update of which costs more than a trial may"
+_TOO_LARGE = (
+    f"whose updates are so large that whole ones leave more than {PARITY:.0%} of the budget"
+)
+_NO_TRIAL = "an update of which costs more than a trial may"
 
 
-def why_excluded(plan: Plan, objective: Objective, price: float, budget: float) -> str:
+def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float) -> str:
     """Return why an objective cannot run at a budget, "" if it can.
 
     Args:
@@ -25,9 +27,9 @@ def why_excluded(plan: Plan, objective: Objective, price: float, budget: float) 
     """
     spent = math.floor(budget / price) * price
     if budget - spent > PARITY * budget:
-        return TOO_LARGE
+        return _TOO_LARGE
     if objective.grid and price > plan.tuning.nearest(budget):
-        return NO_TRIAL
+        return _NO_TRIAL
     return ""
 
 
@@ -38,7 +40,7 @@ def possible(
     if objective.name not in prices:
         return list(budgets)
     price = prices[objective.name]
-    return [budget for budget in budgets if not why_excluded(plan, objective, price, budget)]
+    return [budget for budget in budgets if not _why_excluded(plan, objective, price, budget)]
 
 
 def describe_excluded(
@@ -49,7 +51,7 @@ def describe_excluded(
     names: dict[tuple[float, str], list[str]] = {}
     for budget in budgets:
         for objective in known:
-            if reason := why_excluded(plan, objective, prices[objective.name], budget):
+            if reason := _why_excluded(plan, objective, prices[objective.name], budget):
                 names.setdefault((budget, reason), []).append(objective.name)
     return [
         f"Not at {flops_text(budget)} FLOPs: {', '.join(listed)}, {reason}."

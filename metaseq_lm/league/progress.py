@@ -14,7 +14,7 @@ from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import read_json_if_valid
 from metaseq_lm.sweeps.states import ACTIVE, State, states
 
-Key = tuple[str, str]  # the folder of a sweep, and the name of a run
+_Key = tuple[str, str]  # the folder of a sweep, and the name of a run
 
 
 class Progress:
@@ -28,9 +28,9 @@ class Progress:
         # Planned runs by phase and budget; those of sweeps that are known are counted there.
         self.planned = planned
         self.slots = slots
-        self.budgets: dict[Key, tuple[str, float]] = {}
-        self.over: dict[Key, str] = {}
-        self.begun: dict[Key, float] = {}
+        self.budgets: dict[_Key, tuple[str, float]] = {}
+        self.over: dict[_Key, str] = {}
+        self.begun: dict[_Key, float] = {}
         self.seconds = self.flops = 0.0
         self.extra: dict[bool, list[float]] = {True: [], False: []}  # of trials; of other runs
         self.status = StatusLine()
@@ -65,7 +65,7 @@ class Progress:
                 show_progress(f"{name}  {state.state}  {state.reason}".rstrip())
         self.status.show(self.text(), len(self.over) / max(1, self.totals().total()))
 
-    def _end(self, key: Key, folder: Path, state: str) -> None:
+    def _end(self, key: _Key, folder: Path, state: str) -> None:
         if state != "interrupted":
             self.over[key] = state
         results = read_json_if_valid(folder / "results.json")

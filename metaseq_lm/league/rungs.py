@@ -13,8 +13,8 @@ from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.reporting.numbers import flops_text
 
 # Flags of rows that have not learnt yet: a curve describes what comes after.
-NOT_LEARNT = ("plateau", "untrained", "below untrained")
-Allows = Callable[[Entry, str], bool]  # a row and a metric
+_NOT_LEARNT = ("plateau", "untrained", "below untrained")
+_Allows = Callable[[Entry, str], bool]  # a row and a metric
 
 
 def has_number(entry: Entry, metric: str) -> bool:
@@ -30,7 +30,7 @@ def is_compared(entry: Entry, metric: str) -> bool:
 def has_learnt(entry: Entry, metric: str) -> bool:
     """Return whether a row is tested and above what it has without training."""
     flags = {finding.gate for finding in entry.about(metric, FLAG)}
-    return entry.is_tested(metric) and flags.isdisjoint(NOT_LEARNT)
+    return entry.is_tested(metric) and flags.isdisjoint(_NOT_LEARNT)
 
 
 def objectives_of(standings: Standings) -> list[str]:
@@ -38,7 +38,7 @@ def objectives_of(standings: Standings) -> list[str]:
     return list(dict.fromkeys(entry.objective for entry in standings.entries))
 
 
-def ladder_of(standings: Standings, objective: str, allows: Allows) -> Ladder:
+def ladder_of(standings: Standings, objective: str, allows: _Allows) -> Ladder:
     """Return the primary metric of an objective over the budgets whose rows `allows` lets in."""
     name = standings.primary.name
     rungs = {}
@@ -48,7 +48,7 @@ def ladder_of(standings: Standings, objective: str, allows: Allows) -> Ladder:
     return Ladder.of(rungs)
 
 
-def ceiling_of(standings: Standings, objective: str) -> float | None:
+def _ceiling_of(standings: Standings, objective: str) -> float | None:
     """Return the most that can be reached of the primary metric, as the last row says it."""
     name = standings.primary.name
     known = [
@@ -68,7 +68,7 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     metric = standings.primary
     usable = ladder_of(standings, objective, has_learnt).below(budget)
     tested = ladder_of(standings, objective, is_compared).below(budget)
-    forms = {x: form_of(metric, ceiling_of(standings, x)) for x in objectives_of(standings)}
+    forms = {x: form_of(metric, _ceiling_of(standings, x)) for x in objectives_of(standings)}
     form = forms.pop(objective, None) or form_of(metric)
     if form is None:
         raise UsageError(f"no form of a curve is known for {metric.name}")

@@ -176,18 +176,18 @@ class Runner:
             try:
                 if objective.grid:
                     trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
-                    for _ in composed(of_one_seed(trials.runs), trials.definition, self.check):
+                    for _ in composed(_of_one_seed(trials.runs), trials.definition, self.check):
                         pass
                 if budgets := self.shuffled_budgets(objective):
                     at_budgets = budget_values({budget: [first] for budget in budgets})
                     shuffled = self.sweep(objective, SHUFFLED, at_budgets)
-                    for _ in composed(of_one_seed(shuffled.runs), shuffled.definition, self.check):
+                    for _ in composed(_of_one_seed(shuffled.runs), shuffled.definition, self.check):
                         pass
                 built = [self.sweep(objective, FINAL, settings)]
                 if self.plan.controls.untrained:
                     built.append(self.sweep(objective, UNTRAINED, []))
                 for sweep in built:
-                    check_configs(of_one_seed(sweep.runs), sweep.definition, self.check)
+                    check_configs(_of_one_seed(sweep.runs), sweep.definition, self.check)
             except UsageError as error:
                 raise UsageError(f"objective {objective.name}: {error}") from error
 
@@ -321,7 +321,7 @@ class Runner:
             if grid != trials.grid:
                 grids[budget] = grid
                 show_progress(
-                    f"{objective.name} at {budget_text(budget)}: {describe(trials, grid)}"
+                    f"{objective.name} at {budget_text(budget)}: {_describe(trials, grid)}"
                 )
         return grids
 
@@ -329,7 +329,7 @@ class Runner:
         """Return whether all settings of a wider grid are in the range of their options."""
         sweep = self.sweep(objective, TUNE, tuning_values({budget: grid}))
         try:
-            for _ in composed(of_one_seed(sweep.runs), sweep.definition, self.check):
+            for _ in composed(_of_one_seed(sweep.runs), sweep.definition, self.check):
                 pass
         except UsageError as error:
             show(f"{objective.name}: its grid is not widened: {error}")
@@ -523,12 +523,12 @@ def begun(sweep: LeagueSweep) -> Iterator[Run]:
             yield read_run(sweep.folder / run.folder)
 
 
-def of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
+def _of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
     """Return the runs of the first seed: configurations of others differ in nothing else."""
     return [run for run in runs if run.seed == runs[0].seed]
 
 
-def describe(trials: Trials, grid: Grid) -> str:
+def _describe(trials: Trials, grid: Grid) -> str:
     """Return which values are added to a grid, and why."""
     parts = []
     for key, values in grid.items():

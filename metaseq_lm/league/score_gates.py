@@ -20,12 +20,12 @@ from metaseq_lm.league.standings import (
 )
 from metaseq_lm.reporting.runs import Run
 
-MOST_TIES = 0.01  # share of the items
-ROUNDING = 1e-6  # mean soft accuracy minus chance of margins that are rounding errors
+_MOST_TIES = 0.01  # share of the items
+_ROUNDING = 1e-6  # mean soft accuracy minus chance of margins that are rounding errors
 # The last part of the name of an accuracy, such as soft_context_accuracy or context_accuracy_macro.
 ACCURACY = re.compile(rf"(?:{STRICT}|{SOFT})?(?P<kind>.*)accuracy(?:{MACRO})?")
 SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
-FEWEST = 3  # seeds that show a spread
+_FEWEST = 3  # seeds that show a spread
 
 
 def sibling(metric: str, name: str) -> str:
@@ -33,7 +33,7 @@ def sibling(metric: str, name: str) -> str:
     return f"{metric.rpartition('.')[0]}.{name}"
 
 
-def kind_of(metric: str) -> str:
+def _kind_of(metric: str) -> str:
     """Return which of several accuracies of a group a metric is: "context_", "" of the only one.
 
     Beside context_accuracy and its mean over groups stand context_ties and soft_context_accuracy.
@@ -49,7 +49,7 @@ def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
             yield metric, part
 
 
-def said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
+def _said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
     """Yield what `parts_of` does for what is said of all rows at once, which is of the first row.
 
     Each part comes once, of a metric of the plan with itself.
@@ -61,7 +61,7 @@ def said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
         yield from ((metric, part) for part, metric in of_part.items())
 
 
-def values_of(runs: Sequence[Run], metric: str) -> list[float]:
+def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
     """Return the values of a metric that runs have."""
     return [run.metrics[metric] for run in runs if metric in run.metrics]
 
@@ -69,10 +69,10 @@ def values_of(runs: Sequence[Run], metric: str) -> list[float]:
 def ties(row: Row, context: Context) -> Iterator[Finding]:
     """More than one item in a hundred is a tie."""
     for metric, part in parts_of(row, context):
-        names = kind_of(part) + TIES, "n"
-        count, n = (values_of(row.scored, sibling(part, name)) for name in names)
+        names = _kind_of(part) + TIES, "n"
+        count, n = (_values_of(row.scored, sibling(part, name)) for name in names)
         share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
-        if share > MOST_TIES:
+        if share > _MOST_TIES:
             yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
 
 
@@ -82,9 +82,9 @@ def constant(row: Row, context: Context) -> Iterator[Finding]:
     Its soft accuracy is chance, 1/2 of two sentences.
     """
     for metric, part in parts_of(row, context):
-        name = sibling(part, f"{SOFT}{kind_of(part)}accuracy")
-        soft, chance = values_of(row.scored, name), references(row.scored, name).get("chance", 0.5)
-        flat = sum(abs(value - chance) < ROUNDING for value in soft)
+        name = sibling(part, f"{SOFT}{_kind_of(part)}accuracy")
+        soft, chance = _values_of(row.scored, name), references(row.scored, name).get("chance", 0.5)
+        flat = sum(abs(value - chance) < _ROUNDING for value in soft)
         reason = f"{part} comes from ties, up to rounding: the outputs are constant"
         for finding in by_share("constant", flat, len(soft), (VOID, FLAG), reason):
             yield Finding(finding.gate, finding.action, finding.reason, metric)
@@ -94,8 +94,8 @@ def left_out(row: Row, context: Context) -> Iterator[Finding]:
     """Items were left out that other rows were scored with."""
     for metric, part in parts_of(row, context):
         name = sibling(part, "n")
-        most = max((n for other in context.rows for n in values_of(other.scored, name)), default=0)
-        least = min(values_of(row.scored, name), default=most)
+        most = max((n for other in context.rows for n in _values_of(other.scored, name)), default=0)
+        least = min(_values_of(row.scored, name), default=most)
         if least < most:
             reason = f"{least:,.0f} of {most:,.0f} items of {part} are scored"
             yield Finding("left out", FLAG, reason, metric)
@@ -106,10 +106,10 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
 
     The suite `probe` records the layer that it chose, 0 being the embedding layer.
     """
-    for metric, part in said_once(row, context):
+    for metric, part in _said_once(row, context):
         layers = []
         for other in context.rows:
-            layers += values_of(other.scored, sibling(part, "layer"))
+            layers += _values_of(other.scored, sibling(part, "layer"))
         count = layers.count(0)
         if 2 * count > len(layers):
             yield Finding(
@@ -126,7 +126,7 @@ def reach(row: Row, context: Context) -> Iterator[Finding]:
 
     Results of earlier versions do not tell.
     """
-    for metric, part in said_once(row, context):
+    for metric, part in _said_once(row, context):
         objectives: dict[str, dict[str, None]] = {"causal": {}, "both": {}}
         for other in context.rows:
             for suite in (run.suite_of(part) for run in other.scored):
@@ -152,16 +152,16 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
     primary = context.primary
     parts = [(primary, part) for part in row.parts(primary) if part != primary]
     for metric, part in [*((metric, metric) for metric in context.metrics), *parts]:
-        reason = spread_text(row, part, context)
+        reason = _spread_text(row, part, context)
         if reason:
             yield Finding("in transition", NOTE, f"in transition: {reason}", metric)
 
 
-def spread_text(row: Row, metric: str, context: Context) -> str:
+def _spread_text(row: Row, metric: str, context: Context) -> str:
     """Return how far the seeds of a row spread in a metric, "" if it is no change of phase."""
     scores, untrained = row.scores(metric), seed_scores(row.untrained, metric)
     described = metric_of(metric, row.runs)
-    if len(scores) < FEWEST or not described.percent or described.lower_is_better:
+    if len(scores) < _FEWEST or not described.percent or described.lower_is_better:
         return ""
     levels, sd = references(row.scored, metric), float(np.std(scores, ddof=1))
     floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)
@@ -171,11 +171,11 @@ def spread_text(row: Row, metric: str, context: Context) -> str:
         return ""
     return (
         f"{metric} spreads over seeds from {number(min(scores))} to {number(max(scores))} (sd "
-        f"{share:.0%} of the way from chance to the best possible); {solved_text(scores, context)}"
+        f"{share:.0%} of the way from chance to the best possible); {_solved_text(scores, context)}"
     )
 
 
-def solved_text(scores: Sequence[float], context: Context) -> str:
+def _solved_text(scores: Sequence[float], context: Context) -> str:
     """Return how many seeds reach the score from which on a task counts as solved."""
     count = sum(score >= context.solved for score in scores)
     return f"{count} of {len(scores)} seeds reach {number(context.solved)}"

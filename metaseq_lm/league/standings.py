@@ -130,7 +130,7 @@ class Row:
         if len(self.settings) < 2:
             return seed_scores(self.runs, metric)
         shares = [share for share, _ in self.settings]
-        by_seed = [scores_by_seed(runs, metric) for _, runs in self.settings]
+        by_seed = [_scores_by_seed(runs, metric) for _, runs in self.settings]
         common = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         mixed = []
         for seed in common:
@@ -221,10 +221,10 @@ def finished(runs: Sequence[Run]) -> list[Run]:
 
 def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
     """Return the mean score of each seed, by seed; only finite ones of runs that finished."""
-    return list(scores_by_seed(runs, metric).values())
+    return list(_scores_by_seed(runs, metric).values())
 
 
-def scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
+def _scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
     """Return the mean score of each seed, ascending; only finite ones of runs that finished."""
     by_seed: dict[Any, list[float]] = {}
     for run in runs:

@@ -32,9 +32,9 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 
 COLUMNS = 120  # of a terminal; names and verdicts may be longer than it has room for
 SCREEN = (30, 100)  # lines and columns of the standings by kind of labels
-SHORTEST = 12  # to which names of objectives are cut
-GAP = "  "
-Lines = list[str]
+_SHORTEST = 12  # to which names of objectives are cut
+_GAP = "  "
+_Lines = list[str]
 
 
 def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
@@ -48,17 +48,17 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     ]
     parts = [
         [clean(f"{standings.title}: {standings.primary.title}")],
-        *main_table(standings),
-        [*findings(standings), *rule(standings), *levels(standings), *about_parts(standings)],
+        *_main_table(standings),
+        [*findings(standings), *rule(standings), *levels(standings), *_about_parts(standings)],
         wrapped(" ".join(of_ladders)),
         wrapped(" ".join([*describe_origins(standings), *standings.remarks])),
-        *other_metrics(standings),
+        *_other_metrics(standings),
         where(paths),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def where(paths: Sequence[Path]) -> Lines:
+def where(paths: Sequence[Path]) -> _Lines:
     """Return where the files are: texts with all reasons, and figures."""
     if not paths:
         return []
@@ -66,15 +66,15 @@ def where(paths: Sequence[Path]) -> Lines:
     return [f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:", names]
 
 
-def wrapped(sentence: str, columns: int = COLUMNS) -> Lines:
+def wrapped(sentence: str, columns: int = COLUMNS) -> _Lines:
     """Return a sentence as lines that fit."""
     return wrap(clean(sentence), columns)
 
 
-def screen(standings: Standings, paths: Sequence[Path] = ()) -> Lines:
+def screen(standings: Standings, paths: Sequence[Path] = ()) -> _Lines:
     """Return standings by kind of labels as one screen, all budgets or the largest one."""
     height, columns = SCREEN
-    lines = [clean(f"{standings.title}: {standings.primary.title}"), *kinds_rows(standings)]
+    lines = [clean(f"{standings.title}: {standings.primary.title}"), *_kinds_rows(standings)]
     end = [*legend(standings), *wrapped(" ".join(standings.remarks), columns)]
     end += wrapped(elsewhere(paths), columns)
     if len(lines) + len(end) <= height or len(standings.budgets) == 1:
@@ -85,24 +85,24 @@ def screen(standings: Standings, paths: Sequence[Path] = ()) -> Lines:
     return [*screen(replace(standings, entries=shown), paths), *wrapped(rest, columns)]
 
 
-def kinds_rows(standings: Standings) -> Iterator[str]:
+def _kinds_rows(standings: Standings) -> Iterator[str]:
     """Yield the head and the rows by budget: means, those of kinds with marks, and verdicts."""
     metric, columns = standings.primary, SCREEN[1]
     entries = [e for budget in standings.budgets for e in standings.at(budget, metric)]
-    cells = [headed(short_name(metric), [narrow_text(entry, metric) for entry in entries])]
+    cells = [_headed(short_name(metric), [narrow_text(entry, metric) for entry in entries])]
     for kind in standings.kinds:
         marks = [kind_mark(entry, kind) for entry in entries]
         width = max(map(len, marks))
         texts = [
             f"{narrow_text(entry, kind)} {text:<{width}}" for entry, text in zip(entries, marks)
         ]
-        cells.append(headed(short_name(kind), texts))
-    verdicts = headed("verdict", [short_verdict(standings, e) for e in entries], is_right=False)
-    while len(cells) > 1 and line_width([*cells, verdicts]) + len(GAP) + SHORTEST > columns:
+        cells.append(_headed(short_name(kind), texts))
+    verdicts = _headed("verdict", [_short_verdict(standings, e) for e in entries], is_right=False)
+    while len(cells) > 1 and _line_width([*cells, verdicts]) + len(_GAP) + _SHORTEST > columns:
         cells.pop()
-    room = max(SHORTEST, columns - len(GAP) - line_width([*cells, verdicts]))
-    names = [shorten(entry.objective, room) for entry in entries]
-    lines = side_by_side([headed("objective", names, is_right=False), *cells, verdicts])
+    room = max(_SHORTEST, columns - len(_GAP) - _line_width([*cells, verdicts]))
+    names = [_shorten(entry.objective, room) for entry in entries]
+    lines = _side_by_side([_headed("objective", names, is_right=False), *cells, verdicts])
     top = len(lines) - len(entries)
     yield from lines[:top]
     for i, entry in enumerate(entries):
@@ -113,15 +113,15 @@ def kinds_rows(standings: Standings) -> Iterator[str]:
         yield f"No room for {', '.join(map(short_name, left_out))}: see the report."
 
 
-def shorten(name: str, room: int) -> str:
+def _shorten(name: str, room: int) -> str:
     """Return a name that is cut to fit."""
     return name if len(name) <= room else f"{name[: room - 3]}..."
 
 
-def short_verdict(standings: Standings, entry: Entry) -> str:
+def _short_verdict(standings: Standings, entry: Entry) -> str:
     """Return the verdict of a row in a word, with the letters of what flags it."""
     metric = standings.primary
-    if hidden := hidden_text(entry, metric):
+    if hidden := _hidden_text(entry, metric):
         return hidden
     marks = standings.marks(entry, metric.name)
     decision = entry.stated(metric.name)
@@ -134,7 +134,7 @@ def short_verdict(standings: Standings, entry: Entry) -> str:
     return f"{text}: {' '.join(marks)}" if marks else text
 
 
-def legend(standings: Standings) -> Lines:
+def legend(standings: Standings) -> _Lines:
     """Return what marks and letters mean."""
     rule, columns = standings.rule, SCREEN[1]
     flagged = any(
@@ -160,25 +160,25 @@ def elsewhere(paths: Sequence[Path]) -> str:
     return f"{content}: {paths[0].parent} ({', '.join(path.name for path in paths)})"
 
 
-def main_table(standings: Standings) -> Iterator[Lines]:
+def _main_table(standings: Standings) -> Iterator[_Lines]:
     """Yield the head of the table, then each budget: its verdicts in a sentence, and its rows."""
     metric = standings.primary
     entries = [e for budget in standings.budgets for e in standings.at(budget, metric)]
     columns = [
-        headed("objective", [entry.objective for entry in entries], is_right=False),
-        headed("seeds", [str(len(entry.scores.get(metric.name, ()))) for entry in entries]),
-        headed("mean ± sd", [score_column(entry, metric) for entry in entries]),
+        _headed("objective", [entry.objective for entry in entries], is_right=False),
+        _headed("seeds", [str(len(entry.scores.get(metric.name, ()))) for entry in entries]),
+        _headed("mean ± sd", [_score_column(entry, metric) for entry in entries]),
     ]
     if standings.has_choices:
-        columns.append(headed("sd of choice", [choice_text(entry, metric) for entry in entries]))
+        columns.append(_headed("sd of choice", [choice_text(entry, metric) for entry in entries]))
     if standings.parts:
-        columns.append(parts_column(standings, entries))
-    columns.append(headed("difference", [difference_text(entry, metric) for entry in entries]))
-    verdicts = [verdict_text(standings, entry) for entry in entries]
-    columns.append(headed("verdict", verdicts, is_right=False))
+        columns.append(_parts_column(standings, entries))
+    columns.append(_headed("difference", [_difference_text(entry, metric) for entry in entries]))
+    verdicts = [_verdict_text(standings, entry) for entry in entries]
+    columns.append(_headed("verdict", verdicts, is_right=False))
     if standings.has_gains:
-        columns += gain_columns(entries, metric)
-    lines = side_by_side(columns)
+        columns += _gain_columns(entries, metric)
+    lines = _side_by_side(columns)
     top = len(lines) - len(entries)
     yield lines[:top]
     lines = lines[top:]
@@ -188,42 +188,42 @@ def main_table(standings: Standings) -> Iterator[Lines]:
         lines = lines[count:]
 
 
-def gain_columns(entries: Sequence[Entry], metric: Metric) -> list[Lines]:
+def _gain_columns(entries: Sequence[Entry], metric: Metric) -> list[_Lines]:
     """Return the columns of gains over untrained models: mean ± sd, and the verdict."""
     name, digits = metric.name, 1 if metric.percent else None
     gains = [gain_text(entry.gain(name), metric, digits) for entry in entries]
     stated = [entry.stated_gain(name) for entry in entries]
     verdicts = [decision.verdict if decision else "" for decision in stated]
-    return [headed("gain ± sd", gains), headed("on gain", verdicts, is_right=False)]
+    return [_headed("gain ± sd", gains), _headed("on gain", verdicts, is_right=False)]
 
 
-def parts_column(standings: Standings, entries: Sequence[Entry]) -> Lines:
+def _parts_column(standings: Standings, entries: Sequence[Entry]) -> _Lines:
     """Return the means of the parts of the main metric, such as "62 36? 63", names above them."""
     by_part = zip(*(part_texts(standings, entry) for entry in entries))
     texts = [" ".join(row) for row in zip(*map(aligned, by_part))]
-    return headed(", ".join(map(short_name, standings.parts)), texts)
+    return _headed(", ".join(map(short_name, standings.parts)), texts)
 
 
-def side_by_side(columns: Sequence[Lines]) -> Lines:
+def _side_by_side(columns: Sequence[_Lines]) -> _Lines:
     """Return lines of columns, which end below."""
     height = max(map(len, columns))
     padded = [[" " * len(c[0])] * (height - len(c)) + c for c in columns]
-    return [GAP.join(line).rstrip() for line in zip(*padded)]
+    return [_GAP.join(line).rstrip() for line in zip(*padded)]
 
 
-def score_column(entry: Entry, metric: Metric) -> str:
+def _score_column(entry: Entry, metric: Metric) -> str:
     """Return mean ± sd of the main metric, or why a row has no number."""
-    hidden = hidden_text(entry, metric)
-    return hidden or mean_text(entry.scores, metric)
+    hidden = _hidden_text(entry, metric)
+    return hidden or _mean_text(entry.scores, metric)
 
 
-def hidden_text(entry: Entry, metric: Metric) -> str:
+def _hidden_text(entry: Entry, metric: Metric) -> str:
     """Return "void" or "refused" for a row without a number, "" for others."""
     hidden = [NOT_RANKED[action] for action in (VOID, REFUSE) if entry.about(metric.name, action)]
     return hidden[0] if hidden else ""
 
 
-def difference_text(entry: Entry, metric: Metric) -> str:
+def _difference_text(entry: Entry, metric: Metric) -> str:
     """Return the difference from the baseline with its interval, "" for an untested row."""
     if (decision := entry.decision) is None:
         return ""
@@ -232,17 +232,17 @@ def difference_text(entry: Entry, metric: Metric) -> str:
     return f"{difference} ({' to '.join(ends)})" if ends else difference
 
 
-def verdict_text(standings: Standings, entry: Entry) -> str:
+def _verdict_text(standings: Standings, entry: Entry) -> str:
     """Return the verdict of a row with the letters of what flags it."""
     metric = standings.primary
     marks = standings.marks(entry, metric.name)
-    if hidden_text(entry, metric) or not marks:
+    if _hidden_text(entry, metric) or not marks:
         return standings.verdict_text(entry)
     decision = entry.stated(metric.name)
     return f"{decision.text if decision else NOT_RANKED[FLAG]}: {' '.join(marks)}"
 
 
-def mean_text(scores: Scores, metric: Metric) -> str:
+def _mean_text(scores: Scores, metric: Metric) -> str:
     """Return mean ± sd of a metric, per cent with one digit after the point; "" without scores."""
     summary = summarise(scores.get(metric.name, ()))
     if summary is None:
@@ -252,7 +252,7 @@ def mean_text(scores: Scores, metric: Metric) -> str:
     return mean if summary.n < 2 else f"{mean} ± {sd}"
 
 
-def findings(standings: Standings) -> Lines:
+def findings(standings: Standings) -> _Lines:
     """Return what the letters and the names of gates mean, a line each, and how many notes are."""
     name = standings.primary.name
     letters = standings.letters(name)
@@ -273,7 +273,7 @@ def findings(standings: Standings) -> Lines:
     return lines
 
 
-def rule(standings: Standings) -> Lines:
+def rule(standings: Standings) -> _Lines:
     """Return what verdicts mean."""
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
@@ -286,7 +286,7 @@ def rule(standings: Standings) -> Lines:
     )
 
 
-def levels(standings: Standings) -> Lines:
+def levels(standings: Standings) -> _Lines:
     """Return what the main metric is without any model, and of a perfect one, if that is known."""
     metric, digits = standings.primary, 1 if standings.primary.percent else None
     values = standings.references.get(metric.name, {})
@@ -294,12 +294,12 @@ def levels(standings: Standings) -> Lines:
     return wrapped(f"For comparison: {', '.join(texts)}.") if texts else []
 
 
-def about_parts(standings: Standings) -> Lines:
+def _about_parts(standings: Standings) -> _Lines:
     """Return what is to be said of the parts of the main metric."""
     return wrapped(" ".join(describe_parts(standings)))
 
 
-def other_metrics(standings: Standings) -> Iterator[Lines]:
+def _other_metrics(standings: Standings) -> Iterator[_Lines]:
     """Yield tables of the other metrics, as many columns in each as fit: means at each budget."""
     metrics = standings.metrics[1:]
     if not metrics:
@@ -308,43 +308,43 @@ def other_metrics(standings: Standings) -> Iterator[Lines]:
     unit = "" if in_percent else " (%)"
     budgets = ", ".join(map(flops_text, standings.budgets))
     names = list(dict.fromkeys(entry.objective for entry in standings.entries))
-    levels = common_references(standings, metrics)
-    label = headed("objective", [*names, *levels], is_right=False)
-    blocks: list[list[Lines]] = []
+    levels = _common_references(standings, metrics)
+    label = _headed("objective", [*names, *levels], is_right=False)
+    blocks: list[list[_Lines]] = []
     for metric in metrics:
-        cells = [means_text(standings, name, metric) for name in names]
+        cells = [_means_text(standings, name, metric) for name in names]
         for values in levels.values():
             is_known = metric.name in values
             cells.append(number_text(metric, values[metric.name]) if is_known else "")
-        column = headed(short_name(metric) + unit * metric.percent, cells)
-        if not blocks or line_width([label, *blocks[-1], column]) > COLUMNS:
+        column = _headed(short_name(metric) + unit * metric.percent, cells)
+        if not blocks or _line_width([label, *blocks[-1], column]) > COLUMNS:
             blocks.append([])
         blocks[-1].append(column)
     title = f"Other metrics{' (%)' * in_percent}: means at {budgets} FLOPs; {DOUBT} flagged"
     for block in blocks:
-        yield [title, *side_by_side([label, *block])]
+        yield [title, *_side_by_side([label, *block])]
         title = f"Further metrics{' (%)' * in_percent}"
 
 
-def means_text(standings: Standings, objective: str, metric: Metric) -> str:
+def _means_text(standings: Standings, objective: str, metric: Metric) -> str:
     """Return the means of an objective at all budgets, such as "54  80? 97"."""
     by_budget = {e.budget: e for e in standings.entries if e.objective == objective}
     return " ".join(aligned([short_text(by_budget.get(b), metric) for b in standings.budgets]))
 
 
-def headed(name: str, cells: Sequence[str], is_right: bool = True) -> Lines:
+def _headed(name: str, cells: Sequence[str], is_right: bool = True) -> _Lines:
     """Return a column with its name above it, in as many lines as the words of the name need."""
     width = max(map(len, [*name.split(), *cells]))
     texts = [*wrap(name, width), *map(clean, cells)]
     return [text.rjust(width) if is_right else text.ljust(width) for text in texts]
 
 
-def line_width(columns: Sequence[Lines]) -> int:
+def _line_width(columns: Sequence[_Lines]) -> int:
     """Return the width of a line of columns."""
-    return sum(len(column[0]) for column in columns) + len(GAP) * (len(columns) - 1)
+    return sum(len(column[0]) for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
-def common_references(
+def _common_references(
     standings: Standings, metrics: Sequence[Metric]
 ) -> dict[str, Mapping[str, float]]:
     """Return the references that most metrics have, by their name and that of the metric.

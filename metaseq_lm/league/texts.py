@@ -22,9 +22,9 @@ from metaseq_lm.league.plan_files import CONLLU, LABELLED
 HELD_OUT = 50  # every 50th line of the text is held out
 # The probes of a file of dependencies: name, column, scheme of the tags.
 RELATION = "relation"
-TAGGED = (("upos", "upos", "none"), (RELATION, "deprel", "none"))
-SUBTYPES = "relation_subtypes"  # an option of preprocess for the relations of a probe
-OF_PROBE = ("probe", "probe_test", SUBTYPES)  # of the data of a text
+_TAGGED = (("upos", "upos", "none"), (RELATION, "deprel", "none"))
+_SUBTYPES = "relation_subtypes"  # an option of preprocess for the relations of a probe
+OF_PROBE = ("probe", "probe_test", _SUBTYPES)  # of the data of a text
 
 
 def make_text(
@@ -55,36 +55,36 @@ def make_text(
             f"{data['probe']} and {data['probe_test']}: one is CoNLL-U by its name, the other is "
             "not; a probe learns from the one and is scored on the other"
         )
-    if SUBTYPES in data and not data["probe"].endswith(CONLLU):
-        raise UsageError(f"data.{SUBTYPES}: {data['probe']} is no CoNLL-U, so it has no relations")
-    check_probe(data)
+    if _SUBTYPES in data and not data["probe"].endswith(CONLLU):
+        raise UsageError(f"data.{_SUBTYPES}: {data['probe']} is no CoNLL-U, so it has no relations")
+    _check_probe(data)
     if not (keep_corpus and has_set(folder)):
         text = Path(data[TEXT])
         if lines is not None:
-            text = first_lines(text, folder.with_name(TEXT), lines)
+            text = _first_lines(text, folder.with_name(TEXT), lines)
         hold_out = HoldOut(every=HELD_OUT)
         others = (*FILES, *OF_PROBE, FOLDERS, BENCHMARKS)
         options = {key: value for key, value in data.items() if key not in others}
         request = pipeline.Request(folder, {"train": [text]}, overwrite=True, hold_out=hold_out)
         make(options, request)
     probes = {"train": [Path(data["probe"])], "test": [Path(data["probe_test"])]}
-    for options in probe_sets(data).values():
+    for options in _probe_sets(data).values():
         make(options, pipeline.Request(folder, probes, overwrite=True))
 
 
-def probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the options of preprocess that make each set of a probe, by its name."""
     if not data["probe"].endswith(CONLLU):
         return {LABELLED: {"labelled": LABELLED}}
     sets = {}
-    for name, column, scheme in TAGGED:
+    for name, column, scheme in _TAGGED:
         sets[name] = {"tagged": name, "tag_column": column, "tag_scheme": scheme}
-    if SUBTYPES in data:
-        sets[RELATION][SUBTYPES] = data[SUBTYPES]
+    if _SUBTYPES in data:
+        sets[RELATION][_SUBTYPES] = data[_SUBTYPES]
     return sets
 
 
-def check_probe(data: Mapping[str, Any]) -> None:
+def _check_probe(data: Mapping[str, Any]) -> None:
     """Raise UsageError, with file and line, for a probe that is no CoNLL-U though its name says so.
 
     Before the corpus is made, which may take minutes.
@@ -101,7 +101,7 @@ def check_probe(data: Mapping[str, Any]) -> None:
 
 def has_text(data: Mapping[str, Any], folder: Path) -> bool:
     """Return whether the corpus and all sets of its probe are in a data folder."""
-    return all(map(has_set, (folder, *(folder / name for name in probe_sets(data)))))
+    return all(map(has_set, (folder, *(folder / name for name in _probe_sets(data)))))
 
 
 def has_set(folder: Path) -> bool:
@@ -122,7 +122,7 @@ def make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
     pipeline.preprocess(kind.value(options, request))
 
 
-def first_lines(text: Path, folder: Path, most: int) -> Path:
+def _first_lines(text: Path, folder: Path, most: int) -> Path:
     """Write the first lines of a text that are not blank into a folder and return the file."""
     check_text_file(text)
     folder.mkdir(parents=True, exist_ok=True)

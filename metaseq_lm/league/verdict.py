@@ -21,12 +21,12 @@ from metaseq_lm.reporting.significance import LEVEL, POWER, holm, rounding_error
 BETTER, EQUIVALENT, WORSE, UNDECIDED = "better", "equivalent", "worse", "undecided"
 VERDICTS = (BETTER, EQUIVALENT, WORSE, UNDECIDED)
 # Of the means of samples: a row, its baseline, and the controls of these.
-SIGNS = (1.0, -1.0, -1.0, 1.0)
+_SIGNS = (1.0, -1.0, -1.0, 1.0)
 # Up to so many assignments of the scores are enumerated (10 seeds against 10 have 184,756).
 ASSIGNMENTS = 200_000
-MOST_SEEDS = 200  # where the search for a number of seeds ends
-SIMULATIONS = 2000  # of a power
-PERMUTED_SEEDS = 8  # up to which a simulation of power has the permutation test, too
+_MOST_SEEDS = 200  # where the search for a number of seeds ends
+_SIMULATIONS = 2000  # of a power
+_PERMUTED_SEEDS = 8  # up to which a simulation of power has the permutation test, too
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Decision(Contrast):
         """The seeds of each side that would decide, see `seeds_to_decide`.
 
         Where only the number of seeds stands between a large difference and a verdict, those that
-        show it, see `seeds_to_show`. None for a decided row, without a spread, or if MOST_SEEDS
+        show it, see `_seeds_to_show`. None for a decided row, without a spread, or if MOST_SEEDS
         would not do.
         """
         if self.verdict != UNDECIDED or self.sd is None:
             return None
         if self.is_large:
-            return seeds_to_show(self.difference, self.sd, self.rule)
+            return _seeds_to_show(self.difference, self.sd, self.rule)
         return seeds_to_decide(self.sd, self.rule)
 
     @property
@@ -163,7 +163,7 @@ class Decision(Contrast):
         if self.errors and not self.is_within_reach:
             return "more seeds alone would not decide, for the errors of tuning and items"
         if seeds is None:
-            return f"more than {MOST_SEEDS} seeds each would be needed"
+            return f"more than {_MOST_SEEDS} seeds each would be needed"
         if seeds <= min(self.sizes):
             return f"{seeds} seeds each decide in 4 of 5 cases, here they did not"
         if self.is_large:
@@ -246,7 +246,7 @@ def within(interval: tuple[float, float] | None, effect: float) -> bool:
 
 def difference_of(*samples: np.ndarray) -> float:
     """Return the difference of the means of two samples, less that of two further ones."""
-    return float(sum(sign * x.mean() for sign, x in zip(SIGNS, samples)))
+    return float(sum(sign * x.mean() for sign, x in zip(_SIGNS, samples)))
 
 
 def pooled_sd(*samples: np.ndarray) -> float | None:
@@ -374,7 +374,7 @@ def power(n: int, effect: float, sd: float, level: float = LEVEL, comparisons: i
     the result has an error of about 1 point. For more than PERMUTED_SEEDS seeds the permutation
     test is left out, which makes it up to 5 points too high for as many as 28 comparisons.
     """
-    limits = significant_from(n, level / (2 * comparisons))
+    limits = _significant_from(n, level / (2 * comparisons))
     if sd == 0:
         return float(effect > 0 and np.isfinite(limits[0]))
     return float((limits <= effect / sd).mean())
@@ -382,13 +382,13 @@ def power(n: int, effect: float, sd: float, level: float = LEVEL, comparisons: i
 
 def detectable(n: int, sd: float, level: float = LEVEL, comparisons: int = 1) -> float | None:
     """Return the true difference for which `power` is POWER; None if none is enough."""
-    limits = significant_from(n, level / (2 * comparisons))
+    limits = _significant_from(n, level / (2 * comparisons))
     effect = float(np.quantile(limits, POWER, method="higher"))
     return effect * sd if math.isfinite(effect) else None
 
 
 @lru_cache(maxsize=256)
-def significant_from(n: int, level: float) -> np.ndarray:
+def _significant_from(n: int, level: float) -> np.ndarray:
     """Return, for simulated scores, the true difference in sd from which on it is significant.
 
     For SIMULATIONS times two samples of `n` standard normal scores; one-sided at `level`. Infinite
@@ -398,16 +398,16 @@ def significant_from(n: int, level: float) -> np.ndarray:
 
     rank = math.ceil(level * math.comb(2 * n, n)) - 1  # so many assignments may be as extreme
     if n < 2 or rank < 1:
-        return np.full(SIMULATIONS, np.inf)
-    half = np.random.default_rng(0).standard_normal((SIMULATIONS // 2, 2 * n))
+        return np.full(_SIMULATIONS, np.inf)
+    half = np.random.default_rng(0).standard_normal((_SIMULATIONS // 2, 2 * n))
     scores = np.concatenate([half, -half])  # so that their mean difference is exactly 0
     x, y = scores[:, :n], scores[:, n:]
     error, freedom = welch_error(x, y)
     limits: np.ndarray = student_t.isf(level, freedom) * error - x.mean(axis=1) + y.mean(axis=1)
-    if n <= PERMUTED_SEEDS:
+    if n <= _PERMUTED_SEEDS:
         ways = assignments(n, n)[1:]
         swapped = n - ways[:, :n].sum(axis=1)
-        for rows in np.array_split(np.arange(SIMULATIONS), 10):
+        for rows in np.array_split(np.arange(_SIMULATIONS), 10):
             # A difference d lifts the observed sum by n d and others by (n - swapped) d.
             sums = scores[rows] @ ways.T - x[rows].sum(axis=1, keepdims=True)
             lifts = np.partition(sums / swapped, -rank, axis=1)[:, -rank]
@@ -445,24 +445,24 @@ def seeds_to_decide(sd: float, rule: Rule) -> int | None:
         shown = power(n, rule.smallest_effect, sd, rule.level, rule.comparisons)
         return min(shown, equivalence_power(n, rule.smallest_effect, sd, rule.level)) >= POWER
 
-    return least_seeds(is_enough)
+    return _least_seeds(is_enough)
 
 
-def seeds_to_show(difference: float, sd: float, rule: Rule) -> int | None:
+def _seeds_to_show(difference: float, sd: float, rule: Rule) -> int | None:
     """Return the least seeds each that show a true difference with a probability of POWER.
 
     None if more than MOST_SEEDS are needed.
     """
-    return least_seeds(
+    return _least_seeds(
         lambda n: power(n, abs(difference), sd, rule.level, rule.comparisons) >= POWER
     )
 
 
-def least_seeds(is_enough: Callable[[int], bool]) -> int | None:
+def _least_seeds(is_enough: Callable[[int], bool]) -> int | None:
     """Return the least number of seeds that is enough; None if MOST_SEEDS are not."""
-    if not is_enough(MOST_SEEDS):
+    if not is_enough(_MOST_SEEDS):
         return None
-    low, high = 1, MOST_SEEDS  # low is not enough, high is
+    low, high = 1, _MOST_SEEDS  # low is not enough, high is
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)

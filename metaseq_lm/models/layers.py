@@ -86,14 +86,14 @@ class GELULinear(torch.autograd.Function):
 MEMORY_SAVING_NUMEL = 1 << 18
 
 
-def saves_memory(x: Tensor) -> bool:
+def _saves_memory(x: Tensor) -> bool:
     """Return whether operations on x trade time for memory; torch.compile decides by itself."""
     return not torch.compiler.is_compiling() and x.numel() >= MEMORY_SAVING_NUMEL
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return gelu(x) W^T + b, or without b, for weights (out, in) or (C, out, in)."""
-    if weight.dim() == 3 or not (saves_memory(x) and torch.is_grad_enabled()):
+    if weight.dim() == 3 or not (_saves_memory(x) and torch.is_grad_enabled()):
         return linear(F.gelu(x), weight, bias)
     output: Tensor = GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return output
@@ -106,10 +106,10 @@ class LayerNorm(nn.LayerNorm):
         if self.weight.dim() == 1:
             return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         scaled = F.layer_norm(x, self.normalized_shape, None, None, self.eps)
-        scaled = scaled * of_copies(self.weight, x)
+        scaled = scaled * _of_copies(self.weight, x)
         # nn.LayerNorm(bias=False) has none.
         bias: Tensor | None = self.bias
-        return scaled if bias is None else scaled + of_copies(bias, x)
+        return scaled if bias is None else scaled + _of_copies(bias, x)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -123,10 +123,10 @@ class RMSNorm(nn.RMSNorm):
         if self.weight.dim() == 1:
             return F.rms_norm(whole, self.normalized_shape, self.weight, self.eps).to(x.dtype)
         scaled = F.rms_norm(whole, self.normalized_shape, None, self.eps)
-        return (scaled * of_copies(self.weight, x)).to(x.dtype)
+        return (scaled * _of_copies(self.weight, x)).to(x.dtype)
 
 
-def of_copies(vectors: Tensor, x: Tensor) -> Tensor:
+def _of_copies(vectors: Tensor, x: Tensor) -> Tensor:
     """Return vectors (C, D) in the shape that multiplies the states x (C, ..., D) of copies."""
     return vectors.view(len(vectors), *[1] * (x.dim() - 2), -1)
 
@@ -198,7 +198,7 @@ class Dropout(nn.Module):
             return context.noise.dropout(x, self.p, residual)
         if context.noise is None:
             dropped = F.dropout(x, self.p)
-        elif torch.finfo(x.dtype).bits < 32 or saves_memory(x):
+        elif torch.finfo(x.dtype).bits < 32 or _saves_memory(x):
             # A mask takes one byte per element, and bf16 is too coarse for the scale.
             mask = context.noise.keep(x.shape, self.p, torch.bool, context.ahead)
             dropped = torch.where(mask, x, 0.0).mul_(scale_of(self.p))

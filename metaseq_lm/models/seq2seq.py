@@ -24,7 +24,7 @@ from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse
 # (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 # (state, hypotheses (B, K) to continue) -> state
-Reorder = Callable[[Any, Tensor], Any]
+_Reorder = Callable[[Any, Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Beam:
 
 @torch.no_grad()
 def beam_search(
-    step: Step, reorder: Reorder, state: Any, limits: Tensor, beam: Beam
+    step: Step, reorder: _Reorder, state: Any, limits: Tensor, beam: Beam
 ) -> tuple[Tensor, Tensor]:
     """Return the best hypothesis of each row, int64 (B, L) padded at the end, and its score (B,).
 
@@ -69,7 +69,7 @@ def beam_search(
     best_score = torch.full((rows,), float("-inf"), device=device)
     for at in range(max_length):
         log_probs, state = step(last, state)
-        log_probs = restricted(log_probs, limits == at + 1, beam)
+        log_probs = _restricted(log_probs, limits == at + 1, beam)
         if alive is None:
             best_score = best_score.to(log_probs.dtype)
             alive = log_probs.new_full((rows, size), float("-inf"))
@@ -103,7 +103,7 @@ def beam_search(
     return best, best_score
 
 
-def restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
+def _restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
     """Mask banned tokens, and all but the end in rows at their limit, in log-probs (B, K, V)."""
     banned = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
     banned[list(beam.banned)] = True
@@ -125,7 +125,7 @@ def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
 
 PRIMARY = "primary"
 # The state (1, B, width) and the cells (1, B, cells) of one layer.
-LSTMState = tuple[Tensor, Tensor]
+_LSTMState = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Memory:
 
     states: Tensor
     padding: Tensor
-    first: list[LSTMState]
+    first: list[_LSTMState]
 
 
 class AttentionHead(nn.Module):
@@ -191,13 +191,13 @@ class LSTMEncoderDecoder(nn.Module):
         self.decoder = nn.ModuleList(decoder)
         self.dropout = Dropout(config.dropout)
         self.heads = Heads()
-        draw_uniform(self)
+        _draw_uniform(self)
         self.add_head(PRIMARY)
 
     def add_head(self, name: str, attention_dropout: float = 0.0) -> None:
         """Add a head with separate attention and softmax on the decoder's states."""
         self.heads[name] = AttentionHead(self.width, len(self.target.weight), attention_dropout)
-        draw_uniform(self.heads[name])
+        _draw_uniform(self.heads[name])
 
     def encode(self, tokens: Tensor, layout: Layout) -> Memory:
         """Encode source rows (B, S) for the decoder; states at padding are arbitrary."""
@@ -211,7 +211,7 @@ class LSTMEncoderDecoder(nn.Module):
             x = self.dropout(torch.cat([one, reverse(other, lengths)], dim=-1))
         return Memory(x, layout.padding_of(tokens), first)
 
-    def decode(self, inputs: Tensor, before: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:
+    def decode(self, inputs: Tensor, before: list[_LSTMState]) -> tuple[Tensor, list[_LSTMState]]:
         """Return the top states (B, T, D) after each input (B, T), and the states of all layers."""
         x, after = self.dropout(self.target(inputs)), []
         for layer, state in zip(self.decoder, before, strict=True):
@@ -237,13 +237,13 @@ class LSTMEncoderDecoder(nn.Module):
         memory, size = self.encode(tokens, layout), beam.size
         head = self.heads[PRIMARY]
 
-        def step(last: Tensor, state: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:
+        def step(last: Tensor, state: list[_LSTMState]) -> tuple[Tensor, list[_LSTMState]]:
             states, state = self.decode(last.reshape(-1, 1), state)
             # The hypotheses of a row attend to one memory as if they were steps of one target.
             logits = head(states.view(*last.shape, -1), memory)
             return full_precision(logits).log_softmax(-1), state
 
-        def reorder(state: list[LSTMState], origin: Tensor) -> list[LSTMState]:
+        def reorder(state: list[_LSTMState], origin: Tensor) -> list[_LSTMState]:
             starts = torch.arange(len(origin), device=origin.device) * size
             flat = (origin + starts[:, None]).flatten()
             return [(h[:, flat], c[:, flat]) for h, c in state]
@@ -255,14 +255,14 @@ class LSTMEncoderDecoder(nn.Module):
         return beam_search(step, reorder, first, limits, beam)
 
 
-def draw_uniform(net: nn.Module) -> None:
+def _draw_uniform(net: nn.Module) -> None:
     """Initialise all weights except biases uniformly in +-0.1."""
     for name, parameter in net.named_parameters():
         if "bias" not in name:
             nn.init.uniform_(parameter, -0.1, 0.1)
 
 
-def run_rows(layer: nn.Module, x: Tensor, counts: Tensor) -> tuple[Tensor, LSTMState]:
+def run_rows(layer: nn.Module, x: Tensor, counts: Tensor) -> tuple[Tensor, _LSTMState]:
     """Return the outputs (B, S, width) of a layer on rows of `counts` (B,) steps, 0 behind them.
 
     And state and cells after each row's last step. `counts` is on the CPU.

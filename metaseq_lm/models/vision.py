@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.models.layers import Dropout, Heads, LayerNorm, Linear
 
-GROUPS = 8  # of the channels, with norm=group
+_GROUPS = 8  # of the channels, with norm=group
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -47,10 +47,10 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
             layer.frozen = False
 
 
-def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
+def _norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
     """Return the normalisation layer for `channels` channels."""
     if config.norm == "group":  # all layers have a multiple of 16 channels
-        return nn.GroupNorm(GROUPS, channels)
+        return nn.GroupNorm(_GROUPS, channels)
     return BatchNorm(channels)
 
 
@@ -76,9 +76,9 @@ class Block(nn.Module):
 
     def __init__(self, config: WideResNetConfig, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.norm1 = norm_of(config, inputs)
+        self.norm1 = _norm_of(config, inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm2 = norm_of(config, outputs)
+        self.norm2 = _norm_of(config, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.dropout = Dropout(config.dropout)
         changes_shape = inputs != outputs or stride > 1
@@ -113,7 +113,7 @@ class WideResNet(nn.Module):
                 layers.append(Block(config, inputs, outputs, stride))
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
-        self.norm = norm_of(config, inputs)
+        self.norm = _norm_of(config, inputs)
         self.outputs = inputs
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -125,8 +125,8 @@ class WideResNet(nn.Module):
         return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
 
 
-SLOPE = 0.1  # of the leaky ReLUs
-PRIMARY = "primary"
+_SLOPE = 0.1  # of the leaky ReLUs
+_PRIMARY = "primary"
 
 
 class PositionalNorm(LayerNorm):
@@ -153,7 +153,7 @@ class Convolution(nn.Sequential):
         super().__init__(
             nn.Conv2d(inputs, outputs, size, padding=padding, bias=False),
             norm(outputs),
-            nn.LeakyReLU(SLOPE),
+            nn.LeakyReLU(_SLOPE),
         )
 
 
@@ -185,14 +185,14 @@ class ConvLarge(nn.Module):
             Convolution(config, middle, small, 1, 0),
         )
         self.outputs = small
-        self.heads = Heads({PRIMARY: Linear(small, classes)})
+        self.heads = Heads({_PRIMARY: Linear(small, classes)})
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, a=SLOPE, nonlinearity="leaky_relu")
+                nn.init.kaiming_normal_(module.weight, a=_SLOPE, nonlinearity="leaky_relu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the primary head's logits (B, K) of images (B, C, H, W)."""
-        logits: Tensor = self.heads[PRIMARY](self.features(images).mean((2, 3)))
+        logits: Tensor = self.heads[_PRIMARY](self.features(images).mean((2, 3)))
         return logits
 
 

@@ -261,12 +261,12 @@ def build_optimizer(
 
 
 # Those of torch, which cannot declare it.
-WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
+_WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
 
 
 def needs_whole_matrices(inner: torch.optim.Optimizer) -> bool:
     """Return whether a step on some rows of a matrix differs from those rows of the whole step."""
-    return getattr(inner, "needs_whole_matrices", isinstance(inner, WHOLE_MATRICES))
+    return getattr(inner, "needs_whole_matrices", isinstance(inner, _WHOLE_MATRICES))
 
 
 Schedule = Callable[[int], float]
@@ -277,7 +277,7 @@ def warmup(step: int, warmup_updates: float) -> float:
     return min(1.0, step / warmup_updates) if warmup_updates else 1.0
 
 
-def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
+def _warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
     """Return the larger of `warmup_updates` and `warmup_ratio` of all updates, not rounded."""
     return max(warmup_updates, warmup_ratio * total_updates)
 
@@ -313,8 +313,8 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     where W is a whole number, rounded down.
     """
     total, end = config.total_updates, config.end
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    _check_length(total)
+    rising = _warmup_length(config.warmup_updates, config.warmup_ratio, total)
     if not config.decay_in_warmup:
         rising = int(rising)
 
@@ -328,7 +328,7 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     return factor
 
 
-def check_length(total: int) -> None:
+def _check_length(total: int) -> None:
     """Raise UsageError for a schedule without updates."""
     if total < 1:
         raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
@@ -343,8 +343,8 @@ def cosine(config: CosineConfig) -> Schedule:
     (Charpentier and Samuel 2024, code, which counts steps from 0).
     """
     total, end = config.total_updates, config.end
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    _check_length(total)
+    rising = _warmup_length(config.warmup_updates, config.warmup_ratio, total)
     falling = total - rising if total > rising else 1.0
     cooling = config.cooldown_ratio * total
 
@@ -359,7 +359,7 @@ def cosine(config: CosineConfig) -> Schedule:
 
 
 # The decay of a factor from 1 to 0, by the share of the decay that is left.
-SHAPES: dict[str, Callable[[float], float]] = {
+_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
     "sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
 }
@@ -372,9 +372,9 @@ def wsd(config: WsdConfig) -> Schedule:
     1 - x (Hu et al. 2024, section 4.1; Hägele et al. 2024, equation 1) or 1 - sqrt(x)
     (Hägele et al. 2024, equation 2). The factor is `end` at the last step and after it.
     """
-    total, end, shape = config.total_updates, config.end, SHAPES[config.decay]
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    total, end, shape = config.total_updates, config.end, _SHAPES[config.decay]
+    _check_length(total)
+    rising = _warmup_length(config.warmup_updates, config.warmup_ratio, total)
     falling = config.decay_ratio * total
 
     def factor(step: int) -> float:
@@ -389,8 +389,8 @@ def wsd(config: WsdConfig) -> Schedule:
 def linear(config: LinearConfig) -> Schedule:
     """Return min(step / W, (total - step) / (total - W)), not below 0; step / W if W >= total."""
     total = config.total_updates
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    _check_length(total)
+    rising = _warmup_length(config.warmup_updates, config.warmup_ratio, total)
 
     def factor(step: int) -> float:
         rate = warmup(step, rising)

@@ -24,9 +24,9 @@ from metaseq_lm.core.roles import Role, role_of
 from metaseq_lm.optim.optimizers import FusedAdamW, pair_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-STEPS = 5
-LEAST_NORM = 1e-7
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_STEPS = 5
+_LEAST_NORM = 1e-7
+_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -39,15 +39,15 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
-    x = x / x.flatten(1).norm(dim=1).clamp(min=LEAST_NORM)[:, None, None]
-    for _ in range(STEPS):
+    x = x / x.flatten(1).norm(dim=1).clamp(min=_LEAST_NORM)[:, None, None]
+    for _ in range(_STEPS):
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if is_tall else x
 
 
-def scale_of(rows: int, columns: int, scale: str) -> float:
+def _scale_of(rows: int, columns: int, scale: str) -> float:
     """Return the factor of the update of a matrix, see MuonConfig.scale."""
     if scale == ORIGINAL:
         return math.sqrt(max(1.0, rows / columns))
@@ -76,7 +76,7 @@ class Muon(FusedAdamW):
             for p in group["params"] if "pieces" in group else ():
                 rows, columns = p.shape
                 smaller, larger = sorted((rows // group["pieces"], columns))
-                flops += group["pieces"] * STEPS * (4 * smaller**2 * larger + 2 * smaller**3)
+                flops += group["pieces"] * _STEPS * (4 * smaller**2 * larger + 2 * smaller**3)
         return flops
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -105,9 +105,9 @@ class Muon(FusedAdamW):
             state["momentum_buffer"] = torch.zeros_like(p)
         momentum = state["momentum_buffer"].lerp(grad, 1 - mu)
         update = grad.lerp(momentum, mu) if group["nesterov"] else momentum
-        pieces = update.unflatten(0, (group["pieces"], -1)).to(precision_of(p, group["iteration"]))
+        pieces = update.unflatten(0, (group["pieces"], -1)).to(_precision_of(p, group["iteration"]))
         _, rows, columns = pieces.shape
-        factor = lr * scale_of(rows, columns, group["scale"])
+        factor = lr * _scale_of(rows, columns, group["scale"])
         direction = orthogonalise(pieces).flatten(0, 1)
         weight = p.mul(1 - lr * group["weight_decay"]).add_(direction, alpha=-factor)
         found_inf = getattr(self, "found_inf", None)
@@ -118,17 +118,17 @@ class Muon(FusedAdamW):
         p.copy_(weight)
 
 
-def precision_of(weight: Tensor, iteration: str) -> torch.dtype:
+def _precision_of(weight: Tensor, iteration: str) -> torch.dtype:
     """Return the precision in which the update of a weight is orthogonalised.
 
     Without units for bf16 a CPU takes 20 times as long in bf16.
     """
     if iteration == "auto":
         return torch.bfloat16 if weight.is_cuda else weight.dtype
-    return PRECISIONS[iteration]
+    return _PRECISIONS[iteration]
 
 
-def hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
+def _hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
     """Return the rules of the hidden matrices, which Muon steps, with the number of their pieces.
 
     Raises UsageError if there are none, if a matrix has no role or cannot be cut into its pieces,
@@ -170,5 +170,5 @@ def hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
 
 def muon(config: MuonConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters."""
-    groups, betas = config.groups(parameters, *hidden_rules(config, parameters)), config.betas
+    groups, betas = config.groups(parameters, *_hidden_rules(config, parameters)), config.betas
     return Muon(groups, lr=config.lr, betas=pair_of(betas), eps=config.eps, fused=True)

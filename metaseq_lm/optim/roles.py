@@ -13,7 +13,7 @@ from metaseq_lm.core.roles import ParameterRole, Role, vector_role
 T = TypeVar("T")
 
 # Of the matrices of torch's own modules, where no module around them declares another role.
-TORCH_ROLES: dict[type[nn.Module], Role] = {
+_TORCH_ROLES: dict[type[nn.Module], Role] = {
     nn.Linear: Role.HIDDEN,
     nn.MultiheadAttention: Role.HIDDEN,
     nn.Embedding: Role.EMBEDDING,
@@ -37,7 +37,7 @@ def roles_of(model: nn.Module) -> dict[str, ParameterRole]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         *path, own_name = name.split(".")
         owner = modules[".".join(path)]
-        by_type = (role for kind, role in TORCH_ROLES.items() if isinstance(owner, kind))
+        by_type = (role for kind, role in _TORCH_ROLES.items() if isinstance(owner, kind))
         is_joint = isinstance(owner, nn.MultiheadAttention) and own_name == "in_proj_weight"
         role = ParameterRole(
             vector_role(name, parameter)

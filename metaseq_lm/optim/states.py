@@ -12,7 +12,7 @@ from torch import Tensor
 from metaseq_lm.runs.tensor_files import CODES, StoredTensor, map_tensors, rows_like
 
 PLAIN = (type(None), bool, int, float)
-Forms = Mapping[str, list[int]]  # strides by the path of a tensor in a state
+_Forms = Mapping[str, list[int]]  # strides by the path of a tensor in a state
 
 
 def why_not_stored(slots: Any, parameter: Tensor, is_sharded: bool) -> str:
@@ -60,7 +60,7 @@ def odd_forms(slots: Mapping[str, Any], parameter: Tensor) -> dict[str, list[int
     return forms
 
 
-def read_state(slots: Mapping[str, Any], forms: Forms, parameter: Tensor, is_strict: bool) -> Any:
+def read_state(slots: Mapping[str, Any], forms: _Forms, parameter: Tensor, is_strict: bool) -> Any:
     """Return a stored state in its forms, of shards the rows of `parameter`.
 
     Raises ValueError if a tensor has not the parameter's shape, although `is_strict`.

@@ -19,7 +19,7 @@ from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Registry, abbreviate
 from metaseq_lm.optim.states import PLAIN, why_not_stored
 from metaseq_lm.runs.tensor_files import map_tensors
 
-STEPS = 2  # some make a part of their state at the second
+_STEPS = 2  # some make a part of their state at the second
 _TRIED = (1, 2, 3, 1000)  # steps of a schedule
 
 
@@ -35,7 +35,7 @@ def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) 
         inner: torch.optim.Optimizer = build("optimizer", config, stand_ins)
         before = _numbers_outside(inner)
         try:
-            for _ in range(STEPS):
+            for _ in range(_STEPS):
                 _set_gradients(inner)
                 inner.step()
         except Exception as error:  # a plug-in's step may raise anything, here or in the run

@@ -42,10 +42,10 @@ from metaseq_lm.runs.plan import HASH
 from metaseq_lm.runs.tuning import TRIAL_FORM, TUNING_FORM
 
 KIND = "metaseq-lm runs "
-PACKED = ".gz"
+_PACKED = ".gz"
 FORMAT = f"{KIND}1"
-HEADER = {"runs?": COUNT, "values": dict, "about?": {"*": str}}
-ROW = {
+_HEADER = {"runs?": COUNT, "values": dict, "about?": {"*": str}}
+_ROW = {
     "name": FOLDER,
     "values": dict,
     "absent": [str, ...],
@@ -58,7 +58,7 @@ ROW = {
     "tuning?": TUNING_FORM,
     "trial?": TRIAL_FORM,
 }
-RESTORE_HINT = "Restore the file from an intact copy, or delete it and write it again."
+_RESTORE_HINT = "Restore the file from an intact copy, or delete it and write it again."
 
 
 def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = None) -> None:
@@ -70,15 +70,15 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     if not path.name or (path.exists() and not path.is_file()):
         raise UsageError(f"--archive '{path}': name a file, such as runs.jsonl")
     if path.exists():
-        check_complete(path, runs)
+        _check_complete(path, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     common = common_values([run.portable_values for run in runs])
-    lines = [to_json(archived_line(run, common)) + "\n" for run in runs]
+    lines = [to_json(_archived_line(run, common)) + "\n" for run in runs]
     rows = "".join(lines).encode()
     first = {"format": FORMAT, "runs": len(runs), "values": common, "rows": checksum(rows)}
     first |= {"about": dict(about)} if about else {}
     content = (to_json(with_checksum(first)) + "\n").encode() + rows
-    write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == PACKED else content)
+    write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == _PACKED else content)
 
 
 def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {key: json.loads(count.most_common(1)[0][0]) for key, count in counts.items()}
 
 
-def archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
+def _archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
     """Return the archive line of a run; values equal to those in `common` are left out."""
     config = run.portable_values
     values = {}
@@ -98,7 +98,7 @@ def archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
         if json.dumps(value) != json.dumps(common[key]):
             values[key] = value
     line = {
-        "name": name_of(run),
+        "name": _name_of(run),
         "values": values,
         "absent": [key for key in common if key not in config],
         "results": run.portable_results,
@@ -117,14 +117,14 @@ def archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def check_complete(path: Path, runs: Sequence[Run]) -> None:
+def _check_complete(path: Path, runs: Sequence[Run]) -> None:
     """Raise UsageError if the archive at `path` has runs that are not in `runs`."""
-    names = {name_of(run) for run in runs}
+    names = {_name_of(run) for run in runs}
     fingerprints = {run.fingerprint for run in runs}
     missing = []
     for run in read(path):
-        if name_of(run) not in names and run.fingerprint not in fingerprints:
-            missing.append(name_of(run))
+        if _name_of(run) not in names and run.fingerprint not in fingerprints:
+            missing.append(_name_of(run))
     if missing:
         raise UsageError(
             f"--archive {path}: has {len(missing)} run{'s' * (len(missing) > 1)} that this table "
@@ -132,7 +132,7 @@ def check_complete(path: Path, runs: Sequence[Run]) -> None:
         )
 
 
-def name_of(run: Run) -> str:
+def _name_of(run: Run) -> str:
     """Return the name of a run in an archive; a run read from an archive keeps its name."""
     for parent in run.path.parents:
         if parent.is_file():
@@ -153,22 +153,22 @@ def read(path: Path) -> list[Run]:
     archives: dict[int, tuple[dict[str, Any], list[bytes]]] = {}
     following: list[bytes] = []
     try:
-        rows = read_content(path).splitlines() or [b""]
+        rows = _read_content(path).splitlines() or [b""]
     except ValueError as error:
         raise UsageError(f"{path}: not an archive of runs: {error}") from error
     for number, row in enumerate(rows, start=1):
         try:
             line = json.loads(row)
             if "format" in line:
-                check_count(path, len(runs), expected)
-                common = read_common_values(f"{path}:{number}", line)
+                _check_count(path, len(runs), expected)
+                common = _read_common_values(f"{path}:{number}", line)
                 count = line.get("runs")
                 expected = None if count is None else len(runs) + count
                 following = []
                 archives[number] = line, following
             else:
                 following.append(row + b"\n")
-                runs.append(parse_run(path.resolve(), line, common))
+                runs.append(_parse_run(path.resolve(), line, common))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             if not archives:
                 raise UsageError(
@@ -176,9 +176,9 @@ def read(path: Path) -> list[Run]:
                     "that 'metaseq-lm report RUNS --archive FILE' wrote."
                 ) from error
             raise MetaseqError(
-                f"{path}:{number}: not a run of an archive ({error}): {row[:60]!r}. {RESTORE_HINT}"
+                f"{path}:{number}: not a run of an archive ({error}): {row[:60]!r}. {_RESTORE_HINT}"
             ) from error
-    check_count(path, len(runs), expected)
+    _check_count(path, len(runs), expected)
     for number, (first, following) in archives.items():
         if is_altered(first) or first.get("rows") != checksum(b"".join(following)):
             lacking = {"checksum", "rows"} - first.keys()
@@ -187,7 +187,7 @@ def read(path: Path) -> list[Run]:
                 f"written{', or lacks its checksums from the start' * bool(lacking)}"
             )
     if not runs:
-        raise MetaseqError(f"{path}: the archive has no runs. {RESTORE_HINT}")
+        raise MetaseqError(f"{path}: the archive has no runs. {_RESTORE_HINT}")
     return runs
 
 
@@ -197,8 +197,8 @@ def read_about(path: Path) -> dict[str, str]:
     Raises UsageError if the file is not an archive.
     """
     try:
-        first = json.loads(read_content(path).partition(b"\n")[0])
-        if problem := schema_error(first, HEADER):
+        first = json.loads(_read_content(path).partition(b"\n")[0])
+        if problem := schema_error(first, _HEADER):
             raise ValueError(problem)
         return dict(first.get("about") or {})
     except (ValueError, RecursionError) as error:
@@ -216,14 +216,14 @@ def read_fact(path: Path, about: Mapping[str, str], key: str, form: Any, default
     except (ValueError, RecursionError) as error:
         problem = f"{key} is not readable as JSON: {error}"
     if problem:
-        raise MetaseqError(f"{path}: damaged ({problem}). {RESTORE_HINT}")
+        raise MetaseqError(f"{path}: damaged ({problem}). {_RESTORE_HINT}")
     return value
 
 
-def read_content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     """Return the lines of an archive, unpacked; ValueError if they are too large or damaged."""
     content = read_bounded(path, LARGEST_LOG)
-    if path.suffix != PACKED:
+    if path.suffix != _PACKED:
         return content
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
@@ -235,16 +235,16 @@ def read_content(path: Path) -> bytes:
     return content
 
 
-def check_count(path: Path, count: int, expected: int | None) -> None:
+def _check_count(path: Path, count: int, expected: int | None) -> None:
     """Raise MetaseqError if the number of runs is not `expected`; None skips the check."""
     if expected is not None and count != expected:
         raise MetaseqError(
             f"{path}: damaged: its runs are {count}, and were {expected} when it was written. "
-            f"{RESTORE_HINT}"
+            f"{_RESTORE_HINT}"
         )
 
 
-def read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
+def _read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
     """Return the config values in the header `line`; ValueError if it is not an archive's header.
 
     Raises MetaseqError, which names `position` (file and line), for another version.
@@ -257,14 +257,14 @@ def read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
         )
     if line["format"] != FORMAT:
         raise ValueError(f"format {line['format']}")
-    if problem := schema_error(line, HEADER):
-        raise MetaseqError(f"{position}: damaged ({problem}). {RESTORE_HINT}")
+    if problem := schema_error(line, _HEADER):
+        raise MetaseqError(f"{position}: damaged ({problem}). {_RESTORE_HINT}")
     return dict(line["values"])
 
 
-def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
+def _parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
     """Return the run of a line; LookupError, TypeError or ValueError if it is malformed."""
-    if problem := schema_error(line, ROW):
+    if problem := schema_error(line, _ROW):
         raise ValueError(problem)
     values = {**common, **line["values"]}
     for key in line["absent"]:

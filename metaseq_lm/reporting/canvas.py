@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOK: Any = {
+_LOOK: Any = {
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -36,8 +36,8 @@ LOOK: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "metaseq-lm",
 }
-PANEL = (5.2, 3.4)  # inches
-DPI = 150
+_PANEL = (5.2, 3.4)  # inches
+_DPI = 150
 
 
 def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> float:
@@ -113,9 +113,9 @@ def canvas(
 
     columns = 1 if stacked else 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
-    heights = list(stacked) or [PANEL[1]] * rows
-    with rc_context(LOOK), begin(path.stem.replace("_", " ")) as drawing:
-        width = PANEL[0] if columns == 1 else 3.8 * columns
+    heights = list(stacked) or [_PANEL[1]] * rows
+    with rc_context(_LOOK), begin(path.stem.replace("_", " ")) as drawing:
+        width = _PANEL[0] if columns == 1 else 3.8 * columns
         figure = Figure(figsize=(width, sum(heights)))
         FigureCanvasAgg(figure)
         ratios: Any = {"height_ratios": heights}
@@ -130,7 +130,7 @@ def canvas(
             if (words := printable(text.get_text())) != text.get_text():
                 text.set_text(words)
         drawn = BytesIO()
-        figure.savefig(drawn, dpi=DPI, format="png")
+        figure.savefig(drawn, dpi=_DPI, format="png")
         write_atomic(path, drawn.getvalue())
         if drawing is not None:
             for shown in list(figure.legends):  # the page has its own, which switches series

@@ -29,13 +29,13 @@ def chosen_values(
         candidates.setdefault((other_keys, setting.identity(other_keys)), []).append(setting)
     for settings in candidates.values():
         # Larger is better.
-        means = {setting: mean_validation(setting, metric) for setting in settings}
+        means = {setting: _mean_validation(setting, metric) for setting in settings}
         validated = [setting for setting in settings if means[setting] is not None]
         if not validated:
             for setting in settings:
                 chosen += setting.runs
             continue
-        name = metric.name if metric else metric_of(validated[0].runs[0])
+        name = metric.name if metric else _metric_of(validated[0].runs[0])
         if differing := scored_functions(name, validated):
             raise UsageError(
                 f"--choose {key}: {describe(name, differing)}, so none is the best; give "
@@ -47,12 +47,12 @@ def chosen_values(
         lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
     if not lines:
         return chosen, [f"No {key} was chosen: no value has a score in all of its runs."]
-    names = sorted({metric.name if metric else metric_of(run) for run in chosen})
+    names = sorted({metric.name if metric else _metric_of(run) for run in chosen})
     by = ", ".join(names) if metric else f"validation ({', '.join(names)})"
     return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]
 
 
-def metric_of(run: Run) -> str:
+def _metric_of(run: Run) -> str:
     """Return the validation metric by which a run kept its best checkpoint, as "valid.score"."""
     name = run.values.get("trainer.best_checkpoint_metric")
     if not name:
@@ -63,14 +63,14 @@ def metric_of(run: Run) -> str:
     return f"{run.values.get('trainer.valid_split')}.{name}"
 
 
-def mean_validation(setting: Setting, metric: Metric | None) -> float | None:
+def _mean_validation(setting: Setting, metric: Metric | None) -> float | None:
     """Return the mean of `metric` over a setting, larger is better; None if a run lacks it.
 
     Without `metric` that of the best checkpoints.
     """
     values = []
     for run in setting.runs:
-        name = metric.name if metric else metric_of(run)
+        name = metric.name if metric else _metric_of(run)
         if run.why_unscored(name) is not None:
             return None
         if metric:

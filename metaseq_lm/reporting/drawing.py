@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from metaseq_lm.reporting.styles import Style
 
 PREFIX = "series-"  # of the group id that matplotlib writes for an artist of a series
-LISTED = 12  # series in an alternative text; all are in the table of values
+_LISTED = 12  # series in an alternative text; all are in the table of values
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Drawing:
         last = {(mark.panel, mark.series): mark for mark in self.marks}
         has_panels = len(self.panels) > 1
         texts = [f"{f'{m.panel}: ' * has_panels}{m.text}" for m in last.values()]
-        rest = f"; and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
-        values = f". {'; '.join(texts[:LISTED])}{rest}. All values are in the table below"
+        rest = f"; and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+        values = f". {'; '.join(texts[:_LISTED])}{rest}. All values are in the table below"
         return f"{clean(self.name)}{values if texts else ''}."
 
 

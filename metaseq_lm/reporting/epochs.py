@@ -8,7 +8,7 @@ from metaseq_lm.data.doctor.findings import ERROR, OK, WARNING, Finding
 from metaseq_lm.data.storage.manifest import corpus_fingerprint, train_words
 from metaseq_lm.reporting.runs import Run
 
-ENDED = ("finished", "diverged")
+_ENDED = ("finished", "diverged")
 
 
 def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
@@ -25,16 +25,16 @@ def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
     for run in runs:
-        trained_on = [x for x, corpus in hashes.items() if is_of(run, x, corpus)]
+        trained_on = [x for x, corpus in hashes.items() if _is_of(run, x, corpus)]
         if not trained_on:
             names = " or ".join(map(str, folders))
             text = f"{run.name}: its data, {run.values.get('data')}, are not {names} as it is now"
             yield Finding(ERROR, f"{text}; name the data folder of this run, or leave it out")
         else:
-            yield epochs_of(run, train_words(trained_on[0]))
+            yield _epochs_of(run, train_words(trained_on[0]))
 
 
-def is_of(run: Run, folder: Path, corpus: str | None) -> bool:
+def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
     """Return whether a run was trained on a data folder with the hash `corpus`.
 
     One without results has no hash: the path in its config decides.
@@ -45,13 +45,13 @@ def is_of(run: Run, folder: Path, corpus: str | None) -> bool:
     return Path(run.values.get("data") or "").resolve() == folder.resolve()
 
 
-def epochs_of(run: Run, words: int | None) -> Finding:
+def _epochs_of(run: Run, words: int | None) -> Finding:
     """Return how often a run has seen, or will see, the words of train; `words` are in it."""
     if not words:
         reason = "the data do not say how many words train has; preprocess the text again"
         return Finding(WARNING, f"{run.name}: epochs are not known: {reason}")
-    is_over = run.status in ENDED
-    seen = run.costs["words"] if is_over else words_at_end(run)
+    is_over = run.status in _ENDED
+    seen = run.costs["words"] if is_over else _words_at_end(run)
     if seen is None:
         reason = "it counted no words" if is_over else "no words are logged, nor is there a limit"
         return Finding(WARNING, f"{run.name}: epochs are not known: {reason}")
@@ -63,7 +63,7 @@ def epochs_of(run: Run, words: int | None) -> Finding:
     return Finding(WARNING, f"{text}; {remedy}")
 
 
-def words_at_end(run: Run) -> float | None:
+def _words_at_end(run: Run) -> float | None:
     """Return how many words an unfinished run will have seen at its end; None if it cannot be told.
 
     It goes on as far as the first of its limits in updates, words and seconds lets it at its

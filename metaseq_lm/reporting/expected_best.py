@@ -22,8 +22,8 @@ from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.styles import style_of
 from metaseq_lm.reporting.table import Cell, Table
 
-MOST_ROWS = 12  # of a setting in the table; the csv has all
-EXPECTED, SO_FAR = "expected best", "best so far"
+_MOST_ROWS = 12  # of a setting in the table; the csv has all
+_EXPECTED, _SO_FAR = "expected best", "best so far"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def expected_best(scores: Sequence[float], n: int, lower_is_better: bool = False
     return sign * math.fsum(terms)
 
 
-def tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
+def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
     """Return the curve of a setting from its trials; empty if none has a score at its end."""
     trials = sorted((run.trial for run in runs), key=lambda trial: trial["number"])
     lower = bool(trials[0]["lower_is_better"])
@@ -100,7 +100,7 @@ def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
             f"--expected-best: the searches chose by different metrics ({', '.join(metrics)}); "
             "report them one by one"
         )
-    curves = [tuning_curve(name, members) for name, members in settings.items()]
+    curves = [_tuning_curve(name, members) for name, members in settings.items()]
     return curves, metrics[0]
 
 
@@ -108,9 +108,9 @@ def tuning_table(curves: Sequence[TuningCurve], metric: Metric) -> Table:
     """Return the best scores by FLOPs of tuning; of many points of a setting the doublings."""
     rows, records = [], []
     for curve in curves:
-        kind = EXPECTED if curve.is_expectation else SO_FAR
+        kind = _EXPECTED if curve.is_expectation else _SO_FAR
         points = list(zip(curve.trials, curve.flops, curve.scores))
-        shown = points if len(points) <= MOST_ROWS else points[:1]
+        shown = points if len(points) <= _MOST_ROWS else points[:1]
         if shown is not points:
             shown = [p for p in points[:-1] if p[0] & (p[0] - 1) == 0] + points[-1:]
         for trials, flops, score in shown:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb", suite_results.FOLDER)
 SNAPSHOT = "code"  # in a sweep's run: a link to the code that it ran with
-SWEEP_FILE = "sweep.json"
-LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
+_SWEEP_FILE = "sweep.json"
+_LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
@@ -37,12 +37,12 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     """
     searched: list[Path] = []
     for path in map(Path, paths):
-        is_sweep = (path / SWEEP_FILE).is_file()
+        is_sweep = (path / _SWEEP_FILE).is_file()
         if not is_sweep or any(run_folders(path, {})):
             searched.append(path)
         if is_sweep:
-            for planned in read_plan(path / SWEEP_FILE):
-                searched += [folder for folder in planned.stages.values() if has_run(folder)]
+            for planned in _read_plan(path / _SWEEP_FILE):
+                searched += [folder for folder in planned.stages.values() if _has_run(folder)]
     return find_runs(searched)
 
 
@@ -75,7 +75,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             f"metaseq-lm: warning: {link} leads to {os.path.realpath(link)}, outside of the "
             "folder, and is no run: it is not searched; name it as well to report its runs"
         )
-    in_folders = without_copies([read_run(folder) for folder in folders])
+    in_folders = _without_copies([read_run(folder) for folder in folders])
     if not archives:
         return in_folders
     # A run counts once even if it is in several archives, or in its folder and in archives.
@@ -89,7 +89,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     return [*archived, *in_folders]
 
 
-def without_copies(runs: Sequence[Run]) -> list[Run]:
+def _without_copies(runs: Sequence[Run]) -> list[Run]:
     """Return the runs without copies of ended ones, which the run that stays names in a note."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -112,7 +112,7 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
     """
     seen: set[str] = set()
     top = Path(os.path.realpath(root))
-    for folder, children, files in os.walk(root, onerror=raise_error, followlinks=True):
+    for folder, children, files in os.walk(root, onerror=_raise_error, followlinks=True):
         children[:] = [d for d in children if d not in SKIPPED_FOLDERS and not d.startswith(".")]
         real = os.path.realpath(folder)
         if real in seen:
@@ -122,7 +122,7 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
         outside = not Path(real).is_relative_to(top)
         if outside:
             children.clear()
-        if is_run(files):
+        if _is_run(files):
             children[:] = [d for d in children if d != SNAPSHOT]
             yield Path(real)
         elif {"results.json", "log.jsonl"} <= set(files):
@@ -131,7 +131,7 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
             links[folder] = None
 
 
-def is_run(files: Iterable[str]) -> bool:
+def _is_run(files: Iterable[str]) -> bool:
     """Return whether a folder with these files is that of a run that was started.
 
     With command.txt but no log, the run died before its first line; the report names it.
@@ -140,12 +140,12 @@ def is_run(files: Iterable[str]) -> bool:
     return "config.yaml" in names and bool(names & {"log.jsonl", "command.txt"})
 
 
-def has_run(folder: Path) -> bool:
+def _has_run(folder: Path) -> bool:
     """Return whether a folder exists and is that of a run that was started."""
-    return folder.is_dir() and is_run(path.name for path in folder.iterdir())
+    return folder.is_dir() and _is_run(path.name for path in folder.iterdir())
 
 
-def raise_error(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     """Raise: os.walk alone would skip a folder that it may not read."""
     raise error
 
@@ -180,7 +180,7 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
     """
     plan = []
     for file in sweep_files(paths):
-        plan += with_states(file.parent, read_plan(file))
+        plan += _with_states(file.parent, _read_plan(file))
     return plan
 
 
@@ -190,13 +190,13 @@ def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
     for path in (Path(path).resolve() for path in paths):
         if path.is_file():
             continue
-        for folder in (path, *path.parents[:LEVELS_ABOVE]):
-            if (folder / SWEEP_FILE).is_file():
-                files[folder / SWEEP_FILE] = None
+        for folder in (path, *path.parents[:_LEVELS_ABOVE]):
+            if (folder / _SWEEP_FILE).is_file():
+                files[folder / _SWEEP_FILE] = None
     return list(files)
 
 
-def with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
+def _with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
     """Return the planned runs of a sweep, each with the state that `sweep status` shows."""
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.states import states
@@ -209,7 +209,7 @@ def with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
     return [replace(planned, state=known.get(planned.name)) for planned in plan]
 
 
-def read_plan(path: Path) -> list[Planned]:
+def _read_plan(path: Path) -> list[Planned]:
     """Return the planned runs of a sweep.json; raises MetaseqError if it is damaged.
 
     Entries without stages or folders are left out.
@@ -221,11 +221,11 @@ def read_plan(path: Path) -> list[Planned]:
             f"{path}: not readable as JSON ({error}). Delete it and start the sweep again."
         ) from error
     plan = []
-    for run in mappings_in(sweep.get("runs") if isinstance(sweep, dict) else None):
+    for run in _mappings_in(sweep.get("runs") if isinstance(sweep, dict) else None):
         stages = {}
-        for stage in mappings_in(run.get("stages")):
+        for stage in _mappings_in(run.get("stages")):
             if stage.get("folder"):
-                folder = stage_folder(path, str(stage["folder"]))
+                folder = _stage_folder(path, str(stage["folder"]))
                 stages[str(stage.get("name") or folder.name)] = folder
         if stages:
             name = str(run.get("name") or run.get("folder") or next(iter(stages)))
@@ -233,7 +233,7 @@ def read_plan(path: Path) -> list[Planned]:
     return plan
 
 
-def stage_folder(sweep: Path, name: str) -> Path:
+def _stage_folder(sweep: Path, name: str) -> Path:
     """Return the run folder that a sweep.json names; MetaseqError for one outside of the sweep."""
     if "\0" in name:
         raise MetaseqError(f"{sweep}: the run folder {name!r} is no path")
@@ -247,7 +247,7 @@ def stage_folder(sweep: Path, name: str) -> Path:
     return folder.resolve()
 
 
-def mappings_in(value: Any) -> list[dict[str, Any]]:
+def _mappings_in(value: Any) -> list[dict[str, Any]]:
     """Return the mappings in a list, and none for another JSON value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -263,7 +263,7 @@ def pick_stage(
     for planned in plan:
         names += [name for name in planned.stages if name not in names]
     if stage is not None and stage not in names:
-        known = f"Stages: {', '.join(names)}." if names else f"There is no {SWEEP_FILE}."
+        known = f"Stages: {', '.join(names)}." if names else f"There is no {_SWEEP_FILE}."
         raise UsageError(f"--stage: no stage '{stage}'.{nearest(stage, names)} {known}")
     selected: set[Path] = set()
     others: dict[Path, str] = {}
@@ -277,7 +277,7 @@ def pick_stage(
                 others[folder] = name
         if planned.state and planned.open_stage:
             open_states[planned.stages[planned.open_stage]] = planned.state.text
-    roots = roots_outside(paths, selected)
+    roots = _roots_outside(paths, selected)
     shown_runs, hidden = [], dict.fromkeys(names, 0)
     for run in runs:
         if run.path in open_states:
@@ -287,7 +287,7 @@ def pick_stage(
             hidden[others[run.path]] += 1
         else:
             shown_runs.append(run)
-    notes = missing_notes(plan, runs)
+    notes = _missing_notes(plan, runs)
     for name, count in hidden.items():
         if count:
             runs_of = f"{count} run{'s' * (count > 1)} of the stage {name}"
@@ -295,7 +295,7 @@ def pick_stage(
     return shown_runs, notes
 
 
-def roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path]:
+def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path]:
     """Return the paths with no run of the shown stage below them: all of their runs are shown.
 
     Such is the folder of an earlier stage. The folder of a sweep itself is never one.
@@ -304,17 +304,17 @@ def roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path
     for path in paths:
         root = Path(path).resolve()
         has_selected = any(folder.is_relative_to(root) for folder in selected)
-        if not has_selected and not (root / SWEEP_FILE).is_file():
+        if not has_selected and not (root / _SWEEP_FILE).is_file():
             roots.append(root)
     return roots
 
 
-def missing_notes(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
+def _missing_notes(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
     """Return a note on each planned run or stage without a run folder, and why if known."""
     known = {run.path: run for run in runs}
     lines = []
     for planned in plan:
-        started = {name: folder for name, folder in planned.stages.items() if has_run(folder)}
+        started = {name: folder for name, folder in planned.stages.items() if _has_run(folder)}
         never = [name for name in planned.stages if name not in started]
         if not never or (planned.state and planned.state.state == "finished"):
             continue  # a stage that no other needs any more may have been deleted

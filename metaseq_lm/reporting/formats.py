@@ -11,7 +11,7 @@ from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.significance import LEVEL, Significance
 from metaseq_lm.reporting.table import Cell, Table
 
-TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
+_TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -32,7 +32,7 @@ def to_text(table: Table) -> str:
     columns = []
     for j, title in enumerate(table.head):
         cells = [row[j] for row in table.rows]
-        columns.append(text_column(title, cells, right[j]))
+        columns.append(_text_column(title, cells, right[j]))
     head, *rows = zip(*columns)
     rule = ["-" * width(title) for title in head]
     out = [clean(table.title), ""]
@@ -44,7 +44,7 @@ def to_text(table: Table) -> str:
     return "\n".join(out) + "\n"
 
 
-def text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
+def _text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
     """Return the title and the cells of a column, padded to one width."""
     # Room for the star in every cell of a column that has one keeps the digits below each other.
     unmarked = "  " if any(cell.best for cell in cells) else ""
@@ -112,14 +112,14 @@ def to_tex(table: Table) -> str:
         for cell in row:
             text = escape_tex(cell.text)
             texts.append(rf"\textbf{{{text}}}" if cell.best else text)
-        lines.append(tex_line(texts))
+        lines.append(_tex_line(texts))
     out = [
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{escape_tex(table.title)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        tex_line([escape_tex(title) for title in table.head]),
+        _tex_line([escape_tex(title) for title in table.head]),
         r"    \midrule",
         *lines,
         r"    \bottomrule",
@@ -130,7 +130,7 @@ def to_tex(table: Table) -> str:
     return "\n".join(out) + "\n"
 
 
-def tex_line(cells: Sequence[str]) -> str:
+def _tex_line(cells: Sequence[str]) -> str:
     """Return the cells of a row as a line of LaTeX."""
     return "    " + " & ".join(cells) + r" \\"
 
@@ -153,7 +153,7 @@ def width(text: str) -> int:
 
 def escape_tex(text: str) -> str:
     """Return the text so that LaTeX sets it as it is."""
-    return "".join(TEX.get(c, c) for c in clean(text))
+    return "".join(_TEX.get(c, c) for c in clean(text))
 
 
 WRITERS: dict[str, tuple[str, Callable[[Table], str]]] = {

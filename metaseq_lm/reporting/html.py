@@ -52,8 +52,8 @@ class Report:
 
     def sections(self, drawings: Sequence[Drawing], notes: Sequence[str]) -> list[Section]:
         """Return the sections of the page; `notes` are about the figures."""
-        differences = difference_table(self.settings)
-        details = [run_table(self.settings, self.metric)]
+        differences = _difference_table(self.settings)
+        details = [_run_table(self.settings, self.metric)]
         return [
             self.verdicts(),
             self.checks(),
@@ -113,7 +113,7 @@ class Report:
         """Return the commands, hashes and versions that the numbers come from."""
         rows = []
         for setting in self.settings:
-            if command := command_of(setting.runs[0].path):
+            if command := _command_of(setting.runs[0].path):
                 rows.append([setting.name, command])
         closed = "The command of the first run of each setting"
         commands = text_table(["setting", "command"], rows, look="small", closed=closed)
@@ -122,7 +122,7 @@ class Report:
         return Section("To repeat it", notes, tables=[commands] if rows else [], texts=texts)
 
 
-def command_of(folder: Path) -> str:
+def _command_of(folder: Path) -> str:
     """Return the last command that a run was started with, "" if its folder is gone."""
     try:
         text = read_bounded(folder / "command.txt", LARGEST_JSON).decode("utf-8", "replace")
@@ -138,7 +138,7 @@ def title_of(paths: Sequence[str | Path]) -> str:
     return ", ".join(names[:NAMES]) + rest
 
 
-def difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
+def _difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
     """Return the config values of each setting that its name does not show; None if there are none.
 
     A value of None is left out.
@@ -155,7 +155,7 @@ def difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
     return text_table(["setting", "config"], rows, look="small")
 
 
-def run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
+def _run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
     """Return every run with its seed, score, how it ended, cost, hashes and folder."""
     rows = []
     for setting in settings:

@@ -22,9 +22,11 @@ from metaseq_lm.reporting.styles import ON_DARK
 from metaseq_lm.reporting.svg import swatch
 from metaseq_lm.reporting.table import Cell, Table
 
-TEMPLATE, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{end}") for end in ("html", "css", "js"))
+_TEMPLATE, _STYLE, SCRIPT = (
+    Path(__file__).with_name(f"page.{end}") for end in ("html", "css", "js")
+)
 # The number that a cell begins with: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
-LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
+_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,20 @@ def render(page: Page) -> str:
 
     environment = Environment(
         autoescape=True,
-        finalize=without_control_characters,
+        finalize=_without_control_characters,
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    style = environment.from_string(source(STYLE)).render(colours=ON_DARK)
+    style = environment.from_string(source(_STYLE)).render(colours=ON_DARK)
     script = source(SCRIPT)
     shown = [section for section in page.sections if not section.is_empty]
-    return environment.from_string(source(TEMPLATE)).render(
+    return environment.from_string(source(_TEMPLATE)).render(
         page=Page(page.title, shown, page.reload),
         time=present_time(),
         style=Markup(style),
         script=Markup(script),
-        style_hash=hash_source(style),
-        script_hash=hash_source(script),
+        style_hash=_hash_source(style),
+        script_hash=_hash_source(script),
         sort_value=sort_value,
         swatch=swatch,
         value_table=value_table,
@@ -133,12 +135,12 @@ def source(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def hash_source(text: str) -> str:
+def _hash_source(text: str) -> str:
     """Return what a Content-Security-Policy allows an inline text by."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def without_control_characters(value: Any) -> Any:
+def _without_control_characters(value: Any) -> Any:
     """Return what the template prints; markup of its macros keeps its line ends."""
     return clean(value) if type(value) is str else value
 
@@ -146,7 +148,7 @@ def without_control_characters(value: Any) -> Any:
 def sort_value(cell: Cell) -> float | None:
     """Return the number that a cell is sorted by, None if it has none."""
     value = cell.value
-    if value is None and cell.number and (match := LEADING.match(cell.text)):
+    if value is None and cell.number and (match := _LEADING.match(cell.text)):
         value = float(match[1].replace(",", ""))
     return value if value is not None and math.isfinite(value) else None
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-DATA_KEYS = ("data", "task.labelled")
+_DATA_KEYS = ("data", "task.labelled")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Pictures:
 
         Sets that differ only in a number, such as which_moon_10 and which_moon_160, share one.
         """
-        if key not in DATA_KEYS:
+        if key not in _DATA_KEYS:
             return True
         return axis_numbers([setting.values[key] for setting in self.settings]) is not None
 
@@ -120,7 +120,7 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
     return matching
 
 
-def unit_of(metric: str, runs: Sequence[Run]) -> Metric:
+def _unit_of(metric: str, runs: Sequence[Run]) -> Metric:
     """Return a logged metric with its unit and direction, inferred from the logged values."""
     values = []
     for run in runs:
@@ -146,7 +146,7 @@ def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
             axes.set(title=fill(setting.name, 44), xlabel="updates", ylabel=pattern)
             thousands(axes)
             for name, style in zip(names, styles.values()):
-                unit = unit_of(name, setting.runs)
+                unit = _unit_of(name, setting.runs)
                 with series(axes, name.partition(".")[2]):
                     notes += curve(axes, setting, unit, style, pictures.spread)
         legend(figure, styles, "line and band: " + SPREAD_TITLES[pictures.spread])
@@ -160,7 +160,7 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
     """
     runs = pictures.runs
     require_logged(runs, metric)
-    unit = unit_of(metric, runs)
+    unit = _unit_of(metric, runs)
     styles, notes = pictures.styles(), []
     key = pictures.panels or pictures.along
     panels = pictures.split(key)
@@ -195,7 +195,7 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
             axes.plot(*points, color=style.colour, linestyle=style.dash, linewidth=0.7)
             axes.plot(points[0][-1:], points[1][-1:], color=style.colour, marker="x")
             last = f"{unit.text(values[finite][-1])} ({run.status})"
-            mark(axes, points[0][-1], points[1][-1], last, updates_text(points[0][-1]))
+            mark(axes, points[0][-1], points[1][-1], last, _updates_text(points[0][-1]))
     if finished:
         # Interpolate on the range of updates that all runs cover, so that every mean is over all
         # runs. With equal schedules these are the logged values themselves.
@@ -213,11 +213,11 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
         raw = [summarise(column / unit.scale, spread) for column in columns]
         for i in thinned(len(at)):
             if (summary := raw[i]) is not None:
-                mark(axes, at[i], centre[i], summary.text(unit), updates_text(at[i]))
+                mark(axes, at[i], centre[i], summary.text(unit), _updates_text(at[i]))
     return notes
 
 
-def updates_text(update: float) -> str:
+def _updates_text(update: float) -> str:
     """Return where a point of a curve is."""
     return f"{update:,.0f} updates"
 
@@ -265,14 +265,14 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                         place = f"{key} = {show(setting.values[key])}"
                         points.append(Point(x, setting.scores(metric.name), place))
                 with series(axes, name):
-                    trend(axes, points, metric, style, pictures.spread)
-            draw_controls(axes, pictures, settings, metric)
+                    _trend(axes, points, metric, style, pictures.spread)
+            _draw_controls(axes, pictures, settings, metric)
         legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
     return notes
 
 
-COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of the corpus seen")}
-COST_TEXTS = {"flops": flops_text, "words": words_text}
+_COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of the corpus seen")}
+_COST_TEXTS = {"flops": flops_text, "words": words_text}
 
 
 def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
@@ -281,7 +281,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
     If the cost does not depend on the key `pictures.along`, its values become panels. `cost` is one
     of COST_AXES.
     """
-    unit, label = COST_AXES[cost]
+    unit, label = _COST_AXES[cost]
     styles = pictures.styles()
     known: list[tuple[Setting, float]] = []
     notes = []
@@ -293,10 +293,10 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
                 f"{setting.name}: not in the plot over {unit}, which its runs do not record."
             )
     panels = pictures.panels if pictures.panels != pictures.along else None
-    if panels is None and have_equal_costs(pictures, known):
+    if panels is None and _have_equal_costs(pictures, known):
         panels = pictures.along
     parts = pictures.split(panels)
-    sizes = value_labels(pictures) if panels != pictures.along else {}
+    sizes = _value_labels(pictures) if panels != pictures.along else {}
     moved = False
     with canvas(len(parts), path, pictures.shares_scale(panels)) as (figure, grid):
         for axes, (title, settings) in zip(grid, parts):
@@ -312,13 +312,13 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
                 points = []
                 for x, (setting, spent) in zip(at, inside):
                     if pictures.series(setting) == name:
-                        place = f"{COST_TEXTS[cost](spent)} {unit}"
+                        place = f"{_COST_TEXTS[cost](spent)} {unit}"
                         scores = setting.scores(metric.name)
                         points.append(Point(x, scores, place, sizes.get(setting.name, "")))
                 points.sort(key=lambda point: point.x)
                 with series(axes, name):
-                    trend(axes, points, metric, style, pictures.spread)
-            draw_controls(axes, pictures, settings, metric)
+                    _trend(axes, points, metric, style, pictures.spread)
+            _draw_controls(axes, pictures, settings, metric)
         subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
         if any(sizes.values()):
             subject += f"; number: {pictures.along}"
@@ -328,7 +328,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
     return notes
 
 
-def have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]) -> bool:
+def _have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]) -> bool:
     """Return whether the costs within each series differ by less than 10 %."""
     costs: dict[str, list[float]] = {}
     for setting, cost in known:
@@ -336,7 +336,7 @@ def have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]])
     return all(max(same) < 1.1 * min(same) for same in costs.values())
 
 
-def draw_controls(
+def _draw_controls(
     axes: "Axes", pictures: Pictures, settings: Sequence[Setting], metric: Metric
 ) -> None:
     """Draw the controls of a panel as horizontal lines with their spread."""
@@ -359,7 +359,7 @@ def draw_controls(
             mark(axes, axes.get_xlim()[1], summary.centre, exact.text(metric))
 
 
-def value_labels(pictures: Pictures) -> dict[str, str]:
+def _value_labels(pictures: Pictures) -> dict[str, str]:
     """Return the numeric label of each setting's value of `along`; {} if they are not numeric."""
     key = pictures.along
     if key is None:
@@ -403,7 +403,7 @@ def separate_overlapping(
 def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
     """Return the costs that a plot would show points over; words only if they differ."""
     drawn = []
-    for cost in COST_AXES:
+    for cost in _COST_AXES:
         spent = {cost_of(setting, metric, cost) for setting in settings} - {None, 0.0}
         drawn += [cost] if len(spent) > (cost == "words") else []
     return drawn
@@ -419,7 +419,9 @@ class Point:
     label: str = ""
 
 
-def trend(axes: "Axes", points: Sequence[Point], metric: Metric, style: Style, spread: str) -> None:
+def _trend(
+    axes: "Axes", points: Sequence[Point], metric: Metric, style: Style, spread: str
+) -> None:
     """Draw one series: a small point per seed, a large one with its spread, a line between."""
     centres = []
     colour = style.colour

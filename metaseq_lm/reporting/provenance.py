@@ -38,7 +38,7 @@ def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
 def made_with(runs: Iterable[Run]) -> str:
     """Return code, versions and machines that made runs, "" if none is recorded."""
     runs = list(runs)
-    facts = [counted(runs, fact) for fact in (code_of, versions_of, machine_of)]
+    facts = [counted(runs, fact) for fact in (_code_of, _versions_of, _machine_of)]
     return "; ".join(filter(None, facts))
 
 
@@ -57,19 +57,19 @@ def hashes_of(runs: Iterable[Run]) -> list[str]:
     return [f"{name}: {text}." for name, text in sentences.items() if text]
 
 
-def code_of(run: Run) -> str:
+def _code_of(run: Run) -> str:
     """Return the hash of the code that made a run, "" if it is not recorded."""
     code = (run.results or {}).get("code")
     return f"code {code}" if code else ""
 
 
-def versions_of(run: Run) -> str:
+def _versions_of(run: Run) -> str:
     """Return the versions of the software that made a run, "" if they are not recorded."""
     versions = (run.results or {}).get("versions") or {}
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def machine_of(run: Run) -> str:
+def _machine_of(run: Run) -> str:
     """Return the architecture and the threads that made a run, "" if they are not recorded."""
     results = run.results or {}
     if not results.get("architecture"):

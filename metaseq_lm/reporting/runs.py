@@ -39,19 +39,19 @@ from metaseq_lm.runs.plan import read_plan_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.runs.tuning import read_trial, read_tuning
 
-PAUSED = "pause_flops"  # the limit at which a search stops its trials
-MAX_WORDS = "trainer.max_words"
+_PAUSED = "pause_flops"  # the limit at which a search stops its trials
+_MAX_WORDS = "trainer.max_words"
 # The number of updates, and options that follow it.
 UPDATES = ("schedule.total_updates", "criterion.total_updates", "trainer.max_update")
 # The kinds of terms by their names, for runs that recorded none.
-EARLIER_TERMS = {
+_EARLIER_TERMS = {
     **dict.fromkeys(("next_token", "forward"), CAUSAL_NLL),
     **dict.fromkeys(("mlm", "backward"), NLL),
     "discriminator": DETECTION,
 }
-LOG_LINE = {"kind": str, "update": COUNT}
+_LOG_LINE = {"kind": str, "update": COUNT}
 # Forms of the config's values that reports compute with, see `schema_error`.
-TYPES: dict[Any, Any] = {
+_TYPES: dict[Any, Any] = {
     "int": int,
     "float": FINITE,
     "bool": bool,
@@ -61,17 +61,17 @@ TYPES: dict[Any, Any] = {
     "list[Any]": [(str, dict), ...],  # entries
 }
 VALUES = {
-    **{f"trainer.{item.name}": TYPES[item.type] for item in fields(TrainerConfig)},
-    **{f"engine.{item.name}": TYPES[item.type] for item in fields(EngineConfig)},
+    **{f"trainer.{item.name}": _TYPES[item.type] for item in fields(TrainerConfig)},
+    **{f"engine.{item.name}": _TYPES[item.type] for item in fields(EngineConfig)},
     "seed": int,
     "label": str,
     "data": str,
     "task.objectives": [(str, dict), ...],
     "schedule.total_updates": COUNT,
 }
-TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
+_TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 # Kinds of log lines that an archive stores: all of these, only the last one of those.
-ALL_LINES, LAST_LINES = ("valid",), ("train", "samples")
+_ALL_LINES, _LAST_LINES = ("valid",), ("train", "samples")
 
 
 def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class Run:
             return self.recorded_terms
         logged = {key for line in self.log if line["kind"] == "valid" for key in line}
         ends = {name: name.rpartition(".")[2] for name in logged}
-        return {name: EARLIER_TERMS[end] for name, end in ends.items() if end in EARLIER_TERMS}
+        return {name: _EARLIER_TERMS[end] for name, end in ends.items() if end in _EARLIER_TERMS}
 
     @cached_property
     def logged(self) -> list[str]:
@@ -229,7 +229,7 @@ class Run:
         """
         values = dict(self.values)
         for key, words in self.values.items():
-            prefix = key.removesuffix(MAX_WORDS)
+            prefix = key.removesuffix(_MAX_WORDS)
             updates = self.values.get(f"{prefix}trainer.max_update")
             for name in UPDATES if prefix != key and words else ():
                 if values.get(prefix + name) == updates:
@@ -310,13 +310,13 @@ class Run:
             return f"not finished (no results.json; last logged update {self.last_update}{goal})"
         if self.status == "finished":
             updates, total = self.results.get("updates"), self.results.get("max_update")
-            if self.results.get("stopped_by") != PAUSED or updates == total:
+            if self.results.get("stopped_by") != _PAUSED or updates == total:
                 return None
             return f"stopped at a rung after {updates} of {total} updates"
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
-        detail = f": {shorten(message, 120).rstrip('.')}" if message else ""
+        detail = f": {_shorten(message, 120).rstrip('.')}" if message else ""
         return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{detail}"
 
     def why_unscored(self, metric: str) -> str | None:
@@ -339,16 +339,16 @@ class Run:
         """
         results = self.results or {}
         costs = {
-            "peak_memory": finite_number(results.get("peak_memory")),
-            "own_flops_by_rule": finite_number(results.get("flops_by_rule")),
-            "tuning_flops": finite_number(self.tuning.get("flops")),
+            "peak_memory": _finite_number(results.get("peak_memory")),
+            "own_flops_by_rule": _finite_number(results.get("flops_by_rule")),
+            "tuning_flops": _finite_number(self.tuning.get("flops")),
         }
         for name in ("flops", "seconds", "words"):
-            total = finite_number(results.get("words_seen" if name == "words" else name))
+            total = _finite_number(results.get("words_seen" if name == "words" else name))
             if name != "words":
                 costs[f"own_{name}"] = total
             if self.was_pretrained:
-                before = finite_number(results["pretraining"].get(name))
+                before = _finite_number(results["pretraining"].get(name))
                 total = None if total is None or before is None else total + before
             costs[name] = total
         return costs
@@ -383,10 +383,10 @@ class Run:
     @property
     def portable_log(self) -> list[dict[str, Any]]:
         """The validations of the log, the last line of training and the last samples."""
-        last = {line["kind"]: line for line in self.log if line["kind"] in LAST_LINES}
+        last = {line["kind"]: line for line in self.log if line["kind"] in _LAST_LINES}
         lines = []
         for line in self.log:
-            if line["kind"] in ALL_LINES or line is last.get(line["kind"]):
+            if line["kind"] in _ALL_LINES or line is last.get(line["kind"]):
                 lines.append(line)
         return lines
 
@@ -407,8 +407,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read one run folder; raises MetaseqError naming the file (and line) that is damaged."""
     notes: list[str] = []
-    results = read_results(folder / "results.json")
-    values, sources = read_values(folder, results, notes)
+    results = _read_results(folder / "results.json")
+    values, sources = _read_values(folder, results, notes)
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
@@ -430,7 +430,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def read_values(
+def _read_values(
     folder: Path,
     results: dict[str, Any] | None,
     notes: list[str],
@@ -465,22 +465,22 @@ def read_values(
         start = values.get(key)
         if key in lists or not start:
             continue
-        ancestor = find_ancestor(folder, Path(str(start)))
+        ancestor = _find_ancestor(folder, Path(str(start)))
         if ancestor is None or ancestor in descendants:
             notes.append(
                 f"{key} {start} is not found here, so its settings cannot be told from others"
             )
             values[f"{name}.label"] = "unknown"
             continue
-        ancestor_results = read_results(ancestor / "results.json")
-        earlier, nested = read_values(ancestor, ancestor_results, notes, (*descendants, folder))
+        ancestor_results = _read_results(ancestor / "results.json")
+        earlier, nested = _read_values(ancestor, ancestor_results, notes, (*descendants, folder))
         for ancestor_key, value in earlier.items():
             values[f"{name}.{ancestor_key}"] = value
         sources += [f"{name}.{ancestor_key}" for ancestor_key in nested]
     return values, sources
 
 
-def find_ancestor(folder: Path, start: Path) -> Path | None:
+def _find_ancestor(folder: Path, start: Path) -> Path | None:
     """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None.
 
     A relative path is relative to the working directory in which the run was trained: some folder
@@ -526,11 +526,11 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 def with_numbers(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return log lines with strings such as "NaN" as numbers, except in lines of texts."""
     # 21: the list is one level deeper than a line.
-    numeric = iter(as_numbers([line for line in lines if line["kind"] not in TEXT_LINES], 21))
-    return [line if line["kind"] in TEXT_LINES else next(numeric) for line in lines]
+    numeric = iter(as_numbers([line for line in lines if line["kind"] not in _TEXT_LINES], 21))
+    return [line if line["kind"] in _TEXT_LINES else next(numeric) for line in lines]
 
 
-def read_results(path: Path) -> dict[str, Any] | None:
+def _read_results(path: Path) -> dict[str, Any] | None:
     """Return results.json, or None where there is none; raises MetaseqError if it is damaged."""
     if not path.exists():
         return None
@@ -545,7 +545,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 def log_problem(line: Any, number: int = 0) -> str:
     """Return what is wrong with a line of a log, "" if nothing is."""
-    return schema_error({"update": 0, **line} if isinstance(line, dict) else line, LOG_LINE)
+    return schema_error({"update": 0, **line} if isinstance(line, dict) else line, _LOG_LINE)
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -569,7 +569,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def finite_number(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     """Return a finite number as a float, None for any other value."""
     return float(value) if is_number(value) and math.isfinite(value) else None
 
@@ -594,7 +594,7 @@ def relative_to_cwd(path: str | Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def shorten(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     """Return `text` cut to at most `length` characters, with an ellipsis if it was longer."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 

@@ -20,9 +20,9 @@ from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natura
 from metaseq_lm.runs.suite_results import SuiteResults
 
 REMEDY = "compare a metric of an end task (--metric)"
-SUITE_REMEDY = "score all runs with the same data and options"
+_SUITE_REMEDY = "score all runs with the same data and options"
 # How keys begin that are no config keys but options of the results of a suite.
-SUITE_PREFIX = "suites."
+_SUITE_PREFIX = "suites."
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Setting:
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
         """Return the values of `keys`, which its runs share, in a form that compares and hashes."""
-        return tuple(identity_of(self.runs[0], key) for key in keys)
+        return tuple(_identity_of(self.runs[0], key) for key in keys)
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
@@ -114,19 +114,19 @@ def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
     run has.
     """
     for key in keys:
-        require_key(runs, key)
-    differing = differing_keys(runs)
+        _require_key(runs, key)
+    differing = _differing_keys(runs)
     data_keys = [key for key in differing if bare_key(key) == "data" and key not in keys]
     other_keys = [key for key in differing if key not in data_keys]
     telling = list(dict.fromkeys(["label", *keys, *other_keys]))
     mixed = [setting.runs for setting in group_by(runs, telling)]
     for key in data_keys:
-        if any(have_other_data(key, same) for same in mixed):
+        if any(_have_other_data(key, same) for same in mixed):
             telling.append(key)
     return group_by(runs, telling)
 
 
-def have_other_data(key: str, runs: Sequence[Run]) -> bool:
+def _have_other_data(key: str, runs: Sequence[Run]) -> bool:
     """Return whether runs have data at several paths (key `key`) that are not known to be equal."""
     if len({run.values.get(key) for run in runs}) == 1:
         return False
@@ -139,21 +139,21 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     keys = list(keys)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        values = tuple(identity_of(run, key) for key in keys)
+        values = tuple(_identity_of(run, key) for key in keys)
         groups.setdefault(values, []).append(run)
-    shown = telling_keys(list(groups), keys)
+    shown = _telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
         settings.append(Setting({key: same[0].value(key) for key in keys}, shown, same))
     return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
 
 
-def identity_of(run: Run, key: str) -> tuple[str, Any]:
+def _identity_of(run: Run, key: str) -> tuple[str, Any]:
     """Return the value of a config key in a form that compares and hashes."""
     return run.identities[key] if key in run.values else identity(run.value(key))
 
 
-def differing_keys(runs: Sequence[Run]) -> list[str]:
+def _differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
     Left out are seeds, paths, and what affects no results.
@@ -165,13 +165,13 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         keys.update(dict.fromkeys(run.compared_keys))
     differing = []
     for key in keys:
-        values = {identity_of(run, key) for run in runs}
+        values = {_identity_of(run, key) for run in runs}
         if key not in sources and len(values) > 1:
             differing.append(key)
     return differing
 
 
-def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:
+def _telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:
     """Return the first key, and each later one that separates settings the earlier ones do not."""
     chosen: list[int] = []
     distinct = 0
@@ -211,14 +211,14 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
         key, equals, value = condition.partition("=")
         if not equals:
             raise UsageError(f"{option} {condition}: write it as KEY=VALUE, e.g. label=soft")
-        require_key(runs, key)
+        _require_key(runs, key)
         existing = {show(run.values.get(key)) for run in runs}
-        if canonical(value) not in existing:
+        if _canonical(value) not in existing:
             raise UsageError(
                 f"{option} {condition}: no run has that value.{nearest(value, sorted(existing))} "
                 f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
             )
-        allowed.setdefault(key, set()).add(canonical(value))
+        allowed.setdefault(key, set()).add(_canonical(value))
     matching = []
     for run in runs:
         if all(show(run.values.get(key)) in values for key, values in allowed.items()):
@@ -236,12 +236,12 @@ def repeated(settings: Sequence[Setting]) -> list[list[Setting]]:
     return [same for same in by_content.values() if len(same) > 1]
 
 
-def require_key(runs: Sequence[Run], key: str) -> None:
+def _require_key(runs: Sequence[Run], key: str) -> None:
     """Raise UsageError with the nearest names unless some run has the config key."""
     if any(key in run.values for run in runs):
         return
     known = sorted(set().union(*(run.values for run in runs)))
-    differing = ["label", *(other for other in differing_keys(runs) if other != "label")]
+    differing = ["label", *(other for other in _differing_keys(runs) if other != "label")]
     raise UsageError(
         f"no run has the config key '{key}'.{suggestion(key, known)} "
         f"Keys that differ: {', '.join(differing)}."
@@ -279,14 +279,14 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def canonical(value: str) -> str:
+def _canonical(value: str) -> str:
     """Return a value that the user typed as `show` writes it: 5e-4 as 0.0005, null as none.
 
     Quotes around a text are those of an override, such as label='k = 3'; in a list, [chunk, pos],
     spaces around values do not count.
     """
     if re.fullmatch(r"\[.*\]", value):
-        return f"[{','.join(canonical(part.strip()) for part in value[1:-1].split(','))}]"
+        return f"[{','.join(_canonical(part.strip()) for part in value[1:-1].split(','))}]"
     if re.fullmatch(r"'.+'|\".+\"", value):
         return value[1:-1]
     try:
@@ -317,7 +317,7 @@ def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
 # ---------------------------------------------------------------- functions of a metric
 
 
-def is_of_objective(metric: str, run: Run) -> bool:
+def _is_of_objective(metric: str, run: Run) -> bool:
     """Return whether a metric measures what the run was trained for, not an end task.
 
     That is a loss, or what a run on masked text gives for a split, such as the accuracy of tokens.
@@ -339,7 +339,7 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
     runs = list(runs)
     if differing_suites := differing_suite_options(metric, runs):
         return differing_suites
-    if not any(is_of_objective(metric, run) for run in runs):
+    if not any(_is_of_objective(metric, run) for run in runs):
         return {}
     keys = dict.fromkeys(key for run in runs for key in run.loss_keys)
     names = {run.values.get("criterion._name") for run in runs}
@@ -359,10 +359,10 @@ def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     Of a mean those of all of its parts. Options that results of an earlier version lack are not
     told apart.
     """
-    return differing_facts(metric, runs, scored_as)
+    return _differing_facts(metric, runs, _scored_as)
 
 
-def scored_as(results: SuiteResults) -> dict[str, Any]:
+def _scored_as(results: SuiteResults) -> dict[str, Any]:
     """Return suite, data and options of results; those of earlier versions skipped no items and
     fine-tuned at one learning rate.
     """
@@ -377,10 +377,10 @@ def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     Of a mean those of all of its parts. Results that do not record it are not told apart. Other
     code is no other function, as it may well compute the same: a reason for a note.
     """
-    return differing_facts(metric, runs, lambda s: {"code": s.code} if s.code else {})
+    return _differing_facts(metric, runs, lambda s: {"code": s.code} if s.code else {})
 
 
-def differing_facts(
+def _differing_facts(
     metric: str, runs: Sequence[Run], facts_of: Callable[[SuiteResults], Mapping[str, Any]]
 ) -> dict[str, str]:
     """Return the facts that differ between the results of the suites of a metric, with values."""
@@ -392,7 +392,7 @@ def differing_facts(
             values = distinct(f[key] for f in facts if key in f)
             if len(values) > 1:
                 name = part.partition(".")[0]
-                differing[f"{SUITE_PREFIX}{name}.{key}"] = ", ".join(map(show, values))
+                differing[f"{_SUITE_PREFIX}{name}.{key}"] = ", ".join(map(show, values))
     return differing
 
 
@@ -412,5 +412,5 @@ def describe(metric: str, differing: dict[str, str]) -> str:
 
 def remedy(differing: dict[str, str]) -> str:
     """Return what can be compared instead."""
-    is_suite = any(key.startswith(SUITE_PREFIX) for key in differing)
-    return SUITE_REMEDY if is_suite else REMEDY
+    is_suite = any(key.startswith(_SUITE_PREFIX) for key in differing)
+    return _SUITE_REMEDY if is_suite else REMEDY

@@ -23,9 +23,9 @@ FEWEST = 3  # seeds; with fewer no p-value can be small
 TESTS = ("permutation", "bootstrap", "mann-whitney", "t")
 POWER = 0.8  # with which a detectable difference is found
 # Asymptotic efficiency of a test of ranks or medians against Student's t, for normal scores.
-EFFICIENCY = {"mann-whitney": 3 / math.pi, "median": 2 / math.pi}
+_EFFICIENCY = {"mann-whitney": 3 / math.pi, "median": 2 / math.pi}
 DETECTABLE = f"detectable ({POWER:.0%} power)".replace("%", " %")
-AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
+_AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ def compare(
     keys = tuple(key for key in shown if key not in named)
     centre = "median" if spread == "range" and test != "t" else "mean"
     comparisons = []
-    for setting, base in pair_up(settings, conditions, keys):
+    for setting, base in _pair_up(settings, conditions, keys):
         comparison = Comparison(setting, base)
         if base is not None and base.content != setting.content:
             comparison = compare_pair(setting, base, metric, test, centre)
@@ -224,11 +224,11 @@ def compare_pair(
         base,
         sizes,
         p=p_value(scores, base_scores, metric.lower_is_better, test, centre),
-        difference=float(AVERAGES[centre](scores) - AVERAGES[centre](base_scores)),
+        difference=float(_AVERAGES[centre](scores) - _AVERAGES[centre](base_scores)),
     )
 
 
-def pair_up(
+def _pair_up(
     settings: Sequence[Setting], conditions: Sequence[str], keys: Sequence[str]
 ) -> list[tuple[Setting, Setting | None]]:
     """Return each setting with the baseline that has equal values of `keys`, itself, or None.
@@ -276,7 +276,7 @@ def p_value(
         return bootstrap(x, y, centre)
     if test == "t":
         return student(x, y)
-    return mann_whitney(x, y) if test == "mann-whitney" else permutation(x, y, centre)
+    return _mann_whitney(x, y) if test == "mann-whitney" else permutation(x, y, centre)
 
 
 def detectable(
@@ -306,7 +306,7 @@ def detectable(
         return None
     critical = student_t.isf(level, freedom)
     shift = brentq(lambda x: nct.sf(critical, freedom, x) - POWER, 0.0, 2 * critical + 10)
-    efficiency = EFFICIENCY.get(test, EFFICIENCY.get(centre, 1.0)) if test != "t" else 1.0
+    efficiency = _EFFICIENCY.get(test, _EFFICIENCY.get(centre, 1.0)) if test != "t" else 1.0
     error = math.sqrt(variance * sum(1 / n for n in sizes) / efficiency)
     return float(shift * error)
 
@@ -331,7 +331,7 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     """
     from scipy.stats import permutation_test
 
-    average = AVERAGES[centre]
+    average = _AVERAGES[centre]
     observed = average(x) - average(y)
     tolerance = rounding_error(x, y)
 
@@ -348,7 +348,7 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
 
 def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     """Return p of the difference of centres over resamples of both, shifted to a common centre."""
-    average = AVERAGES[centre]
+    average = _AVERAGES[centre]
     common = average(np.concatenate([x, y]))
     rng = np.random.default_rng(0)
     resamples = []
@@ -366,7 +366,7 @@ def rounding_error(x: np.ndarray, y: np.ndarray) -> float:
     return float(1e-12 * max(np.abs(x).max(), np.abs(y).max()))
 
 
-def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
+def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
     """Return p of the Mann-Whitney U test: exact for few scores, else the normal approximation.
 
     The approximation is too bold for few scores, and scipy's exact p knows no ties: then the

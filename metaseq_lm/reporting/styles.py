@@ -25,8 +25,8 @@ ON_DARK = {
 # Markers tell series apart without colour; from the eighth on colours return with another dash.
 DASHES = ("-", "--", ":", "-.")
 SPARSE_DOTS = (0, (1.2, 4))
-CONTROL_DASHES = ("--", ":", "-.", "-", SPARSE_DOTS)
-MARKERS = ("o", "s", "^", "D")
+_CONTROL_DASHES = ("--", ":", "-.", "-", SPARSE_DOTS)
+_MARKERS = ("o", "s", "^", "D")
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Style:
 def style_of(i: int) -> Style:
     """Return the style of the i-th series."""
     turn = i // len(COLOURS)
-    return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[i % len(MARKERS)])
+    return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], _MARKERS[i % len(_MARKERS)])
 
 
 def control_style(i: int) -> Style:
     """Return the style of the i-th control, a grey line without points."""
-    return Style(CONTROL, CONTROL_DASHES[i % len(CONTROL_DASHES)], "")
+    return Style(CONTROL, _CONTROL_DASHES[i % len(_CONTROL_DASHES)], "")

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 # Characters that no XML document may have.
-FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
-REFERENCE = re.compile(r"#([\w-]+)")
-NUMBERS = ("d", "x", "y", "transform", "points", "width", "height")
-POINTS, PIXELS = 72, 100  # of an inch, in the SVG and on the page
-BROAD = 700  # pixels: a figure with panels side by side, which is not shrunk to a narrow screen
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_REFERENCE = re.compile(r"#([\w-]+)")
+_NUMBERS = ("d", "x", "y", "transform", "points", "width", "height")
+_POINTS, _PIXELS = 72, 100  # of an inch, in the SVG and on the page
+_BROAD = 700  # pixels: a figure with panels side by side, which is not shrunk to a narrow screen
 # Marks of a legend, in a box of 28 by 12.
-SHAPES = {
+_SHAPES = {
     "o": "M17 6a3 3 0 1 1-6 0a3 3 0 1 1 6 0z",
     "s": "M11 3h6v6h-6z",
     "^": "M14 2.5l3.5 6.5h-7z",
     "D": "M14 2l4 4l-4 4l-4-4z",
     "|": "M13 1h2v10h-2z",
 }
-DASHES: dict[Any, str] = {
+_DASHES: dict[Any, str] = {
     "--": "5 3",
     ":": "1.5 2.5",
     "-.": "6 2 1.5 2",
@@ -50,23 +50,23 @@ def to_svg(figure: Figure, drawing: Drawing) -> str:
     """
     written = StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    root = ElementTree.fromstring(FORBIDDEN.sub(" ", written.getvalue()))
+    root = ElementTree.fromstring(_FORBIDDEN.sub(" ", written.getvalue()))
     strip(root)
     used = set()
     for element in root.iter():
         for value in element.attrib.values():
-            used.update(REFERENCE.findall(value))
+            used.update(_REFERENCE.findall(value))
     rename(root, used, re.sub(r"\W+", "-", drawing.name))
-    width = figure.get_figwidth() * PIXELS
+    width = figure.get_figwidth() * _PIXELS
     root.attrib = {
-        "class": "chart broad" if width > BROAD else "chart",
+        "class": "chart broad" if width > _BROAD else "chart",
         "viewBox": root.attrib["viewBox"],
         "width": f"{width:.0f}",
         "role": "img",
         "aria-label": drawing.alternative,
         "stroke-linejoin": "round",
     }
-    add_marks(root, figure, drawing)
+    _add_marks(root, figure, drawing)
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -84,7 +84,7 @@ def strip(element: Element) -> None:
             styles.pop("font-family", None)  # that of the page
             attributes |= styles
         else:
-            attributes[name] = LONG_NUMBER.sub(shorter, value) if name in NUMBERS else value
+            attributes[name] = _LONG_NUMBER.sub(shorter, value) if name in _NUMBERS else value
     element.attrib = attributes
     for child in list(element):
         if child.tag.rpartition("}")[2] in ("metadata", "style"):
@@ -108,12 +108,12 @@ def rename(root: Element, used: set[str], name: str) -> None:
             element.set("id", f"{name}-{identifier}")
         for key, value in element.attrib.items():
             if key == "href" or value.startswith("url("):
-                element.set(key, REFERENCE.sub(rf"#{name}-\1", value))
+                element.set(key, _REFERENCE.sub(rf"#{name}-\1", value))
 
 
-def add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
+def _add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
     """Add a circle with a title for each mark, where its point was drawn."""
-    width, height = (float(size) * POINTS for size in figure.get_size_inches())
+    width, height = (float(size) * _POINTS for size in figure.get_size_inches())
     to_fraction = figure.transFigure.inverted()
     group = SubElement(root, "g", {"fill": "none", "pointer-events": "all"})
     panels = {name: str(i) for i, name in enumerate(drawing.panels)}
@@ -134,9 +134,9 @@ def swatch(style: Style) -> str:
     colour = style.colour.lower()
     if style.dash:
         line = {"d": "M1 6h26", "stroke": colour, "stroke-width": "1.8", "fill": "none"}
-        if style.dash in DASHES:
-            line["stroke-dasharray"] = DASHES[style.dash]
+        if style.dash in _DASHES:
+            line["stroke-dasharray"] = _DASHES[style.dash]
         SubElement(root, "path", line)
-    if style.marker in SHAPES:
-        SubElement(root, "path", {"d": SHAPES[style.marker], "fill": colour})
+    if style.marker in _SHAPES:
+        SubElement(root, "path", {"d": _SHAPES[style.marker], "fill": colour})
     return ElementTree.tostring(root, encoding="unicode")

@@ -49,7 +49,7 @@ class Cell:
     @property
     def is_absent(self) -> bool:
         """Whether the text stands for no value."""
-        return self.text in ABSENT
+        return self.text in _ABSENT
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ class CostColumn:
     text: Callable[[float | None], str]
 
 
-ABSENT = ("", "-", show(None))
-BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
-MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
+_ABSENT = ("", "-", show(None))
+_BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
+_MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
-COSTS = (
+_COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
     *("words", "tuning_flops"),
 )
-NAMED_METRICS = 40  # in a message; a suite may have hundreds
+_NAMED_METRICS = 40  # in a message; a suite may have hundreds
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
@@ -94,16 +94,16 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     maximize_by_name: dict[str, Any] = {}
     for run in runs:
         known.update(dict.fromkeys(run.metrics))
-        best = run.values.get(BEST_CHECKPOINT)
+        best = run.values.get(_BEST_CHECKPOINT)
         if best and isinstance(best, str):
-            maximize_by_name[best] = run.values.get(MAXIMIZE)
+            maximize_by_name[best] = run.values.get(_MAXIMIZE)
     if name is None:
-        name = default_metric(list(known), list(maximize_by_name))
+        name = _default_metric(list(known), list(maximize_by_name))
     elif known and name not in known:
         hint = suggestion(name, list(known))
         raise UsageError(
             f"no run has the metric '{name}'.{hint} Metrics: "
-            f"{abbreviated(list(known), NAMED_METRICS)}."
+            f"{abbreviated(list(known), _NAMED_METRICS)}."
         )
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
@@ -116,7 +116,7 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     return metric
 
 
-def default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
+def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
     """Return the metric to compare where none is named.
 
     That is test.accuracy, the validation metric that chose the checkpoints, any other one of
@@ -147,7 +147,7 @@ def setting_table(
     what could be detected are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
-    cost_columns = choose_cost_columns(settings)
+    cost_columns = _choose_cost_columns(settings)
     p_titles, baselines = [], None
     comparisons: Sequence[Comparison | None] = [None] * len(settings)
     if significance:
@@ -156,12 +156,12 @@ def setting_table(
         p_titles = ["p", "p (Holm)"]
         p_titles += ["difference", DETECTABLE] if significance.with_detectable else []
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
-    marks = best_of(settings, summaries, metric, baselines)
+    marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
     for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
         line = record(setting, keys, metric, spread, summary, compared)
-        row = [config_cell(setting.values[key]) for key in keys]
-        row.append(Cell(count_text(setting, metric)))
+        row = [_config_cell(setting.values[key]) for key in keys]
+        row.append(Cell(_count_text(setting, metric)))
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
         row.append(Cell("-" if line["best"] is None else metric.text(line["best"])))
         if compared and significance:
@@ -185,13 +185,13 @@ def setting_table(
     )
 
 
-def config_cell(value: Any) -> Cell:
+def _config_cell(value: Any) -> Cell:
     """Return the cell of a config value."""
     number = float(value) if is_number(value) else None
     return Cell(show(value), number=number is not None, value=number)
 
 
-def choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
+def _choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
     """Return the columns of costs that the runs of some settings need."""
     runs = []
     for setting in settings:
@@ -221,14 +221,14 @@ def pivot_table(
     """Return the score for each value of the config key `rows` (down) and `columns` (across).
 
     Without `columns` it is a setting table by that one key. A cell that mixes settings is noted.
-    With `mean` the last column is the mean over the others, see `mean_over`.
+    With `mean` the last column is the mean over the others, see `_mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
     runs = []
     for setting in settings:
         runs += setting.runs
     cells = group_by(runs, keys)
-    mixed = [mixed_note(cell, settings) for cell in cells]
+    mixed = [_mixed_note(cell, settings) for cell in cells]
     below = [note for note in mixed if note] + notes(settings, metric)
     if columns is None or columns == rows:
         return replace(setting_table(cells, metric, spread), notes=below)
@@ -238,20 +238,20 @@ def pivot_table(
     grid = []
     for row_value in map(identity, down):
         grid.append([by_values.get((row_value, identity(value))) for value in across])
-    body = [[replace(config_cell(value), number=False)] for value in down]
+    body = [[replace(_config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
         summaries = [
             summarise(cell.scores(metric.name), spread) if cell else None for cell in column
         ]
-        marks = best_of(column, summaries, metric)
+        marks = _best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
             text = summary.text(metric) if summary else "-"
-            row.append(Cell(f"{text} ({count_text(cell, metric)})" if cell else "", is_best))
+            row.append(Cell(f"{text} ({_count_text(cell, metric)})" if cell else "", is_best))
     if mean:
-        means = [mean_over(line, metric, spread) for line in grid]
+        means = [_mean_over(line, metric, spread) for line in grid]
         marks = [False] * len(means)
         if not any(scored_functions(metric.name, column) for column in zip(*grid)):
-            marks = best_of([None] * len(means), means, metric)
+            marks = _best_of([None] * len(means), means, metric)
         for row, summary, is_best in zip(body, means, marks):
             row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
@@ -269,7 +269,7 @@ def pivot_table(
     )
 
 
-def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
+def _mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
     """Return the summary over seeds of the mean over cells, of the seeds that all cells have.
 
     None if there are none. A seed that occurs several times in a cell counts with its mean.
@@ -282,7 +282,7 @@ def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> S
     return summarise([sum(scores) / len(scores) for scores in complete], spread)
 
 
-def best_of(
+def _best_of(
     cells: Sequence[Setting | None],
     summaries: Sequence[Summary | None],
     metric: Metric,
@@ -312,7 +312,7 @@ def best_of(
     return marks
 
 
-def count_text(setting: Setting, metric: Metric) -> str:
+def _count_text(setting: Setting, metric: Metric) -> str:
     """Return the number of scored runs, and of all where some are missing: 3/4."""
     scored = len(setting.scored(metric.name))
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
@@ -360,7 +360,7 @@ def record(
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
         line |= {"difference": compared.difference, "detectable_80": compared.detectable}
-    for cost in COSTS:
+    for cost in _COSTS:
         line[cost] = cost_of(setting, metric, cost, spread)
     return line
 
@@ -409,7 +409,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     return lines
 
 
-def mixed_note(cell: Setting, settings: Sequence[Setting]) -> str | None:
+def _mixed_note(cell: Setting, settings: Sequence[Setting]) -> str | None:
     """Return a warning if a pivot cell mixes runs of several settings."""
     inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
     if len(inside) < 2:

@@ -24,8 +24,8 @@ from metaseq_lm.reporting.folders import (
 from metaseq_lm.runs import suite_results
 
 INTERVAL = 10  # seconds between two looks, and between reloads of a page
-SHARE = 10  # of the time is left between writing and writing again
-STALE = 3600.0  # seconds without a line in its log, after which a run of no sweep counts as dead
+_SHARE = 10  # of the time is left between writing and writing again
+_STALE = 3600.0  # seconds without a line in its log, after which a run of no sweep counts as dead
 FILES = ("config.yaml", "log.jsonl", "results.json", "sweep.json", "jobs.jsonl", "league.json")
 
 Result = TypeVar("Result")
@@ -48,18 +48,18 @@ def follow(
     """
     paths, seen, last_problem = list(paths), None, ""
     try:
-        while quietly(goes_on):
+        while _quietly(goes_on):
             pause, present = float(INTERVAL), files_below(paths)
             if present != seen:
                 started = time.monotonic()
-                problem = problem_of(write)
+                problem = _problem_of(write)
                 if problem not in ("", last_problem):
                     say(f"metaseq-lm: {problem}")
                 show_progress(
                     "waiting for results" if problem else "written; Ctrl-C ends the watch"
                 )
                 seen, last_problem = present, problem
-                pause = max(pause, SHARE * (time.monotonic() - started))
+                pause = max(pause, _SHARE * (time.monotonic() - started))
             time.sleep(pause)
     except KeyboardInterrupt:
         with contextlib.suppress(MetaseqError):
@@ -68,16 +68,16 @@ def follow(
     write(0)
 
 
-def quietly(call: Callable[[], Result]) -> Result:
+def _quietly(call: Callable[[], Result]) -> Result:
     """Return the result of a call without what it prints, warnings too."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return call()
 
 
-def problem_of(write: Callable[[int], object]) -> str:
+def _problem_of(write: Callable[[int], object]) -> str:
     """Write files of a page that reloads itself; returns the message of an error, "" for none."""
     try:
-        quietly(partial(write, INTERVAL))
+        _quietly(partial(write, INTERVAL))
     except MetaseqError as error:
         return str(error)
     return ""
@@ -114,17 +114,17 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
     if any(item.state and item.state.state in ACTIVE for item in planned):
         return True
     is_waiting = any(item.state and item.state.state == "waiting" for item in planned)
-    if is_waiting and any(has_command(file.parent) for file in sweep_files(paths)):
+    if is_waiting and any(_has_command(file.parent) for file in sweep_files(paths)):
         return True
     of_sweeps = {folder for item in planned for folder in item.stages.values()}
     for path in paths:
         for folder in run_folders(path, {}) if path.is_dir() else ():
-            if folder not in of_sweeps and is_running(folder):
+            if folder not in of_sweeps and _is_running(folder):
                 return True
     return False
 
 
-def has_command(sweep: Path) -> bool:
+def _has_command(sweep: Path) -> bool:
     """Return whether a command runs, on this machine or another, that starts runs of a sweep."""
     from metaseq_lm.sweeps.folder import SweepFolder, process_start
 
@@ -135,9 +135,9 @@ def has_command(sweep: Path) -> bool:
     return False
 
 
-def is_running(folder: Path) -> bool:
+def _is_running(folder: Path) -> bool:
     """Return whether a run of no sweep seems to run: no results yet, but a recent log."""
     log = folder / "log.jsonl"
     if (folder / "results.json").exists() or not log.exists():
         return False
-    return time.time() - log.stat().st_mtime < STALE
+    return time.time() - log.stat().st_mtime < _STALE

@@ -50,8 +50,8 @@ from metaseq_lm.runs.tensor_files import (
     stored_tensors,
 )
 
-TEMPORARY = ".tmp-"
-REPLACED = ".old-"  # of a checkpoint that is written again where names cannot be exchanged
+_TEMPORARY = ".tmp-"
+_REPLACED = ".old-"  # of a checkpoint that is written again where names cannot be exchanged
 
 
 @dataclass
@@ -145,14 +145,14 @@ def stage(
     first_rows = {n: shards.first_row(t) for n, t in tensors.items() if vectors.is_sharded(t)}
     for file, table in tables.items():
         rows = first_rows if PART.fullmatch(file) else None
-        files[file] = partial(encode, on_host(table, copy), rows)
+        files[file] = partial(encode, _on_host(table, copy), rows)
     # With what headers and state.pt say of each tensor.
     sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
     structures = {"state": structure(outline), "weights": structure(dict(weights))}
     return Contents(files, sum(sizes), structures)
 
 
-def on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
+def _on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
     """Return contiguous tensors on the CPU, those of a GPU in pinned memory; copies if `copy`."""
     result = {}
     for name, tensor in tensors.items():
@@ -209,7 +209,7 @@ def _publish(temporary: Path, final: Path) -> None:
     if not os.path.lexists(final):
         os.rename(temporary, final)
     elif not exchange(temporary, final):
-        old = final.with_name(f"{REPLACED}{final.name}")
+        old = final.with_name(f"{_REPLACED}{final.name}")
         os.rename(final, old)
         os.rename(temporary, final)
     sync_folder(final.parent)
@@ -233,7 +233,7 @@ def prepare(folder: Path, update: int, needed: int) -> None:
 def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
     """Yield the temporary folder of a checkpoint; it is removed if it cannot be written."""
     final = folder_of(folder, update)
-    temporary = folder / f"{TEMPORARY}{final.name}"
+    temporary = folder / f"{_TEMPORARY}{final.name}"
     try:
         yield temporary
     except (OSError, CheckpointError) as error:
@@ -274,7 +274,7 @@ def nonfinite(weights: Mapping[str, Tensor]) -> list[str]:
     return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
 
 
-def check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
+def _check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
     """Raise CheckpointError if a weight of a checkpoint is not finite."""
     if bad := nonfinite(weights):
         raise CheckpointError(f"{path}: {', '.join(bad[:4])} is not finite")
@@ -282,7 +282,7 @@ def check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
 
 def link(folder: Path, name: str, target: Path) -> None:
     """Point the link `name` at a checkpoint, atomically."""
-    temporary = folder / f"{TEMPORARY}{name}"
+    temporary = folder / f"{_TEMPORARY}{name}"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
     unlink(folder / name, only_folder=True)
@@ -292,7 +292,7 @@ def link(folder: Path, name: str, target: Path) -> None:
 def unlink(path: Path, only_folder: bool = False) -> None:
     """Remove a link, or the folder in its place where a run was copied without links (scp -r)."""
     if path.is_dir() and not path.is_symlink():
-        obsolete = path.with_name(f"{TEMPORARY}{path.name}-copy")  # not torn by a kill
+        obsolete = path.with_name(f"{_TEMPORARY}{path.name}-copy")  # not torn by a kill
         os.rename(path, obsolete)
         _remove(obsolete)
     elif not only_folder:
@@ -320,7 +320,7 @@ def load(path: Path) -> Checkpoint:
     stored = _open(path)
     for tree in (stored.weights, stored.state):
         tree.update(map_tensors(lambda _, t: t.read() if isinstance(t, StoredTensor) else t, tree))
-    check_finite(stored.weights, path)
+    _check_finite(stored.weights, path)
     return stored
 
 
@@ -344,7 +344,7 @@ def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
     """
     with agreed():
         load_into(module, stored.weights, stored.path)
-        check_finite({n: vectors.local(w) for n, w in module.state_dict().items()}, stored.path)
+        _check_finite({n: vectors.local(w) for n, w in module.state_dict().items()}, stored.path)
 
 
 @contextlib.contextmanager
@@ -442,13 +442,13 @@ def newest(
 
 def _recovered(folder: Path) -> list[Path]:
     """Undo what an interrupted save left in a folder; return its checkpoints, newest first."""
-    for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
-        final = folder / old.name.removeprefix(REPLACED)
+    for old in folder.glob(f"{_REPLACED}*") if folder.is_dir() else ():
+        final = folder / old.name.removeprefix(_REPLACED)
         if not os.path.lexists(final):
             os.rename(old, final)
         else:
             _remove(old)
-    for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
+    for leftover in folder.glob(f"{_TEMPORARY}*") if folder.is_dir() else ():
         _remove(leftover)
     return all_updates(folder)[::-1]
 
@@ -468,7 +468,7 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
     for path in known:
         if path.name not in retained:
             # Renamed first: a kill meanwhile must not leave a folder that looks like a checkpoint.
-            obsolete = path.with_name(f"{TEMPORARY}{path.name}")
+            obsolete = path.with_name(f"{_TEMPORARY}{path.name}")
             os.rename(path, obsolete)
             _remove(obsolete)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 KEY = "conditions"  # in results.json
-MANY_UNKNOWN = 0.03
+_MANY_UNKNOWN = 0.03
 _SMALLER = 0.9  # than optimizer.lr by as much is the peak of a decay over a tenth of warm-up
 REMEDY = (
     "preprocess with a larger --vocab-size, with --tokenizer byte_bpe, which can write every text, "
@@ -20,7 +20,7 @@ REMEDY = (
 Shares = Mapping[str, float | None]
 
 
-def describe_unknown(shares: Shares, least: float = MANY_UNKNOWN) -> str:
+def describe_unknown(shares: Shares, least: float = _MANY_UNKNOWN) -> str:
     """Return which share of the tokens of splits is [UNK], "" if it is `least` or less in all."""
     large = {split: share for split, share in shares.items() if share and share > least}
     return f"tokens that are [UNK]: {_listed(large)}" if large else ""

@@ -80,7 +80,7 @@ def _attention_backward(grad: Any, *inputs: Any, **kwargs: Any) -> int:
 
 # Torch's counter does not know the CPU's fused attention. Backward is twice forward, as without
 # fusion: what a kernel computes again to save memory, which torch counts, depends on the device.
-ATTENTION = {
+_ATTENTION = {
     getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): rule
     for suffix, rule in (("", attention_flops), ("_backward", _attention_backward))
     for kernel in (
@@ -106,11 +106,11 @@ def _sequences_backward(grad: Any, q: Sequence[int], *rest: Any, **kwargs: Any) 
     return 2 * _sequences(q, *rest[:2], *rest[4:])
 
 
-VARIABLE = {
+_VARIABLE = {
     torch.ops.aten._flash_attention_forward: _sequences,
     torch.ops.aten._flash_attention_backward: _sequences_backward,
 }
-RULES = LSTMS | ATTENTION | VARIABLE
+_RULES = LSTMS | _ATTENTION | _VARIABLE
 
 
 class Counter(TorchDispatchMode):
@@ -133,7 +133,7 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rules = FlopCounterMode(display=False, custom_mapping=RULES).flop_registry
+        self.rules = FlopCounterMode(display=False, custom_mapping=_RULES).flop_registry
         self.total = 0
 
     def __enter__(self) -> Counter:
@@ -154,7 +154,7 @@ class Counter(TorchDispatchMode):
         if Counter.paused:
             return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
-            with FlopCounterMode(display=False, custom_mapping=RULES) as counter:
+            with FlopCounterMode(display=False, custom_mapping=_RULES) as counter:
                 result = func(*args, **kwargs)
             self.add(counter.get_total_flops())
             return result
@@ -199,7 +199,7 @@ def uncounted() -> Iterator[None]:
         Counter.paused = False
 
 
-def shapes_of(work: Any) -> str:
+def _shapes_of(work: Any) -> str:
     """Return a name of all that the FLOPs of some work depend on."""
     return f"{key(repr(signature(work))):016x}"
 
@@ -213,12 +213,12 @@ class FlopMeter:
 
     def total_with(self, work: Any) -> float:
         """Return what the total is once `work` is done; NaN if its shapes are new."""
-        return self.total + self.known.get(shapes_of(work), math.nan)
+        return self.total + self.known.get(_shapes_of(work), math.nan)
 
     @contextlib.contextmanager
     def count(self, work: Any) -> Iterator[None]:
         """Add the FLOPs of the with block, which must depend only on the shapes in `work`."""
-        name = shapes_of(work)
+        name = _shapes_of(work)
         if name not in self.known:
             with Counter() as counter:
                 yield

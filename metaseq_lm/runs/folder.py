@@ -54,11 +54,11 @@ from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_tex
 from metaseq_lm.core.stored import with_current_names
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
-FREE = ("engine.", "trainer.")
+_FREE = ("engine.", "trainer.")
 # Parts of a run that `train --reset` names. Options of schedule and optimizer may change
 # with these, others with the part that they declare (`reset`).
 RESETS = ("schedule", "optimizer", "data")
-SOURCES_FILE = "sources.json"
+_SOURCES_FILE = "sources.json"
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 # Values of results.json, see `schema_error`; those of earlier versions lack some.
 RESULTS = {
@@ -84,7 +84,7 @@ RESULTS = {
     },
 }
 # Keys of results.json that resuming a run, and starting from one, need.
-NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
+_NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
 
 
 class RunFolder:
@@ -109,7 +109,7 @@ class RunFolder:
         self._waiting: list[dict[str, Any]] = []
         self._written: dict[str, Any] = {}  # as config.yaml
         commands = self._held = open_locked(self.path / "command.txt")
-        for name in ("config.yaml", SOURCES_FILE, "log.jsonl", "results.json"):
+        for name in ("config.yaml", _SOURCES_FILE, "log.jsonl", "results.json"):
             remove_leftovers(self.path / name)
         file = self.path / "config.yaml"
         if file.exists():
@@ -123,8 +123,8 @@ class RunFolder:
         if not file.exists() or not begun(self.path):
             self.write_config(config)
         sources = options_with("source", config)
-        if sources.keys() - common_sources().keys():
-            write_atomic(self.path / SOURCES_FILE, (json.dumps(sources) + "\n").encode())
+        if sources.keys() - _common_sources().keys():
+            write_atomic(self.path / _SOURCES_FILE, (json.dumps(sources) + "\n").encode())
         commands.write(masked(sys.argv) + "\n")
         commands.flush()
 
@@ -230,7 +230,7 @@ def read_config(file: Path) -> dict[str, Any]:
     return current
 
 
-def common_sources() -> dict[str, str]:
+def _common_sources() -> dict[str, str]:
     """Return the options of every run that name another run; see `read_sources`."""
     return {
         item.name: item.metadata["source"]
@@ -246,9 +246,9 @@ def read_sources(folder: Path) -> dict[str, str]:
     listed in the run folder, so that a reader does not need their code. Raises MetaseqError if that
     list is damaged.
     """
-    file = folder / SOURCES_FILE
+    file = folder / _SOURCES_FILE
     if not file.is_file():
-        return common_sources()
+        return _common_sources()
     try:
         sources = read_json(file)
         texts = [*sources.keys(), *sources.values()]
@@ -258,7 +258,7 @@ def read_sources(folder: Path) -> dict[str, str]:
         raise MetaseqError(
             f"{file} is damaged ({error}); start the run again, it writes it anew"
         ) from error
-    return common_sources() | sources
+    return _common_sources() | sources
 
 
 def read_results(path: Path) -> dict[str, Any] | None:
@@ -268,7 +268,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
         return None
     try:
         results = parse_results(file)
-        missing = [key for key in NEEDED if key not in results]
+        missing = [key for key in _NEEDED if key not in results]
         if missing:
             raise ValueError(f"it has no {missing[0]}")
         if "runs" not in (results["pretraining"] or {"runs": {}}):
@@ -330,7 +330,7 @@ def stored_overrides(folder: Path) -> list[str]:
     names = {group: values.get(f"{group}._name") for group in GROUPS}
     if missing := [group for group, name in names.items() if name is None]:
         raise MetaseqError(f"{file}: not a readable config: it has no {missing[0]}")
-    following = following_options(names, "trainer.max_update")
+    following = _following_options(names, "trainer.max_update")
     follows = {key for key in following if values.get(key) == values.get("trainer.max_update")}
     skipped = {"save_dir", "user_dir", *follows, *(f"{group}._name" for group in GROUPS)}
     return [f"{group}={name}" for group, name in names.items()] + [
@@ -359,7 +359,7 @@ def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """
     before, after = (flatten(mask_options(values)) for values in (old, as_dict(new)))
     names = {group: getattr(new, group)._name for group in GROUPS}
-    before |= {key: default_of(names, key) for key in after.keys() - before.keys()}
+    before |= {key: _default_of(names, key) for key in after.keys() - before.keys()}
     before, after = map(with_text_entries, (before, after))
     movable = options_with("movable", new)
     return {
@@ -383,12 +383,12 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
     changes = {
         key: values
         for key, values in changed_options(old, new).items()
-        if not key.startswith(FREE) and reset_parts(key, names).isdisjoint(reset)
+        if not key.startswith(_FREE) and _reset_parts(key, names).isdisjoint(reset)
     }
     if not changes:
         return
     differences = [f"{k} is {a!r} there, {b!r} here" for k, (a, b) in [*changes.items()][:5]]
-    parts = [[p for p in RESETS if p in reset_parts(key, names)] for key in changes]
+    parts = [[p for p in RESETS if p in _reset_parts(key, names)] for key in changes]
     remedy = "choose another --save-dir, or the same options to resume it"
     if all(parts):
         added = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
@@ -399,7 +399,7 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
     )
 
 
-def reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
+def _reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
     """Return the parts of a run, of RESETS, with which an option may change.
 
     Args:
@@ -411,7 +411,7 @@ def reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
     return declared | ({key.partition(".")[0]} & {"schedule", "optimizer"})
 
 
-def default_of(names: Mapping[str, Any], key: str) -> Any:
+def _default_of(names: Mapping[str, Any], key: str) -> Any:
     """Return a key's default from the class that `names` gives its group; None for other keys."""
     group, _, name = key.partition(".")
     if group not in names or names[group] not in ALL[group].entries:
@@ -419,7 +419,7 @@ def default_of(names: Mapping[str, Any], key: str) -> Any:
     return getattr(ALL[group].entry(names[group]).dataclass(), name, None)
 
 
-def following_options(names: Mapping[str, Any], key: str) -> list[str]:
+def _following_options(names: Mapping[str, Any], key: str) -> list[str]:
     """Return the options of the classes in `names`, by group, that follow the option `key`."""
     return [
         f"{group}.{item.name}"

@@ -13,7 +13,7 @@ from typing import Any
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import read_results
 
-KEYS = ("seconds", "flops", "updates")
+_KEYS = ("seconds", "flops", "updates")
 WORDS = "words"  # which earlier versions did not count
 # By resolved folder: seconds, FLOPs, updates, words. None: not all of it is on record.
 Costs = dict[str, dict[str, float]] | None
@@ -26,7 +26,7 @@ def ancestors(source: str, prefer: str = "last") -> Costs:
     results = read_results(folder)
     if results is None:
         return None
-    cost = {str(folder): {key: results[key] for key in KEYS}}
+    cost = {str(folder): {key: results[key] for key in _KEYS}}
     if isinstance(words := results.get("words_seen"), int):
         cost[str(folder)][WORDS] = words
     pretraining = results["pretraining"]
@@ -49,9 +49,9 @@ def checked(costs: Any) -> Costs:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError("its costs are not those of folders")
     for row in rows.values():
-        numbers = [row.get(key) for key in KEYS] + [row.get(WORDS, 0)]
+        numbers = [row.get(key) for key in _KEYS] + [row.get(WORDS, 0)]
         if not all(isinstance(number, (int, float)) for number in numbers):
-            raise ValueError(f"its costs are not {', '.join(KEYS)}")
+            raise ValueError(f"its costs are not {', '.join(_KEYS)}")
     return None if costs is None else rows
 
 
@@ -64,7 +64,7 @@ def total(costs: Costs, source: str | None) -> dict[str, Any] | None:
         return None
     rows = [] if costs is None else list(costs.values())
     sums: dict[str, Any] = {}
-    for key in (*KEYS, WORDS):
+    for key in (*_KEYS, WORDS):
         is_known = costs is not None and all(key in row for row in rows)
         sums[key] = sum(row[key] for row in rows) if is_known else None
     return sums | {"run": source, "runs": costs}

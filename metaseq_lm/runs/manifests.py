@@ -20,7 +20,7 @@ from metaseq_lm.runs.folder import check_hidden
 
 WORDS = "words_"  # how links to the checkpoints at numbers of words begin
 FORMAT = 4
-OLD_FORMAT = 2  # with the moments in state.pt
+_OLD_FORMAT = 2  # with the moments in state.pt
 OLD_FORMAT_IN_PARTS = 3  # whose parts do not say where their rows begin
 PREFIX = "update_"
 BLOCK = 1 << 20  # bytes read at a time for a checksum
@@ -42,7 +42,7 @@ MANIFEST = {
     "start?": {"weights?": str, "costs?": {"*": dict}},
 }
 PART = re.compile(r"part_[0-9]{5}\.safetensors")
-STATE = re.compile(r"state\.(pt|safetensors)")
+_STATE = re.compile(r"state\.(pt|safetensors)")
 
 
 class CheckpointError(MetaseqError):
@@ -76,7 +76,7 @@ def word_links(folder: Path) -> dict[str, Path]:
 
 def hash_of_weights(manifest: Mapping[str, Any]) -> str:
     """Return a hash that identifies the weights of a checkpoint."""
-    sums = {n: value for n, value in manifest["sha256"].items() if not STATE.fullmatch(n)}
+    sums = {n: value for n, value in manifest["sha256"].items() if not _STATE.fullmatch(n)}
     if not any(map(PART.fullmatch, sums)):
         return str(sums.get("model.safetensors"))
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
@@ -98,9 +98,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: {error.strerror}") from error
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error!r}") from error
-    if version not in (OLD_FORMAT, OLD_FORMAT_IN_PARTS, FORMAT):
+    if version not in (_OLD_FORMAT, OLD_FORMAT_IN_PARTS, FORMAT):
         raise CheckpointError(
-            f"{path} has format {str(version)[:20]}; this version reads formats {OLD_FORMAT} to "
+            f"{path} has format {str(version)[:20]}; this version reads formats {_OLD_FORMAT} to "
             f"{FORMAT}"
         )
     if problem := schema_error(manifest, MANIFEST):
@@ -128,7 +128,7 @@ def verify(path: Path, names: Iterable[str], manifest: Mapping[str, Any]) -> Non
 
 def file_names(manifest: Mapping[str, Any]) -> list[str]:
     """Return the file names of a checkpoint; other names in a manifest could be unsafe paths."""
-    names = {name for name in manifest["sha256"] if PART.fullmatch(name) or STATE.fullmatch(name)}
+    names = {name for name in manifest["sha256"] if PART.fullmatch(name) or _STATE.fullmatch(name)}
     return sorted(names | {"model.safetensors", "state.pt"})
 
 
@@ -174,7 +174,7 @@ def config_of(manifest: Mapping[str, Any], path: Path) -> RunConfig:
         raise CheckpointError(f"{path}: its config cannot be used: {error}") from error
 
 
-def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> RunConfig:
+def _usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> RunConfig:
     """Return the configuration of a checkpoint; checks that all its components are registered.
 
     Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does
@@ -199,7 +199,7 @@ def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None)
 def reopened_config(
     path: Path, manifest: Mapping[str, Any], user_dir: str | None, overrides: Sequence[str]
 ) -> RunConfig:
-    """Return `usable_config` with key=value overrides; UsageError for an invalid override."""
-    config = usable_config(path, manifest, user_dir)
+    """Return `_usable_config` with key=value overrides; UsageError for an invalid override."""
+    config = _usable_config(path, manifest, user_dir)
     check_hidden(path, as_dict(config), overrides)
     return overridden(config, overrides)

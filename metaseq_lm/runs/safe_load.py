@@ -9,7 +9,7 @@ from typing import Any
 
 # Names that a pickle of plain data and tensors imports. torch allows more, some of which need much
 # memory for a small file.
-HARMLESS = re.compile(
+_HARMLESS = re.compile(
     r"torch\._utils\._rebuild_(tensor_v[23]|meta_tensor_no_storage|parameter)|"
     r"torch\.(storage\.)?\w*Storage|torch\.Size|"
     r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
@@ -56,5 +56,5 @@ def check_archive(data: bytes) -> None:
             for operation, value, _ in pickletools.genops(archive.read(name)):
                 if operation.name == "GLOBAL":
                     imported = str(value).replace(" ", ".", 1)
-                    if not HARMLESS.fullmatch(imported):
+                    if not _HARMLESS.fullmatch(imported):
                         raise ValueError(f"{name} asks for {imported}, which is not plain data")

@@ -31,9 +31,9 @@ FORMAT = "metaseq-lm suite results 1"
 OVERALL = "overall"
 COUNT, HITS = "n", "hits"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-SPLITS = ("train", "valid", "test")
+_SPLITS = ("train", "valid", "test")
 # What a file holds, see `schema_error`.
-FORM = {
+_FORM = {
     "format": str,
     "suite": str,
     "name": str,
@@ -119,13 +119,13 @@ def check_name(name: str) -> None:
     """Raise UsageError for a name that no file can have, or the name of a split."""
     if not NAME.fullmatch(name):
         raise UsageError(f"--name {name!r}: letters, digits, '_' and '-' only")
-    if name in SPLITS:
+    if name in _SPLITS:
         raise UsageError(f"--name {name}: reports call the metrics of a split so; choose another")
 
 
 def parse(record: dict[str, Any]) -> SuiteResults:
     """Return the results in a JSON object; ValueError if it is of another form."""
-    if problem := schema_error(record, FORM, "it"):
+    if problem := schema_error(record, _FORM, "it"):
         raise ValueError(problem)
     if record["format"] != FORMAT:
         raise ValueError(f"its format is {record['format'][:40]!r}, not {FORMAT!r}")

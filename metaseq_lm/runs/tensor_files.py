@@ -25,9 +25,9 @@ from metaseq_lm.distributed import vectors
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.runs.safe_load import check_header
 
-DTYPES: dict[str, torch.dtype] = {code: d for code, d in _TYPES.items() if d is not None}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
-OFFSETS = "DCP_SHARDING_INFO"  # key of torch.distributed.checkpoint in the metadata of a header
+_DTYPES: dict[str, torch.dtype] = {code: d for code, d in _TYPES.items() if d is not None}
+CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_OFFSETS = "DCP_SHARDING_INFO"  # key of torch.distributed.checkpoint in the metadata of a header
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StoredTensor:
     def read(self) -> Tensor:
         """Return the tensor; CheckpointError if a file has become too short."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
-        target = memoryview(as_bytes(tensor))
+        target = memoryview(_as_bytes(tensor))
         for file, position, length in self.ranges:
             with open(file, "rb") as stream:
                 stream.seek(position)
@@ -90,7 +90,7 @@ def map_tensors(function: Callable[[str, Any], Any], value: Any, name: str = "")
     return copy.deepcopy(value)
 
 
-def as_bytes(tensor: Tensor) -> Any:
+def _as_bytes(tensor: Tensor) -> Any:
     """Return the memory of a contiguous tensor as a numpy array of bytes."""
     return tensor.detach().view(-1).view(torch.uint8).numpy()
 
@@ -110,7 +110,7 @@ def encode(
             name: {"saved_offsets": [first_rows[name], *[0] * (tensor.dim() - 1)]}
             for name, tensor in tensors.items()
         }
-        metadata = {OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+        metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
         header["__metadata__"] = metadata
     # Larger items first, as the library sorts them, so that all are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -123,7 +123,7 @@ def encode(
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
-        yield as_bytes(tensor)
+        yield _as_bytes(tensor)
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
@@ -140,14 +140,14 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
             length = stream.read(8)
             start = 8 + int.from_bytes(length, "little")
             header = check_header(length + stream.read(start - 8))
-        offsets = json.loads(header.pop("__metadata__", {}).get(OFFSETS, "{}"))
+        offsets = json.loads(header.pop("__metadata__", {}).get(_OFFSETS, "{}"))
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             shape, ranges = torch.Size(entry["shape"]), ((file, start + begin, end - begin),)
             first, *others = offsets[name]["saved_offsets"] if name in offsets else [None]
             if any(others):
                 raise ValueError(f"{name} is divided otherwise than by rows")
-            piece = StoredTensor(shape, DTYPES[entry["dtype"]], ranges)
+            piece = StoredTensor(shape, _DTYPES[entry["dtype"]], ranges)
             pieces.setdefault(name, []).append((first, piece))
     return {name: _joined(name, rows) for name, rows in pieces.items()}
 

@@ -14,7 +14,7 @@ from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import Run, StageRun
 
-NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
+_NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
 Check = Callable[[RunConfig], None]
 
 
@@ -31,20 +31,20 @@ def composed(
             try:
                 config_name, overrides = stage.configuration()
                 config = load_config(overrides, definition.config_dir, config_name, compositions)
-                check_no_secret(config)
+                _check_no_secret(config)
                 if check is not None:
                     check(config)
             except UsageError as error:
-                raise UsageError(f"{name_of(run, stage)}: {error}") from error
+                raise UsageError(f"{_name_of(run, stage)}: {error}") from error
             yield run, stage, config
 
 
-def name_of(run: Run, stage: StageRun) -> str:
+def _name_of(run: Run, stage: StageRun) -> str:
     """Return the name of a stage of a run in messages."""
     return f"{run.name}, {stage.name}" if stage.name else run.name
 
 
-def check_no_secret(config: RunConfig) -> None:
+def _check_no_secret(config: RunConfig) -> None:
     """Raise UsageError for an option with a secret, which the sweep's files would contain."""
     options = as_dict(config)
     shown = flatten(mask_options(options))
@@ -108,7 +108,7 @@ def check_configs(runs: Sequence[Run], definition: Definition, check: Check | No
     checked = set()
     for run, stage, config in composed(runs, definition, check):
         options = as_dict(config)
-        content = json.dumps({key: options[key] for key in options if key not in NOT_BUILT_FROM})
+        content = json.dumps({key: options[key] for key in options if key not in _NOT_BUILT_FROM})
         if content in checked:
             continue
         checked.add(content)
@@ -119,4 +119,4 @@ def check_configs(runs: Sequence[Run], definition: Definition, check: Check | No
             hint = ""
             if {"task", "criterion"} <= definition.grid.keys():
                 hint = "; a grid combines all values, and --objective A,B each with its own task"
-            raise UsageError(f"{name_of(run, stage)}: {error}{hint}") from error
+            raise UsageError(f"{_name_of(run, stage)}: {error}{hint}") from error

@@ -28,9 +28,9 @@ STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
 # An item of a list as Hydra reads it: commas inside quotes do not separate.
-LIST_ITEM = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""")
-LARGEST_SEED = 999_999_999
-RESERVED_STAGES = ("code", "jobs", "seed", "train")
+_LIST_ITEM = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""")
+_LARGEST_SEED = 999_999_999
+_RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,15 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
     if key != "overrides" or not names_runs(option) or value in ("", "null"):
         return content
     if value.startswith("["):
-        items = [item.strip().strip("'\"") for item in LIST_ITEM.findall(value[1:].rstrip("]"))]
+        items = [item.strip().strip("'\"") for item in _LIST_ITEM.findall(value[1:].rstrip("]"))]
         paths = absolute_sources(items, base, option)
-        return content if paths == items else f"{option}=[{','.join(map(quote_item, paths))}]"
+        return content if paths == items else f"{option}=[{','.join(map(_quote_item, paths))}]"
     bare = value[1:-1] if value[0] in "'\"" and value[0] == value[-1] else value
     path = absolute_sources(bare, base, option)
     return content if path == bare else f"{option}={path}"  # train takes a path as typed
 
 
-def quote_item(item: str) -> str:
+def _quote_item(item: str) -> str:
     """Return a list entry, in quotes if it needs them; `fill` quotes one with a {placeholder}."""
     return item if item.startswith("{") else quote(item)
 
@@ -241,7 +241,7 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
         data=file.data,
         config_dir=file.config_dir,
         user_dir=file.user_dir,
-        stages=select_stages(stages, patterns),
+        stages=_select_stages(stages, patterns),
         grid=file.grid,
         alternatives=file.alternatives,
         seeds=file.seeds,
@@ -263,10 +263,10 @@ def _read_stage(content: Any, place: str) -> list[Stage]:
     for chosen in itertools.product(*choices):
         filled = dict(zip(row.each, chosen))
         name = substitute(row.name, filled)
-        if not STAGE.fullmatch(name) or name in RESERVED_STAGES:
+        if not STAGE.fullmatch(name) or name in _RESERVED_STAGES:
             raise UsageError(
                 f"{place}.name: {name!r} names a folder, so use at most 50 letters, digits, _ and "
-                f"- (not {', '.join(RESERVED_STAGES)})"
+                f"- (not {', '.join(_RESERVED_STAGES)})"
             )
         if row.config_name == "":
             raise UsageError(f"{place}.config_name: '' is not the name of a config")
@@ -285,7 +285,7 @@ def substitute(value: Any, values: dict[str, str]) -> Any:
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), value)
 
 
-def select_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
+def _select_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
     """Return the stages that match a pattern and those they start from; all if no pattern."""
     names = [stage.name for stage in stages]
     for pattern in patterns:
@@ -368,8 +368,8 @@ def check_seeds(seeds: Sequence[int], place: str) -> None:
     """Raise UsageError unless there are seeds, in range and different."""
     check_filled(seeds, place)
     for seed in seeds:
-        if not 0 <= seed <= LARGEST_SEED:
-            raise UsageError(f"{place}: {seed} is not a whole number from 0 to {LARGEST_SEED}")
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise UsageError(f"{place}: {seed} is not a whole number from 0 to {_LARGEST_SEED}")
     check_different(seeds, place)
 
 

@@ -122,13 +122,13 @@ def arguments_of(
         arguments += ["--save-dir", folder, f"seed={seed}"]
         arguments += [fill(o, filled, paths) for o in overrides[:written]] + overrides[written:]
         for argument in arguments[1:]:
-            check_path(argument)
+            _check_path(argument)
         every.append(arguments)
         paths[name] = folder
     return every
 
 
-def check_path(argument: str) -> None:
+def _check_path(argument: str) -> None:
     """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
     key, _, value = argument.partition("=")
     if key != "data" and not names_runs(key):
@@ -182,7 +182,7 @@ def run_names(pairs: list[tuple[dict[str, Any], int]]) -> list[str]:
         names.append("-".join([*parts, f"seed={seed}"]))
     same = Counter(name.lower() for name in names)
     return [
-        name if len(name) <= NAME_LENGTH and same[name.lower()] == 1 else hashed(name, pair)
+        name if len(name) <= NAME_LENGTH and same[name.lower()] == 1 else _hashed(name, pair)
         for name, pair in zip(names, pairs)
     ]
 
@@ -193,7 +193,7 @@ def clean(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
 
 
-def hashed(name: str, pair: tuple[dict[str, Any], int]) -> str:
+def _hashed(name: str, pair: tuple[dict[str, Any], int]) -> str:
     """Return a name cut short, with a hash of what it stands for and its seed at the end."""
     digest = hashlib.sha256(repr(pair).encode()).hexdigest()[:8]
     head = name.rpartition("-seed=")[0] or name

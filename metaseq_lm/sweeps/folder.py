@@ -36,10 +36,10 @@ from metaseq_lm.core.output import present_time
 from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
 
-VERSION = 1
-NAMED_FOLDER = {"name": str, "folder": FOLDER}
+_VERSION = 1
+_NAMED_FOLDER = {"name": str, "folder": FOLDER}
 # The required content of sweep.json and of the lines of jobs.jsonl; see `schema_error`.
-SWEEP_SCHEMA = {
+_SWEEP_SCHEMA = {
     "version": int,
     "out": str,
     "definition": {
@@ -55,24 +55,24 @@ SWEEP_SCHEMA = {
     "launch": dict,
     "runs": [
         {
-            **NAMED_FOLDER,
+            **_NAMED_FOLDER,
             "values": dict,
             "seed": COUNT,
-            "stages": [{**NAMED_FOLDER, "arguments": [str]}],
+            "stages": [{**_NAMED_FOLDER, "arguments": [str]}],
         }
     ],
 }
-SEARCH_SCHEMA = {"rules": dict, "definition": dict}
+_SEARCH_SCHEMA = {"rules": dict, "definition": dict}
 # These values are used in Slurm command lines and in paths.
-JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
-JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
+_JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
+_JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
 HASH = re.compile(r"[0-9a-f]{16}")
-JOBS_SCHEMA = {
+_JOBS_SCHEMA = {
     "submit": {
         "run": NAME,
         "executor": re.compile("local|slurm"),
-        "job": JOB_ID,
-        "folder": JOBS_FOLDER,
+        "job": _JOB_ID,
+        "folder": _JOBS_FOLDER,
         "code": HASH,
         "time?": TIME,
         "host?": str,
@@ -80,7 +80,7 @@ JOBS_SCHEMA = {
         "part?": COUNT,
         "parts?": COUNT,
     },
-    "cancel": {"run": NAME, "job": JOB_ID, "folder": JOBS_FOLDER, "time?": TIME},
+    "cancel": {"run": NAME, "job": _JOB_ID, "folder": _JOBS_FOLDER, "time?": TIME},
     "command": {"pid": COUNT, "host": str, "start": COUNT, "time?": TIME},
 }
 
@@ -121,19 +121,19 @@ class SweepFolder:
         self.path = path.resolve()
         self.lock_file = self.path / ".lock"
         self._warnings: set[str] = set()
-        self._jobs = Journal(self.path / "jobs.jsonl", job_problem)
+        self._jobs = Journal(self.path / "jobs.jsonl", _job_problem)
 
     def read(self) -> dict[str, Any]:
         """Return sweep.json; UsageError if there is none, MetaseqError if it is damaged."""
         file = self.path / "sweep.json"
         try:
             content = json.loads(read_bounded(file, LARGEST_SWEEP))
-            problem = schema_error(content, schema_of(content)) or unsafe_arguments(content)
+            problem = schema_error(content, _schema_of(content)) or _unsafe_arguments(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
         except (ValueError, RecursionError) as error:
             content, problem = None, f"not readable as JSON: {error}"
-        if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
+        if isinstance(content, dict) and content.get("version", _VERSION) != _VERSION:
             raise MetaseqError(f"{file}: written by another version of metaseq-lm; use that one")
         if problem:
             raise MetaseqError(
@@ -167,7 +167,7 @@ class SweepFolder:
         old = self.read()
         definition = replace(definition, **relocated)
         differing = differences(old["definition"], definition.as_json())
-        if differing and not extends(old, definition, runs):
+        if differing and not _extends(old, definition, runs):
             raise UsageError(
                 f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
                 "--out, or continue it with the same definition or one that has all its runs "
@@ -196,7 +196,7 @@ class SweepFolder:
         """
         search = self.stored_search() if search is None else search
         content = {
-            "version": VERSION,
+            "version": _VERSION,
             "out": str(self.path),
             "definition": definition.as_json(),
             **({"search": search} if search else {}),
@@ -290,22 +290,22 @@ class SweepFolder:
         return jobs / f"{number:04d}"
 
 
-def job_problem(row: dict[str, Any], number: int) -> str:
+def _job_problem(row: dict[str, Any], number: int) -> str:
     """Return what is wrong with a line of jobs.jsonl, "" if nothing is."""
-    problem = schema_error(row, JOBS_SCHEMA.get(str(row.get("kind")), {}))
+    problem = schema_error(row, _JOBS_SCHEMA.get(str(row.get("kind")), {}))
     if problem or row.get("kind") != "submit" or row["executor"] != "local":
         return problem
     return "" if row["job"].isdecimal() else "job is no process"
 
 
-def schema_of(content: Any) -> dict[str, Any]:
+def _schema_of(content: Any) -> dict[str, Any]:
     """Return the schema of a sweep.json; one with a search may have no runs yet."""
     if isinstance(content, dict) and content.get("search") and content.get("runs") == []:
-        return {**SWEEP_SCHEMA, "search": SEARCH_SCHEMA, "runs": list}
-    return {**SWEEP_SCHEMA, "search?": SEARCH_SCHEMA}
+        return {**_SWEEP_SCHEMA, "search": _SEARCH_SCHEMA, "runs": list}
+    return {**_SWEEP_SCHEMA, "search?": _SEARCH_SCHEMA}
 
 
-def extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
+def _extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
     """Return whether `runs` include every stage of `old` with the same arguments after DATA."""
     for key in ("data", "config_dir", "user_dir"):
         if old["definition"].get(key) != getattr(definition, key):
@@ -318,7 +318,7 @@ def extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> boo
     return all(current.get(stage["folder"]) == stage["arguments"][1:] for stage in before)
 
 
-def unsafe_arguments(content: dict[str, Any]) -> str:
+def _unsafe_arguments(content: dict[str, Any]) -> str:
     """Return a description of arguments that no sweep writes into sweep.json, "" if there are none.
 
     The arguments are run as commands: --user-dir could run code, another --save-dir could write

@@ -41,9 +41,9 @@ from metaseq_lm.distributed.step import machine
 from metaseq_lm.sweeps.server import Forked
 
 START = "metaseq-lm: starts"
-MAX_SOURCE_BYTES = 64 << 20  # bytes of one file of a snapshot
-FIRST_TASK_TIMEOUT = 60.0  # seconds that a failed task waits for the first task to end
-MAX_FOLDERS = 10_000  # in a plug-in or a folder of configs
+_MAX_SOURCE_BYTES = 64 << 20  # bytes of one file of a snapshot
+_FIRST_TASK_TIMEOUT = 60.0  # seconds that a failed task waits for the first task to end
+_MAX_FOLDERS = 10_000  # in a plug-in or a folder of configs
 
 # ---------------------------------------------------------------- the snapshot
 
@@ -69,10 +69,10 @@ class Snapshot:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
         package = Path(__file__).parents[1]
         self.files = sources(package, "metaseq_lm", (".py", ".yaml"), out)
-        self.files |= plugin_files(user_dir, out)
+        self.files |= _plugin_files(user_dir, out)
         if config_dir:
             self.files |= sources(Path(config_dir), "config", (".yaml", ".yml"), out)
-        self.hash = content_hash(self.files)
+        self.hash = _content_hash(self.files)
 
     def take(self) -> Code:
         """Copy the files to OUT/code/<hash>, unless that exists, and return the copy."""
@@ -87,7 +87,7 @@ class Snapshot:
         return code_at(folder, self.user_dir, self.config_dir)
 
 
-def plugin_files(user_dir: str | None, out: Path) -> dict[str, Path]:
+def _plugin_files(user_dir: str | None, out: Path) -> dict[str, Path]:
     """Return the files of a plug-in by name; none of an installed module, which is not copied."""
     plugin = Path(user_dir or "")
     if user_dir and plugin.is_file():
@@ -99,9 +99,9 @@ def plugin_files(user_dir: str | None, out: Path) -> dict[str, Path]:
 
 def is_same_plugin(snapshot: Path, user_dir: str) -> bool:
     """Return whether a plug-in has the same content as its copy in a snapshot."""
-    copied = {name: p for name, p in copied_files(snapshot).items() if name.startswith("plugin/")}
-    present = plugin_files(user_dir, snapshot.parents[1])
-    return bool(copied) and content_hash(copied) == content_hash(present)
+    copied = {name: p for name, p in _copied_files(snapshot).items() if name.startswith("plugin/")}
+    present = _plugin_files(user_dir, snapshot.parents[1])
+    return bool(copied) and _content_hash(copied) == _content_hash(present)
 
 
 def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
@@ -110,7 +110,7 @@ def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
     if not (folder / "metaseq_lm").is_dir():
         raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
     try:
-        intact = content_hash(copied_files(folder)) == folder.name
+        intact = _content_hash(_copied_files(folder)) == folder.name
     except ValueError:
         intact = False
     if not intact:
@@ -123,16 +123,16 @@ def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
     return Code(folder, copied, str(folder / "config") if config_dir else None)
 
 
-def content_hash(files: dict[str, Path]) -> str:
+def _content_hash(files: dict[str, Path]) -> str:
     """Return a hash of the names and contents of files; ValueError if one is not source code."""
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
-        content = read_bounded(path, MAX_SOURCE_BYTES)
+        content = read_bounded(path, _MAX_SOURCE_BYTES)
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
 
 
-def copied_files(folder: Path) -> dict[str, Path]:
+def _copied_files(folder: Path) -> dict[str, Path]:
     """Return all files of a snapshot by name; removes bytecode caches, which Python would run.
 
     Raises ValueError for links, and for a bytecode cache that cannot be removed.
@@ -161,7 +161,7 @@ def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[st
         raise UsageError(f"{root}: there is no such folder")
     files = {}
     for count, (root_folder, folders, names) in enumerate(os.walk(root)):
-        if count == MAX_FOLDERS:
+        if count == _MAX_FOLDERS:
             raise UsageError(
                 f"{root}: more than {count:,} folders below it; name one with code only"
             )
@@ -202,7 +202,7 @@ class Job:
         for part, (name, stages) in enumerate(self.runs.items()):
             runner.begin(name, part)
             try:
-                train_stages(runner, stages)
+                _train_stages(runner, stages)
             except MetaseqError as error:
                 if runner.signals:
                     raise
@@ -215,7 +215,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-def train_stages(runner: Runner, stages: Stages) -> None:
+def _train_stages(runner: Runner, stages: Stages) -> None:
     """Train the stages of a run; see `Job`."""
     for stage, folder, arguments in stages:
         code, results = runner.train(Path(folder), arguments)
@@ -303,7 +303,7 @@ class Runner:
         if self.signals:
             return Interrupted.exit_code, {}
         if not self.task:
-            link_code(folder, Path(self.job.code))
+            _link_code(folder, Path(self.job.code))
         log = self.environment.paths.stderr
         before = log.stat().st_size if log.exists() else 0
         started = time.time()
@@ -317,7 +317,7 @@ class Runner:
         code = child.wait()
         results = read_json_if_valid(folder / "results.json", since=started)
         if code not in (0, Interrupted.exit_code) and not results.get("message"):
-            results["message"] = last_lines(log, before) or f"on {machine()}"
+            results["message"] = _last_lines(log, before) or f"on {machine()}"
         return code, results
 
     def _begin_training(self, arguments: list[str]) -> None:
@@ -344,7 +344,7 @@ class Runner:
                 break
             time.sleep(0.1)
         received |= set(self.signals)
-        names = " and ".join(signal_name(n) for n in sorted(received)) or "a signal"
+        names = " and ".join(_signal_name(n) for n in sorted(received)) or "a signal"
         message = f"interrupted by {names}"
         self.record("interrupted", stage, code, message)
         stop_signals = {signal.SIGTERM, signal.SIGINT}
@@ -377,7 +377,7 @@ class Runner:
 
     def wait_for_first_task(self) -> None:
         """Wait for the first task to end: Slurm kills all tasks when one exits with an error."""
-        deadline = time.monotonic() + FIRST_TASK_TIMEOUT
+        deadline = time.monotonic() + _FIRST_TASK_TIMEOUT
         while self.task and not self.outcome_file(0).exists() and time.monotonic() < deadline:
             time.sleep(0.2)
 
@@ -409,7 +409,7 @@ def read_json_if_valid(file: Path, since: float = 0.0) -> dict[str, Any]:
         return {}
 
 
-def last_lines(log: Path, start: int) -> str:
+def _last_lines(log: Path, start: int) -> str:
     """Return the last lines of a log after byte `start`; retries, because srun writes late."""
     text = ""
     for _ in range(10):
@@ -423,7 +423,7 @@ def last_lines(log: Path, start: int) -> str:
     return "\n".join([x for x in lines if x.startswith("metaseq-lm: ")] or lines[-5:])
 
 
-def link_code(folder: Path, code: Path) -> None:
+def _link_code(folder: Path, code: Path) -> None:
     """Create `folder`, and in it the link `code` to the snapshot."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "code"
@@ -433,7 +433,7 @@ def link_code(folder: Path, code: Path) -> None:
         link.symlink_to(target)
 
 
-def signal_name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGKILL for 9."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
@@ -447,4 +447,4 @@ def is_interruption(code: int) -> bool:
 
 def describe_exit(code: int) -> str:
     """Return an exit code in words."""
-    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"

@@ -47,7 +47,9 @@ def relocated(folder: SweepFolder, definition: Definition) -> dict[str, str]:
     comparisons: dict[str, Callable[[str, str], bool]] = {
         "data": same_data,
         "user_dir": lambda _, new: snapshot is None or is_same_plugin(snapshot, new),
-        "config_dir": lambda _, new: snapshot is None or same_configs(folder, snapshot, definition),
+        "config_dir": lambda _, new: (
+            snapshot is None or _same_configs(folder, snapshot, definition)
+        ),
     }
     pairs = {key: (getattr(stored, key), getattr(definition, key)) for key in comparisons}
     return {
@@ -57,7 +59,7 @@ def relocated(folder: SweepFolder, definition: Definition) -> dict[str, str]:
     }
 
 
-def same_configs(folder: SweepFolder, snapshot: Path, definition: Definition) -> bool:
+def _same_configs(folder: SweepFolder, snapshot: Path, definition: Definition) -> bool:
     """Return whether the stored runs have equal configurations in snapshot and definition."""
     runs = folder.runs()
     copied = replace(definition, config_dir=str(snapshot / "config"))

@@ -48,7 +48,7 @@ class LockFile:
                 continue
             if waited > PATIENCE and not is_told:
                 is_told = True
-                say(f"{self.path}: waits for {describe(current)}, which holds this lock")
+                say(f"{self.path}: waits for {_describe(current)}, which holds this lock")
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -109,7 +109,7 @@ def _is_here(owner: str) -> bool:
     return owner.startswith(f"{_place()} ") and " - - " not in owner
 
 
-def describe(owner: str) -> str:
+def _describe(owner: str) -> str:
     """Return the owner of a lock for messages."""
     words = owner.split(" ")
     return f"process {words[3]} on {words[0]}" if len(words) == 6 else "an unknown process"

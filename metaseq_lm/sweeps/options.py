@@ -16,11 +16,11 @@ from metaseq_lm.core.secrets import masked
 from metaseq_lm.core.structured import read_values
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}")
-CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")
-SETUP = re.compile(r"[A-Za-z0-9._/:=@%+,~ -]{1,1000}")
-LARGEST_ARRAY = 4_000_000  # more than any cluster allows
+_CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")
+_SETUP = re.compile(r"[A-Za-z0-9._/:=@%+,~ -]{1,1000}")
+_LARGEST_ARRAY = 4_000_000  # more than any cluster allows
 # submitit puts numbers for these in a path; a backslash is an escape in Slurm's names of logs.
-NO_SLURM_PATH = re.compile(r"\\|%[jtAa]")
+_NO_SLURM_PATH = re.compile(r"\\|%[jtAa]")
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Launch:
     )
     partition: str | None = option(None, "Slurm partition", pattern=NAME, slurm_only=True)
     constraint: str | None = option(
-        None, "Slurm constraint, such as a100|h100", pattern=CONSTRAINT, slurm_only=True
+        None, "Slurm constraint, such as a100|h100", pattern=_CONSTRAINT, slurm_only=True
     )
     account: str | None = option(None, "Slurm account", pattern=NAME, slurm_only=True)
     qos: str | None = option(None, "Slurm quality of service", pattern=NAME, slurm_only=True)
@@ -84,7 +84,7 @@ class Launch:
             if value is not None and pattern is not None and not pattern.fullmatch(value):
                 raise UsageError(f"{flag_of(name)} {value!r}: not a {name} that Slurm can have")
         for line in self.setup:
-            if not SETUP.fullmatch(line):
+            if not _SETUP.fullmatch(line):
                 raise UsageError(
                     f"--setup {line!r}: only plain words (letters, digits and ._/:=@%+,~-) can "
                     "stand here; put anything longer into a script and 'source' it"
@@ -135,7 +135,7 @@ def check_out(out: Path, executor: str) -> None:
     text = str(out)
     if not text.isprintable():
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
-    if executor == "slurm" and (match := NO_SLURM_PATH.search(text)):
+    if executor == "slurm" and (match := _NO_SLURM_PATH.search(text)):
         raise UsageError(
             f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose "
             "another path"
@@ -169,7 +169,7 @@ def slurm_parameters(launch: Launch, out: Path) -> dict[str, Any]:
         "account": launch.account,
         "qos": launch.qos,
         "setup": list(launch.setup) or None,
-        "array_parallelism": launch.max_parallel or LARGEST_ARRAY,
+        "array_parallelism": launch.max_parallel or _LARGEST_ARRAY,
         # Time to save before the limit; a third of it at most, or a short job would never run.
         "signal_delay_s": min(90, 20 * minutes),
         # srun does not take cpus_per_task over from sbatch. A killed task ends its step, none

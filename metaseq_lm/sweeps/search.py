@@ -19,8 +19,8 @@ from metaseq_lm.sweeps.definition import check_seeds
 from metaseq_lm.sweeps.space import Choice, Range, check_space, parse_distribution
 
 FACTOR = 2  # trials that reach a rung, for each that goes on; and the ratio of rungs
-QUANTA = 64  # steps that the study knows of a whole run
-SEED = 101
+_QUANTA = 64  # steps that the study knows of a whole run
+_SEED = 101
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Search:
     flops: float = option(0.0, "FLOPs of tuning for each setting", above=0)
     metric: str = "valid.loss"
     better: str | None = option(None, "best end of the metric", choices=("higher", "lower"))
-    seed: int = SEED
+    seed: int = _SEED
     sampler: str = option("qmc", "how values are drawn", choices=("qmc", "tpe", "random"))
     prune: str = option("halving", "how trials are stopped", choices=("halving", "none"))
     # Halving is biased against slow starters, such as low rates and masked LMs on their plateau.
@@ -106,7 +106,7 @@ class Search:
     @property
     def first_step(self) -> int:
         """The first rung in quanta of a run; the others follow by FACTOR."""
-        return max(1, round(QUANTA * self.first_rung))
+        return max(1, round(_QUANTA * self.first_rung))
 
     @property
     def is_independent(self) -> bool:

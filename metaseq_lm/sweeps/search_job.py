@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from metaseq_lm.sweeps.studies import Studies
 
 FOLDER = "search"  # of studies and trials, in the folder of the sweep
-VALID = "valid."
+_VALID = "valid."
 
 
 @dataclass
@@ -86,13 +86,13 @@ class SearchJob:
 
     def run_trial(self, runner: Runner, studies: Studies, setting: Setting, trial: Trial) -> None:
         """Train a trial from rung to rung until it ends."""
-        folder = trial_folder(Path(self.out), trial)
+        folder = _trial_folder(Path(self.out), trial)
         values = dict(trial.values)
         show(f"{setting.name} trial {trial.number}: {values}")
         while trial.state == RUNNING:
-            words = trial_arguments(self.definition, self.search, setting, trial, self.out)
+            words = _trial_arguments(self.definition, self.search, setting, trial, self.out)
             code, results = runner.train(folder, [*words, *self.arguments])
-            spent = spent_flops(folder, setting.run_flops)
+            spent = _spent_flops(folder, setting.run_flops)
             if is_interruption(code):
                 studies.interrupt(trial)
                 runner.interrupted(setting.name, code, results.get("signal"))
@@ -102,12 +102,12 @@ class SearchJob:
                 trial = studies.end(trial, state, spent, message)
                 break
             try:
-                score = score_of(folder, self.search.metric)
+                score = _score_of(folder, self.search.metric)
             except UsageError as error:
                 studies.end(trial, FAILED, spent, str(error))
                 runner.fail("failed", setting.name, error.exit_code, str(error))
             trial = studies.report(trial, score, spent)
-        record_trial(Path(self.out), self.search, trial)
+        _record_trial(Path(self.out), self.search, trial)
         show(f"{setting.name} trial {trial.number}: {trial.state}, {trial.score}")
 
     def checkpoint(self) -> DelayedSubmission:
@@ -115,35 +115,35 @@ class SearchJob:
         return DelayedSubmission(self)
 
 
-def trial_folder(out: Path, trial: Trial) -> Path:
+def _trial_folder(out: Path, trial: Trial) -> Path:
     """Return the run folder of a trial."""
     return out / FOLDER / trial.setting / f"{trial.number:04d}"
 
 
-def trial_arguments(
+def _trial_arguments(
     definition: Definition, search: Search, setting: Setting, trial: Trial, out: str
 ) -> list[str]:
     """Return the arguments of `train` for a trial up to the end of its share."""
     (stage,) = definition.stages
     values = {**setting.values, **trial.values}
-    folder = os.path.relpath(trial_folder(Path(out), trial), out)
+    folder = os.path.relpath(_trial_folder(Path(out), trial), out)
     (words,) = arguments_of(definition, values, search.seed, {stage.name: folder}, Path(out))
     pause = 0.0 if trial.share >= 1 else trial.share * setting.run_flops
     # Trials are not tested, and scored with no suite that does not choose.
     words += [f"trainer.pause_flops={pause!r}", "trainer.final_splits=[]"]
-    return [*words, "trainer.final_suites=[]"] if search.metric.startswith(VALID) else words
+    return [*words, "trainer.final_suites=[]"] if search.metric.startswith(_VALID) else words
 
 
-def spent_flops(folder: Path, run_flops: float) -> float:
+def _spent_flops(folder: Path, run_flops: float) -> float:
     """Return the FLOPs that the run in a folder spent; up to its last log line if it was killed."""
-    results = read_results(folder)
+    results = _read_results(folder)
     if isinstance(results.get("flops"), (int, float)):
         return float(results["flops"])
     update, max_update, _ = progress(folder)
     return run_flops * min(1.0, update / max_update) if max_update else 0.0
 
 
-def read_results(folder: Path) -> dict[str, Any]:
+def _read_results(folder: Path) -> dict[str, Any]:
     """Return the content of results.json, {} without one that is readable."""
     try:
         return parse_results(folder / "results.json")
@@ -151,9 +151,9 @@ def read_results(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def score_of(folder: Path, metric: str) -> float:
+def _score_of(folder: Path, metric: str) -> float:
     """Return a final metric of a run, or one of its suites; UsageError if it has none such."""
-    metrics = flatten(read_results(folder).get("metrics") or {})
+    metrics = flatten(_read_results(folder).get("metrics") or {})
     if metric not in metrics:
         for results in suite_results.of_last_checkpoint(folder)[0]:
             metrics |= results.metrics
@@ -168,9 +168,9 @@ def unknown_metric(metric: str, known: list[str]) -> str:
     return f"search: runs have no metric '{metric}'.{nearest(metric, known)} Metrics: {names}"
 
 
-def record_trial(out: Path, search: Search, trial: Trial) -> None:
+def _record_trial(out: Path, search: Search, trial: Trial) -> None:
     """Write trial.json into the folder of a trial that has one and has ended."""
-    folder = trial_folder(out, trial)
+    folder = _trial_folder(out, trial)
     if trial.state in (RUNNING, INTERRUPTED) or not folder.is_dir():
         return
     record = {
@@ -194,7 +194,7 @@ def fail_lost(studies: Studies, out: str, workers: set[str]) -> list[Trial]:
     lost = []
     for trial in studies.running():
         if trial.worker in workers:
-            spent = spent_flops(trial_folder(Path(out), trial), flops[trial.setting])
+            spent = _spent_flops(_trial_folder(Path(out), trial), flops[trial.setting])
             lost.append(studies.end(trial, FAILED, spent, "its process died"))
-            record_trial(Path(out), studies.search, lost[-1])
+            _record_trial(Path(out), studies.search, lost[-1])
     return lost

@@ -30,8 +30,8 @@ from metaseq_lm.sweeps.trials import Setting, Trial
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.studies import Studies
 
-NEEDED = "needs optuna: pip install 'metaseq-lm[search]'"
-WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
+_NEEDED = "needs optuna: pip install 'metaseq-lm[search]'"
+_WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Searched:
     def names(self) -> list[str]:
         """The names of the settings."""
         names = run_names([(values, self.search.seed) for values in self.values])
-        return [name.rpartition("seed=")[0].rstrip("-") or WHOLE_SWEEP for name in names]
+        return [name.rpartition("seed=")[0].rstrip("-") or _WHOLE_SWEEP for name in names]
 
     def runs_of(self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Run]:
         """Return the runs of settings with values of all searched options."""
@@ -93,7 +93,7 @@ class Searched:
 
     def check_rules(self) -> None:
         """Raise UsageError for a search that contradicts the sweep, or without Optuna."""
-        check_installed()
+        _check_installed()
         if len(self.definition.stages) > 1:
             raise UsageError(
                 "a search tunes runs of one stage; score them with trainer.final_suites, or search "
@@ -137,7 +137,7 @@ class Searched:
                 say(f"metaseq-lm: warning: search: {reason} (metric)")
             split = config.trainer.valid_split
             if split and self.search.metric.startswith(f"{split}."):
-                known = [f"{split}.{name}" for name in valid_metrics(config)]
+                known = [f"{split}.{name}" for name in _valid_metrics(config)]
                 if self.search.metric not in known:
                     raise UsageError(unknown_metric(self.search.metric, known))
         self.search.check_direction()
@@ -280,7 +280,7 @@ class Searched:
 
     def report(self, folder: SweepFolder, run: Run) -> None:
         """Print how the search fares."""
-        show_progress("\n".join(search_lines(self.studies())))
+        show_progress("\n".join(_search_lines(self.studies())))
 
     def raise_failure(self, folder: SweepFolder, jobs: Sequence[Run]) -> None:
         """Raise the error that ended a job of the search, if one did."""
@@ -305,7 +305,7 @@ class Searched:
         Raises MetaseqError if no trial of a setting finished.
         """
         studies, chosen = self.studies(), []
-        show("\n".join([*search_lines(studies), *self.notes()]))
+        show("\n".join([*_search_lines(studies), *self.notes()]))
         for name, values in zip(self.names, self.values):
             best = studies.best(name)
             if best is None:
@@ -364,7 +364,7 @@ class Searched:
                     write_tuning(self.out / run.folder, record)
 
 
-def valid_metrics(config: RunConfig) -> list[str]:
+def _valid_metrics(config: RunConfig) -> list[str]:
     """Return the names of the metrics of a run's validation, from one batch of it."""
     from metaseq_lm.tasks import with_updates
     from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
@@ -373,13 +373,13 @@ def valid_metrics(config: RunConfig) -> list[str]:
     return list(evaluate_split(parts, config.trainer.valid_split, most=1).metrics)
 
 
-def check_installed() -> None:
+def _check_installed() -> None:
     """Raise UsageError where Optuna is missing."""
     if find_spec("optuna") is None:
-        raise UsageError(f"a search {NEEDED}")
+        raise UsageError(f"a search {_NEEDED}")
 
 
-def search_lines(studies: Studies) -> list[str]:
+def _search_lines(studies: Studies) -> list[str]:
     """Return a line for each setting: trials by state, FLOPs, the best score and its values."""
     lines = []
     for setting in studies.settings():
@@ -402,14 +402,14 @@ def status_lines(folder: SweepFolder) -> list[str]:
     if not stored or not (folder.path / FOLDER).is_dir():
         return []
     if find_spec("optuna") is None:
-        return [f"the state of its search {NEEDED}"]
+        return [f"the state of its search {_NEEDED}"]
     from metaseq_lm.sweeps.studies import Studies
 
     studies = Studies(folder.path / FOLDER, Search.from_json(stored["rules"]))
     workers = [f"{name} {state}" for name, state in active_workers(folder).items()]
     over = bool(folder.runs())
     jobs = "the search is over" if over else f"jobs of the search: {', '.join(workers) or 'none'}"
-    return [*search_lines(studies), jobs]
+    return [*_search_lines(studies), jobs]
 
 
 def again_text(out: Path) -> str:

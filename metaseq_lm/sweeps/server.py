@@ -27,7 +27,7 @@ from submitit.local.local import Controller, LocalExecutor, LocalJob
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import launcher, signals
 
-START = "from metaseq_lm.cli.jobs import serve; serve(sys.argv[-1])"
+_START = "from metaseq_lm.cli.jobs import serve; serve(sys.argv[-1])"
 END = "end"  # the last request; a command that died has sent none
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
 _SAVING_SECONDS = 30  # between submitit's signal at the time limit and its kill
@@ -74,7 +74,7 @@ class Server:
     """The server of one snapshot of the code, as the command that launches runs sees it."""
 
     def __init__(self, code: str, threads: int, lock: Path) -> None:
-        command = [*launcher.python(code, START), str(lock)]
+        command = [*launcher.python(code, _START), str(lock)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -17,9 +17,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.sweeps.definition import KEY, override_values, printable, text_of
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-RANGE = re.compile(rf"(log\s+)?({NUMBER})\s*\.\.\s*({NUMBER})")
-WHOLE = re.compile(r"[+-]?\d+")
-EDGE = 0.05  # the part of a range, from its ends, that counts as its edge
+_RANGE = re.compile(rf"(log\s+)?({NUMBER})\s*\.\.\s*({NUMBER})")
+_WHOLE = re.compile(r"[+-]?\d+")
+_EDGE = 0.05  # the part of a range, from its ends, that counts as its edge
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Range:
     def edge_of(self, value: float) -> str:
         """Return the end of the range that a value lies at, "" if it lies within.
 
-        Within `EDGE` of the length from an end is at that end.
+        Within `_EDGE` of the length from an end is at that end.
         """
         position = self.position(value)
-        if position <= EDGE:
+        if position <= _EDGE:
             return "lower"
-        return "upper" if position >= 1 - EDGE else ""
+        return "upper" if position >= 1 - _EDGE else ""
 
     def as_json(self) -> str:
         """Return the range as it is written."""
@@ -92,7 +92,7 @@ class Choice:
         return list(self.values)
 
 
-Space = Mapping[str, Range | Choice]
+_Space = Mapping[str, Range | Choice]
 
 
 def parse_axis(text: str) -> tuple[str, Range | Choice]:
@@ -117,14 +117,14 @@ def parse_distribution(content: Any, place: str) -> Range | Choice:
 
 def _read_range(text: str, place: str) -> Range:
     """Return the range that is written as [log ]LOW..HIGH; raises UsageError."""
-    match = RANGE.fullmatch(text.strip())
+    match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
             f"{place}: {printable(text, place)!r} is neither a range, such as 'log 1e-4..1e-2' "
             "or 1..4, nor a list of values"
         )
     log, *ends = match.groups()
-    whole = all(WHOLE.fullmatch(end) for end in ends)
+    whole = all(_WHOLE.fullmatch(end) for end in ends)
     low, high = (int(end) if whole else float(end) for end in ends)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise UsageError(f"{place}: {text}: the ends of a range are finite numbers")
@@ -147,7 +147,7 @@ def _read_choice(values: list[Any], place: str) -> Choice:
     return Choice(tuple(values))
 
 
-def check_space(space: Space, varied: set[str]) -> None:
+def check_space(space: _Space, varied: set[str]) -> None:
     """Raise UsageError for keys that cannot be searched; `varied` are those of grid and list."""
     if not space:
         raise UsageError("search.space: no key is searched; give --search KEY=LOW..HIGH")

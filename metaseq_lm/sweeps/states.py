@@ -26,18 +26,18 @@ from metaseq_lm.sweeps.job import (
     read_json_if_valid,
 )
 
-GOOD = ("finished", "running", "pending", "waiting")
+_GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
 # Worth another try; a diverged run would diverge again.
 AGAIN = ("failed", "timeout", "cancelled", "lost", "interrupted")
-ORDER = (*GOOD, *AGAIN, "diverged", "unknown")
+_ORDER = (*_GOOD, *AGAIN, "diverged", "unknown")
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
-GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
-ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
-OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
+_GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
+_GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
+_ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *_GONE)
+_OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
 WORKER = "search-"  # prefix of the names of a search's jobs, in jobs.jsonl
-LARGEST = 1e18  # of updates and seconds
+_LARGEST = 1e18  # of updates and seconds
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Slurm:
         present = {job: state for job, state, _ in rows}
         for job, starts in history.items():
             # The accounting lags by seconds: it may not have the last start.
-            if present.get(job) in (*PENDING, "RUNNING") and starts[-1] in (*ENDED, "REQUEUED"):
+            if present.get(job) in (*PENDING, "RUNNING") and starts[-1] in (*_ENDED, "REQUEUED"):
                 starts.append("PENDING")
             self.lives[job] = len(starts)
             if len(starts) > 1 and starts[-2] != "REQUEUED":
                 self.reasons[job] = f"requeued after {starts[-2]}"
         # For the same reason what is not over counts only if the controller says so.
-        self.states = {job: starts[-1] for job, starts in history.items() if starts[-1] in ENDED}
+        self.states = {job: starts[-1] for job, starts in history.items() if starts[-1] in _ENDED}
         self.states |= present
         for job, state, reason in rows:
             if state in PENDING and reason != "None":
@@ -130,7 +130,7 @@ def states(folder: SweepFolder, runs: list[Run] | None = None) -> list[State]:
     last = folder.submissions()
     todo = [last[run.name] for run in runs if run.name in last and unfinished(folder, run)]
     slurm = Slurm([entry.job for entry in todo if entry.executor == "slurm"])
-    return [state_of(folder, run, last.get(run.name), slurm) for run in runs]
+    return [_state_of(folder, run, last.get(run.name), slurm) for run in runs]
 
 
 def active_workers(folder: SweepFolder) -> dict[str, str]:
@@ -210,7 +210,7 @@ def same_data(old: str, new: str) -> bool:
         return False
 
 
-def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slurm) -> State:
+def _state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slurm) -> State:
     """Return the state of one run."""
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
@@ -233,8 +233,8 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
         return State(state="waiting", **common)
     activity = active(last, slurm)
     if activity == "unknown" or last.parts > 1:
-        outcome = outcome_of_run(folder, last).get("state")
-        if outcome in OVER:
+        outcome = _outcome_of_run(folder, last).get("state")
+        if outcome in _OVER:
             activity = ""  # its job says itself that it is over
         elif activity == "running" and last.part and not outcome:
             activity = "pending"
@@ -270,14 +270,14 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
                 continue
     results_file = run_folder / "results.json"
     results = read_json_if_valid(results_file)
-    max_update = number(results, "max_update", 0, results_file) or configured(
+    max_update = number(results, "max_update", 0, results_file) or _configured(
         run_folder / "config.yaml"
     )
     done = number(results, "updates", update, results_file)
     return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
 
 
-def configured(config: Path) -> float:
+def _configured(config: Path) -> float:
     """Return trainer.max_update of a run's config, 0 if there is none yet."""
 
     if not config.exists():
@@ -290,7 +290,7 @@ def configured(config: Path) -> float:
 def number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
     """Return a number from a run's file, or `default`; MetaseqError if the value is no number."""
     value = default if content.get(key) is None else content[key]
-    if not isinstance(value, (int, float)) or not abs(value) < LARGEST:
+    if not isinstance(value, (int, float)) or not abs(value) < _LARGEST:
         raise MetaseqError(
             f"{file}: {key} is {str(value)[:40]!r}, not a number. Delete the file: the run, "
             "started again, writes it anew"
@@ -303,7 +303,7 @@ def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
     if last is None:
         return 0
     lives = slurm.lives[last.job]
-    log = log_file(folder, last, "out")
+    log = _log_file(folder, last, "out")
     if lives == 0 and log.is_file():
         with open(log, errors="replace") as lines:
             lives = sum(line.rstrip() == f"{START} {last.run}" for line in lines)
@@ -321,7 +321,7 @@ def active(last: Submission, slurm: Slurm) -> str:
         return "unknown" if slurm.problem else ""
     if state in PENDING:
         return "pending"
-    return "" if state in ENDED else "running"
+    return "" if state in _ENDED else "running"
 
 
 def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> tuple[str, str]:
@@ -331,14 +331,14 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     """
     if last.cancelled:
         return "cancelled", ""
-    outcome = outcome_of_run(folder, last)
+    outcome = _outcome_of_run(folder, last)
     outcome_state = str(outcome.get("state", ""))
     slurm_state = slurm.states.get(last.job, "")
-    where = log_file(folder, last, "err")
-    if slurm_state in GONE and outcome_state not in OVER:
-        return GONE[slurm_state], f"Slurm: {slurm_state}, {where}"
+    where = _log_file(folder, last, "err")
+    if slurm_state in _GONE and outcome_state not in _OVER:
+        return _GONE[slurm_state], f"Slurm: {slurm_state}, {where}"
     if outcome_state in ("failed", "diverged", "timeout", "interrupted"):
-        code = outcome.get("exit_code") if outcome_state in OVER else None
+        code = outcome.get("exit_code") if outcome_state in _OVER else None
         code_text = f"{describe_exit(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
         return (
@@ -357,12 +357,12 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     return "lost", f"job {last.job} is gone without a trace {slurm.note} [{where}]"
 
 
-def outcome_of_run(folder: SweepFolder, last: Submission) -> dict[str, Any]:
+def _outcome_of_run(folder: SweepFolder, last: Submission) -> dict[str, Any]:
     """Return the outcome of the last job of a run for this run."""
     return outcome_of(folder.path / last.folder, part_name(last.job, last.part))
 
 
-def log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
+def _log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
     """Return submitit's log of a job, `out` or `err`."""
     return folder.path / last.folder / f"{last.job}_0_log.{kind}"
 
@@ -370,7 +370,7 @@ def log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
 def summary(states: list[State]) -> str:
     """Return counts of all states as one line."""
     counts = Counter(state.state for state in states)
-    parts = [f"{counts[name]} {name}" for name in ORDER if counts[name]]
+    parts = [f"{counts[name]} {name}" for name in _ORDER if counts[name]]
     return f"{len(states)} run{'s' * (len(states) != 1)}{': ' * bool(parts)}{', '.join(parts)}"
 
 

@@ -38,8 +38,8 @@ from metaseq_lm.sweeps.trials import (
     Trial,
 )
 
-MOST_FAILURES = 3  # in a row; then a setting is not tried any more
-ROUNDING = 1e-9  # of sums of FLOPs
+_MOST_FAILURES = 3  # in a row; then a setting is not tried any more
+_ROUNDING = 1e-9  # of sums of FLOPs
 
 
 class Studies:
@@ -160,14 +160,14 @@ class Studies:
         return math.fsum(amounts)
 
     def _pays(self, setting: Setting, flops: float) -> bool:
-        return self._committed(setting) + flops <= self.search.flops * (1 + ROUNDING)
+        return self._committed(setting) + flops <= self.search.flops * (1 + _ROUNDING)
 
     def failures(self, name: str) -> list[Trial]:
         """Return the trials that failed last, if so many failed in a row that it is no chance."""
         start = self._study(name).user_attrs.get("tries_from", 0)
-        last = self.trials(name)[start:][-MOST_FAILURES:]
+        last = self.trials(name)[start:][-_MOST_FAILURES:]
         failed = [trial for trial in last if trial.state == FAILED]
-        return failed if len(failed) == MOST_FAILURES else []
+        return failed if len(failed) == _MOST_FAILURES else []
 
     def is_open(self, setting: Setting) -> bool:
         """Return whether a trial of a setting can go on, or be begun with what is left."""

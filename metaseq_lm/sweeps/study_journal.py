@@ -22,14 +22,14 @@ from metaseq_lm.sweeps.lock_file import LockFile
 from metaseq_lm.sweeps.trials import STATES
 
 NUMBER = (float, int)
-COUNT = range(1 << 31)
+_COUNT = range(1 << 31)
 # Names of settings are those of folders.
 NAME = re.compile(r"\w[\w.,=+@-]*")
 # The form of each attribute of studies and trials, and of each record by its op_code.
 _ATTRIBUTES: dict[str, Any] = {
     "values": dict,
     "run_flops": NUMBER,
-    "tries_from": COUNT,
+    "tries_from": _COUNT,
     "worker": str,
     "share": NUMBER,
     "flops": NUMBER,
@@ -37,18 +37,18 @@ _ATTRIBUTES: dict[str, Any] = {
     "interrupted": bool,
     "message": str,
 }
-SCORES = {"intermediate_value", "values"}
-_STUDY, TRIAL = {"study_id": COUNT}, {"trial_id": COUNT}
-RECORDS: dict[int, dict[str, Any]] = {
+_SCORES = {"intermediate_value", "values"}
+_STUDY, _TRIAL = {"study_id": _COUNT}, {"trial_id": _COUNT}
+_RECORDS: dict[int, dict[str, Any]] = {
     0: {"study_name": NAME, "directions": [range(1, 3)]},
     2: {**_STUDY, "user_attr": dict},
     3: {**_STUDY, "system_attr": {"*": NUMBER}},
     4: {**_STUDY, "datetime_start": str},
-    5: {**TRIAL, "param_name": str, "param_value_internal": NUMBER, "distribution": str},
-    6: {**TRIAL, "state": range(5), "values?": [NUMBER], "datetime_complete?": str},
-    7: {**TRIAL, "step": COUNT, "intermediate_value": NUMBER},
-    8: {**TRIAL, "user_attr": dict},
-    9: {**TRIAL, "system_attr": {"*": (*NUMBER, str)}},
+    5: {**_TRIAL, "param_name": str, "param_value_internal": NUMBER, "distribution": str},
+    6: {**_TRIAL, "state": range(5), "values?": [NUMBER], "datetime_complete?": str},
+    7: {**_TRIAL, "step": _COUNT, "intermediate_value": NUMBER},
+    8: {**_TRIAL, "user_attr": dict},
+    9: {**_TRIAL, "system_attr": {"*": (*NUMBER, str)}},
 }
 
 
@@ -118,9 +118,9 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
 
     def _problem_of(self, record: dict[str, Any]) -> str:
         code = record.get("op_code")
-        if not isinstance(code, int) or code not in RECORDS:
+        if not isinstance(code, int) or code not in _RECORDS:
             return f"op_code is {str(code)[:40]!r}, which no search writes"
-        form = {"worker_id": str, **RECORDS[code]}
+        form = {"worker_id": str, **_RECORDS[code]}
         problem = schema_error(record, form) or _find_infinite(record)
         problem = problem or _problem_of_times(record) or _problem_of_attribute(record)
         share = record.get("user_attr", {}).get("share") if code == 8 and not problem else None
@@ -158,7 +158,7 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
 def _records_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     records = [row] if "op_code" in row else list(row["records"])
     for record in records:
-        for key in record.keys() & SCORES:
+        for key in record.keys() & _SCORES:
             record[key] = as_numbers(record[key])
     return records
 
@@ -166,7 +166,7 @@ def _records_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 def _find_infinite(record: dict[str, Any]) -> str:
     """Return which number is not finite; scores of a trial that diverged are infinite."""
     for key, value in record.items():
-        if "NaN" in str(as_text(value)) if key in SCORES else as_text(value) != value:
+        if "NaN" in str(as_text(value)) if key in _SCORES else as_text(value) != value:
             name = next(iter(value)) if key == "user_attr" and value else key
             return f"{name} has a number that is not finite"
     return ""

@@ -29,9 +29,9 @@ from metaseq_lm.sweeps.job import Code, Job
 from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 from metaseq_lm.sweeps.server import YEAR, ForkExecutor, Server
 
-SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
+_SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
 PROGRESS = 10.0  # seconds between lines of running runs; later a twentieth of the time so far
-SAVING = 600.0  # seconds that `cancel` waits for runs to save
+_SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
 def job_of(folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code) -> Job:
@@ -48,7 +48,7 @@ def job_of(folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code)
     return Job(todo, str(code.folder), launch.threads(), lock)
 
 
-MakeJob = Callable[[SweepFolder, Sequence[Run], Launch, Code], Any]
+_MakeJob = Callable[[SweepFolder, Sequence[Run], Launch, Code], Any]
 
 
 def python(code: Code) -> str:
@@ -63,17 +63,17 @@ def need_slurm() -> None:
         raise UsageError("--executor slurm: no srun and sbatch here; use --executor local")
 
 
-def largest_array() -> int:
+def _largest_array() -> int:
     """Return how many jobs an array may have on this cluster."""
     if shutil.which("scontrol") is None:  # as on some login nodes
-        return SLURMS_ARRAY
+        return _SLURMS_ARRAY
     done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
     size = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    return max(1, int(size[1])) if size else SLURMS_ARRAY
+    return max(1, int(size[1])) if size else _SLURMS_ARRAY
 
 
 def submit_slurm(
-    folder: SweepFolder, runs: list[Run], launch: Launch, code: Code, make_job: MakeJob = job_of
+    folder: SweepFolder, runs: list[Run], launch: Launch, code: Code, make_job: _MakeJob = job_of
 ) -> list[str]:
     """Submit runs as a Slurm array, or several; return the job id of each. Raises MetaseqError.
 
@@ -84,7 +84,7 @@ def submit_slurm(
     executor = submitit.SlurmExecutor(jobs_folder, launch.max_timeouts, python=python(code))
     executor.update_parameters(**slurm_parameters(launch, folder.path))
     ids: list[str] = []
-    size, each = largest_array(), launch.runs_per_job
+    size, each = _largest_array(), launch.runs_per_job
     groups = [runs[start : start + each] for start in range(0, len(runs), each)]
     for start in range(0, len(groups), size):
         part = groups[start : start + size]
@@ -135,7 +135,7 @@ class Batch:
     folder: SweepFolder
     runs: list[Run]
     code: Code
-    make_job: MakeJob = job_of
+    make_job: _MakeJob = job_of
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class LocalRuns:
     def _server(self, batch: Batch) -> Server:
         code = batch.code.folder
         if code.name not in self.servers:
-            with terminal_signals_blocked():
+            with _terminal_signals_blocked():
                 self.servers[code.name] = Server(
                     str(code), self.launch.threads(), batch.folder.lock_file
                 )
@@ -237,7 +237,7 @@ class LocalRuns:
 
 
 @contextmanager
-def terminal_signals_blocked() -> Iterator[None]:
+def _terminal_signals_blocked() -> Iterator[None]:
     """Block Ctrl-C and hang-up for processes started inside, which get SIGTERM from us and save."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -287,7 +287,7 @@ def cancel(folder: SweepFolder) -> list[str]:
     # The waiting command first: it would start the next run in place of a stopped one.
     for entry in commands:
         entry.send(signal.SIGTERM)
-    deadline = time.monotonic() + SAVING
+    deadline = time.monotonic() + _SAVING
     while remaining := [entry for entry in (*commands, *local) if entry.is_alive()]:
         for entry in remaining:
             if entry not in commands:

@@ -37,7 +37,7 @@ from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
-POSITIONS = "encoder.embeddings.positions.weight"
+_POSITIONS = "encoder.embeddings.positions.weight"
 # (number of a sample, its outputs) for each of some samples.
 Outputs = list[tuple[int, list[float]]]
 Labels = LabelledSet | Images  # a labelled set, as scoring needs it
@@ -76,8 +76,8 @@ def encoder_weights(weights: dict[str, Any], config: RunConfig) -> dict[str, Any
     UsageError if it has fewer than task.tokens_per_sample.
     """
     encoder = {name: weight for name, weight in weights.items() if name.startswith(ENCODER)}
-    if POSITIONS in encoder:
-        table, n_positions = encoder[POSITIONS], config.model.max_positions
+    if _POSITIONS in encoder:
+        table, n_positions = encoder[_POSITIONS], config.model.max_positions
         if len(table) < config.task.tokens_per_sample:
             raise UsageError(
                 f"init_from was trained with {len(table)} positions but task.tokens_per_sample is "
@@ -85,7 +85,7 @@ def encoder_weights(weights: dict[str, Any], config: RunConfig) -> dict[str, Any
                 "become windows)"
             )
         zeros = table.new_zeros(max(n_positions - len(table), 0), table.shape[1])
-        encoder[POSITIONS] = torch.cat([table[:n_positions], zeros])
+        encoder[_POSITIONS] = torch.cat([table[:n_positions], zeros])
     return encoder
 
 
@@ -168,14 +168,14 @@ def listed(samples: Any, outputs: Tensor) -> Outputs:
 def labelled_split(data: Labels, outputs: Outputs, logs: Logs) -> Scored:
     """Return a split's metrics from the outputs of all samples and the other `logs`, and its rows.
 
-    Without labels there are only the `prediction_rows`.
+    Without labels there are only the `_prediction_rows`.
     """
     metrics: Logs = {}
     if data.labels is not None:
         samples, scores = zip(*sorted(outputs))
         metrics = labelled_metrics(data, np.array(samples), np.array(scores))
         metrics |= {name: value for name, value in logs.items() if name not in metrics}
-    return Scored(metrics, lambda: prediction_rows(data, outputs))
+    return Scored(metrics, lambda: _prediction_rows(data, outputs))
 
 
 def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> Logs:
@@ -210,7 +210,7 @@ def labelled_scores(
     return labelled_split(data, results, logs)
 
 
-def prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
+def _prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
     Labels are names, "gold" None where the split has none; scores are the probabilities of the
@@ -220,8 +220,8 @@ def prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     rows = []
     for sample, row in outputs:
         if data.multi_label:
-            chosen = names_of(data, np.array(row) > THRESHOLD)
-            listed_gold = None if data.labels is None else names_of(data, data.labels[sample])
+            chosen = _names_of(data, np.array(row) > THRESHOLD)
+            listed_gold = None if data.labels is None else _names_of(data, data.labels[sample])
             rows.append({"index": sample, "gold": listed_gold, "predicted": chosen, "scores": row})
             continue
         gold: Any = None if data.labels is None else data.labels[sample].item()
@@ -233,7 +233,7 @@ def prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     return rows
 
 
-def names_of(data: Labels, has_class: np.ndarray) -> list[str]:
+def _names_of(data: Labels, has_class: np.ndarray) -> list[str]:
     """Return the names of classes, given whether a row has each (K,)."""
     return [data.label_names[number] for number in np.flatnonzero(has_class)]
 
@@ -241,7 +241,7 @@ def names_of(data: Labels, has_class: np.ndarray) -> list[str]:
 def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the benchmark's leaderboard file for a test or diagnostic split.
 
-    `rows` are those of `prediction_rows`; there is no file for other sets and splits.
+    `rows` are those of `_prediction_rows`; there is no file for other sets and splits.
     """
     if not data.benchmark or split.partition("_")[0] in ("train", "valid"):
         return {}
@@ -260,7 +260,7 @@ def ensemble_of(
     """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
     samples, scores = mean_scores(members)
     metrics = {} if data.labels is None else labelled_metrics(data, samples, scores)
-    return metrics, prediction_rows(data, list(zip(samples.tolist(), scores.tolist())))
+    return metrics, _prediction_rows(data, list(zip(samples.tolist(), scores.tolist())))
 
 
 class OneSetTask(TextTask):

@@ -84,7 +84,7 @@ def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> Toke
     """Return rows (B, S) and their layout; "targets" counts the tokens but the documents' first."""
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
-    documents = len(rows) if layout.documents is None else count_documents(layout, lengths)
+    documents = len(rows) if layout.documents is None else _count_documents(layout, lengths)
     return TokenBatch(
         tokens=as_tensor(rows),
         layout=layout,
@@ -92,7 +92,7 @@ def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> Toke
     )
 
 
-def count_documents(layout: Layout, lengths: np.ndarray) -> int:
+def _count_documents(layout: Layout, lengths: np.ndarray) -> int:
     """Return the number of documents in packed rows with `lengths` (B,)."""
     assert layout.documents is not None
     last = layout.documents[torch.arange(len(lengths)), torch.from_numpy(lengths) - 1]
@@ -113,7 +113,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
         data = WordSet(self.data, split, self.words)
-        collate = partial(sentence_batch, data)
+        collate = partial(_sentence_batch, data)
         if split == "train":
             order = Bucketed(
                 data.lengths,
@@ -136,7 +136,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
         return self.language_model(int(ids.max()) + 1, PAD, torch.from_numpy(ids))
 
 
-def sentence_batch(
+def _sentence_batch(
     data: WordSet, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
     """Return sentences as `token_rows` has them; the size "targets" counts the words and <end>."""

@@ -227,19 +227,19 @@ def text_stream(
     if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
     elif isinstance(lengths, PhasedLengths):
-        order = phased_order(config, lengths)
+        order = _phased_order(config, lengths)
     else:
         sizes, widths = ramps(config)
         if sizes is None:
             order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
         else:
             order = Growing(len(lengths), sizes, config.seed, "train")
-        order.by_epoch = is_by_epoch(options)
+        order.by_epoch = _is_by_epoch(options)
     arguments = split, order, collate, config.seed, lengths, widths, corpus.words
     return Stream(*arguments) if plan is None else PlannedStream(*arguments, plan=plan)
 
 
-def phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
+def _phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
     """Return shuffled epochs of the rows of each phase of task.row_lengths."""
     options = config.task
     phases = length_phases(config)
@@ -249,7 +249,7 @@ def phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
         sizes = sizes or Ramp(phase.batch_size, phase.batch_size, 0)
         count, name = len(lengths.phases[number]), f"train, phase {number}"
         orders.append(Growing(count, sizes, config.seed, name, phases.begins[number]))
-        orders[-1].by_epoch = is_by_epoch(options)
+        orders[-1].by_epoch = _is_by_epoch(options)
     return PhasedOrder(orders, phases)
 
 
@@ -260,7 +260,7 @@ def length_phases(config: RunConfig) -> Phases:
     return Phases(shares, options.length_updates or config.trainer.max_update)
 
 
-def is_by_epoch(options: Any) -> bool:
+def _is_by_epoch(options: Any) -> bool:
     """Return whether the rows of an epoch differ from those of another."""
     return getattr(options, "sample_break_mode", "") == DOCUMENTS
 

@@ -57,7 +57,7 @@ def parse_objectives(config: RunConfig) -> dict[str, Objective]:
     objectives: dict[str, Objective] = {}
     for item in config.task.objectives:
         try:
-            objective = parse_objective(item, config)
+            objective = _parse_objective(item, config)
             if objective.name in objectives:
                 raise UsageError(f"another one is called {objective.name}, too; give it a name")
         except UsageError as error:
@@ -68,28 +68,28 @@ def parse_objectives(config: RunConfig) -> dict[str, Objective]:
     return objectives
 
 
-def parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> Objective:
+def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> Objective:
     """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
     entry = read_entry(item, ObjectiveEntry)
     task_name = composed(f"task={entry.task}").task._name  # of a preset another one
-    check_takes_part(task_name)
+    _check_takes_part(task_name)
     name = entry.name or entry.task
     if not name.isidentifier():
         raise UsageError(f"name={name}: use letters, digits and _")
     choices = [f"task={entry.task}", f"criterion={entry.criterion or task_name}"]
-    keys = {key: option_key(key, composed(*choices)) for key in entry.options}
+    keys = {key: _option_key(key, composed(*choices)) for key in entry.options}
     for key in keys.values():
         if key.startswith("task.") and key.removeprefix("task.") in ROWS:
             raise UsageError(f"{key} is that of all objectives; give it as an option by itself")
     options = [f"{keys[key]}={format_value(value)}" for key, value in entry.options.items()]
     alone = composed(*choices, f"trainer.max_update={config.trainer.max_update}", *options)
-    rows = with_rows(alone.task, config.task)
-    alone = prepared(replace(config, task=rows, criterion=alone.criterion))
+    rows = _with_rows(alone.task, config.task)
+    alone = _prepared(replace(config, task=rows, criterion=alone.criterion))
     check_pair(alone)
     return Objective(name, tuple(entry.weight), alone)
 
 
-def option_key(key: str, config: RunConfig) -> str:
+def _option_key(key: str, config: RunConfig) -> str:
     """Return the dotted key of an option of an objective; UsageError if none is called so."""
     if key.startswith(("task.", "criterion.")):
         return key
@@ -110,7 +110,7 @@ def composed(*overrides: str) -> RunConfig:
     return load_config(overrides)
 
 
-def check_takes_part(name: str) -> None:
+def _check_takes_part(name: str) -> None:
     """Raise UsageError for a task that cannot be an objective of a mixture."""
     able = [n for n, entry in sorted(TASKS.entries.items()) if takes_part(entry.value)]
     if name not in able:
@@ -125,7 +125,7 @@ def takes_part(task: type[Task]) -> bool:
     return bool(vars(task).get("in_mixtures"))
 
 
-def with_rows(options: Any, rows: Any) -> Any:
+def _with_rows(options: Any, rows: Any) -> Any:
     """Return the options of an objective with those of the rows of a mixture.
 
     Raises UsageError if it does not have one that is set, or not this value.
@@ -139,7 +139,7 @@ def with_rows(options: Any, rows: Any) -> Any:
     return changed
 
 
-def prepared(config: RunConfig) -> RunConfig:
+def _prepared(config: RunConfig) -> RunConfig:
     """Return the configuration of an objective alone, completed by its task.
 
     Raises UsageError if the task would have other rows.
@@ -158,7 +158,7 @@ def prepared(config: RunConfig) -> RunConfig:
     return complete
 
 
-def phase_weights(objectives: Sequence[Objective], config: MixtureConfig) -> np.ndarray:
+def _phase_weights(objectives: Sequence[Objective], config: MixtureConfig) -> np.ndarray:
     """Return the weights of the objectives in each phase, (phases, objectives); rows sum to 1.
 
     Raises UsageError for an objective with another number of weights, or a phase without any.
@@ -181,7 +181,7 @@ def phase_weights(objectives: Sequence[Objective], config: MixtureConfig) -> np.
     return np.asarray(table / sums)
 
 
-def read_name(name: str, names: Sequence[str], weights: np.ndarray) -> str:
+def _read_name(name: str, names: Sequence[str], weights: np.ndarray) -> str:
     """Return the name of the objective as which a run is read.
 
     Args:
@@ -224,8 +224,8 @@ class MixtureTask(TextTask):
         self.criterion = Mixture(run_config.criterion, criterions)
         updates = config.phase_updates or run_config.trainer.max_update
         self.phases = Phases(tuple(config.phases) or (1.0,), updates)
-        self.weights = phase_weights([*self.objectives.values()], config)
-        read_name(self.criterion.config.read, [*self.objectives], self.weights)
+        self.weights = _phase_weights([*self.objectives.values()], config)
+        _read_name(self.criterion.config.read, [*self.objectives], self.weights)
 
     @classmethod
     def prepare(cls, run_config: RunConfig) -> RunConfig:
@@ -237,8 +237,8 @@ class MixtureTask(TextTask):
     def read_as(cls, run_config: RunConfig) -> RunConfig:
         """Return the configuration of a run of the objective that criterion.read names alone."""
         objectives = parse_objectives(run_config)
-        weights = phase_weights([*objectives.values()], run_config.task)
-        return objectives[read_name(run_config.criterion.read, [*objectives], weights)].config
+        weights = _phase_weights([*objectives.values()], run_config.task)
+        return objectives[_read_name(run_config.criterion.read, [*objectives], weights)].config
 
     def facts(self) -> dict[str, Any]:
         """Return the usual facts, and the updates of all phases: what a batch holds follows."""

@@ -54,10 +54,10 @@ from metaseq_lm.tasks.protocols import IsReadAs, facts_of, read_as
 
 HEAD = "heads.sentence."
 HELD_OUT = "held_out"  # a split that is a part of train
-TANH = "tanh"
+_TANH = "tanh"
 
 
-def with_reach(config: RunConfig) -> RunConfig:
+def _with_reach(config: RunConfig) -> RunConfig:
     """Return `config` with task.reach=causal in place of "auto" if its source is causal.
 
     A run that has begun keeps its own: one from before the option sees both sides.
@@ -128,7 +128,7 @@ class SentencePredictionTask(LabelledSetTask):
 
     @classmethod
     def prepare(cls, config: RunConfig) -> RunConfig:
-        return super().prepare(with_reach(config))
+        return super().prepare(_with_reach(config))
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
@@ -188,15 +188,17 @@ class SentencePredictionTask(LabelledSetTask):
         multi_label = Manifest.load(folder).details.get("form") == MULTI_LABEL
         facts: dict[str, Any] = {"labels": labels_in(self.data, options_of(self.config))}
         facts |= {"multi_label": True} if multi_label else {}
-        return facts | ({} if self._activation == TANH else {"pooler_activation": self._activation})
+        return facts | (
+            {} if self._activation == _TANH else {"pooler_activation": self._activation}
+        )
 
     @property
     def _activation(self) -> str:
-        return self.config.pooler_activation if self.config.pooled else TANH
+        return self.config.pooler_activation if self.config.pooled else _TANH
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if a kept head has another activation or other (ordered) classes."""
-        activation = facts.get("pooler_activation", TANH)
+        activation = facts.get("pooler_activation", _TANH)
         if self.config.keep_head and activation != self._activation:
             raise UsageError(
                 f"task.keep_head: the head of {source} has a layer with {activation}; give "

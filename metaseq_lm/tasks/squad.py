@@ -53,11 +53,11 @@ class SquadTask(LabelledSetTask):
         super().__init__(config, run_config)
         squad_manifest(labelled_folder(run_config))
         # Every evaluation, and the files of predictions, ask for the same split.
-        self.windows = lru_cache(maxsize=4)(lambda split: windows_of(run_config, split))
+        self.windows = lru_cache(maxsize=4)(lambda split: _windows_of(run_config, split))
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        return len(windows_of(config, "train"))
+        return len(_windows_of(config, "train"))
 
     # ---------------------------------------------------------------- data and model
 
@@ -177,7 +177,7 @@ class SquadTask(LabelledSetTask):
         return "" if empty else best_text(row)
 
 
-def windows_of(config: RunConfig, split: str) -> SquadWindows:
+def _windows_of(config: RunConfig, split: str) -> SquadWindows:
     """Return the windows of a split of the configured set."""
     options = config.task
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")

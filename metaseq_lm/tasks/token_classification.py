@@ -43,11 +43,11 @@ class TokenClassificationTask(OneSetTask):
 
     def __init__(self, config: TokenClassificationConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
-        self.labelled = lru_cache(maxsize=None)(lambda split: tagged_rows(run_config, split))
+        self.labelled = lru_cache(maxsize=None)(lambda split: _tagged_rows(run_config, split))
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        return training_rows(config, tagged_rows(config, "train"))
+        return _training_rows(config, _tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
         """Return a split of the set; one without training split is valid for evaluation."""
@@ -62,7 +62,7 @@ class TokenClassificationTask(OneSetTask):
             size = options.batch_size
             return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
         lengths = rows.lengths if options.group_by_length else None
-        count = training_rows(self.run_config, rows)
+        count = _training_rows(self.run_config, rows)
         order = Shuffled(count, options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
@@ -107,12 +107,12 @@ class TokenClassificationTask(OneSetTask):
         return prediction_files(self.config.labelled, self.labelled(split).data, rows)
 
 
-def tagged_rows(config: RunConfig, split: str) -> TaggedRows:
+def _tagged_rows(config: RunConfig, split: str) -> TaggedRows:
     """Return the rows of a split of the configured set."""
     return TaggedRows(labelled_folder(config), split, config.task.tokens_per_sample)
 
 
-def training_rows(config: RunConfig, rows: TaggedRows) -> int:
+def _training_rows(config: RunConfig, rows: TaggedRows) -> int:
     """Return how many rows of train are used, those of the first task.train_size sentences."""
     n_sentences = limited_count(len(rows.data), config.task.train_size)
     return int(np.searchsorted(rows.sentence, n_sentences))

@@ -27,8 +27,8 @@ from metaseq_lm.tasks import Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import scored_rows
 
-Translated = list[tuple[int, str]]  # sentence, its translation
-LENGTH_FACTOR, LONGER = 2, 10  # a translation has at most LENGTH_FACTOR * source + LONGER tokens
+_Translated = list[tuple[int, str]]  # sentence, its translation
+_LENGTH_FACTOR, _LONGER = 2, 10  # a translation has at most LENGTH_FACTOR * source + LONGER tokens
 
 
 class TranslationTask(Task):
@@ -101,11 +101,11 @@ class TranslationTask(Task):
             banned=tuple(sorted(vocabulary.unwritten - {vocabulary.sep})),
         )
         lengths = batch.layout.lengths(batch.tokens) - 1
-        limits = lengths * LENGTH_FACTOR + LONGER
+        limits = lengths * _LENGTH_FACTOR + _LONGER
         best: Tensor = model.translate(batch.tokens, batch.layout, limits, beam)[0]  # type: ignore[operator]
         return best
 
-    def translations(self, model: nn.Module, batch: TranslationBatch) -> Translated:
+    def translations(self, model: nn.Module, batch: TranslationBatch) -> _Translated:
         """Return the number of each sentence of a micro-batch and its translation as text."""
         tokenizer = self.tokenizers[1]
         texts = [tokenizer.decode(row) for row in self.search(model, batch).tolist()]
@@ -120,7 +120,7 @@ class TranslationTask(Task):
         ((split, batches),) = passes.items()
         bleu = self.config.bleu
 
-        def judge(batch: TranslationBatch) -> tuple[Terms, Translated]:
+        def judge(batch: TranslationBatch) -> tuple[Terms, _Translated]:
             return self.criterion(model, batch), self.translations(model, batch) if bleu else []
 
         logs, translated = judged(engine, batches, judge)

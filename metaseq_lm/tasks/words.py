@@ -48,11 +48,11 @@ from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import scored_rows
 
-AVERAGE = "average.net."
+_AVERAGE = "average.net."
 AT = ":"  # between the name of a set and that of a split
-LANGUAGE_MODEL = "bilstm_lm"
+_LANGUAGE_MODEL = "bilstm_lm"
 # Number of a sentence, and the predictions for its words: classes, or relations and heads.
-Predicted = tuple[int, list[list[int]]]
+_Predicted = tuple[int, list[list[int]]]
 
 
 class WordTask(Task):
@@ -63,7 +63,7 @@ class WordTask(Task):
 
     criterion: WordLabels
     criterions = (WordLabels,)
-    fresh = ("heads.", "mixes.", f"{AVERAGE}heads.", f"{AVERAGE}mixes.", "language_model.")
+    fresh = ("heads.", "mixes.", f"{_AVERAGE}heads.", f"{_AVERAGE}mixes.", "language_model.")
 
     def __init__(self, config: Any, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
@@ -81,7 +81,7 @@ class WordTask(Task):
         # Evaluation of such a run has its own weights and no init_from.
         if config.task.freeze_encoder and not config.init_from:
             raise UsageError("task.freeze_encoder needs init_from, the run whose encoder it is")
-        return with_sizes(config)
+        return _with_sizes(config)
 
     @property
     def names(self) -> list[str]:
@@ -205,7 +205,7 @@ class WordTask(Task):
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Load the encoder of a run of words, the averaged one if it has one."""
-        averaged = AVERAGE + ENCODER
+        averaged = _AVERAGE + ENCODER
         prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
         encoder = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         targets = [ENCODER] if not self.config.average_decay else [ENCODER, averaged]
@@ -260,21 +260,21 @@ class WordTask(Task):
         data: WordSet,
         name: str,
         batches: Iterable[list[Any]],
-    ) -> tuple[Logs, dict[str, list[Predicted]]]:
+    ) -> tuple[Logs, dict[str, list[_Predicted]]]:
         """Return the terms of a model's first net on a set, and its predictions, by prefix."""
 
-        def judge(batch: WordBatch) -> tuple[Terms, list[tuple[str, Predicted]]]:
-            predicted: list[tuple[str, Predicted]] = []
+        def judge(batch: WordBatch) -> tuple[Terms, list[tuple[str, _Predicted]]]:
+            predicted: list[tuple[str, _Predicted]] = []
             terms: Terms = {}
             batch = model.read(batch)
             for prefix, net in nets.items():
                 scores = net.scores(net.views(batch), batch.scored, name, PRIMARY)
                 terms = terms or self.criterion.terms(net, scores, batch)
-                predicted += [(prefix, row) for row in predictions_of(data, scores, batch)]
+                predicted += [(prefix, row) for row in _predictions_of(data, scores, batch)]
             return terms, predicted
 
         logs, predictions = judged(engine, batches, judge)
-        by_net: dict[str, list[Predicted]] = {net: [] for net in nets}
+        by_net: dict[str, list[_Predicted]] = {net: [] for net in nets}
         for prefix, row in predictions:
             by_net[prefix].append(row)
         # The official accuracy replaces the term.
@@ -333,7 +333,7 @@ def word_batch(
     return batch.replace(set_name=name, sizes={**batch.sizes, "pairs": pairs})
 
 
-def with_sizes(config: RunConfig) -> RunConfig:
+def _with_sizes(config: RunConfig) -> RunConfig:
     """Return `config` with task.elmo_sizes set from the run of task.elmo.
 
     So a checkpoint, which has the weights, needs that run no more. Raises UsageError for a run of
@@ -344,10 +344,10 @@ def with_sizes(config: RunConfig) -> RunConfig:
     source_path = manifests.resolve(config.task.elmo, prefer="best")
     source = checkpoint.load(source_path)
     model = (source.manifest.get("config") or {}).get("model") or {}
-    if model.get("_name") != LANGUAGE_MODEL:
+    if model.get("_name") != _LANGUAGE_MODEL:
         raise UsageError(
             f"task.elmo: {source_path} has model {model.get('_name')}; give a run of --task "
-            f"word_language_modeling --criterion language_modeling --model {LANGUAGE_MODEL}"
+            f"word_language_modeling --criterion language_modeling --model {_LANGUAGE_MODEL}"
         )
     then, now = source.manifest.get("tokenizer"), tokenizer_hash(config.data)
     if then != now or f"{ENCODER}ids" not in source.weights:
@@ -362,7 +362,7 @@ def with_sizes(config: RunConfig) -> RunConfig:
     return replace(config, task=replace(config.task, elmo_sizes=elmo_sizes))
 
 
-def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Predicted]:
+def _predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[_Predicted]:
     """Return the best classes of the words of a batch, or relations and heads, as plain numbers.
 
     `scores` are (B, S, C). The class of tags that training lacks is never predicted.
@@ -385,7 +385,7 @@ def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Pred
     return rows
 
 
-def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
+def set_scores(data: WordSet, predictions: Sequence[_Predicted]) -> Logs:
     """Return the scores of a split from all its predictions, the main one first.
 
     That is "f1" of spans, "accuracy" of other tags, "las" of trees; all are from 0 to 1.
@@ -402,7 +402,7 @@ def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
 
 
 def prediction_rows(
-    name: str, data: WordSet, predictions: Sequence[Predicted]
+    name: str, data: WordSet, predictions: Sequence[_Predicted]
 ) -> list[dict[str, Any]]:
     """Return "index", "set", "words", "gold" and "predicted" label names of each sentence.
 

@@ -230,7 +230,7 @@ class Checkpointer:
             for name in ("code", "torch")
             if stored.manifest.get(name) not in (None, self.description[name])
         ]
-        if is_branch and (update := first_other_rate(stored, config, updates)):
+        if is_branch and (update := _first_other_rate(stored, config, updates)):
             messages.append(
                 f"this run's schedule has another learning rate than the one before the branch at "
                 f"update {update} of {updates}, so the run differs from one without a branch"
@@ -281,7 +281,7 @@ class Checkpointer:
             raise CheckpointError(str(error)) from error
 
 
-def first_other_rate(stored: Checkpoint, config: RunConfig, updates: int) -> int:
+def _first_other_rate(stored: Checkpoint, config: RunConfig, updates: int) -> int:
     """Return the first of `updates` at which two runs' schedules differ, 0 if there is none."""
     runs = (manifests.config_of(stored.manifest, stored.path), config)
     rates = [(run.optimizer.lr, build("schedule", run.schedule)) for run in runs]

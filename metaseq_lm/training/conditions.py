@@ -20,9 +20,9 @@ from metaseq_lm.tasks.protocols import CutsRows, kinds_of
 from metaseq_lm.training.checkpointing import check_produced
 from metaseq_lm.training.parts import Parts, evaluate_split
 
-GRID = 2000  # updates of a long run at which its schedule is looked at, in each of three ways
+_GRID = 2000  # updates of a long run at which its schedule is looked at, in each of three ways
 _USUAL_METRIC = "loss"  # of nearly every validation, so that no pass at the start looks for it
-LIMITS = ("max_query_length", "tokens_per_sample")  # options of tasks that cut rows
+_LIMITS = ("max_query_length", "tokens_per_sample")  # options of tasks that cut rows
 
 
 def conditions_of(
@@ -39,7 +39,7 @@ def conditions_of(
         "rates": _rates(config, updates) if updates else {},
     }
     if cut := _cut(config, task):
-        option = next(name for name in LIMITS if hasattr(config.task, name))
+        option = next(name for name in _LIMITS if hasattr(config.task, name))
         cut_by = f"task.{option}={getattr(config.task, option)}"
         conditions |= {"cut": cut, "cut_by": cut_by}
     trainer = config.trainer
@@ -105,9 +105,9 @@ def _rates(config: RunConfig, updates: int) -> dict[str, float]:
     """Return the learning rates that a run reaches, by its schedule at its updates."""
     schedule, base = build("schedule", config.schedule), config.optimizer.lr
     ways = [
-        np.arange(1, min(updates, GRID) + 1),
-        np.geomspace(1, updates, GRID),
-        np.linspace(1, updates, GRID),
+        np.arange(1, min(updates, _GRID) + 1),
+        np.geomspace(1, updates, _GRID),
+        np.linspace(1, updates, _GRID),
     ]
     numbers = np.unique(np.concatenate(ways).astype(np.int64)).tolist()
     factors = [float(schedule(number)) for number in numbers]

@@ -18,10 +18,10 @@ from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_confi
 from metaseq_lm.training.price import divisor_of_dry_run, updates_of_kinds
 
 # By how much a result may differ of an option that affects speed, which changes roundings.
-TOLERANCE = 1e-3
+_TOLERANCE = 1e-3
 # The results of `_measure` that an option leaves as they are.
 SAME = {NOTHING: ("valid", "train", "updated"), SPEED: ("valid", "train"), WEIGHTS: ("valid",)}
-Results = dict[str, Mapping[str, float]]
+_Results = dict[str, Mapping[str, float]]
 
 
 def check_effects(config: RunConfig, of_package: bool = False) -> list[str]:
@@ -96,7 +96,7 @@ def _other_values(item: Field[Any], value: Any) -> Iterator[Any]:
         yield from (2 * value + step, value + step, value - step, value / 2 if step < 1 else 0)
 
 
-def _measure(config: RunConfig) -> Results:
+def _measure(config: RunConfig) -> _Results:
     """Return the metrics of a batch of the validation, of a first update, and after it."""
     parts = build_parts(config, dry_run=True)
     split, streams = config.trainer.valid_split, kind_streams_of(parts.task)
@@ -113,12 +113,12 @@ def _measure(config: RunConfig) -> Results:
     return {"valid": valid, "train": train, "updated": validate()}
 
 
-def _difference(usual: Results, results: Results, effect: str) -> str:
+def _difference(usual: _Results, results: _Results, effect: str) -> str:
     """Return the first result that differs more than an effect allows, "" if none does."""
     for part in SAME[effect]:
         for name in sorted({*usual[part], *results[part]}):
             before, after = usual[part].get(name, math.inf), results[part].get(name, math.inf)
-            is_near = effect == SPEED and math.isclose(before, after, rel_tol=TOLERANCE)
+            is_near = effect == SPEED and math.isclose(before, after, rel_tol=_TOLERANCE)
             if before != after and not is_near:
                 return f"{name} ({part}) is {after:.6g}, not {before:.6g}"
     return ""

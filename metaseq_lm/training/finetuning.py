@@ -36,8 +36,8 @@ from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.scoring import longest_row
 from metaseq_lm.training.states import EncoderStates, read_rows
 
-OF_TEXTS = ("task=sentence_prediction", "criterion=sentence_prediction", "schedule=cosine")
-OF_WORDS = ("task=token_classification", "criterion=token_classification", "schedule=linear")
+_OF_TEXTS = ("task=sentence_prediction", "criterion=sentence_prediction", "schedule=cosine")
+_OF_WORDS = ("task=token_classification", "criterion=token_classification", "schedule=linear")
 LENGTH = "task.tokens_per_sample"
 Train = Callable[[RunConfig], None]  # makes the training run of a configuration
 
@@ -96,7 +96,7 @@ class FineTuner:
             epoch=best["update"] * config.task.epochs / results["updates"],
             trained=first,
             choosing=stop - first if config.trainer.valid_split == HELD_OUT else len(scored),
-            cut=share_of_cut_rows(scored, config.task.tokens_per_sample),
+            cut=_share_of_cut_rows(scored, config.task.tokens_per_sample),
         )
 
     def _count(self, results: Mapping[str, Any] | None) -> None:
@@ -120,7 +120,7 @@ class FineTuner:
             **options,
         }
         save_dir = self.folder / f"{folder.name}-{digest.hexdigest()}"
-        return tuning_config(self.config, OF_TEXTS, self.checkpoint, folder, save_dir, values)
+        return _tuning_config(self.config, _OF_TEXTS, self.checkpoint, folder, save_dir, values)
 
 
 class WordTuner:
@@ -159,9 +159,9 @@ class WordTuner:
     ) -> list[np.ndarray]:
         """Return the logits of words after fine-tuning on the set in a folder."""
         values = {"seed": self.config.seed, LENGTH: self.longest, **options}
-        source = (self.config, OF_WORDS, self.checkpoint, folder.resolve())
+        source = (self.config, _OF_WORDS, self.checkpoint, folder.resolve())
         parts = build_parts(
-            prepare_config(tuning_config(*source, Path(self.config.save_dir), values)),
+            prepare_config(_tuning_config(*source, Path(self.config.save_dir), values)),
             dry_run=True,
         )
         self._start(parts)
@@ -210,7 +210,7 @@ class WordTuner:
         return values
 
 
-def tuning_config(
+def _tuning_config(
     source: RunConfig,
     choices: Sequence[str],
     checkpoint: Path,
@@ -239,7 +239,7 @@ def tuning_config(
     return replace(config, engine=engine)
 
 
-def share_of_cut_rows(data: LabelledSet, tokens: int) -> float:
+def _share_of_cut_rows(data: LabelledSet, tokens: int) -> float:
     """Return the share of the rows of a split that do not fit into rows of some tokens."""
     rows = SentenceRows(data, Vocabulary.load(data.folder.parent / DICT_FILE), tokens)
     return float(rows.is_cut.mean())

@@ -20,7 +20,7 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.secrets import mask_options
 
 PROJECT = "metaseq-lm"
-ID_FILE = "run_id.txt"
+_ID_FILE = "run_id.txt"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoggedRun:
     @property
     def id(self) -> str:
         """The logger's identifier of the run, stored in the run folder to resume it."""
-        file = self.folder / ID_FILE
+        file = self.folder / _ID_FILE
         stored = file.read_text(errors="replace").strip() if file.is_file() else ""
         if not re.fullmatch("[0-9a-f]{32}", stored):
             stored = uuid.uuid4().hex

@@ -84,7 +84,7 @@ class Parts:
 
         A call of all replicas. Raises UsageError for "train" if the task cannot score it.
         """
-        check_scored(self.task, split)
+        _check_scored(self.task, split)
         _ = self.data_fingerprint  # MetaseqError if a file is damaged
         metrics, rows = evaluate_split(self, split)
         return metrics, [] if process_group.rank() else list(rows())
@@ -109,10 +109,10 @@ def prepare_config(config: RunConfig) -> RunConfig:
         config = with_half_life(config)
     if getattr(config.model, "base_width", 0):
         config = with_width(config)
-    return with_direction(config)
+    return _with_direction(config)
 
 
-def with_direction(config: RunConfig) -> RunConfig:
+def _with_direction(config: RunConfig) -> RunConfig:
     """Return `config` with the direction of its best checkpoint's metric, if its name says it."""
     trainer = config.trainer
     lower = lower_is_better(trainer.best_checkpoint_metric)
@@ -163,8 +163,8 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
         placement.prepare()
     by_block = recompute or placement is not None
     if config.engine.compile:
-        check_compilable(config, task, model, device)
-        set_up_compiler()
+        _check_compilable(config, task, model, device)
+        _set_up_compiler()
         if by_block:
             compile_blocks([m for m in model.modules() if isinstance(m, Layer)])
     assign_roles(model)
@@ -199,7 +199,7 @@ def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
         interfaces.check_call(title, model.forward, by_position.split(), by_name, type(model))
 
 
-def check_compilable(config: RunConfig, task: Task, model: nn.Module, device: str) -> None:
+def _check_compilable(config: RunConfig, task: Task, model: nn.Module, device: str) -> None:
     """Raise UsageError that names what engine.compile=true cannot compile or is missing."""
     reasons = [
         part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
@@ -224,7 +224,7 @@ def check_compilable(config: RunConfig, task: Task, model: nn.Module, device: st
         )
 
 
-def set_up_compiler() -> None:
+def _set_up_compiler() -> None:
     """Make torch.compile treat Python numbers, such as dropout rates, as constants.
 
     It would trace them as symbols, find that it cannot, and then trace and compile all again. What
@@ -349,11 +349,11 @@ def check_splits(parts: Parts) -> None:
             "trained on; name another split, and score 'train' with trainer.final_splits=[train]"
         )
     for split in sorted({options.valid_split, *options.final_splits} - {""}):
-        check_scored(parts.task, split)
+        _check_scored(parts.task, split)
         parts.task.build_streams(split)
 
 
-def check_scored(task: Task, split: str) -> None:
+def _check_scored(task: Task, split: str) -> None:
     """Raise UsageError for the training split if the task cannot score it."""
     if split == "train" and not isinstance(task, ScoresTraining):
         raise UsageError(

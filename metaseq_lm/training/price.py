@@ -45,8 +45,10 @@ from metaseq_lm.training.words import updates_for
 
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
-DRY_ROWS = 8
-RAMP_POINTS = 10_000  # updates of a run whose number is not known yet, for the mean of its warm-ups
+_DRY_ROWS = 8
+_RAMP_POINTS = (
+    10_000  # updates of a run whose number is not known yet, for the mean of its warm-ups
+)
 PRICED_SEED = 1  # of the batches whose cost says how many updates a budget pays for
 
 
@@ -83,21 +85,21 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     the mean over all, and `scales`, by which seconds are taken as proportional to them.
     """
     flops = 0.0
-    for share, size, phase in phases_of(config):
+    for share, size, phase in _phases_of(config):
         estimate = _measure(phase, divisor, size)
         flops += share * estimate.flops
     ratio = flops / estimate.flops if share < 1.0 else 1.0
     return replace(estimate, flops=flops, scales=[ratio * scale for scale in estimate.scales])
 
 
-def phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
+def _phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
     """Yield the share of the updates in each phase of row lengths, the mean size of its batches
     relative to the full one, and the configuration of a run with its lengths alone.
     """
     if not isinstance(config.task, WarmupConfig):
         yield 1.0, 1.0, config
         return
-    updates = config.trainer.max_update or RAMP_POINTS
+    updates = config.trainer.max_update or _RAMP_POINTS
     sizes = config.task.sizes(updates)
     begins = length_phases(with_updates(config, updates)).begins
     for phase, begin, end in zip(config.task.in_phases(), begins, [*begins[1:], updates]):
@@ -122,7 +124,7 @@ def _measure(config: RunConfig, divisor: int, size: float) -> PriceEstimate:
     streams = kind_streams_of(task)
     divisor = divisor or divisor_of_dry_run(parts, streams)
     window, costs, steps = Window(), [], []
-    of_steps = count_steps(engine)
+    of_steps = _count_steps(engine)
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
         of_steps.clear()
         with Counter() as counter:
@@ -142,7 +144,7 @@ def _measure(config: RunConfig, divisor: int, size: float) -> PriceEstimate:
     return PriceEstimate(price, costs, scales, window.means(), divisor, parts)
 
 
-def count_steps(engine: Engine) -> list[int]:
+def _count_steps(engine: Engine) -> list[int]:
     """Return a list that the FLOPs of each step of an optimizer are added to from now on."""
     spent: list[int] = []
 
@@ -170,7 +172,7 @@ def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
     # The smallest is often the last one of an epoch.
     first = min(len(s.order.batch(0)) if isinstance(s, Stream) else smallest for s in needed)
     rows = first // parts.shard.world
-    return max(min(rows // DRY_ROWS, smallest // parts.shard.world), 1)
+    return max(min(rows // _DRY_ROWS, smallest // parts.shard.world), 1)
 
 
 def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Iterator[Batches]:
@@ -218,7 +220,7 @@ def price_of_run(
 
 def conditions_before(config: RunConfig, estimate: PriceEstimate) -> dict[str, Any]:
     """Return the conditions of a run whose price is known, {} if the number of updates is not."""
-    limit, task = updates_of_budget(config, estimate.flops), estimate.parts.task
+    limit, task = _updates_of_budget(config, estimate.flops), estimate.parts.task
     if not config.trainer.max_update and limit:
         config = with_updates(config, limit)
     most = config.trainer.max_update
@@ -275,7 +277,7 @@ def dry_run(config: RunConfig) -> Parts:
         if rules := optimizer.describe_rules():
             log.message(f"optimizer {name} steps {rules}", is_result=True)
     options = config.trainer
-    total = options.max_update or updates_of_budget(config, estimate.flops)
+    total = options.max_update or _updates_of_budget(config, estimate.flops)
     log.message(
         f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, "
         f"without validations and saves; memory: {human_bytes(peak)} of a process at "
@@ -305,7 +307,7 @@ def resolve_budget(config: RunConfig) -> RunConfig:
         )
     device = choose_device(config.engine.device)
     process_group.initialise(device, config.engine.timeout, config.save_dir)
-    cached = process_group.from_first(read_cached_budget(Path(config.save_dir), options))
+    cached = process_group.from_first(_read_cached_budget(Path(config.save_dir), options))
     if cached:
         return with_updates(config, cached)
     price = estimate_price(replace(config, seed=PRICED_SEED)).flops if options.max_flops else 0.0
@@ -314,21 +316,21 @@ def resolve_budget(config: RunConfig) -> RunConfig:
             f"one update costs {price:.3g} FLOPs, more than "
             f"trainer.max_flops={options.max_flops:.3g}"
         )
-    return with_updates(config, updates_of_budget(config, price))
+    return with_updates(config, _updates_of_budget(config, price))
 
 
-def updates_of_budget(config: RunConfig, price: float) -> int:
+def _updates_of_budget(config: RunConfig, price: float) -> int:
     """Return the updates that max_flops pays for, or that see max_words, whichever are fewer.
 
     `price` is the FLOPs of an update. 0 without a budget.
     """
     options = config.trainer
     counts = [int(options.max_flops // price)] if options.max_flops else []
-    counts += [updates_for_words(config)] if options.max_words else []
+    counts += [_updates_for_words(config)] if options.max_words else []
     return min(counts, default=0)
 
 
-def updates_for_words(config: RunConfig) -> int:
+def _updates_for_words(config: RunConfig) -> int:
     """Return the number of updates that see trainer.max_words words of the corpus, or more.
 
     Where warm-ups depend on that number, it is the smallest one that agrees with itself.
@@ -341,7 +343,7 @@ def updates_for_words(config: RunConfig) -> int:
     return updates
 
 
-def read_cached_budget(folder: Path, options: TrainerConfig) -> int:
+def _read_cached_budget(folder: Path, options: TrainerConfig) -> int:
     """Return the number of updates of the run in a folder if it has the same limits, else 0."""
     file = folder / "config.yaml"
     config = read_config(file) if begun(folder) and file.is_file() else {}

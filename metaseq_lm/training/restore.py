@@ -45,7 +45,7 @@ def open_run(
     config.init_from = None
     check_tokenizer(stored, config.data)
     parts = build_parts(config, dry_run=True, empty=True)
-    check_labels(stored, parts, folder)
+    _check_labels(stored, parts, folder)
     checkpoint.read_weights(parts.model, stored)
     return parts
 
@@ -62,7 +62,7 @@ def open_scored(
     return open_run(path, data, user_dir, [f"{PRECISION}=fp32", *overrides])
 
 
-def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
+def _check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
     """Raise an error unless the data have the classes of the heads of a checkpoint."""
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
@@ -106,7 +106,7 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
     differ from those of `source`.
     """
     stored = checkpoint.load(manifests.resolve(source))
-    check_source(stored, parts.config)
+    _check_source(stored, parts.config)
     if isinstance(parts.task, ChecksSource):
         parts.task.check_facts(stored.manifest.get("facts") or {}, stored.path)
     chosen = parts.task.pretrained(stored.weights)
@@ -116,8 +116,8 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
             f"it has {', '.join(sorted(stored.weights)[:3])}, ..."
         )
     current = parts.model.state_dict()
-    fresh = other_heads(current, chosen, parts.task.fresh)
-    unused = other_heads(chosen, current, parts.task.fresh)
+    fresh = _other_heads(current, chosen, parts.task.fresh)
+    unused = _other_heads(chosen, current, parts.task.fresh)
     loaded = {name: weight for name, weight in chosen.items() if name not in unused}
     message = f"starts from {stored.path}: {len(loaded)} weights of it"
     loaded |= {name: current[name] for name in fresh}
@@ -128,7 +128,7 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
     return Initialisation(message, lineage_cost.ancestors(source), weights)
 
 
-def other_heads(
+def _other_heads(
     weights: Iterable[str], others: Iterable[str], prefixes: tuple[str, ...]
 ) -> dict[str, str]:
     """Return by name the head of each of the `weights` whose head has no weight in `others`.
@@ -145,7 +145,7 @@ def other_heads(
     return {name: head for name in weights if (head := head_of(name)) not in present}
 
 
-def check_source(stored: Checkpoint, config: RunConfig) -> None:
+def _check_source(stored: Checkpoint, config: RunConfig) -> None:
     """Raise UsageError if a checkpoint has another tokenizer or other layers than the run."""
     check_tokenizer(stored, config.data)
     model = (stored.manifest.get("config") or {}).get("model") or {}

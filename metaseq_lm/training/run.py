@@ -76,7 +76,7 @@ class TrainingRun:
             self.task.load_frozen(self.model)
         self.initialisation = initialise(self.parts)
         if reset:
-            check_resettable(Path(config.save_dir), config.trainer)
+            _check_resettable(Path(config.save_dir), config.trainer)
         # What is refused leaves no folder, and damaged data show now, not at the first save.
         _ = self.parts.data_fingerprint
         check_splits(self.parts)
@@ -95,7 +95,7 @@ class TrainingRun:
         complete = None
         if (
             results is not None
-            and is_complete(results, options)
+            and _is_complete(results, options)
             and not missing_suites(self.config)
         ):
             complete = results
@@ -281,19 +281,19 @@ def versions() -> dict[str, str]:
     }
 
 
-def check_resettable(folder: Path, options: TrainerConfig) -> None:
+def _check_resettable(folder: Path, options: TrainerConfig) -> None:
     """Raise UsageError if a folder has no run that --reset could change."""
     if not begun(folder):
         raise UsageError(f"--reset goes on with a run, but {folder} holds none; leave it out")
     results = read_results(folder)
-    if results is not None and is_complete(results, options):
+    if results is not None and _is_complete(results, options):
         raise UsageError(
             f"{folder} is finished after {results['updates']} updates, so --reset changes nothing; "
             "give a larger --max-update too"
         )
 
 
-def is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
+def _is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
     """Return whether, by results.json, a run is finished under the limits of `options`."""
     if results["status"] != "finished":
         return False

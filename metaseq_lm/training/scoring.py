@@ -36,7 +36,7 @@ from metaseq_lm.tasks.protocols import (
 from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
-ORIGINAL, WITHIN_WORD = PLL_RULES = ("original", "within_word_l2r")
+ORIGINAL, _WITHIN_WORD = PLL_RULES = ("original", "within_word_l2r")
 
 
 @dataclass
@@ -208,7 +208,7 @@ class SentenceScorer:
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
         rows = map(Row, ids)
-        if self.pll == WITHIN_WORD:
+        if self.pll == _WITHIN_WORD:
             rows = map(Row, ids, self.tokenizer.word_numbers(texts))
         row_of = dict(zip(texts, rows))
         return [row_of[sentence.text] for sentence in sentences]
@@ -328,7 +328,7 @@ class SentenceScorer:
             scored=as_tensor(scored),
             mask_id=self.vocabulary.mask,
             batch_tokens=self.batch_tokens,
-            words=as_tensor(words) if self.pll == WITHIN_WORD else None,
+            words=as_tensor(words) if self.pll == _WITHIN_WORD else None,
         )
 
     def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

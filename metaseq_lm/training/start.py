@@ -27,7 +27,7 @@ def initialise(parts: Parts) -> Initialisation:
     shown = mask_options({"init_from": source})["init_from"]
     first = source_of(folder, stored, shown)
     record = (stored or {}).get("start") or {}
-    then, now = record.get("weights") or weights_at(first), weights_at(source)
+    then, now = record.get("weights") or _weights_at(first), _weights_at(source)
     if first != shown and (now is None or now != then):
         raise UsageError(
             f"{folder} holds another run (init_from is {first!r} there, {shown!r} here, which has "
@@ -45,7 +45,7 @@ def initialise(parts: Parts) -> Initialisation:
         message = f"init_from {shown} is not there any more; the run goes on with its own weights"
     elif then not in (None, now):
         message = f"init_from {shown} has other weights now; the run goes on with its own"
-    costs = costs_on_record(record, folder)
+    costs = _costs_on_record(record, folder)
     if costs is None and now is not None:
         costs = lineage_cost.ancestors(source)
     return Initialisation(message, costs, then or "", is_outdated=now not in (None, then))
@@ -60,7 +60,7 @@ def source_of(folder: Path, stored: dict[str, Any] | None, otherwise: str | None
     return read_config(file).get("init_from") if file.is_file() and begun(folder) else otherwise
 
 
-def weights_at(source: str | None) -> str | None:
+def _weights_at(source: str | None) -> str | None:
     """Return the hash of the weights of a run or checkpoint; None if there is none."""
     try:
         return source and manifests.hash_of_weights(
@@ -70,7 +70,7 @@ def weights_at(source: str | None) -> str | None:
         return None
 
 
-def costs_on_record(record: dict[str, Any], folder: Path) -> lineage_cost.Costs:
+def _costs_on_record(record: dict[str, Any], folder: Path) -> lineage_cost.Costs:
     """Return the costs of the ancestors that a checkpoint records, None if it does not."""
     try:
         return lineage_cost.checked(record.get("costs"))

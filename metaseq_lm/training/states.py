@@ -29,7 +29,7 @@ from metaseq_lm.training.scoring import batches_by_length, longest_row
 
 # Which states of a batch are read: their values by layer, given all states (B, S, D), and the row
 # of each.
-Pooling = Callable[[TokenBatch, Sequence[Tensor]], tuple[list[Tensor], Tensor]]
+_Pooling = Callable[[TokenBatch, Sequence[Tensor]], tuple[list[Tensor], Tensor]]
 
 
 class EncoderStates:
@@ -73,7 +73,7 @@ class EncoderStates:
         """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-            return means_where(self._is_text(batch).unsqueeze(1), states)
+            return _means_where(self._is_text(batch).unsqueeze(1), states)
 
         return [x[:, 0] for x in self._read(rows, samples, pool)]
 
@@ -93,7 +93,7 @@ class EncoderStates:
             else:
                 at = torch.arange(batch.tokens.shape[1]).to(spans)
                 inside = (at >= spans[..., :1]) & (at < spans[..., 1:])
-            return means_where(inside & self._is_text(batch).unsqueeze(1), states)
+            return _means_where(inside & self._is_text(batch).unsqueeze(1), states)
 
         return self._read(rows, samples, pool)
 
@@ -104,7 +104,7 @@ class EncoderStates:
         is_text[:, 0] = False
         return is_text
 
-    def _read(self, rows: Rows, samples: np.ndarray, pool: Pooling) -> list[np.ndarray]:
+    def _read(self, rows: Rows, samples: np.ndarray, pool: _Pooling) -> list[np.ndarray]:
         """Return the pooled states of each layer in the order of the samples."""
 
         def states(batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
@@ -146,7 +146,7 @@ def read_rows(
     return [np.concatenate(of_values)[order] for of_values in zip(*parts)]
 
 
-def means_where(chosen: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+def _means_where(chosen: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Return of each layer the means of the chosen states, (B, P, D), and the rows' numbers, (B,).
 
     The mean of no state is 0.

@@ -44,7 +44,7 @@ from metaseq_lm.training.restore import PRECISION, open_run, open_scored
 from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceScorer
 from metaseq_lm.training.states import EncoderStates
 
-OF_SENTENCES = {"too_long": TOO_LONG, "pll": PLL_RULES}  # the first of each is the default
+_OF_SENTENCES = {"too_long": TOO_LONG, "pll": PLL_RULES}  # the first of each is the default
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class SuiteRequest:
         """Return what the results depend on besides checkpoint and data."""
         options = asdict(self.suite.config) | {"precision": precision}
         if self.suite.takes == SENTENCES:
-            options |= {name: getattr(self, name) for name in OF_SENTENCES}
+            options |= {name: getattr(self, name) for name in _OF_SENTENCES}
         # Where and in which batches a run is scored changes nothing.
         changes = [word for word in self.overrides if not word.startswith(("engine.", "data="))]
         return options | ({"overrides": sorted(changes)} if changes else {})
 
 
-def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
+def _read_items(suite: Suite[Any, Any], folder: Path) -> Any:
     """Return the items of a suite; UsageError with the suite's input format if invalid."""
     try:
         return suite.read(folder)
@@ -118,11 +118,11 @@ def score_suite(
         UsageError: The data are not those of the suite, or the run does not give what it needs.
     """
     suite, started = request.suite, time.perf_counter()
-    items = read_items(suite, request.folder)
+    items = _read_items(suite, request.folder)
     manifest = manifests.read_manifest(checkpoint)
     facts: dict[str, Any] = {}
     if suite.takes == PREDICTIONS:
-        check_predicts(request, (manifest.get("config") or {}).get("task") or {}, checkpoint)
+        _check_predicts(request, (manifest.get("config") or {}).get("task") or {}, checkpoint)
         folder = request.folder.resolve()
         labelled = [*request.overrides, f"task.labelled={folder.name}"]
         run = open_run(str(checkpoint), str(folder.parent), user_dir, labelled)
@@ -131,11 +131,11 @@ def score_suite(
     else:
         run = run or open_scored(str(checkpoint), None, user_dir, request.overrides)
         if suite.takes == TUNING:
-            results, facts = score_tuning(request, items, run, checkpoint, train)
+            results, facts = _score_tuning(request, items, run, checkpoint, train)
         elif suite.takes == WORD_TUNING:
-            results, facts = score_word_tuning(request, items, run, checkpoint)
+            results, facts = _score_word_tuning(request, items, run, checkpoint)
         else:
-            of_items = score_states if suite.takes == STATES else score_sentences
+            of_items = _score_states if suite.takes == STATES else _score_sentences
             results, facts = of_items(request, items, run)
     return SuiteResults(
         name=request.name,
@@ -151,11 +151,11 @@ def score_suite(
             "seconds": round(time.perf_counter() - started, 3),
             **facts,
         },
-        references=flat_references(references_of(request, items, run), results),
+        references=_flat_references(_references_of(request, items, run), results),
     )
 
 
-def references_of(request: SuiteRequest, items: Any, run: Parts) -> References:
+def _references_of(request: SuiteRequest, items: Any, run: Parts) -> References:
     """Return what the metrics of a suite are compared with.
 
     To the references of a suite of sentences belongs what the n-grams of the run's corpus score on
@@ -195,13 +195,13 @@ def stored_results(
             (result.name, result.update) == (request.name, known[0])
             and result.code == code_hash(user_dir)
             and result.options.get("precision") == precision
-            and is_answer(result, request, known)
+            and _is_answer(result, request, known)
         ):
             return result
     return None
 
 
-def score_sentences(
+def _score_sentences(
     request: SuiteRequest, items: Any, run: Parts
 ) -> tuple[Results, dict[str, Any]]:
     """Return the results of a suite that takes probabilities of sentences, and facts on them.
@@ -215,18 +215,18 @@ def score_sentences(
     return results, {"reach": scorer.reach, **counts, "forward_tokens": cost.forward_tokens}
 
 
-def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, Any]]:
+def _score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, Any]]:
     """Return the results of a suite of hidden states, what a state sees, and the cost."""
-    check_made_for(request.folder, run)
+    _check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, states))
     counts = {"rows": states.rows, "forward_tokens": states.forward_tokens}
     return results, {"reach": states.reach, **counts}
 
 
-def check_made_for(folder: Path, run: Parts) -> None:
+def _check_made_for(folder: Path, run: Parts) -> None:
     """Raise UsageError for a set that was made with another tokenizer than the run's."""
-    made_with, trained_with = tokenizer_of(folder), tokenizer_hash(run.config.data)
+    made_with, trained_with = _tokenizer_of(folder), tokenizer_hash(run.config.data)
     if made_with and trained_with and made_with != trained_with:
         raise UsageError(
             f"{folder}: made with another tokenizer than the run's ({made_with} and "
@@ -234,7 +234,7 @@ def check_made_for(folder: Path, run: Parts) -> None:
         )
 
 
-def score_tuning(
+def _score_tuning(
     request: SuiteRequest, items: Any, run: Parts, checkpoint: Path, train: Train
 ) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that fine-tunes a checkpoint, and its cost.
@@ -243,7 +243,7 @@ def score_tuning(
     interrupted goes on.
     """
     for folder in items:
-        check_made_for(folder, run)
+        _check_made_for(folder, run)
     run_folder = suite_results.run_folder_of(checkpoint)
     with contextlib.ExitStack() as stack:
         if run_folder is None:
@@ -261,24 +261,24 @@ def score_tuning(
     return results, {"updates": tuner.updates, "flops": tuner.flops}
 
 
-def score_word_tuning(
+def _score_word_tuning(
     request: SuiteRequest, items: Any, run: Parts, checkpoint: Path
 ) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that fine-tunes for labels of words, and its cost."""
-    check_made_for(request.folder, run)
+    _check_made_for(request.folder, run)
     tuner = WordTuner(run, checkpoint, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, tuner))
     return results, {"updates": tuner.updates, "flops": tuner.flops}
 
 
-def tokenizer_of(folder: Path) -> str | None:
+def _tokenizer_of(folder: Path) -> str | None:
     """Return the hash of the tokenizer that a set was made with, None for other data."""
     if not (folder / MANIFEST_FILE).is_file():
         return None
     return Manifest.load(folder).tokenizer.get("hash")
 
 
-def flat_references(references: References, results: Results) -> dict[str, dict[str, float]]:
+def _flat_references(references: References, results: Results) -> dict[str, dict[str, float]]:
     """Return the references of the groups that were scored, by METRIC and GROUP.METRIC."""
     flat: dict[str, dict[str, float]] = {}
     for group, metrics in references.items():
@@ -288,7 +288,7 @@ def flat_references(references: References, results: Results) -> dict[str, dict[
     return flat
 
 
-def check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: object) -> None:
+def _check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: object) -> None:
     """Raise UsageError if a task, by its options, makes no predictions of a single set.
 
     `source` names the run.
@@ -343,8 +343,8 @@ def request_of(item: str | Mapping[str, Any], data: Path) -> SuiteRequest:
     """
     entry = read_entry(item, SuiteEntry)
     suite_results.check_name(name := suite_results.entry_name(item))
-    of_sentences = {key: getattr(entry, key) or known[0] for key, known in OF_SENTENCES.items()}
-    for option, known in OF_SENTENCES.items():
+    of_sentences = {key: getattr(entry, key) or known[0] for key, known in _OF_SENTENCES.items()}
+    for option, known in _OF_SENTENCES.items():
         if of_sentences[option] not in known:
             raise UsageError(f"{option}={of_sentences[option]}: choose one of {', '.join(known)}")
     words = [f"{key}={plain_text(value)}" for key, value in entry.options.items()]
@@ -386,19 +386,19 @@ def check_final_suites(
     for request in final_suites(config):
         try:
             if not request.is_optional:
-                check_gives(request, config, task, model)
+                _check_gives(request, config, task, model)
             if any(Path(config.data).iterdir()):
                 request.suite.check(request.folder)
         except UsageError as error:
             raise UsageError(f"trainer.final_suites, suite {request.name}: {error}") from error
 
 
-def check_gives(
+def _check_gives(
     request: SuiteRequest, config: RunConfig, task: Task | None, model: nn.Module | None
 ) -> None:
     """Raise UsageError if a run does not give what a suite takes, as far as its parts tell."""
     if request.suite.takes == PREDICTIONS:
-        check_predicts(request, vars(config.task), "this run")
+        _check_predicts(request, vars(config.task), "this run")
     elif task is not None and request.suite.takes == SENTENCES:
         comparison_scorer(task_read_as(task))
     elif task is not None and model is not None:
@@ -410,11 +410,11 @@ def missing_suites(config: RunConfig) -> list[SuiteRequest]:
 
     Results of the same name do not count if they are of other data or with other options.
     """
-    answers = final_answers(config)
+    answers = _final_answers(config)
     return [request for request in final_suites(config) if request.name not in answers]
 
 
-def final_answers(config: RunConfig) -> dict[str, SuiteResults]:
+def _final_answers(config: RunConfig) -> dict[str, SuiteResults]:
     """Return the results of final suites, by name, that a run folder has, see `missing_suites`."""
     run = Path(config.save_dir)
     current = suite_results.current_checkpoint(run)
@@ -424,7 +424,7 @@ def final_answers(config: RunConfig) -> dict[str, SuiteResults]:
     answers = {}
     for request in final_suites(config):
         result = scored.get((request.name, current[0]))
-        if result and is_answer(result, request, current):
+        if result and _is_answer(result, request, current):
             answers[request.name] = result
     return answers
 
@@ -432,7 +432,7 @@ def final_answers(config: RunConfig) -> dict[str, SuiteResults]:
 def describe_other_code(config: RunConfig) -> str:
     """Return which final suites were scored by other code, and how to score them again; or ""."""
     code = code_hash(config.user_dir)
-    others = [name for name, result in final_answers(config).items() if result.code != code]
+    others = [name for name, result in _final_answers(config).items() if result.code != code]
     if not others:
         return ""
     folders = " ".join(str(Path(config.save_dir) / suite_results.FOLDER / x) for x in others)
@@ -442,7 +442,7 @@ def describe_other_code(config: RunConfig) -> str:
     )
 
 
-def is_answer(
+def _is_answer(
     result: SuiteResults, request: SuiteRequest, checkpoint: tuple[int, str] | None
 ) -> bool:
     """Return whether results are those of a request for a checkpoint, (update, hash of weights)."""
@@ -475,7 +475,7 @@ def score_final_suites(config: RunConfig, train: Train) -> Iterator[SuiteResults
         if request.is_optional:
             try:
                 task, model = (run.task, run.model) if run else (None, None)
-                check_gives(request, config, task, model)
+                _check_gives(request, config, task, model)
             except UsageError as error:
                 say(f"not scored with suite {request.name}: {error}")
                 continue

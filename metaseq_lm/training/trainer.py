@@ -31,8 +31,8 @@ from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
 from metaseq_lm.training.words import WordCounter
 
-MOST_UNCHECKED = 1000  # updates, each with its logs on the device
-MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chance only later
+_MOST_UNCHECKED = 1000  # updates, each with its logs on the device
+_MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chance only later
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Trainer:
             intervals = (options.validate_interval_updates, options.save_interval_updates)
             looks = self._is_due(options.log_interval, *intervals)
             looks = looks or bool(self.words.names_at(self.update))
-            looks = looks or len(self._unchecked) >= MOST_UNCHECKED
+            looks = looks or len(self._unchecked) >= _MOST_UNCHECKED
             if (looks or signal or self.stopped_by) and self._check_skipped():
                 return
             if self.stopped_by or self._is_due(options.log_interval):
@@ -165,7 +165,7 @@ class Trainer:
             check_finite(self.update, values)
             return
         self._event("no targets so far")
-        if self.stopped_by or self.update >= MOST_WITHOUT_TARGETS:
+        if self.stopped_by or self.update >= _MOST_WITHOUT_TARGETS:
             raise MetaseqError(
                 f"no targets in {self.update} updates, so nothing was learnt: the text has no "
                 "tokens to predict; look at it with 'metaseq-lm doctor', and at "

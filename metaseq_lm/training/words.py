@@ -19,14 +19,14 @@ from metaseq_lm.runs.manifests import words_name
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import kinds_of
 
-MILLION = 10**6
+_MILLION = 10**6
 # Checkpoints that BabyLM asks for, by track (Charpentier et al. 2025).
-SCHEDULES = {
+_SCHEDULES = {
     "strict-small": [*range(1, 10), *range(10, 101, 10)],
     "strict": [*range(1, 10), *range(10, 100, 10), *range(100, 1001, 100)],
 }
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([kM]?)")
-UNITS = {"": 1, "k": 1000, "M": MILLION}
+_UNITS = {"": 1, "k": 1000, "M": _MILLION}
 
 
 def numbers_of_words(entries: Sequence[str]) -> list[int]:
@@ -38,15 +38,15 @@ def numbers_of_words(entries: Sequence[str]) -> list[int]:
     numbers = set()
     for entry in map(str, entries):
         match = NUMBER.fullmatch(entry)
-        value = float(match[1]) * UNITS[match[2]] if match else 0.0
-        if entry in SCHEDULES:
-            numbers |= {million * MILLION for million in SCHEDULES[entry]}
+        value = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if entry in _SCHEDULES:
+            numbers |= {million * _MILLION for million in _SCHEDULES[entry]}
         elif value >= 1 and value.is_integer():
             numbers.add(int(value))
         else:
             raise UsageError(
-                f"trainer.save_words has '{entry}'.{nearest(entry, list(SCHEDULES))} Give numbers, "
-                f"such as 20000, 20k or 7M, or a schedule: {' or '.join(SCHEDULES)}"
+                f"trainer.save_words has '{entry}'.{nearest(entry, list(_SCHEDULES))} Give "
+                f"numbers, such as 20000, 20k or 7M, or a schedule: {' or '.join(_SCHEDULES)}"
             )
     return sorted(numbers)
 
@@ -55,10 +55,10 @@ def check_words(options: TrainerConfig, task: Task) -> None:
     """Raise UsageError if the options name numbers of words, and these cannot be counted."""
     if numbers_of_words(options.save_words) or options.max_words:
         option = "trainer.max_words" if options.max_words else "trainer.save_words"
-        require_words(task, task.build_streams("train"), option)
+        _require_words(task, task.build_streams("train"), option)
 
 
-def require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
+def _require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
     """Raise UsageError, which names the option that asks, if words cannot be counted."""
     read = corpora(streams)
     # The kinds of updates of a mixture are its objectives, which share a stream.
@@ -75,7 +75,7 @@ def corpora(streams: Mapping[str, Any]) -> dict[str, Any]:
     return {n: s for n, s in streams.items() if getattr(s, "words", None) is not None}
 
 
-def words_between(
+def _words_between(
     streams: Mapping[str, Any], before: Mapping[str, int], after: Mapping[str, int]
 ) -> int:
     """Return the words in the batches of streams between two positions in each."""
@@ -106,13 +106,13 @@ class WordCounter:
         if any(stream.words.missing for stream in self._streams.values()):
             self._streams, self.seen = {}, None
         elif self.seen is None:
-            self.seen = words_between(self._streams, {}, positions)
+            self.seen = _words_between(self._streams, {}, positions)
 
     def advance(self, update: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Count an update, after which `update` are made, by the positions of the streams."""
         if self.seen is None:
             return
-        seen = self.seen + words_between(self._streams, before, after)
+        seen = self.seen + _words_between(self._streams, before, after)
         reached = [number for number in self.numbers if self.seen < number <= seen]
         self.checkpoints |= dict.fromkeys(reached, update)
         self.seen = seen
@@ -154,7 +154,7 @@ class WordCounter:
 
 def updates_for(task: Task, streams: Mapping[str, Any], words: float) -> int:
     """Return how many updates of a task see `words` words of its corpus, at least."""
-    require_words(task, streams, "trainer.max_words")
+    _require_words(task, streams, "trainer.max_words")
     read = corpora(streams)
     positions = dict.fromkeys(read, 0)
     seen = 0
@@ -165,5 +165,5 @@ def updates_for(task: Task, streams: Mapping[str, Any], words: float) -> int:
         for name, count in task.needs(update).items():
             if name in read:
                 positions[name] += count
-        seen += words_between(read, before, positions)
+        seen += _words_between(read, before, positions)
     raise AssertionError("unreachable")

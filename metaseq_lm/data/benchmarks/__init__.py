@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
-SINGLE_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
-JSON_FILES = {"train": "train.jsonl", "valid": "val.jsonl", "test": "test.jsonl"}
-BINARY = ("0", "1")
-TRUTH = ("false", "true")
-TWO_WAY = ("entailment", "not_entailment")
-THREE_WAY = ("contradiction", "entailment", "neutral")
-MAIN_TWO = ("mean", "f1", "accuracy")
+_SINGLE_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+_JSON_FILES = {"train": "train.jsonl", "valid": "val.jsonl", "test": "test.jsonl"}
+_BINARY = ("0", "1")
+_TRUTH = ("false", "true")
+_TWO_WAY = ("entailment", "not_entailment")
+_THREE_WAY = ("contradiction", "entailment", "neutral")
+_MAIN_TWO = ("mean", "f1", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Benchmark:
 
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
-    files: dict[str, str] = field(default_factory=lambda: SINGLE_FILES)
+    files: dict[str, str] = field(default_factory=lambda: _SINGLE_FILES)
     leaderboard: dict[str, str] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     label: str = "label"
@@ -47,7 +47,7 @@ class Benchmark:
     original: str = ""
 
 
-MNLI_FILES = {
+_MNLI_FILES = {
     "train": "train.tsv",
     "valid": "dev_matched.tsv",
     "valid_mismatched": "dev_mismatched.tsv",
@@ -59,59 +59,59 @@ MNLI_FILES = {
 OPTIONAL_SPLITS = ("diagnostic",)
 
 PAIR = ("sentence1", "sentence2")
-COLA_COLUMNS = ("source", "label", "mark", "sentence")
-MNLI_LEADERBOARD = {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"}
-MRPC_TEXTS = ("#1 String", "#2 String")
-QQP_TEXTS = ("question1", "question2")
-STS_METRICS = ("mean", "pearson", "spearman")
+_COLA_COLUMNS = ("source", "label", "mark", "sentence")
+_MNLI_LEADERBOARD = {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"}
+_MRPC_TEXTS = ("#1 String", "#2 String")
+_QQP_TEXTS = ("question1", "question2")
+_STS_METRICS = ("mean", "pearson", "spearman")
 
 GLUE = {
     "CoLA": Benchmark(
-        BINARY, ("matthews",), texts=("sentence",), header=COLA_COLUMNS, form="single"
+        _BINARY, ("matthews",), texts=("sentence",), header=_COLA_COLUMNS, form="single"
     ),
-    "SST-2": Benchmark(BINARY, texts=("sentence",), form="single"),
-    "MRPC": Benchmark(BINARY, MAIN_TWO, texts=MRPC_TEXTS, label="Quality", doubled=True),
-    "STS-B": Benchmark((), STS_METRICS, texts=PAIR, label="score", doubled=True),
+    "SST-2": Benchmark(_BINARY, texts=("sentence",), form="single"),
+    "MRPC": Benchmark(_BINARY, _MAIN_TWO, texts=_MRPC_TEXTS, label="Quality", doubled=True),
+    "STS-B": Benchmark((), _STS_METRICS, texts=PAIR, label="score", doubled=True),
     "QQP": Benchmark(
-        BINARY, MAIN_TWO, texts=QQP_TEXTS, label="is_duplicate", index="id", skip_malformed=True
+        _BINARY, _MAIN_TWO, texts=_QQP_TEXTS, label="is_duplicate", index="id", skip_malformed=True
     ),
     "MNLI": Benchmark(
-        THREE_WAY, files=MNLI_FILES, leaderboard=MNLI_LEADERBOARD, texts=PAIR, label="gold_label"
+        _THREE_WAY, files=_MNLI_FILES, leaderboard=_MNLI_LEADERBOARD, texts=PAIR, label="gold_label"
     ),
-    "QNLI": Benchmark(TWO_WAY, texts=("question", "sentence")),
-    "RTE": Benchmark(TWO_WAY, texts=PAIR),
-    "WNLI": Benchmark(BINARY, texts=PAIR),
-    "AX": Benchmark(THREE_WAY, ("matthews",), files={"test": "diagnostic.tsv"}, texts=PAIR),
+    "QNLI": Benchmark(_TWO_WAY, texts=("question", "sentence")),
+    "RTE": Benchmark(_TWO_WAY, texts=PAIR),
+    "WNLI": Benchmark(_BINARY, texts=PAIR),
+    "AX": Benchmark(_THREE_WAY, ("matthews",), files={"test": "diagnostic.tsv"}, texts=PAIR),
 }
 
 SUPERGLUE = {
-    "BoolQ": Benchmark(TRUTH, files=JSON_FILES),
-    "CB": Benchmark(THREE_WAY, MAIN_TWO, files=JSON_FILES),
-    "COPA": Benchmark(BINARY, files=JSON_FILES, form="choices"),
-    "MultiRC": Benchmark(BINARY, ("mean", "f1a", "em"), files=JSON_FILES),
-    "ReCoRD": Benchmark(BINARY, ("mean", "f1", "em"), files=JSON_FILES),
-    "RTE": Benchmark(TWO_WAY, files=JSON_FILES),
-    "WiC": Benchmark(TRUTH, files=JSON_FILES, form="spans"),
-    "WSC": Benchmark(TRUTH, files=JSON_FILES, form="spans"),
-    "AX-b": Benchmark(TWO_WAY, ("matthews",), files={"test": "AX-b.jsonl"}),
-    "AX-g": Benchmark(TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}),
+    "BoolQ": Benchmark(_TRUTH, files=_JSON_FILES),
+    "CB": Benchmark(_THREE_WAY, _MAIN_TWO, files=_JSON_FILES),
+    "COPA": Benchmark(_BINARY, files=_JSON_FILES, form="choices"),
+    "MultiRC": Benchmark(_BINARY, ("mean", "f1a", "em"), files=_JSON_FILES),
+    "ReCoRD": Benchmark(_BINARY, ("mean", "f1", "em"), files=_JSON_FILES),
+    "RTE": Benchmark(_TWO_WAY, files=_JSON_FILES),
+    "WiC": Benchmark(_TRUTH, files=_JSON_FILES, form="spans"),
+    "WSC": Benchmark(_TRUTH, files=_JSON_FILES, form="spans"),
+    "AX-b": Benchmark(_TWO_WAY, ("matthews",), files={"test": "AX-b.jsonl"}),
+    "AX-g": Benchmark(_TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}),
 }
 
-CLOTH_FILES = {"train": "train.jsonl", "valid": "valid.jsonl", "test": "test.jsonl"}
+_CLOTH_FILES = {"train": "train.jsonl", "valid": "valid.jsonl", "test": "test.jsonl"}
 LETTERS = ("A", "B", "C", "D")
-LEVEL_METRICS = ("accuracy", "accuracy_middle", "accuracy_high")
+_LEVEL_METRICS = ("accuracy", "accuracy_middle", "accuracy_high")
 
 CLOTH = {
-    "CLOTH": Benchmark(LETTERS, LEVEL_METRICS, files=CLOTH_FILES, form="cloze"),
-    "CLOTH-M": Benchmark(LETTERS, files=CLOTH_FILES, form="cloze"),
-    "CLOTH-H": Benchmark(LETTERS, files=CLOTH_FILES, form="cloze"),
+    "CLOTH": Benchmark(LETTERS, _LEVEL_METRICS, files=_CLOTH_FILES, form="cloze"),
+    "CLOTH-M": Benchmark(LETTERS, files=_CLOTH_FILES, form="cloze"),
+    "CLOTH-H": Benchmark(LETTERS, files=_CLOTH_FILES, form="cloze"),
 }
 
-BABYLM_METRICS = {"MRPC": ("accuracy", "f1"), "QQP": ("accuracy", "f1")}
+_BABYLM_METRICS = {"MRPC": ("accuracy", "f1"), "QQP": ("accuracy", "f1")}
 BABYLM = {
     task: replace(
         tasks[task],
-        metrics=BABYLM_METRICS.get(task, ("accuracy",)),
+        metrics=_BABYLM_METRICS.get(task, ("accuracy",)),
         files={split: tasks[task].files[split] for split in ("train", "valid")},
         form="pair",
         doubled=False,

@@ -149,7 +149,7 @@ def _wsc_of_babylm(record: Record) -> Iterator[Example]:
     yield (question, record.text("text")), record.label(), (), _index(record)
 
 
-EXAMPLES: dict[str, Examples] = {
+_EXAMPLES: dict[str, Examples] = {
     "BoolQ": _swapped("BoolQ"),
     "CB": _swapped("CB"),
     "COPA": _copa,
@@ -160,8 +160,8 @@ EXAMPLES: dict[str, Examples] = {
     "WSC": _wsc,
 }
 FORMS: dict[str, dict[str, Examples]] = {
-    "own": EXAMPLES,
-    "author": EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
+    "own": _EXAMPLES,
+    "author": _EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
 }
 BABYLM: dict[str, Examples] = {
     "BoolQ": _boolq_of_babylm,
@@ -169,7 +169,7 @@ BABYLM: dict[str, Examples] = {
     "WSC": _wsc_of_babylm,
 }
 # Benchmarks with the texts above; [SEP] is the label token of class 0.
-AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in EXAMPLES}
+AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in _EXAMPLES}
 AS_TEXT["superglue/ReCoRD"] = replace(SUPERGLUE["ReCoRD"], form="tokens")
 AS_TEXT["superglue/RTE"] = replace(SUPERGLUE["RTE"], labels=("not_entailment", "entailment"))
 

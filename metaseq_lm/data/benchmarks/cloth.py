@@ -15,7 +15,7 @@ from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.labelled.records import Record, RecordReader, structured
 from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
 
-BLANK = "_"
+_BLANK = "_"
 # The schools whose exams each set holds: the field "source" of a passage begins with their names.
 LEVELS = {
     "cloth/CLOTH": ("middle", "high"),
@@ -50,11 +50,11 @@ class ClothReader:
 
 def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
     passage = " ".join(record.text("article").split())
-    positions = [position for position, character in enumerate(passage) if character == BLANK]
+    positions = [position for position, character in enumerate(passage) if character == _BLANK]
     options, answers = record.get("options", list), record.get("answers", list)
     if not len(positions) == len(options) == len(answers):
         raise MetaseqError(
-            f"{record.where}: {len(positions)} blanks ({BLANK}) in the article, {len(options)} "
+            f"{record.where}: {len(positions)} blanks ({_BLANK}) in the article, {len(options)} "
             f"options and {len(answers)} answers; each blank has one of both"
         )
     for number, (position, candidates, answer) in enumerate(zip(positions, options, answers)):

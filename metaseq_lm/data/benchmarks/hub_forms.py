@@ -16,9 +16,9 @@ from metaseq_lm.data.labelled.classes import NO_LABEL, spelling_key
 from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.labelled.records import Record, structured
 
-PREMISE = ("premise", "hypothesis")
+_PREMISE = ("premise", "hypothesis")
 # The text columns of the tasks in which they are not those of the official files.
-TEXTS = {"glue/MRPC": PAIR, "glue/MNLI": PREMISE, "glue/AX": PREMISE}
+TEXTS = {"glue/MRPC": PAIR, "glue/MNLI": _PREMISE, "glue/AX": _PREMISE}
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
 _TRUTH = ("False", "True")
@@ -50,7 +50,7 @@ SPLITS = {
     "valid_mismatched": tuple(f"{name}_mismatched" for name in _VALID),
     "test": ("test", "test_matched"),
 }
-NO_NUMBER = "-1.0"  # the key of the label of a row that has none
+_NO_NUMBER = "-1.0"  # the key of the label of a row that has none
 # Columns that hold no text: numbers, lists, objects.
 _VALUES = (
     *("idx", "pair_id", "start1", "end1", "start2", "end2", "span1_index", "span2_index"),
@@ -71,7 +71,7 @@ def label_words(name: str) -> dict[str, str]:
 def official_label(label: str, words: dict[str, str]) -> str:
     """Return the label that the official file has for one of an export; "-1" means none."""
     key = spelling_key(label)
-    return "-1" if key == NO_NUMBER else words.get(key, label)
+    return "-1" if key == _NO_NUMBER else words.get(key, label)
 
 
 def with_official_label(row: Row, words: dict[str, str]) -> Row:

@@ -19,9 +19,9 @@ from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.text_files import TextFile
 
-PLACEHOLDER = "@placeholder"
+_PLACEHOLDER = "@placeholder"
 # The wording of COPA's own questions (Roemmele et al. 2011).
-COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+_COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 
 
 Span = tuple[int, int, int]
@@ -87,9 +87,9 @@ def _boolq(record: Record) -> Iterator[Example]:
 
 def _copa(record: Record) -> Iterator[Example]:
     question = record.text("question")
-    if question not in COPA_QUESTIONS:
+    if question not in _COPA_QUESTIONS:
         raise MetaseqError(f"{record.where}: question {question!r} is not 'cause' or 'effect'")
-    context = f"{record.text('premise')} {COPA_QUESTIONS[question]}"
+    context = f"{record.text('premise')} {_COPA_QUESTIONS[question]}"
     texts = (context, record.text("choice1"), record.text("choice2"))
     yield texts, record.label(), (), {"idx": record.number("idx")}
 
@@ -124,7 +124,7 @@ def _record(record: Record) -> Iterator[Example]:
         answers = facts.get("answers")
         for entity_text in entities:
             label = None if answers is None else str(int(entity_text in answers))
-            filled = query.replace(PLACEHOLDER, entity_text)
+            filled = query.replace(_PLACEHOLDER, entity_text)
             yield (text, filled), label, (), {**facts, "entity": entity_text}
 
 
@@ -143,8 +143,8 @@ def record_queries(record: Record) -> Iterator[tuple[Record, str, dict[str, Any]
     """Yield each query of a passage of ReCoRD, its text, and its facts with the answers it has."""
     for query in record.records("qas"):
         text = query.text("query")
-        if PLACEHOLDER not in text:
-            raise MetaseqError(f"{record.where}: {query.name}.query has no {PLACEHOLDER}")
+        if _PLACEHOLDER not in text:
+            raise MetaseqError(f"{record.where}: {query.name}.query has no {_PLACEHOLDER}")
         facts: dict[str, Any] = {"passage": record.number("idx"), "idx": query.number("idx")}
         if "answers" in query.fields:
             answers = [answer.text("text") for answer in query.records("answers")]

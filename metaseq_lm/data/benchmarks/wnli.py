@@ -22,17 +22,17 @@ from typing import Any
 
 from metaseq_lm.data.labelled.files import Row
 
-POSSESSIVE = frozenset("his her hers its their theirs".split())
-PRONOUNS = POSSESSIVE | frozenset(
+_POSSESSIVE = frozenset("his her hers its their theirs".split())
+_PRONOUNS = _POSSESSIVE | frozenset(
     "he she it they him them himself herself itself themselves".split()
 )
-DETERMINERS = frozenset(
+_DETERMINERS = frozenset(
     "a an the this these those my your his her its our their some any no every each another "
     "all both many several few two three".split()
 )
 # What may be inside a noun phrase, between its words.
-LINKS = frozenset("of in and with on at for under from".split())
-FUNCTION_WORDS = LINKS | frozenset(
+_LINKS = frozenset("of in and with on at for under from".split())
+_FUNCTION_WORDS = _LINKS | frozenset(
     "or but so because since although though while when where if as than then that which who whom "
     "whose what how why to by without over into onto out off up down about after before behind "
     "below above through against between during around near across along until unless till "
@@ -42,10 +42,10 @@ FUNCTION_WORDS = LINKS | frozenset(
     "enough more most much almost back away together instead "
     "i you he she it we they me him us them himself herself itself myself themselves".split()
 )
-VERB_ENDING = re.compile(r"(?<=..)(ed|ing|ly)$")
-ENDINGS = ("'s", "’s", "'", "’")
-MOST_WORDS = 3
-MOST_QUERY_WORDS = 6
+_VERB_ENDING = re.compile(r"(?<=..)(ed|ing|ly)$")
+_ENDINGS = ("'s", "’s", "'", "’")
+_MOST_WORDS = 3
+_MOST_QUERY_WORDS = 6
 WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
 
 
@@ -82,7 +82,7 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
     best: tuple[int, int] = (0, 0)  # equal words, and those of them before the pronoun
     aligned = None
     for at, word in enumerate(words):
-        if word not in PRONOUNS:
+        if word not in _PRONOUNS:
             continue
         rest = words[at + 1 :]
         after = [n for n in range(len(claim)) if claim[len(claim) - n :] == rest[:n]]
@@ -98,32 +98,32 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
     at, claimed = aligned
     for position in range(len(claimed) - 2, -1, -1):
         # The clauses differ further up, but the word before the pronoun is here too.
-        if at and claimed[position].lower == words[at - 1] and words[at - 1] not in LINKS:
+        if at and claimed[position].lower == words[at - 1] and words[at - 1] not in _LINKS:
             claimed = claimed[position + 1 :]
             break
-    query = last_phrase(claimed)
+    query = _last_phrase(claimed)
     return (at, query) if query else None
 
 
-def last_phrase(words: list[Word]) -> list[Word]:
+def _last_phrase(words: list[Word]) -> list[Word]:
     """Return the noun phrase at the end of `words`, empty if there is none of a fair length.
 
     A hypothesis may begin with words of its own: "She saw that Janie" is about Janie.
     """
     for at in range(len(words) - 1, -1, -1):
         lower = words[at].lower
-        inner = lower in LINKS and 0 < at < len(words) - 1
-        if (lower in FUNCTION_WORDS and not inner) or (
+        inner = lower in _LINKS and 0 < at < len(words) - 1
+        if (lower in _FUNCTION_WORDS and not inner) or (
             not lower[0].isalnum() and lower[0] not in "'’"
         ):
             words = words[at + 1 :]
             break
-        if lower in DETERMINERS and at and words[at - 1].lower not in LINKS:
+        if lower in _DETERMINERS and at and words[at - 1].lower not in _LINKS:
             words = words[at:]
             break
-    while words and words[0].lower in LINKS:
+    while words and words[0].lower in _LINKS:
         words = words[1:]
-    good = 0 < len(words) <= MOST_QUERY_WORDS and key([word.text for word in words])
+    good = 0 < len(words) <= _MOST_QUERY_WORDS and key([word.text for word in words])
     return words if good else []
 
 
@@ -138,12 +138,12 @@ def noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
             yield at, end
             if end + 1 < len(words) and words[end].lower == "and" and _is_name(words[end + 1]):
                 yield at, end + 2
-            if end < len(words) and words[end].lower in ENDINGS:
+            if end < len(words) and words[end].lower in _ENDINGS:
                 yield from _runs(words, at, end + 1)
             at = end
         else:
-            first = at + (words[at].lower in DETERMINERS)
-            if first > at or not VERB_ENDING.search(words[at].lower):
+            first = at + (words[at].lower in _DETERMINERS)
+            if first > at or not _VERB_ENDING.search(words[at].lower):
                 yield from _runs(words, at, first)
             at = first + 1 if _belongs(words, first, first) else max(first, at + 1)
 
@@ -151,11 +151,11 @@ def noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
 def _runs(words: Sequence[Word], start: int, first: int) -> Iterator[tuple[int, int]]:
     """Yield phrases that begin at `start` and whose words begin at `first`, from short to long."""
     end = first
-    while end - first < MOST_WORDS and _belongs(words, first, end):
+    while end - first < _MOST_WORDS and _belongs(words, first, end):
         end += 1
         yield start, end
     if end > first and end < len(words) and words[end].lower == "of":
-        inner = end + 1 + (end + 1 < len(words) and words[end + 1].lower in DETERMINERS)
+        inner = end + 1 + (end + 1 < len(words) and words[end + 1].lower in _DETERMINERS)
         if _belongs(words, inner, inner):
             yield start, inner + 1
 
@@ -164,11 +164,11 @@ def _belongs(words: Sequence[Word], first: int, at: int) -> bool:
     """Return whether a word may be part of the noun phrase whose words begin with `first`."""
     if at >= len(words) or not _is_content(words[at]):
         return False
-    return at == first or not VERB_ENDING.search(words[at].lower)
+    return at == first or not _VERB_ENDING.search(words[at].lower)
 
 
 def _is_content(word: Word) -> bool:
-    return word.text[0].isalpha() and word.lower not in FUNCTION_WORDS | DETERMINERS
+    return word.text[0].isalpha() and word.lower not in _FUNCTION_WORDS | _DETERMINERS
 
 
 def _is_name(word: Word) -> bool:
@@ -193,7 +193,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
         return {"sentence": sentence, "pronoun": None}
     position, query = aligned
     pronoun = words[position]
-    possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
+    possessive = pronoun.lower in _POSSESSIVE and (pronoun.lower != "her" or _is_possessive(query))
     query_key = key([word.text for word in query])
     texts: dict[tuple[str, ...], str] = {}
     for first, end in noun_phrases(words):
@@ -218,7 +218,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
 def key(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words that compare two phrases: lower case, without determiner and "'s"."""
     lower = [word.lower().replace("’", "'") for word in words]
-    while lower and lower[0] in DETERMINERS:
+    while lower and lower[0] in _DETERMINERS:
         lower = lower[1:]
     while lower and lower[-1] in ("'s", "'"):
         lower = lower[:-1]
@@ -237,13 +237,13 @@ def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return any(long[at : at + size] == short for at in range(len(long) - size + 1))
 
 
-def is_possessive(words: Sequence[Word]) -> bool:
+def _is_possessive(words: Sequence[Word]) -> bool:
     """Return whether a phrase ends as in "Ann's" or "the boys'"."""
-    return words[-1].lower in ENDINGS
+    return words[-1].lower in _ENDINGS
 
 
 def _with_s(text: str) -> str:
-    if is_possessive(words_of(text)):
+    if _is_possessive(words_of(text)):
         return text
     return text + ("'" if text.endswith("s") else "'s")
 
@@ -252,5 +252,5 @@ def _as_pronoun(text: str, pronoun: str) -> str:
     """Begin with a capital where the pronoun does, and a determiner small where it does not."""
     if pronoun[0].isupper():
         return text[0].upper() + text[1:]
-    small = text.split()[0].lower() in DETERMINERS
+    small = text.split()[0].lower() in _DETERMINERS
     return text[0].lower() + text[1:] if small else text

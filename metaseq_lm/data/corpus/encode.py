@@ -62,7 +62,7 @@ class Encoded:
     breaks: Sequence[int] | np.ndarray = ()
 
 
-def encode_documents(
+def _encode_documents(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of documents given as lists of parts, end to end, and int64 sizes."""
@@ -70,17 +70,17 @@ def encode_documents(
     return values, _sizes_of_documents(documents, sizes)
 
 
-def encode_with_words(
+def _encode_with_words(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what `encode_documents` does, and how many words begin in each token, int32."""
+    """Return what `_encode_documents` does, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
     values, sizes, words = tokenizer.encode_with_words(parts)
     if len(parts) > len(documents):
         starts, at = np.cumsum(sizes) - sizes, 0
         for document in documents:
             for left, right in pairwise(range(at, at + len(document))):
-                if is_inside(parts[left][-1:]) and is_inside(parts[right][:1]):
+                if _is_inside(parts[left][-1:]) and _is_inside(parts[right][:1]):
                     join_words(words[starts[right] : starts[right] + sizes[right]])
             at += len(document)
     return values, _sizes_of_documents(documents, sizes), words
@@ -93,7 +93,7 @@ def _sizes_of_documents(documents: Sequence[Sequence[str]], sizes: np.ndarray) -
     return np.asarray(np.diff(total))
 
 
-def is_inside(character: str) -> bool:
+def _is_inside(character: str) -> bool:
     """Return whether the first or last character of a text, if it has any, is no white space."""
     return bool(character) and not character.isspace()
 
@@ -113,7 +113,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray
     documents = []
     for text in texts:
         documents.append([piece.decode("utf-8") for piece in pieces(text.encode("utf-8"))])
-    return encode_documents(tokenizer, documents)
+    return _encode_documents(tokenizer, documents)
 
 
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
@@ -139,7 +139,7 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
         else:
             counts.blank += 1
             breaks.append(len(documents))
-    values, sizes, words = encode_with_words(tokenizer, documents)
+    values, sizes, words = _encode_with_words(tokenizer, documents)
     filled = sizes > 0
     counts.no_tokens = len(sizes) - int(np.count_nonzero(filled))
     sizes = sizes[filled]
@@ -172,7 +172,7 @@ def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
     decoded = [block.file.decode(part, block.line) for part in pieces(line)]
     texts = [text for text, _ in decoded]
-    values, sizes, words = encode_with_words(tokenizer, [texts])
+    values, sizes, words = _encode_with_words(tokenizer, [texts])
     return Encoded(
         values,
         sizes,
@@ -182,8 +182,8 @@ def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
         continues=block.continues,
         text=any(text and not text.isspace() for text in texts),
         bad=any(bad for _, bad in decoded),
-        opens_inside=is_inside("".join(texts)[:1]),
-        closes_inside=is_inside("".join(texts)[-1:]),
+        opens_inside=_is_inside("".join(texts)[:1]),
+        closes_inside=_is_inside("".join(texts)[-1:]),
         breaks=_file_start(block),
     )
 

@@ -104,7 +104,7 @@ def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.n
     return np.asarray(np.minimum(chosen, count))
 
 
-def nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
+def _nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
     """Return how many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
 
     Halves go to the even number, in numpy as in TensorFlow's and Python's round.
@@ -135,7 +135,7 @@ def pick(
     return positions, counted
 
 
-def pick_with_replacement(
+def _pick_with_replacement(
     candidates: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose chosen[i] times one of a row's candidates (B, S); as `pick`, but some come twice."""
@@ -147,7 +147,7 @@ def pick_with_replacement(
     return np.where(counted, np.take_along_axis(order, rank, 1), 0), counted
 
 
-def pick_by_weight(
+def _pick_by_weight(
     weights: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose chosen[i] of a row's tokens without replacement by `weights` (B, S); as `pick`.
@@ -167,7 +167,7 @@ def pick_by_weight(
 def pick_by_weight_with_replacement(
     weights: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose chosen[i] times one of a row's tokens by `weights` (B, S); as `pick_by_weight`."""
+    """Choose chosen[i] times one of a row's tokens by `weights` (B, S); as `_pick_by_weight`."""
     cumulative = weights.cumsum(1)
     draws = uniforms(_subkeys(keys, 5), 0, most) * cumulative[:, -1:]
     counted = (np.arange(most) < chosen[:, None]) & (cumulative[:, -1:] > 0)
@@ -196,10 +196,10 @@ def budget(
             span_counts(count, masking.rate) for count in (candidates.sum(1), width)
         )
         return chosen, max(int(width_count), 1)
-    return nearest_counts(lengths, masking), int(nearest_counts(width, masking))
+    return _nearest_counts(lengths, masking), int(_nearest_counts(width, masking))
 
 
-def choose_units(
+def _choose_units(
     masking: Masking,
     tokens: np.ndarray,
     candidates: np.ndarray,
@@ -245,9 +245,11 @@ def choose(
     """
     chosen, most = budget(masking, candidates, lengths, keys)
     if weights is not None:
-        by_weight = pick_by_weight_with_replacement if masking.legacy_duplicates else pick_by_weight
+        by_weight = (
+            pick_by_weight_with_replacement if masking.legacy_duplicates else _pick_by_weight
+        )
         return by_weight(weights * candidates, chosen, most, keys)
-    draw = pick_with_replacement if masking.legacy_duplicates else pick
+    draw = _pick_with_replacement if masking.legacy_duplicates else pick
     return draw(candidates, chosen, most, keys)
 
 
@@ -262,7 +264,7 @@ def mask_tokens(
     candidates = candidates_of(tokens, lengths, masking)
     spans = None
     if masking.units is not None:
-        positions, counted, spans = choose_units(masking, tokens, candidates, lengths, keys)
+        positions, counted, spans = _choose_units(masking, tokens, candidates, lengths, keys)
     else:
         weights = masking.weights[tokens] if masking.weights.size else None
         positions, counted = choose(masking, candidates, lengths, keys, weights)

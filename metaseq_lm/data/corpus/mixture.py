@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard, Stream
 
-DIGITS = 9  # of sums of weights, so that rounding errors move no row
+_DIGITS = 9  # of sums of weights, so that rounding errors move no row
 
 
 @dataclass(kw_only=True)
@@ -74,7 +74,7 @@ def divide_rows(weights: Sequence[float], key: int, rows: int) -> list[np.ndarra
         rows: Number of its rows.
     """
     generator = random_streams.generator(key, "objectives")
-    sums = np.round(np.cumsum(mean_rows(weights, rows)), DIGITS)
+    sums = np.round(np.cumsum(mean_rows(weights, rows)), _DIGITS)
     ends = np.floor(sums + generator.random()).astype(np.int64)
     order = generator.permutation(rows)
     return [np.sort(part) for part in np.split(order, ends[:-1])]

@@ -22,7 +22,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
 SINGLE = 0.1  # probability
-ENDLESS = 100_000  # the length of a first segment that leaves no room for a second
+_ENDLESS = 100_000  # the length of a first segment that leaves no room for a second
 CHUNK = 1 << 18
 
 
@@ -59,7 +59,7 @@ class Draws:
         return cls(u[:, 0] < 0.5, u[:, 1] < SINGLE, following)
 
 
-def assign_sentences(
+def _assign_sentences(
     sizes: np.ndarray, last: np.ndarray, targets: Targets, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Assign sentences of `sizes` (N,), at least 1, to examples and segments, one after the other.
@@ -90,7 +90,7 @@ def assign_sentences(
         sentences = zip(*(column.tolist() for column in columns))
         for i, (size, end, coin, single, next_target) in enumerate(sentences, begin):
             if not length:
-                limit = ENDLESS if single else (target - 3) // 2
+                limit = _ENDLESS if single else (target - 3) // 2
                 following, first, second, codes[i] = next_target, size, False, 2
                 lengths.append(target)
             elif first + size < limit or (coin and not second and first < limit):
@@ -133,7 +133,7 @@ def assign_corpus(
     sizes = data.sizes[filled]
     documents = np.repeat(np.arange(len(data.documents) - 1), np.diff(data.documents))[filled]
     last = np.append(np.diff(documents) > 0, True)
-    assigned = assign_sentences(sizes, last, targets, generator)
+    assigned = _assign_sentences(sizes, last, targets, generator)
     return Assignment(data.starts[filled], sizes, documents, *assigned)
 
 

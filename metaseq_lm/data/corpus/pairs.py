@@ -32,7 +32,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 IS_NEXT, NOT_NEXT = 0, 1
 KEY = 11  # apart from the keys of masking
 # Rows (B, S), their lengths (B,), segments (B, S) and labels (B,).
-PairRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_PairRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(kw_only=True)
@@ -93,7 +93,7 @@ class Pairs:
         """The most tokens that each row may have, whatever its B; int64 (samples,)."""
         return np.full(len(self), self.tokens_per_sample)
 
-    def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> PairRows:
+    def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> _PairRows:
         """Return rows (B, S), their lengths (B,), segments (B, S) and labels (B,), all int64.
 
         Row i is drawn by keys[i]. Rows are padded to the longest, or to `width` if that is more.
@@ -162,7 +162,7 @@ class PhasedPairs:
     def row_lengths(self) -> Lengths:
         return PhasedLengths(self.parts)
 
-    def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> PairRows:
+    def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> _PairRows:
         part, numbers = of_phase(self.parts, samples)
         return part.rows(numbers, keys, width)
 

@@ -24,7 +24,7 @@ from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens, pick
 from metaseq_lm.data.corpus.rows import Samples, row_layout
 
-NONE = -1  # no target
+_NONE = -1  # no target
 # The number of predictions is a multiple of this, so that batches have few different shapes: the
 # FLOPs of each shape are counted once.
 MULTIPLE = 16
@@ -45,7 +45,7 @@ class PredictionBatch(SequenceBatch):
     sources: Tensor
     targets: Tensor
     weights: Tensor | None = None
-    mask_id: int = NONE
+    mask_id: int = _NONE
 
 
 # ------------------------------------------------------------------------------- the shift
@@ -59,8 +59,8 @@ def next_targets(targets: Tensor, layout: Layout) -> Tensor:
     shifted = targets[:, 1:]
     if layout.documents is not None:
         ends = layout.documents[:, 1:] != layout.documents[:, :-1]
-        shifted = shifted.masked_fill(ends, NONE)
-    return F.pad(shifted, (0, 1), value=NONE)
+        shifted = shifted.masked_fill(ends, _NONE)
+    return F.pad(shifted, (0, 1), value=_NONE)
 
 
 def source_of(positions: Tensor) -> Tensor:
@@ -183,17 +183,17 @@ def prediction_batch(
         weights: Weight of the loss of each row's targets (B,); None for 1.
     """
     length = rows.shape[1]
-    places = np.where(is_target, np.arange(rows.size).reshape(rows.shape), NONE)
+    places = np.where(is_target, np.arange(rows.size).reshape(rows.shape), _NONE)
     if is_shifted:
         places = next_targets(torch.from_numpy(places), layout).numpy()
     places = places.reshape(-1)
-    sources = np.flatnonzero(places != NONE)
+    sources = np.flatnonzero(places != _NONE)
     count = len(sources)
     missing = -count % MULTIPLE or MULTIPLE * (not count)
     sources = np.append(sources, np.zeros(missing, np.int64))
     places = np.append(places[sources[:count]], np.zeros(missing, np.int64))
     targets = rows.reshape(-1)[places]
-    targets[count:] = NONE
+    targets[count:] = _NONE
     return PredictionBatch(
         tokens=as_tensor(tokens),
         layout=layout,
@@ -204,7 +204,7 @@ def prediction_batch(
     )
 
 
-def real_tokens(lengths: np.ndarray, width: int) -> np.ndarray:
+def _real_tokens(lengths: np.ndarray, width: int) -> np.ndarray:
     """Return which positions of rows of `lengths` (B,) hold a token, boolean (B, width)."""
     return np.asarray(np.arange(width) < lengths[:, None])
 
@@ -221,24 +221,24 @@ def prefix_batch(
     The prefix of a row of n tokens, which includes [CLS], has 1 to n - 1 tokens, all alike likely:
     at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0, 1]
     say which share of the row is predicted. In packed rows each document has its prefix: see
-    `document_prefixes`.
+    `_document_prefixes`.
     """
     assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
-    is_real, at = real_tokens(lengths, rows.shape[1]), np.arange(rows.shape[1])
+    is_real, at = _real_tokens(lengths, rows.shape[1]), np.arange(rows.shape[1])
     if layout.documents is None:
         prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
         is_target = is_real & (at >= prefix[:, None])
     else:
         documents = layout.documents.numpy()
-        prefix, position = document_prefixes(documents, is_real, times, keys)
+        prefix, position = _document_prefixes(documents, is_real, times, keys)
         is_target = is_real & (position >= prefix)
     layout = replace(layout, reach="prefix", prefix=as_tensor(prefix))
     return prediction_batch(rows, rows, layout, is_target, is_shifted=True)
 
 
-def document_prefixes(
+def _document_prefixes(
     documents: np.ndarray, is_real: np.ndarray, times: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the length of the prefix of each token's document, and its position, int64 (B, S).
@@ -270,7 +270,7 @@ def next_token_batch(
     rows, lengths = corpus.rows(samples, width=width)
     masked, positions, originals = mask_tokens(rows, lengths, keys, masking)
     is_target = np.zeros(rows.shape, bool)
-    at_row, at = np.nonzero(originals != NONE)
+    at_row, at = np.nonzero(originals != _NONE)
     is_target[at_row, positions[at_row, at]] = True
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
     return prediction_batch(rows, masked, layout, is_target, is_shifted=True)

@@ -11,9 +11,9 @@ from metaseq_lm.data.labelled.files import Columns, RowReader
 from metaseq_lm.data.storage.arrow_files import arrow_batches, is_arrow
 from metaseq_lm.data.storage.text_files import TextFile, decode, joined, source_bytes
 
-LINE_ENDS = re.compile(r"\r?\n")
-NO_COLUMN = "\0"
-U_FFFD = "\ufffd".encode()
+_LINE_ENDS = re.compile(r"\r?\n")
+_NO_COLUMN = "\0"
+_U_FFFD = "\ufffd".encode()
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ class ColumnFile(TextFile):
         for text, bad, read in self._arrow_texts() if is_arrow(self.path) else self._texts():
             line = text.strip("\r\n")
             if self.documents:
-                lines = filter(str.strip, LINE_ENDS.split(line))
+                lines = filter(str.strip, _LINE_ENDS.split(line))
                 line = "".join(f"{sentence}\n" for sentence in lines)
             else:
-                line = LINE_ENDS.sub(" ", line)
+                line = _LINE_ENDS.sub(" ", line)
             data = f"{line}\n".encode()
             # Put an invalid byte back, so that the line is counted or skipped as in other files.
-            yield data.replace(U_FFFD, b"\xff") if bad else data, read
+            yield data.replace(_U_FFFD, b"\xff") if bad else data, read
 
     def _texts(self) -> Iterator[tuple[str, bool, int]]:
         file = MeteredFile(self.path, self.on_bad_utf8, self.encoding)
         columns = Columns(
-            self.names, (self.column,), NO_COLUMN, null_is_empty=True, quoting=self.quoting
+            self.names, (self.column,), _NO_COLUMN, null_is_empty=True, quoting=self.quoting
         )
         for row in RowReader(file, columns, required=False):
             yield row.texts[0], row.bad, file.read[0]

@@ -12,7 +12,7 @@ from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.streams import Phases
 
 SHORT = 3  # most tokens of a short span
-TOLERANCE = 1e-9  # so that 0.07 * 100 tokens, in floating point a little more than 7, are 7
+_TOLERANCE = 1e-9  # so that 0.07 * 100 tokens, in floating point a little more than 7, are 7
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Units:
 
 def span_counts(candidates: np.ndarray, rate: float) -> np.ndarray:
     """Return ceil(rate * n) for numbers of candidates, int64: SpanBERT's budget."""
-    counts = np.ceil(rate * candidates - TOLERANCE).astype(np.int64)
+    counts = np.ceil(rate * candidates - _TOLERANCE).astype(np.int64)
     return np.asarray(np.minimum(counts, candidates))
 
 
@@ -199,7 +199,7 @@ class MaskRates:
 
     def __post_init__(self) -> None:
         if self.phases and (
-            len(self.phases) != len(self.rates) or abs(sum(self.phases) - 1) > TOLERANCE
+            len(self.phases) != len(self.rates) or abs(sum(self.phases) - 1) > _TOLERANCE
         ):
             raise UsageError(
                 f"task.mask_phases is {list(self.phases)}: give a share of the updates for each of "

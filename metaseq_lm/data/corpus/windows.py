@@ -9,7 +9,7 @@ from metaseq_lm.data.storage.indexed import MAX_SIZE, IndexedDataset
 
 BLOCK = 256  # documents for which a table of two numbers is kept
 CHUNK = 1024 * BLOCK  # documents that are read at once
-WINDOWS, TOKENS = 0, 1  # rows of the table
+_WINDOWS, _TOKENS = 0, 1  # rows of the table
 
 
 class Windows(Protocol):
@@ -63,13 +63,13 @@ class DocumentWindows:
             padded = np.zeros(-(-len(sizes) // BLOCK) * BLOCK, np.uint32)
             padded[: len(sizes)] = sizes
             end = at + len(padded) // BLOCK
-            tables[TOKENS, at:end] = padded.reshape(-1, BLOCK).sum(1, dtype=np.int64)
+            tables[_TOKENS, at:end] = padded.reshape(-1, BLOCK).sum(1, dtype=np.int64)
             padded += np.uint32(self.room - 1)
             padded //= np.uint32(self.room)
-            tables[WINDOWS, at:end] = padded.reshape(-1, BLOCK).sum(1, dtype=np.int64)
+            tables[_WINDOWS, at:end] = padded.reshape(-1, BLOCK).sum(1, dtype=np.int64)
             at = end
         self._before = np.cumsum(tables, axis=1)
-        total = int(self._before[TOKENS, -1])
+        total = int(self._before[_TOKENS, -1])
         if total != len(data.tokens):
             raise MetaseqError(
                 f"{data.prefix}.idx: its sizes add up to {total} tokens, but {data.prefix}.bin "
@@ -77,7 +77,7 @@ class DocumentWindows:
             )
 
     def __len__(self) -> int:
-        return int(self._before[WINDOWS, -1])
+        return int(self._before[_WINDOWS, -1])
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
         return self._find(samples)[1]
@@ -86,13 +86,13 @@ class DocumentWindows:
         return self._find(samples)[0]
 
     def sample_at(self, tokens: np.ndarray) -> np.ndarray:
-        _, (windows, starts) = self._search(tokens, TOKENS)
+        _, (windows, starts) = self._search(tokens, _TOKENS)
         result: np.ndarray = windows + (tokens - starts) // self.room
         return result
 
     def _find(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return starts and lengths of `samples` (n,)."""
-        documents, (windows, starts) = self._search(samples, WINDOWS)
+        documents, (windows, starts) = self._search(samples, _WINDOWS)
         self.data.check_pointers(documents, starts)
         offsets = (samples - windows) * self.room
         sizes = self.data.stored_sizes[documents].astype(np.int64)

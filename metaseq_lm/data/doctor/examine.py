@@ -68,12 +68,15 @@ from metaseq_lm.data.words.tags import SPELLING, span_like
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
-MANY_CLASSES = 20
-MANY_UNKNOWN = 0.2
-SAMPLE, SAMPLE_TOKENS = 200, 2000  # texts of a corpus whose form is looked at, and how much of each
+_MANY_CLASSES = 20
+_MANY_UNKNOWN = 0.2
+_SAMPLE, _SAMPLE_TOKENS = (
+    200,
+    2000,
+)  # texts of a corpus whose form is looked at, and how much of each
 # Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
 STANDS_ALONE = {PARALLEL, IMAGES}
-MADE_OF_TEXT = {CORPUS, LABELLED, SQUAD, PARALLEL, *KINDS}  # by preprocess
+_MADE_OF_TEXT = {CORPUS, LABELLED, SQUAD, PARALLEL, *KINDS}  # by preprocess
 T = TypeVar("T")
 
 
@@ -89,19 +92,19 @@ def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding
     subject = Subject(folder, None, full, shifted)
     set_folders = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
     if (folder / MANIFEST_FILE).is_file():
-        yield from examine_set(subject)
+        yield from _examine_set(subject)
     elif set_folders and not token_files(folder) and (folder / OPTIONS_FILE).is_file():
-        yield from tokenizer_files(subject)
-    elif not set_folders or token_files(folder) or not all(map(stands_alone, set_folders)):
+        yield from _tokenizer_files(subject)
+    elif not set_folders or token_files(folder) or not all(map(_stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
         yield from corpus(subject)
     # One that lost its manifest is left out of no report.
     without = [path for path in folder.iterdir() if path.is_dir() and token_files(path)]
     for set_folder in sorted({*set_folders, *without}):
-        yield from examine_set(replace(subject, folder=set_folder))
+        yield from _examine_set(replace(subject, folder=set_folder))
 
 
-def stands_alone(folder: Path) -> bool:
+def _stands_alone(folder: Path) -> bool:
     """Return whether a set needs nothing of the folder that it lies in."""
     try:
         return Manifest.load(folder).kind in STANDS_ALONE
@@ -109,7 +112,7 @@ def stands_alone(folder: Path) -> bool:
         return False
 
 
-def examine_set(subject: Subject) -> Iterator[Finding]:
+def _examine_set(subject: Subject) -> Iterator[Finding]:
     """Compare the files with the manifest, then yield the findings of the check of its kind."""
     try:
         subject.manifest = manifest = Manifest.load(subject.folder)
@@ -124,21 +127,21 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
     if not faults:
         checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
         yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
-    if not manifest.has_valid and manifest.kind in MADE_OF_TEXT:
+    if not manifest.has_valid and manifest.kind in _MADE_OF_TEXT:
         # Sets with a test split may be for scores alone.
         level = WARNING if len(manifest.splits) == 1 else OK
         yield Finding(
             level, f"{subject.folder}: no valid split, which training needs: {VALID_REMEDY}"
         )
-    yield from damaged_text(subject.folder, manifest)
+    yield from _damaged_text(subject.folder, manifest)
     if manifest.kind != CORPUS and not wrong_sizes:
-        yield from unknown_tokens(subject)
+        yield from _unknown_tokens(subject)
     # Without its files, every reader of a set would say so again.
     if manifest.kind in CHECKS and (manifest.kind == CORPUS or not wrong_sizes):
         yield from CHECKS[manifest.kind](subject)
 
 
-def unknown_tokens(subject: Subject) -> Iterator[Finding]:
+def _unknown_tokens(subject: Subject) -> Iterator[Finding]:
     """Yield the share of [UNK] in the splits of a set with a tokenizer, if it has any."""
     subject.unknown = unknown_shares(subject.folder, most=sys.maxsize)
     if subject.manifest is not None and subject.manifest.kind in KINDS:
@@ -149,7 +152,7 @@ def unknown_tokens(subject: Subject) -> Iterator[Finding]:
         yield Finding(WARNING, f"{text}; {REMEDY}") if is_large else Finding(OK, text)
 
 
-def damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def _damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:
     """Yield a warning for each split that was made of text with much invalid UTF-8."""
     for split, counts in manifest.splits.items():
         damaged = counts.get("bad_utf8", 0)
@@ -161,7 +164,7 @@ def damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:
             yield Finding(WARNING, f"{folder}: {split}: {text}; {remedy}")
 
 
-def open_splits(
+def _open_splits(
     names: Iterable[str], load: Callable[[str], T]
 ) -> Generator[Finding, None, dict[str, T]]:
     """Yield an error for each split that cannot be read; return the others by name, train first."""
@@ -184,12 +187,12 @@ def open_splits(
 def corpus(subject: Subject) -> Iterator[Finding]:
     """Yield the findings on the tokenizer and the token files of a corpus, train first."""
     folder = subject.folder
-    yield from tokenizer_files(subject)
-    yield from unknown_tokens(subject)
+    yield from _tokenizer_files(subject)
+    yield from _unknown_tokens(subject)
     names = token_files(folder) | set(subject.splits)
     if not names:
         yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
-    sets = yield from open_splits(names, lambda split: IndexedDataset(folder / split))
+    sets = yield from _open_splits(names, lambda split: IndexedDataset(folder / split))
     hashes: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
     sound = []  # whose ids are all of the vocabulary, so that they can be counted
@@ -199,10 +202,10 @@ def corpus(subject: Subject) -> Iterator[Finding]:
         if all(finding.level != ERROR for finding in findings):
             sound.append(split)
         if data.dtype.kind in "iu":
-            yield from text_form(data, subject.tokenizer)
+            yield from _text_form(data, subject.tokenizer)
             tokens = np.diff(token_offsets(data, data.documents))
             sizes[split] = tokens[tokens > 0]
-            if (subject.unknown.get(split) or 0.0) > MANY_UNKNOWN:  # texts that differ look alike
+            if (subject.unknown.get(split) or 0.0) > _MANY_UNKNOWN:  # texts that differ look alike
                 continue
             hashes[split] = document_hashes(data, data.documents)[tokens > 0]
             yield duplicates(str(folder / split), np.sort(hashes[split]))
@@ -249,7 +252,7 @@ def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
     return Finding(level, f"{name} {verb} of another domain than train: {numbers}; {remedy}")
 
 
-def tokenizer_files(subject: Subject) -> Iterator[Finding]:
+def _tokenizer_files(subject: Subject) -> Iterator[Finding]:
     """Open the tokenizer of a data folder and yield the finding on it."""
     folder, manifest = subject.folder, subject.manifest
     try:
@@ -262,13 +265,13 @@ def tokenizer_files(subject: Subject) -> Iterator[Finding]:
         yield same_tokenizer(folder, subject.tokenizer, expected)
 
 
-def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
+def _text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
     """Yield a warning if the first texts are JSON, a table, binary or damaged."""
     if tokenizer is None:
         return
-    size, starts = len(tokenizer.vocabulary), data.starts[:SAMPLE]
+    size, starts = len(tokenizer.vocabulary), data.starts[:_SAMPLE]
     texts = []
-    for start, end in zip(starts, starts + np.minimum(data.sizes[:SAMPLE], SAMPLE_TOKENS)):
+    for start, end in zip(starts, starts + np.minimum(data.sizes[:_SAMPLE], _SAMPLE_TOKENS)):
         ids = np.asarray(data.tokens[start:end])
         # Some tokenizers set blanks around punctuation.
         text = tokenizer.decode(ids[(ids >= 0) & (ids < size)].tolist())
@@ -287,7 +290,7 @@ def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fin
 
 
 # What preprocess counts of rows that are not as they should be.
-ROW_FAULTS = {
+_ROW_FAULTS = {
     "no_text": "rows without text were left out",
     "no_gold_label": "rows without a gold label were left out",
     "no_pair_id": "rows have no pair_id, as on the Hub, so there is no gender_parity",
@@ -295,7 +298,7 @@ ROW_FAULTS = {
 }
 
 
-def labelled_set(subject: Subject) -> Iterator[Finding]:
+def _labelled_set(subject: Subject) -> Iterator[Finding]:
     """Yield size, labels, empty texts and repetitions of each split of a labelled set."""
     folder = subject.folder
 
@@ -304,29 +307,29 @@ def labelled_set(subject: Subject) -> Iterator[Finding]:
         _ = data.rows  # a damaged file is an error here, not at the end of a run
         return data
 
-    sets = yield from open_splits(subject.splits, load)
-    yield from other_tokenizer(subject)
+    sets = yield from _open_splits(subject.splits, load)
+    yield from _other_tokenizer(subject)
     train = sets["train"].labels if "train" in sets else None
     for split, data in sets.items():
         labels, names = data.labels, data.label_names
         text = f"{len(data):,} rows; {distribution(labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
         counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
-        for name, meaning in ROW_FAULTS.items():
+        for name, meaning in _ROW_FAULTS.items():
             if count := counts_read.get(name):
                 yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
-        yield from unseen_labels(f"{folder}: {split}", labels, names, train)
+        yield from _unseen_labels(f"{folder}: {split}", labels, names, train)
         if split == "train" and names and labels is not None:
-            counts = class_counts(labels, names).tolist()
+            counts = _class_counts(labels, names).tolist()
             present = {name: count for name, count in zip(names, counts) if count}
             for text in label_warnings(present):
                 yield Finding(WARNING, f"{folder}: {split}: {text}")
         for column in data.inputs:
-            yield from text_faults(column, subject.tokenizer)
-    yield from overlaps(folder, {split: row_hashes(data.inputs) for split, data in sets.items()})
+            yield from _text_faults(column, subject.tokenizer)
+    yield from overlaps(folder, {split: _row_hashes(data.inputs) for split, data in sets.items()})
 
 
-def squad_set(subject: Subject) -> Iterator[Finding]:
+def _squad_set(subject: Subject) -> Iterator[Finding]:
     """Yield the size of each split of a SQuAD set, answers that were not found, shared contexts."""
     folder = subject.folder
 
@@ -335,8 +338,8 @@ def squad_set(subject: Subject) -> Iterator[Finding]:
         _ = data.texts  # as above
         return data
 
-    sets = yield from open_splits(subject.splits, load)
-    yield from other_tokenizer(subject)
+    sets = yield from _open_splits(subject.splits, load)
+    yield from _other_tokenizer(subject)
     for split, data in sets.items():
         impossible, lost = data.impossible, ~data.impossible & (data.first < 0)
         yield Finding(
@@ -347,11 +350,11 @@ def squad_set(subject: Subject) -> Iterator[Finding]:
         if lost.any():
             text = f"{lost.sum():,} answers are not in their context and cannot be trained on"
             yield Finding(WARNING, f"{folder}: {split}: {text}")
-    hashes = {split: row_hashes([data.contexts]) for split, data in sets.items()}
+    hashes = {split: _row_hashes([data.contexts]) for split, data in sets.items()}
     yield from overlaps(folder, hashes)
 
 
-def other_tokenizer(subject: Subject) -> Iterator[Finding]:
+def _other_tokenizer(subject: Subject) -> Iterator[Finding]:
     """Yield an error if a set was made with another tokenizer than the corpus around it."""
     tokenizer, manifest = subject.tokenizer, subject.manifest
     assert manifest is not None
@@ -360,7 +363,7 @@ def other_tokenizer(subject: Subject) -> Iterator[Finding]:
         yield Finding(ERROR, f"{subject.folder}: {text}")
 
 
-def text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
+def _text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
     """Yield what is wrong with one text of each row: none there, or no tokens of the vocabulary."""
     empty = np.flatnonzero(data.sizes == 0)
     if len(empty):
@@ -370,7 +373,7 @@ def text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[F
     yield from (finding for finding in token_file(data, tokenizer) if finding.level == ERROR)
 
 
-def row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
+def _row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
     """Return a hash of the texts of each row, sorted, uint64 (rows,)."""
     parts = [document_hashes(data) * GOLDEN ** np.uint64(i) for i, data in enumerate(columns)]
     return np.sort(np.sum(parts, axis=0, dtype=np.uint64))
@@ -382,15 +385,15 @@ def distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
         return "no labels"
     if not names:
         return f"labels {labels.min():g} to {labels.max():g}, mean {labels.mean():.3g}"
-    counts = class_counts(labels, names)
+    counts = _class_counts(labels, names)
     shares = [f"{name} {100 * n / len(labels):.1f} %" for name, n in zip(names, counts)]
-    if len(names) > MANY_CLASSES:
+    if len(names) > _MANY_CLASSES:
         least, most = shares[counts.argmin()], shares[counts.argmax()]
         return f"labels of {len(names)} classes, from {least} to {most}"
     return f"labels {', '.join(shares)}"
 
 
-def class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Return how many rows have each class, of labels (N,), or booleans (N, K)."""
     if labels.ndim == 2:
         counts: np.ndarray = labels.sum(0)
@@ -398,17 +401,17 @@ def class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return np.bincount(labels, minlength=len(names))
 
 
-def unseen_labels(
+def _unseen_labels(
     name: str, labels: np.ndarray | None, names: Sequence[str], train: np.ndarray | None
 ) -> Iterator[Finding]:
     """Yield a warning for classes of a split, called `name`, that the labels of train lack."""
     if not names or labels is None or train is None:
         return
-    present = set(np.flatnonzero(class_counts(labels, names)).tolist())
+    present = set(np.flatnonzero(_class_counts(labels, names)).tolist())
     if labels is train:
         missing, text = set(range(len(names))) - present, "has no example of"
     else:
-        missing = present - set(np.flatnonzero(class_counts(train, names)).tolist())
+        missing = present - set(np.flatnonzero(_class_counts(train, names)).tolist())
         text = "has labels that train has no example of:"
     if missing:
         yield Finding(WARNING, f"{name} {text} {', '.join(names[i] for i in sorted(missing))}")
@@ -417,7 +420,7 @@ def unseen_labels(
 # -------------------------------------------------------------------- parallel text
 
 
-def parallel_set(subject: Subject) -> Iterator[Finding]:
+def _parallel_set(subject: Subject) -> Iterator[Finding]:
     """Yield the findings on the tokenizers and splits of parallel text."""
     folder, manifest = subject.folder, subject.manifest
     assert manifest is not None
@@ -443,7 +446,7 @@ def parallel_set(subject: Subject) -> Iterator[Finding]:
             _ = data.references  # as above
         return data
 
-    sets = yield from open_splits(subject.splits, load)
+    sets = yield from _open_splits(subject.splits, load)
     hashes: dict[str, np.ndarray] = {}
     for split, data in sets.items():
         texts = [data.source] if data.target is None else [data.source, data.target]
@@ -455,45 +458,45 @@ def parallel_set(subject: Subject) -> Iterator[Finding]:
             text = text.format(means[0], languages[0], means[1], languages[1])
         yield Finding(OK, f"{folder}: {split} has {len(data):,} {text}")
         for side, column in zip(SIDES, texts):
-            yield from text_faults(column, tokenizers.get(side))
+            yield from _text_faults(column, tokenizers.get(side))
         if data.target is not None and all(column.dtype.kind in "iu" for column in texts):
-            hashes[split] = row_hashes(texts)
+            hashes[split] = _row_hashes(texts)
     yield from overlaps(folder, hashes, "pairs")
 
 
 # -------------------------------------------------------------------- images
 
 
-def image_set(subject: Subject) -> Iterator[Finding]:
+def _image_set(subject: Subject) -> Iterator[Finding]:
     """Yield the findings on the splits of labelled images."""
     folder = subject.folder
-    sets = yield from open_splits(subject.splits, lambda split: load_images(folder, split))
+    sets = yield from _open_splits(subject.splits, lambda split: load_images(folder, split))
     train = sets["train"].labels if "train" in sets else None
     first = next(iter(sets), "")
     for split, data in sets.items():
         shape, first_shape = data.images.shape[1:], sets[first].images.shape[1:]
         names = list(data.names)
-        text = f"{len(data):,} images {described(shape)}; {distribution(data.labels, names)}"
+        text = f"{len(data):,} images {_described(shape)}; {distribution(data.labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
         counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
-        for name, meaning in ROW_FAULTS.items():
+        for name, meaning in _ROW_FAULTS.items():
             if count := counts_read.get(name):
                 yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
-        yield from unseen_labels(f"{folder}: {split}", data.labels, names, train)
+        yield from _unseen_labels(f"{folder}: {split}", data.labels, names, train)
         if shape != first_shape:
-            text = f"{split} has images {described(shape)}, but {first} {described(first_shape)}"
+            text = f"{split} has images {_described(shape)}, but {first} {_described(first_shape)}"
             yield Finding(ERROR, f"{folder}: {text}; make all of one size")
-    hashes = {split: byte_hashes(map(np.ndarray.tobytes, d.images)) for split, d in sets.items()}
+    hashes = {split: _byte_hashes(map(np.ndarray.tobytes, d.images)) for split, d in sets.items()}
     yield from overlaps(folder, hashes, "images")
 
 
-def described(shape: Sequence[int]) -> str:
+def _described(shape: Sequence[int]) -> str:
     """Return in words the shape (H, W, C) of images."""
     height, width, channels = shape
     return f"of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
 
 
-def byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
+def _byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
     """Return a hash of the bytes of each row, uint64 (rows,)."""
     digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(b"".join(digests), "<u8")
@@ -502,7 +505,7 @@ def byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
 # -------------------------------------------------------------------- sentences of words
 
 
-def word_set(subject: Subject) -> Iterator[Finding]:
+def _word_set(subject: Subject) -> Iterator[Finding]:
     """Yield size, share of unknown words, labels and repetitions of each split, train first."""
     folder, manifest = subject.folder, subject.manifest
     assert manifest is not None
@@ -516,7 +519,7 @@ def word_set(subject: Subject) -> Iterator[Finding]:
         text = "no vectors" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
         words, characters = len(vocabulary), len(vocabulary.characters)
         yield Finding(OK, f"{folder}: {words:,} words, {characters:,} characters, {text}")
-    sets = yield from open_splits(
+    sets = yield from _open_splits(
         subject.splits, lambda split: WordSet(folder, split, subject.vocabulary)
     )
     hashes: dict[str, np.ndarray] = {}
@@ -528,27 +531,27 @@ def word_set(subject: Subject) -> Iterator[Finding]:
             for i in pieces
         )
         yield Finding(
-            WARNING if unknown > MANY_UNKNOWN * words else OK,
+            WARNING if unknown > _MANY_UNKNOWN * words else OK,
             f"{folder}: {split} has {len(data):,} sentences, {words:,} words, "
             f"{100 * unknown / max(words, 1):.1f} % unknown, longest "
             f"{data.lengths.max(initial=0):,}",
         )
         if reason := missing_breaks(data.lengths, data.form):
             yield Finding(WARNING, f"{folder}: {split}: {reason}")
-        yield from word_labels(data, sets.get("train"))
+        yield from _word_labels(data, sets.get("train"))
         # Of the forms, not the ids: two unknown words need not be the same.
         if data.form == TEXT:
             rows = document_hashes(data.words)
         else:
             forms = data.surface(np.arange(len(data)))
-            rows = byte_hashes("\n".join(form).encode("utf-8", "replace") for form in forms)
+            rows = _byte_hashes("\n".join(form).encode("utf-8", "replace") for form in forms)
         hashes[split] = np.sort(rows[data.lengths > 0])
         if data.form == TEXT:
             yield duplicates(f"{folder}: {split}", hashes[split])
     yield from overlaps(folder, hashes, "sentences")
 
 
-def word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
+def _word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
     """Yield how often each tag or relation occurs, and those that train lacks."""
     if data.labels is None:
         return
@@ -564,14 +567,14 @@ def word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
         yield Finding(WARNING, f"{data.folder}: {data.split}: {reason}; {SPELLING}")
     if train is not None and train is not data and train.labels is not None:
         seen, name = np.asarray(train.labels.tokens), f"{data.folder}: {data.split}"
-        yield from unseen_labels(name, labels, names, seen)
+        yield from _unseen_labels(name, labels, names, seen)
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
     CORPUS: corpus,
-    LABELLED: labelled_set,
-    SQUAD: squad_set,
-    PARALLEL: parallel_set,
-    IMAGES: image_set,
-    **dict.fromkeys(KINDS, word_set),
+    LABELLED: _labelled_set,
+    SQUAD: _squad_set,
+    PARALLEL: _parallel_set,
+    IMAGES: _image_set,
+    **dict.fromkeys(KINDS, _word_set),
 }

@@ -18,13 +18,13 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-MANY_DUPLICATES = 0.1
+_MANY_DUPLICATES = 0.1
 MANY_SHARED = 0.01
 # Of the tokens of a split: from so many in passages of train on it is no other split. Real texts
 # share a tenth, such as licences and tables of contents, which league's gate `leak` flags.
 COPIED = 0.5
 CHUNK = 1 << 21
-LITTLE_SPACE = 2 << 30
+_LITTLE_SPACE = 2 << 30
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -77,7 +77,7 @@ def machine(folders: Iterable[Path]) -> Iterator[Finding]:
         )
     for folder in folders:
         free = free_bytes(folder)
-        level = OK if free >= LITTLE_SPACE else WARNING
+        level = OK if free >= _LITTLE_SPACE else WARNING
         yield Finding(level, f"{human_bytes(free)} free on the disk of {folder}")
 
 
@@ -170,7 +170,7 @@ def duplicates(name: str, hashes: np.ndarray) -> Finding:
     """Return the share of documents that repeat an earlier one; `hashes` are sorted."""
     share = np.count_nonzero(hashes[1:] == hashes[:-1]) / max(len(hashes), 1)
     return Finding(
-        WARNING if share > MANY_DUPLICATES else OK,
+        WARNING if share > _MANY_DUPLICATES else OK,
         f"{name}: {100 * share:.1f} % of the documents repeat another one",
     )
 

@@ -78,7 +78,7 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     return Likeness(
         value,
         value if tokens < FEWEST else usual,
-        shared_tokens(train, other),
+        _shared_tokens(train, other),
         shared_passages(train, other, vocabulary),
     )
 
@@ -113,7 +113,7 @@ def drawn(data: IndexedDataset, tokens: int) -> np.ndarray:
     return np.concatenate(parts)[:tokens] if parts else np.zeros(0, np.int64)
 
 
-def shared_tokens(train: IndexedDataset, other: IndexedDataset) -> float:
+def _shared_tokens(train: IndexedDataset, other: IndexedDataset) -> float:
     """Return the share of the tokens of a split that are in documents which train has, too."""
     sizes = np.diff(token_offsets(other, other.documents))
     shared = np.isin(

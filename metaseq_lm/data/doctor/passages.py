@@ -12,8 +12,8 @@ WINDOW = 50  # tokens of a passage
 # A split with more tokens is looked for in part: in blocks of this many tokens, from everywhere.
 MOST, BLOCK = 1 << 20, 512
 PIECE = 1 << 16  # tokens of train at a time, few enough for a processor's cache
-BASE = 0x9E3779B97F4A7C15  # of the rolling hash; odd, so that it has an inverse modulo 2**64
-KEY_BITS = 25  # of a hash, by which most windows of train are passed over
+_BASE = 0x9E3779B97F4A7C15  # of the rolling hash; odd, so that it has an inverse modulo 2**64
+_KEY_BITS = 25  # of a hash, by which most windows of train are passed over
 
 
 def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary) -> float:
@@ -30,14 +30,14 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
     distinct = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     if not len(distinct):
         return 0.0
-    is_present = find(distinct, train_windows(train.tokens, values))
+    is_present = find(distinct, _train_windows(train.tokens, values))
     # A token is covered if a window that it lies in is in train.
     hits = (is_present[np.searchsorted(distinct, block)] for block in hashes)
-    covered = sum(int(dilated(hit).sum()) for hit in hits if hit.any())
+    covered = sum(int(_dilated(hit).sum()) for hit in hits if hit.any())
     return covered / sum(map(len, blocks))
 
 
-def dilated(hits: np.ndarray) -> np.ndarray:
+def _dilated(hits: np.ndarray) -> np.ndarray:
     """Return which tokens lie in one of some windows, bool (n,), of windows (n - WINDOW + 1,)."""
     edges = np.zeros(len(hits) + WINDOW, np.int64)
     edges[: len(hits)] += hits
@@ -62,7 +62,7 @@ def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.asarray(numbers[numbers != 0])
 
 
-def train_windows(tokens: np.ndarray, values: np.ndarray) -> Iterator[np.ndarray]:
+def _train_windows(tokens: np.ndarray, values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the hashes of all windows of train, in pieces."""
     end = np.zeros(0, np.uint64)
     for start in range(0, len(tokens), PIECE):
@@ -78,9 +78,9 @@ def window_hashes(numbers: np.ndarray) -> np.ndarray:
     uint64; there are none of fewer than WINDOW numbers.
     """
     count, largest = len(numbers), max(MOST, PIECE + WINDOW)
-    sums = np.append(np.uint64(0), np.cumsum(numbers * powers(BASE, largest)[:count]))
+    sums = np.append(np.uint64(0), np.cumsum(numbers * powers(_BASE, largest)[:count]))
     # Inverse powers make a hash independent of where its window begins.
-    inverses = powers(pow(BASE, -1, 1 << 64), largest)[: max(count - WINDOW + 1, 0)]
+    inverses = powers(pow(_BASE, -1, 1 << 64), largest)[: max(count - WINDOW + 1, 0)]
     return np.asarray((sums[WINDOW:] - sums[:-WINDOW]) * inverses)
 
 
@@ -92,8 +92,8 @@ def powers(base: int, count: int) -> np.ndarray:
 
 def find(distinct: np.ndarray, pieces: Iterable[np.ndarray]) -> np.ndarray:
     """Return which of some sorted hashes are in one of the pieces, bool (distinct,)."""
-    shift = np.uint64(64 - KEY_BITS)
-    has_key = np.zeros(1 << KEY_BITS, bool)
+    shift = np.uint64(64 - _KEY_BITS)
+    has_key = np.zeros(1 << _KEY_BITS, bool)
     has_key[distinct >> shift] = True
     is_present = np.zeros(len(distinct), bool)
     for hashes in pieces:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SMOOTHING = 0.5  # added to every count
+_SMOOTHING = 0.5  # added to every count
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def class_of_word(
     known, number = np.unique(words, return_inverse=True)
     table = np.zeros((len(known) + 1, n_classes))  # the last row is that of unknown words
     np.add.at(table, (number, labels), 1)
-    table[:, majority(labels, n_classes)] += SMOOTHING
+    table[:, majority(labels, n_classes)] += _SMOOTHING
     position = np.minimum(np.searchsorted(known, others), len(known) - 1)
     row = np.where(known[position] == others, position, len(known))
     return np.asarray(table.argmax(axis=1)[row])
@@ -66,11 +66,11 @@ def naive_bayes(
         n_classes: K.
         n_words: V.
     """
-    table = np.full((n_classes, n_words), SMOOTHING)
+    table = np.full((n_classes, n_words), _SMOOTHING)
     np.add.at(table, (labels[train.texts], train.tokens), 1)
     log_table = np.log(table / table.sum(axis=1, keepdims=True))
     scores = np.empty((others.count, n_classes))
-    for label, prior in enumerate(np.log(np.bincount(labels, minlength=n_classes) + SMOOTHING)):
+    for label, prior in enumerate(np.log(np.bincount(labels, minlength=n_classes) + _SMOOTHING)):
         log_probs = log_table[label, others.tokens]
         scores[:, label] = prior + np.bincount(others.texts, log_probs, others.count)
     return np.asarray(scores.argmax(axis=1))

@@ -9,17 +9,17 @@ from metaseq_lm.core.registry import abbreviated
 
 NO_LABEL = ""  # of a row whose label is empty or null
 NO_GOLD = ("-", "-1")  # what SNLI and MNLI, and exports of HF datasets, write for no gold label
-NULL_WORDS = {"?", "#n/a", "<na>", "n.a.", "n/a", "na", "nan", "nat", "nil", "none", "null"}
-RARE_SHARE = 0.05  # of rows whose label -1 means none; a class is more frequent
-FEW_ROWS = 10  # too few to wonder about classes of one row
-FEW_CLASSES = 20
-SEPARATORS = (",", ";", "|", "+", "/", " ")
+_NULL_WORDS = {"?", "#n/a", "<na>", "n.a.", "n/a", "na", "nan", "nat", "nil", "none", "null"}
+_RARE_SHARE = 0.05  # of rows whose label -1 means none; a class is more frequent
+_FEW_ROWS = 10  # too few to wonder about classes of one row
+_FEW_CLASSES = 20
+_SEPARATORS = (",", ";", "|", "+", "/", " ")
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?) ?(%?)")
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 
 
-def sorted_labels(labels: set[str]) -> list[str]:
+def _sorted_labels(labels: set[str]) -> list[str]:
     """Return labels in order: as numbers if all are whole numbers, else by code point."""
     if all(label.isascii() and label.removeprefix("-").isdigit() for label in labels):
         return sorted(labels, key=lambda label: (int(label), label))
@@ -50,10 +50,10 @@ def gold_classes(counts: Mapping[str, int]) -> list[str]:
     if len(classes) > 2 and "+" not in classes:
         classes.discard("-")
     others = classes - {"-1"}
-    is_rare = counts.get("-1", 0) < RARE_SHARE * sum(counts.values())
+    is_rare = counts.get("-1", 0) < _RARE_SHARE * sum(counts.values())
     if _beside_numbers(others) and is_rare:
         classes = others
-    return sorted_labels(classes)
+    return _sorted_labels(classes)
 
 
 def whole_number(label: str) -> str:
@@ -90,17 +90,17 @@ def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield what looks wrong with the classes of a split; `counts` has the rows of each class."""
     rows = sum(counts.values())
-    words = [label for label in counts if label.casefold() not in NULL_WORDS]
+    words = [label for label in counts if label.casefold() not in _NULL_WORDS]
     numbers = [number for label in words if (number := number_of(label)) is not None]
     if numbers and len(numbers) == len(words):
         fractions = any(number % 1 for number in numbers)
-        if fractions or (len(counts) > FEW_CLASSES and 2 * len(counts) > rows):
+        if fractions or (len(counts) > _FEW_CLASSES and 2 * len(counts) > rows):
             yield (
                 f"the {len(counts)} classes are numbers from {min(numbers):g} to {max(numbers):g}; "
                 "if they are values to predict, preprocess with --regression"
             )
             return
-    for separator in SEPARATORS:
+    for separator in _SEPARATORS:
         joined = [label for label in counts if _is_joined(label, separator, counts)]
         if joined:
             yield (
@@ -115,17 +115,17 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
             listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in labels)
             yield f"{listed} are {len(labels)} classes; if they are one, write them alike"
     gold = set(gold_classes(counts))
-    nulls = [name for name in counts if name.casefold() in NULL_WORDS or name not in gold]
+    nulls = [name for name in counts if name.casefold() in _NULL_WORDS or name not in gold]
     if "-1" in gold and _beside_numbers(gold - {"-1"}):
         yield (
             f"'-1' ({counts['-1']:,} rows): a class; if it means that a row has no gold label, "
-            f"name the others: --labels {','.join(sorted_labels(gold - {'-1'}))}"
+            f"name the others: --labels {','.join(_sorted_labels(gold - {'-1'}))}"
         )
     if nulls:
         listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in nulls)
         yield f"{listed}: a class; if it means that a row has no label, remove these rows"
-    if len(words) == 1 == len(counts) and rows >= FEW_ROWS:
+    if len(words) == 1 == len(counts) and rows >= _FEW_ROWS:
         yield f"all {rows:,} rows have the class {words[0]!r}"
     single = [label for label, count in counts.items() if count == 1]
-    if single and rows >= FEW_ROWS:
+    if single and rows >= _FEW_ROWS:
         yield f"{len(single):,} of {len(counts):,} classes have one row: {abbreviated(single)}"

@@ -18,9 +18,9 @@ from metaseq_lm.data.storage.literals import read_literal
 from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.storage.text_files import BOM, TextFile, decode
 
-STANDARD_INPUT = "-"
+_STANDARD_INPUT = "-"
 # A missing value in a table, as pandas and the library datasets read it.
-NULL_CELLS = frozenset(
+_NULL_CELLS = frozenset(
     (
         *(
             "",
@@ -38,7 +38,7 @@ NULL_CELLS = frozenset(
     )
 )
 # Names of columns, in small letters, that a message offers.
-LIKELY_TEXTS = frozenset(
+_LIKELY_TEXTS = frozenset(
     (
         *("sentence", "sentence1", "sentence2", "content", "contents", "body", "title", "headline"),
         *("review", "review_text", "review_body", "comment", "comment_text", "tweet", "post"),
@@ -46,7 +46,7 @@ LIKELY_TEXTS = frozenset(
         *("premise", "hypothesis", "input", "description", "summary", "passage", "question2"),
     )
 )
-LIKELY_LABELS = frozenset(
+_LIKELY_LABELS = frozenset(
     (
         *("labels", "class", "category", "target", "sentiment", "gold_label", "gold", "y", "tag"),
         *("stars", "rating", "score", "intent", "emotion", "topic", "output", "polarity"),
@@ -163,7 +163,7 @@ class RowReader:
             )
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
-        null_cells = NULL_CELLS if records.is_table and is_plain else frozenset()
+        null_cells = _NULL_CELLS if records.is_table and is_plain else frozenset()
         for number, fields, bad in records:
             row = self._row(number, fields, bad, null_cells)
             if row is not None:
@@ -200,9 +200,9 @@ class RowReader:
                 "label has a column of 0 and 1 (and --columns if the file has no header row)."
             )
 
-        self.text_columns = tuple(column(name, LIKELY_TEXTS) for name in texts)
+        self.text_columns = tuple(column(name, _LIKELY_TEXTS) for name in texts)
         if self.labelled:
-            self.label_columns = tuple(column(name, LIKELY_LABELS) for name in labels)
+            self.label_columns = tuple(column(name, _LIKELY_LABELS) for name in labels)
 
     def _row(
         self, number: int, fields: dict[str, Any], bad: bool, null_cells: Collection[str]
@@ -293,7 +293,7 @@ class RowReader:
                 raise MetaseqError(f"{where}: several labels, but --regression is for one number")
             words = [label_word(word, where) for word in value if word != ""]
             return tuple(sorted(set(words)))
-        nulls = NULL_CELLS if self.columns.regression else ("",)
+        nulls = _NULL_CELLS if self.columns.regression else ("",)
         if value is None or (isinstance(value, str) and value.strip() in nulls):
             return NO_LABEL
         word = label_word(value, where)
@@ -324,7 +324,7 @@ class Sentence:
 
 def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     """Yield (place, text, held bad UTF-8) for each line of a file or of standard input."""
-    if source != STANDARD_INPUT:
+    if source != _STANDARD_INPUT:
         for number, text, bad in TextFile(Path(source), policy).lines():
             yield f"{source}:{number}", text, bad
         return

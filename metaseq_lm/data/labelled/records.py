@@ -20,7 +20,7 @@ from metaseq_lm.data.storage.tables import QUOTING, joins_rows, repeated, table_
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
 TEXT, LABEL = "text", "label"  # the names of the columns unless others are given
-MALFORMED_NAMED = 3  # of a file; the others are only counted
+_MALFORMED_NAMED = 3  # of a file; the others are only counted
 _KINDS = {
     str: "a text",
     int: "a whole number",
@@ -32,7 +32,7 @@ _KINDS = {
 }
 
 
-def kind_of(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     """Return what a value of JSON is, for messages; of one of Parquet that JSON lacks its type."""
     return unreadable_type(value) or _KINDS[type(value)]
 
@@ -67,7 +67,8 @@ class Record:
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
             raise MetaseqError(
-                f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]} but {kind_of(value)}"
+                f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]} but "
+                f"{_kind_of(value)}"
             )
         return value
 
@@ -91,7 +92,7 @@ class Record:
                 raise MetaseqError(f"{self.where}: the lists in field '{name}' differ in length")
             items = [dict(zip(items, values)) for values in zip(*items.values())]
         if type(items) is not list:
-            raise MetaseqError(f"{self.where}: field '{name}' is not a list but {kind_of(items)}")
+            raise MetaseqError(f"{self.where}: field '{name}' is not a list but {_kind_of(items)}")
         if any(type(item) is not dict for item in items):
             raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
         return [replace(self, fields=item, name=f"{name}[{i}]") for i, item in enumerate(items)]
@@ -244,7 +245,7 @@ class RecordReader:
                 if not self.skip_malformed:
                     raise MetaseqError(message)
                 self.counts["malformed"] += 1
-                if self.counts["malformed"] <= MALFORMED_NAMED:
+                if self.counts["malformed"] <= _MALFORMED_NAMED:
                     show(f"{message}; the row is left out")
                 continue
             if form.quoted and joins_rows(fields, form.delimiter):
@@ -256,8 +257,8 @@ class RecordReader:
                 f"in line {first_joined} quotation marks join lines that look like rows, "
                 f"{self.counts['joined_rows']:,} times in all; --quoting none reads them apart"
             )
-        if self.counts["malformed"] > MALFORMED_NAMED:
+        if self.counts["malformed"] > _MALFORMED_NAMED:
             show(
                 f"{self.file}: {self.counts['malformed']:,} malformed rows are left out, the first "
-                f"{MALFORMED_NAMED} are named above"
+                f"{_MALFORMED_NAMED} are named above"
             )

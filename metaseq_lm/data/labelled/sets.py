@@ -19,7 +19,7 @@ from metaseq_lm.data.storage.text_files import TextFile
 
 CLOZE = "cloze"
 # The least and the greatest number of text columns of each form.
-FORMS = {
+_FORMS = {
     "single": (1, 1),
     "pair": (2, 2),
     "choices": (3, 1 << 10),
@@ -30,7 +30,7 @@ FORMS = {
 }
 MULTI_LABEL = "multi_label"
 WITH_PLACES = ("spans", "tokens", CLOZE)  # forms that have a file of places
-SPANS = 2
+_SPANS = 2
 
 
 def rows_name(split: str) -> str:
@@ -74,7 +74,7 @@ class LabelledSet:
         count: int = manifest.details["inputs"]
         self.form: str = manifest.details["form"]
         self.benchmark: str = manifest.details["benchmark"]
-        least, most = FORMS.get(self.form, (0, -1))
+        least, most = _FORMS.get(self.form, (0, -1))
         if not least <= count <= most:
             raise MetaseqError(
                 f"{self.folder}: a set of form {self.form[:20]!r} with {count} text columns; "
@@ -126,7 +126,7 @@ class LabelledSet:
         stored = open_integers(self.folder / f"{self.split}.spans")
         good = len(stored) == len(self)
         if self.form == "spans":
-            good, expected = good and (stored.sizes == 3 * SPANS).all(), f"{SPANS} spans"
+            good, expected = good and (stored.sizes == 3 * _SPANS).all(), f"{_SPANS} spans"
         else:
             good, expected = good and not (stored.sizes % 3).any(), "three numbers for each place"
         if not good:
@@ -144,7 +144,7 @@ class LabelledSet:
             row = int(rows[np.flatnonzero(~inside)[0]])
             raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
         if self.form == "spans":
-            self.spans = spans.reshape(len(self), SPANS, 3)
+            self.spans = spans.reshape(len(self), _SPANS, 3)
         else:
             self.places = np.column_stack([rows, spans])
 

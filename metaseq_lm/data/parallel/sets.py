@@ -25,7 +25,7 @@ def references_name(split: str) -> str:
     return f"{split}.references.txt"
 
 
-def parallel_manifest(folder: str | Path) -> Manifest:
+def _parallel_manifest(folder: str | Path) -> Manifest:
     """Return the manifest of a set; MetaseqError if the folder holds something else."""
     manifest = Manifest.load(folder)
     if manifest.kind != PARALLEL:
@@ -39,7 +39,7 @@ def parallel_manifest(folder: str | Path) -> Manifest:
 
 def load_sides(folder: str | Path) -> tuple[Tokenizer, Tokenizer]:
     """Open the tokenizers of the source and of the target of a set."""
-    parallel_manifest(folder)
+    _parallel_manifest(folder)
     source, target = (load_tokenizer(folder, f"{side}.") for side in SIDES)
     return source, target
 
@@ -53,7 +53,7 @@ class ParallelSet:
     def __init__(self, folder: str | Path, split: str) -> None:
         self.folder = Path(folder)
         self.split = split
-        manifest = parallel_manifest(folder)
+        manifest = _parallel_manifest(folder)
         manifest.require_split(folder, split)
         self.source = IndexedDataset(self.folder / f"{split}.{SOURCE}")
         self.target: IndexedDataset | None = None

@@ -11,4 +11,4 @@ from metaseq_lm.data.preprocess import (
     world,
 )
 
-BUILT_IN = (benchmarks, corpus, labelled, parallel, squad, word_sets, words, world)
+_BUILT_IN = (benchmarks, corpus, labelled, parallel, squad, word_sets, words, world)

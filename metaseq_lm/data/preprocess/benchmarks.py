@@ -46,9 +46,9 @@ from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES
 from metaseq_lm.data.storage.tables import table_delimiter
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, format_suffix, text_files
 
-RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
-SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
-HUB_INDEX = "idx"  # of a row that the `datasets` library exported
+_RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
+_SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
+_HUB_INDEX = "idx"  # of a row that the `datasets` library exported
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
     doubled = benchmark.doubled and not options.no_double
     target = request.inside(options.labelled or name.split("/")[1])
     if options.source is not None:
-        files = official_files(name, options.source)
+        files = _official_files(name, options.source)
         target = replace(target, splits={**files, **request.splits})
     elif not request.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
@@ -123,7 +123,7 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
             with_coreference if name == "glue/WNLI" else None
         )
         if doubled and split == TRAIN:
-            expand = with_swapped
+            expand = _with_swapped
         columns = _columns(original, benchmark, split, file)
         return RowReader(file, columns, required, expand=_renamed(original, expand))
 
@@ -153,7 +153,7 @@ def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
     return SquadPipeline(request.inside(options.labelled or name), version, tokenizer)
 
 
-def official_files(name: str, source: Path) -> dict[str, list[Path]]:
+def _official_files(name: str, source: Path) -> dict[str, list[Path]]:
     """Return the official files in a folder by split, packed ones (.xz, .gz, .bz2) included.
 
     A missing one is left out with a message; MetaseqError if all are.
@@ -162,7 +162,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
         raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
     names = find_benchmark(name).files
     suite, _, task = name.partition("/")
-    is_challenge = suite == "babylm" and holds_challenge(source)
+    is_challenge = suite == "babylm" and _holds_challenge(source)
     if is_challenge:
         names = {split: f"{task.lower()}.{split}.jsonl" for split in names}
     files: dict[str, list[Path]] = {}
@@ -172,7 +172,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
             files[split] = sorted(published.rglob("*.json"))
         elif official := find_packed(source / file):
             files[split] = [official]
-        elif not is_challenge and (paths := exported_files(source, split)):
+        elif not is_challenge and (paths := _exported_files(source, split)):
             files[split] = paths
         elif split not in OPTIONAL_SPLITS:
             show(f"{source}: no {file}, so there will be no {split} split")
@@ -180,7 +180,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
         inside = []
         for folder in sorted(filter(Path.is_dir, source.iterdir())):
             has_official = any(find_packed(folder / file) for file in names.values())
-            if has_official or any(exported_files(folder, split) for split in names):
+            if has_official or any(_exported_files(folder, split) for split in names):
                 inside.append(folder)
         # "sst2" is the name on the Hub.
         task = _letters(name.partition("/")[2])
@@ -190,17 +190,17 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
         raise MetaseqError(
             f"{source}: holds none of the files of {name}: {', '.join(names.values())} (or packed, "
             f"with {', '.join(OPENERS)}), and none that datasets wrote ({stems} with "
-            f"{', '.join(RECORD_SUFFIXES)}){hint}"
+            f"{', '.join(_RECORD_SUFFIXES)}){hint}"
         )
     return files
 
 
-def holds_challenge(source: Path) -> bool:
+def _holds_challenge(source: Path) -> bool:
     """Return whether a folder has BabyLM's files, of all tasks in one folder."""
     return any(find_packed(source / f"{task.lower()}.train.jsonl") for task in BABYLM)
 
 
-def exported_files(source: Path, split: str) -> list[Path]:
+def _exported_files(source: Path, split: str) -> list[Path]:
     """Return the files of a split that the library `datasets` exported or saved, or [].
 
     A name is that of the split, perhaps behind others and before the number of a part, such as
@@ -210,12 +210,16 @@ def exported_files(source: Path, split: str) -> list[Path]:
     groups: dict[tuple[Path, str, str], list[Path]] = {}
     for path in chain(*(sorted(f.iterdir()) for f in (source, source / "data") if f.is_dir())):
         if path.is_dir() and path.name.casefold() in stems:
-            inside = [file for file in text_files([path]) if format_suffix(file) in RECORD_SUFFIXES]
+            inside = [
+                file for file in text_files([path]) if format_suffix(file) in _RECORD_SUFFIXES
+            ]
             if inside:
                 groups[path, "", ""] = inside
-        elif path.is_file() and format_suffix(path) in RECORD_SUFFIXES and path.name[0] not in "._":
+        elif (
+            path.is_file() and format_suffix(path) in _RECORD_SUFFIXES and path.name[0] not in "._"
+        ):
             name = path.name.casefold().partition(format_suffix(path))[0]
-            match = SHARD.fullmatch(name)
+            match = _SHARD.fullmatch(name)
             assert match is not None
             if any(re.fullmatch(rf"(.*[-_. ])?{stem}", match["stem"]) for stem in stems):
                 group = path.parent / match["stem"], match["count"] or "", format_suffix(path)
@@ -236,7 +240,7 @@ def exported_files(source: Path, split: str) -> list[Path]:
     return []
 
 
-def with_swapped(row: Row) -> Iterator[Row]:
+def _with_swapped(row: Row) -> Iterator[Row]:
     """Yield a row and a copy with its two texts swapped, as ELECTRA's fine-tuning trains on."""
     yield row
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
@@ -283,7 +287,7 @@ def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Col
                 skip_malformed=benchmark.skip_malformed,
             )
         if has(*exported):
-            return replace(columns, texts=exported, index=HUB_INDEX)
+            return replace(columns, texts=exported, index=_HUB_INDEX)
         if has("text_a", "text_b"):  # a subset that somebody exported
             return columns
     if not may_lack and benchmark.header and len(names) == len(benchmark.header):

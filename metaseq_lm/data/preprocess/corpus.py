@@ -53,7 +53,7 @@ from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
 
-PLAIN_PROGRESS_SECONDS = 30.0
+_PLAIN_PROGRESS_SECONDS = 30.0
 Written = TypeVar("Written")
 
 
@@ -225,7 +225,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         with (
             IndexedWriter(prefix, self.tokenizer.dtype, documents=blank_ends) as writer,
             WordStartsWriter(prefix) as words,
-            contextlib.closing(with_progress(split, encoded)) as parts,
+            contextlib.closing(_with_progress(split, encoded)) as parts,
         ):
             skip_bad = self.request.on_bad_utf8 == "skip"
             frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
@@ -276,7 +276,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         return ", ".join(words)
 
 
-def with_progress(
+def _with_progress(
     split: Split, encoded: Iterator[Encoded]
 ) -> Generator[tuple[Encoded, float], None, None]:
     """Yield each block with the share of the files that is read by then.
@@ -284,7 +284,7 @@ def with_progress(
     Shows a bar on a terminal, else a line now and then.
     """
     total, done = sum(map(source_bytes, split.sources)), 0
-    next_line = time.monotonic() + PLAIN_PROGRESS_SECONDS
+    next_line = time.monotonic() + _PLAIN_PROGRESS_SECONDS
     hidden = is_quiet() or not sys.stderr.isatty()
     with tqdm(total=total, unit="B", unit_scale=True, desc=split.name, disable=hidden) as bar:
         for part in encoded:
@@ -292,7 +292,7 @@ def with_progress(
             bar.update(part.read - done)
             done = part.read
             if hidden and not is_quiet() and time.monotonic() > next_line:
-                next_line += PLAIN_PROGRESS_SECONDS
+                next_line += _PLAIN_PROGRESS_SECONDS
                 say(f"{split.name}: {100 * done / total:.0f} %")
 
 

@@ -48,8 +48,8 @@ from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 from metaseq_lm.data.unknown_tokens import count_unknown
 
-BATCH = 1024
-COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
+_BATCH = 1024
+_COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,17 @@ class LabelledForm:
     first: int | None = None
 
 
-def names_in(label: Label) -> tuple[str, ...]:
+def _names_in(label: Label) -> tuple[str, ...]:
     """Return the labels of a row."""
     return label if isinstance(label, tuple) else (str(label),)
 
 
-def count_labels(labels: Iterable[Label]) -> Counter[str]:
+def _count_labels(labels: Iterable[Label]) -> Counter[str]:
     """Return how many rows have each label."""
-    return Counter(chain.from_iterable(map(names_in, labels)))
+    return Counter(chain.from_iterable(map(_names_in, labels)))
 
 
-def unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
+def _unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
     """Return the error for a label at `location`, file and line, that is not one of `classes`."""
     key = spelling_key(label)
     alike = [name for name in classes if spelling_key(name) == key]
@@ -145,7 +145,7 @@ def unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqE
     )
 
 
-def with_names(row: Row, names: Mapping[str, str]) -> Row:
+def _with_names(row: Row, names: Mapping[str, str]) -> Row:
     """Return a row with the `names` of its labels, which may be whole numbers."""
 
     def name(label: str) -> str:
@@ -156,7 +156,7 @@ def with_names(row: Row, names: Mapping[str, str]) -> Row:
     return replace(row, label=name(row.label)) if isinstance(row.label, str) else row
 
 
-OpenRows = Callable[[str, Path], Rows]  # of a split and a file
+_OpenRows = Callable[[str, Path], Rows]  # of a split and a file
 
 
 @register_dataset_kind("labelled", LabelledOptions)
@@ -247,11 +247,11 @@ def _label_files(options: LabelledOptions, request: Request) -> dict[Path, Path]
 
 
 # A batch of rows, ids end to end and sizes of each text column, and the spans of each row.
-EncodedTexts = tuple[np.ndarray, np.ndarray]
-EncodedRows = tuple[list[Row], list[EncodedTexts], list[list[int]]]
+_EncodedTexts = tuple[np.ndarray, np.ndarray]
+_EncodedRows = tuple[list[Row], list[_EncodedTexts], list[list[int]]]
 
 
-class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
+class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
     """Rows of any source to a labelled set; `open_rows` returns the rows of a file of a split."""
 
     kind, unit = LABELLED, "rows"
@@ -262,7 +262,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self,
         request: Request,
         form: LabelledForm,
-        open_rows: OpenRows,
+        open_rows: _OpenRows,
         tokenizer: Tokenizer,
         label_files: Mapping[Path, Path] | None = None,
     ) -> None:
@@ -300,7 +300,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if labels is None and not regression and TRAIN not in self.request.splits:
             raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
         if labels is None and not regression:
-            self._classes = gold_classes(count_labels(self._labels_of(TRAIN)))
+            self._classes = gold_classes(_count_labels(self._labels_of(TRAIN)))
         # "1" and "1.0" are one class, as numbers are that a column of floats holds in one split.
         self._spellings = {whole_number(name): name for name in self._classes or []}
         if self.form.are_names:
@@ -316,7 +316,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         """
         seen: set[int] = set()
         for split in self.request.splits:
-            labels = {*chain.from_iterable(map(names_in, self._labels_of(split)))}
+            labels = {*chain.from_iterable(map(_names_in, self._labels_of(split)))}
             words = set(map(whole_number, labels))
             numbers = {int(word) for word in words if word.isdecimal() or word == "-1"}
             if not (may_lack_labels(split) and numbers <= {-1, 0}):
@@ -353,7 +353,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for path in self.request.splits[TRAIN]:
             for row in self.open_rows(TRAIN, path):
                 is_skipped = row.bad and skips_bad
-                if not is_skipped and with_names(row, self._spellings).label not in no_gold:
+                if not is_skipped and _with_names(row, self._spellings).label not in no_gold:
                     records[path, row.line] = None
         return set(compress(records, hold_out.choose(len(records), "rows")))
 
@@ -368,7 +368,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for path in self.request.splits[split]:
             for row in self.open_rows(split, path):
                 if not (row.bad and self.request.on_bad_utf8 == "skip"):
-                    yield with_names(row, self._spellings).label
+                    yield _with_names(row, self._spellings).label
 
     def _no_gold(self) -> set[Label]:
         """Return the labels that mean that a row has none."""
@@ -388,7 +388,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     def read(self, split: Split) -> Iterator[tuple[Path, Row]]:
         """Yield the rows to keep with their file, counting the others and noting labels."""
         counts = split.counts
-        counts.update(dict.fromkeys(COUNTS, 0))
+        counts.update(dict.fromkeys(_COUNTS, 0))
         labels = self._labels[split.name] = []
         classes = {*(self._classes or ())}
         columns, no_gold, unlabelled = 0, self._no_gold(), self._is_unlabelled(split.name)
@@ -397,7 +397,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             for row in reader:
                 if self._is_elsewhere(split.name, path, row) or self.skips(split, row.bad):
                     continue
-                row = row if row.label in classes else with_names(row, self._spellings)
+                row = row if row.label in classes else _with_names(row, self._spellings)
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:
@@ -436,15 +436,15 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if several and not any(self._labels.values()):
             self._multi_label = True
         if several != self._multi_label:
-            label = list(names_in(row.label)) if several else row.label
+            label = list(_names_in(row.label)) if several else row.label
             raise MetaseqError(
                 f"{path}:{row.line}: label {label!r} where "
                 f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in "
                 "the rows before; write all labels as lists, or give --label-separator"
             )
 
-    def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
-        for batch in batches(records, BATCH):
+    def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[_EncodedRows]:
+        for batch in batches(records, _BATCH):
             rows = [row for _, row in batch]
             if self.form.form in WITH_PLACES:
                 yield rows, *self._encode_with_spans(batch)
@@ -457,7 +457,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
 
     def _encode_with_spans(
         self, batch: list[tuple[Path, Row]]
-    ) -> tuple[list[EncodedTexts], list[list[int]]]:
+    ) -> tuple[list[_EncodedTexts], list[list[int]]]:
         ids: list[list[np.ndarray]] = [[] for _ in batch[0][1].texts]
         spans = []
         for path, row in batch:
@@ -480,7 +480,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         columns = [(np.concatenate(column), size) for column, size in zip(ids, sizes)]
         return columns, spans
 
-    def write(self, split: Split, encoded: Iterator[EncodedRows]) -> None:
+    def write(self, split: Split, encoded: Iterator[_EncodedRows]) -> None:
         with contextlib.ExitStack() as stack:
             writers: list[IndexedWriter] = []
             span_writer = append_facts = None
@@ -563,10 +563,10 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             numbers = {label: i for i, label in enumerate(classes)}
             flat, counts = [], []
             for path, line, label in labels:
-                names = names_in(label)
+                names = _names_in(label)
                 for name in names:
                     if name not in numbers:
-                        raise unknown_class(f"{path}:{line}", name, classes)
+                        raise _unknown_class(f"{path}:{line}", name, classes)
                     flat.append(numbers[name])
                 counts.append(len(names))
             values, sizes = np.array(flat, np.int32), np.array(counts, np.int64)
@@ -585,13 +585,13 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if self._classes is None:
             values = np.array(labels, np.float64)
             return f"{text}; labels from {values.min():g} to {values.max():g}"
-        counts_of = count_labels(labels)
+        counts_of = _count_labels(labels)
         shares = [f"{label} {counts_of[label]:,}" for label in self._classes]
         if self._multi_label:
             text += f"; several labels a row, {labels.count(()):,} rows without any"
         return f"{text}; {abbreviated(shares, most=20)}"
 
     def report(self) -> str:
-        train = count_labels(label for _, _, label in self._labels.get(TRAIN, []))
+        train = _count_labels(label for _, _, label in self._labels.get(TRAIN, []))
         faults = [] if self.form.regression else list(label_warnings(train))
         return "\n".join(f"warning: {text}" for text in (*self._warnings, *faults))

@@ -33,11 +33,11 @@ from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
-BATCH = 1024
-MAY_BE_EMPTY = (TRAIN, UNLABELLED)
-MAIN_COUNTS = ("rows", "tokens", "unknown")
+_BATCH = 1024
+_MAY_BE_EMPTY = (TRAIN, UNLABELLED)
+_MAIN_COUNTS = ("rows", "tokens", "unknown")
 # Words that occur less often are unknown; of the target as in Clark 2021, section 4.3.1.
-MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
+_MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class ParallelOptions(TokenizerOptions, PlainTextOptions):
 
 
 # Of a batch: ids end to end and sizes of each side, and the texts of the last side.
-EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
+_EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 
 @register_dataset_kind("parallel", ParallelOptions)
-class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
+class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
@@ -103,7 +103,9 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             raise UsageError(f"--split {UNLABELLED}=...: that name is kept for --unlabelled")
         aligned: list[Path] = []
         for split, prefixes in splits.items():
-            pairs = [(find_side(prefix, source), find_side(prefix, target)) for prefix in prefixes]
+            pairs = [
+                (_find_side(prefix, source), _find_side(prefix, target)) for prefix in prefixes
+            ]
             aligned += chain.from_iterable(pairs)
             self._pairs[split] = pairs
         return [*aligned, *self.options.unlabelled]
@@ -121,7 +123,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 files += map(self.request.text_file, options.unlabelled)
             min_frequency = getattr(options, f"{side}_min_frequency")
             if min_frequency is None:
-                min_frequency = MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1
+                min_frequency = _MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1
             self.tokenizers[side] = options.train(files, min_frequency, task_tokens=1)
         hashes = "".join(self.tokenizers[side].fingerprint for side in SIDES)
         joined = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
@@ -188,7 +190,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                     yield texts
                     continue
                 location = f"{pair[texts.index('')]}:{number}"
-                if split.name not in MAY_BE_EMPTY:
+                if split.name not in _MAY_BE_EMPTY:
                     raise MetaseqError(
                         f"{location}: an empty line, which cannot be translated or compared with; "
                         "take the pair out of both files"
@@ -196,15 +198,15 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 split.counts["empty"] += 1
                 self._first_empty.setdefault(split.name, location)
 
-    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedPairs]:
-        for batch in batches(records, BATCH):
+    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[_EncodedPairs]:
+        for batch in batches(records, _BATCH):
             columns = [
                 encode_texts(self.tokenizers[side], texts)
                 for side, texts in zip(SIDES, zip(*batch))
             ]
             yield columns, [texts[-1] for texts in batch]
 
-    def write(self, split: Split, encoded: Iterator[EncodedPairs]) -> None:
+    def write(self, split: Split, encoded: Iterator[_EncodedPairs]) -> None:
         sides = SIDES[: 1 if split.name == UNLABELLED else 2]
         unknown, rows = dict.fromkeys(sides, 0), 0
         with contextlib.ExitStack() as stack:
@@ -213,7 +215,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 name, dtype = f"{split.name}.{side}", self.tokenizers[side].dtype
                 writers[side] = self.open_writer(stack, split, name, dtype)
             references = None
-            if split.name not in MAY_BE_EMPTY:
+            if split.name not in _MAY_BE_EMPTY:
                 references = self.open_text(stack, split, references_name(split.name))
             for columns, targets in encoded:
                 rows += len(targets)
@@ -229,7 +231,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         paths = split.sources
         if split.name != UNLABELLED:
             paths = list(chain.from_iterable(self._pairs[split.name]))
-        dropped = ", ".join(split.other_counts(*MAIN_COUNTS)) or "none"
+        dropped = ", ".join(split.other_counts(*_MAIN_COUNTS)) or "none"
         return f"{', '.join(map(str, paths))}: no sentences; lines passed over: {dropped}"
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
@@ -245,7 +247,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             f"{tokens:,} {side} tokens ({counts['unknown'][side]:,} unknown)"
             for side, tokens in counts["tokens"].items()
         ]
-        for count in split.other_counts(*MAIN_COUNTS):
+        for count in split.other_counts(*_MAIN_COUNTS):
             first = self._first_empty.get(split.name) if count.endswith("empty") else None
             parts.append(f"{count} (the first at {first})" if first else count)
         return f"{split.name}: {counts['rows']:,} sentences, {', '.join(parts)}"
@@ -257,7 +259,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         )
 
 
-def find_side(prefix: Path, language: str) -> Path:
+def _find_side(prefix: Path, language: str) -> Path:
     """Return the file PREFIX.LANGUAGE, plain or packed; MetaseqError if there is none."""
     name = f"{prefix}.{language}"
     if path := find_packed(name):

@@ -37,9 +37,9 @@ from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
 from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-DEFAULT_KIND = "corpus"
+_DEFAULT_KIND = "corpus"
 TRAIN, VALID = "train", "valid"
-STAGING = ".preprocess"
+_STAGING = ".preprocess"
 
 DATASET_KINDS: Registry[Any] = Registry("dataset kind")
 """The kinds of datasets that `preprocess` makes.
@@ -324,7 +324,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
         raise UsageError(
             f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
         )
-    folder = dest / STAGING
+    folder = dest / _STAGING
     check_folder(folder)
     new_parents = [parent for parent in dest.parents if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -354,7 +354,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
 
 def is_half_published(dest: Path) -> bool:
     """Return whether a command was killed while it moved its files to `dest`."""
-    return (dest / STAGING / MANIFEST_FILE).exists() and not (dest / MANIFEST_FILE).exists()
+    return (dest / _STAGING / MANIFEST_FILE).exists() and not (dest / MANIFEST_FILE).exists()
 
 
 def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
@@ -413,7 +413,7 @@ def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
 
 def all_kinds() -> dict[str, Any]:
     """Return the dataclass of the options of each registered kind, the default one first."""
-    names = sorted(DATASET_KINDS.entries, key=lambda name: name != DEFAULT_KIND)
+    names = sorted(DATASET_KINDS.entries, key=lambda name: name != _DEFAULT_KIND)
     return {name: DATASET_KINDS.entries[name].dataclass for name in names}
 
 
@@ -449,7 +449,7 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
             selected.remove(kind)
     if len(selected) > 1:
         raise UsageError(f"{' and '.join(map(flag_of, selected))} exclude each other")
-    chosen = selected[0] if selected else DEFAULT_KIND
+    chosen = selected[0] if selected else _DEFAULT_KIND
     for name in passed:
         owners = [kind for kind in kinds if name in items[kind]]
         if not owners or chosen in owners:

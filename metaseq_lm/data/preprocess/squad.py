@@ -20,14 +20,14 @@ from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
-COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
+_COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
 
 
 # A paragraph, and the tokens of its context and of each question.
-EncodedParagraph = tuple[Paragraph, Offsets, list[list[int]]]
+_EncodedParagraph = tuple[Paragraph, Offsets, list[list[int]]]
 
 
-class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
+class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
     """Official files to a SQuAD set; `version` is "v1.1", "v2.0" or "mrqa"."""
 
     kind, unit = SQUAD, "questions"
@@ -54,7 +54,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
 
     def read(self, split: Split) -> Iterator[Paragraph]:
         """Yield the paragraphs; MetaseqError for a question id that occurs twice."""
-        split.counts.update(dict.fromkeys(COUNTS, 0))
+        split.counts.update(dict.fromkeys(_COUNTS, 0))
         seen: set[str] = set()
         is_parted = self._held and split.name in (TRAIN, VALID)
         for path in split.sources:
@@ -73,13 +73,13 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
                 yield paragraph
             split.counts["bad_utf8"] += reader.bad_utf8
 
-    def encode(self, split: Split, records: Iterator[Paragraph]) -> Iterator[EncodedParagraph]:
+    def encode(self, split: Split, records: Iterator[Paragraph]) -> Iterator[_EncodedParagraph]:
         for paragraph in records:
             context = self.tokenizer.encode_with_offsets(paragraph.context)
             questions = self.tokenizer.encode_batch([q.text for q in paragraph.questions])
             yield paragraph, context, questions
 
-    def write(self, split: Split, encoded: Iterator[EncodedParagraph]) -> None:
+    def write(self, split: Split, encoded: Iterator[_EncodedParagraph]) -> None:
         tokens, int32, counts = self.tokenizer.dtype, np.dtype(np.int32), split.counts
         unk = self.tokenizer.vocabulary.unk
         counts["unknown"] = 0
@@ -97,7 +97,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
                     counts["unknown"] += count_unknown(np.asarray(ids), unk)
                 texts = []
                 for question, ids in zip(paragraph.questions, questions):
-                    first, last = gold_tokens(question, paragraph.context, context)
+                    first, last = _gold_tokens(question, paragraph.context, context)
                     question_writer.add(ids)
                     span_writer.add([counts["paragraphs"], first, last, question.impossible])
                     counts["questions"] += 1
@@ -138,7 +138,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         return text
 
 
-def gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int, int]:
+def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int, int]:
     """Return the first and the last token of the first gold answer, (-1, -1) if it has none.
 
     These are the tokens that the characters of the answer touch, the shortest span that holds them.

@@ -28,7 +28,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, 
 from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP
 
 CHUNK = 1 << 22  # tokens that are copied at once
-SUFFIXES = (".bin", ".idx", ".ds")
+_SUFFIXES = (".bin", ".idx", ".ds")
 
 
 class DatatroveFile:
@@ -63,10 +63,10 @@ class DatatroveFile:
         return len(self.sizes)
 
 
-TokenFile = IndexedDataset | DatatroveFile
+_TokenFile = IndexedDataset | DatatroveFile
 
 
-def open_token_file(path: Path) -> TokenFile:
+def _open_token_file(path: Path) -> _TokenFile:
     """Open NAME.ds, or the pair NAME.bin and NAME.idx."""
     return DatatroveFile(path) if path.suffix == ".ds" else open_integers(path)
 
@@ -85,7 +85,7 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
             inside = [p for p in sorted(path.iterdir()) if p.suffix in (".bin", ".ds")]
         else:
             inside = (
-                [path] if path.suffix in SUFFIXES else [Path(f"{path}.bin"), Path(f"{path}.ds")]
+                [path] if path.suffix in _SUFFIXES else [Path(f"{path}.bin"), Path(f"{path}.ds")]
             )
             inside = [p for p in inside if p.is_file()]
         if not inside:
@@ -130,10 +130,10 @@ def foreign_tokenizer(folder: Path) -> Tokenizer:
 
 # Values end to end, the sizes of their sequences, the sequences before which a document ends, and
 # how many words begin in each token.
-Piece = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+_Piece = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 
-class TokenFiles(TokenPipeline[TokenFile, Piece]):
+class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
     """Copies token files, whose paths are the sources of the splits, into one corpus.
 
     Where the words of the text begin is copied if all files of a split have it.
@@ -166,10 +166,10 @@ class TokenFiles(TokenPipeline[TokenFile, Piece]):
     def prepare(self) -> dict[str, Any]:
         return describe_tokenizer(self.tokenizer)
 
-    def read(self, split: Split) -> Iterator[TokenFile]:
-        return map(open_token_file, split.sources)
+    def read(self, split: Split) -> Iterator[_TokenFile]:
+        return map(_open_token_file, split.sources)
 
-    def encode(self, split: Split, records: Iterator[TokenFile]) -> Iterator[Piece]:
+    def encode(self, split: Split, records: Iterator[_TokenFile]) -> Iterator[_Piece]:
         for data in records:
             word_starts = open_word_starts(data.prefix, len(data.tokens))
             sizes = np.asarray(data.sizes, np.int64)
@@ -195,7 +195,7 @@ class TokenFiles(TokenPipeline[TokenFile, Piece]):
                 yield values, lengths[filled], breaks, words
                 first = last
 
-    def _check(self, data: TokenFile, values: np.ndarray) -> None:
+    def _check(self, data: _TokenFile, values: np.ndarray) -> None:
         least, most = int(values.min(initial=0)), int(values.max(initial=0))
         if least < 0 or most >= len(self.tokenizer.vocabulary):
             raise MetaseqError(
@@ -219,9 +219,9 @@ class TokenFiles(TokenPipeline[TokenFile, Piece]):
                 starts[chosen] += 1
         return starts, sizes
 
-    def write(self, split: Split, encoded: Iterator[Piece]) -> None:
+    def write(self, split: Split, encoded: Iterator[_Piece]) -> None:
         frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
-        files = list(map(open_token_file, split.sources))
+        files = list(map(_open_token_file, split.sources))
         documents = any(len(data.documents) != len(data) + 1 for data in files)
         prefix, total = self.folder / split.name, 0
         with contextlib.ExitStack() as stack:

@@ -48,9 +48,9 @@ from metaseq_lm.data.words.tags import (
 from metaseq_lm.data.words.token_lists import RELATIONS, TokenListReader
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary, WordVocabulary, load_vocabulary
 
-UNSEEN = "<unseen>"
-UPOS, UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
-KEEP = "keep"
+_UNSEEN = "<unseen>"
+_UPOS, _UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
+_KEEP = "keep"
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class WordSetOptions(WordColumnOptions, ClassOptions):
         "--tagged a field such as upos, of JSON lines one such as ner_tags",
     )
     relation_subtypes: str = option(
-        KEEP,
+        _KEEP,
         "of relations in .conllu files, such as pass in nsubj:pass: keep them, or drop them, which "
         "leaves the universal relations",
-        choices=(KEEP, "drop"),
+        choices=(_KEEP, "drop"),
     )
 
 
@@ -248,7 +248,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         self, file: TextFile, label: int = RELATION, trees: bool = True
     ) -> ConlluReader:
         """Return a reader of a file in CoNLL-U; UsageError for subtypes of no relations."""
-        keeps = self.options.relation_subtypes == KEEP
+        keeps = self.options.relation_subtypes == _KEEP
         if not keeps and label != RELATION:
             raise UsageError(
                 f"--relation-subtypes {self.options.relation_subtypes}: the tags of {file} are "
@@ -259,7 +259,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     def column_reader(self, reader_class: type[ColumnReader], file: TextFile) -> ColumnReader:
         """Return a reader of a file in columns."""
         column = self.options.tag_column or "-1"
-        if self.options.relation_subtypes != KEEP:
+        if self.options.relation_subtypes != _KEEP:
             raise UsageError(
                 f"{file}: --relation-subtypes {self.options.relation_subtypes} is for CoNLL-U"
             )
@@ -306,8 +306,8 @@ class TagsPipeline(WordSetPipeline):
         if not is_conllu(file):
             return self.column_reader(ColumnReader, file)
         if not tag_field:
-            self._field = f" (the field {UPOS} of CoNLL-U; choose with --tag-column)"
-        return self.conllu_reader(file, field_number(tag_field or UPOS), trees=False)
+            self._field = f" (the field {_UPOS} of CoNLL-U; choose with --tag-column)"
+        return self.conllu_reader(file, field_number(tag_field or _UPOS), trees=False)
 
     def all_tags(self) -> Iterator[str]:
         """Yield the tags of all sentences."""
@@ -319,9 +319,9 @@ class TagsPipeline(WordSetPipeline):
         self.scheme = options.tag_scheme
         first = next(iter(self._splits.values())).sources[0]
         counts = Counter(self.all_tags())
-        if set(counts) == {UNKNOWN_FIELD}:
+        if set(counts) == {_UNKNOWN_FIELD}:
             raise MetaseqError(
-                f"{first}: each tag is '{UNKNOWN_FIELD}'; choose another column with --tag-column"
+                f"{first}: each tag is '{_UNKNOWN_FIELD}'; choose another column with --tag-column"
             )
         if self.scheme != "none":
             self._respell(standard_tags(counts))
@@ -344,7 +344,7 @@ class TagsPipeline(WordSetPipeline):
             self.labels = sorted(tags)
         else:
             seen = set(chain.from_iterable(s.labels for s in self.sentences[TRAIN]))
-            self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
+            self.labels, self.unseen = [*sorted(seen), _UNSEEN], len(seen)
 
     def _respell(self, standard: dict[str, str]) -> None:
         """Write span tags of another spelling as PREFIX-TYPE and O."""

@@ -50,10 +50,10 @@ from metaseq_lm.data.words.vocabulary import (
     vector_table,
 )
 
-BATCH = 8192  # sentences
+_BATCH = 8192  # sentences
 WORDS = "words"  # the kind of the manifest
 # What the manifest counts, as the summary of a split names it.
-COUNTED = {
+_COUNTED = {
     "blank": "blank lines",
     "documents": "lines of documents passed over",
     "comments": "comments passed over",
@@ -157,7 +157,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
     def encode(self, split: Split, records: Iterator[Record]) -> Iterator[EncodedSentences]:
         self.forms = WordForms(self.vocabulary)
-        return map(self.encode_batch, batches(records, BATCH))
+        return map(self.encode_batch, batches(records, _BATCH))
 
     def encode_batch(self, batch: list[Record]) -> EncodedSentences:
         """Return the columns of a batch of sentences."""
@@ -208,7 +208,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
             f"{split.name}: {counts['sentences']:,} sentences, {counts['words']:,} words "
             f"({share:.1f} % unknown)"
         )
-        for name, meaning in COUNTED.items():
+        for name, meaning in _COUNTED.items():
             if counts.get(name):
                 text += f", {counts[name]:,} {meaning}"
         return text

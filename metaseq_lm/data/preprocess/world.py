@@ -55,12 +55,12 @@ from metaseq_lm.data.worlds.base import (
 )
 
 WORLD_FILE = "world.json"
-DIGITS = 8  # of the numbers in it
-PAIRS = "pairs"
-VALID, TEST = "valid", "test"
-BATCH = 4096  # documents
-RARE = 1000  # documents in vain for one with a label, or that makes a pair
-COUNTED = 20_000  # documents at most that n-grams are counted on
+_DIGITS = 8  # of the numbers in it
+_PAIRS = "pairs"
+_VALID, _TEST = "valid", "test"
+_BATCH = 4096  # documents
+_RARE = 1000  # documents in vain for one with a label, or that makes a pair
+_COUNTED = 20_000  # documents at most that n-grams are counted on
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ def rounded(content: Any) -> Any:
         return {key: rounded(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [rounded(value) for value in content]
-    return float(f"{content:.{DIGITS}g}") if isinstance(content, float) else content
+    return float(f"{content:.{_DIGITS}g}") if isinstance(content, float) else content
 
 
-def collect(
+def _collect(
     world: World, purpose: str, count: int, select: Callable[[np.ndarray], Documents]
 ) -> Documents:
     """Return the first `count` documents that `select` makes of keys (N,) of a purpose.
@@ -120,12 +120,12 @@ def collect(
     """
     batches, size, start = [], 0, 0
     while size < count:
-        step = min(BATCH, max(64, 2 * (count - size)))
+        step = min(_BATCH, max(64, 2 * (count - size)))
         batch = select(world.keys(purpose, start, step))
         start += step
         batches.append(batch)
         size += len(batch)
-        if size * RARE < start - RARE:
+        if size * _RARE < start - _RARE:
             raise MetaseqError(
                 f"world {world.name}: {size:,} of {start:,} documents serve for {purpose}; its "
                 "options leave too little"
@@ -145,17 +145,17 @@ def collect_labelled(world: World, name: str, split: str, count: int) -> Documen
         has_label = documents.labels[name] != NO_LABEL
         return documents.select(has_label if has_label.ndim == 1 else has_label.any(axis=1))
 
-    return collect(world, f"{name} {split}", count, labelled)
+    return _collect(world, f"{name} {split}", count, labelled)
 
 
-def collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return `count` minimal pairs of a kind, the good and the bad documents (count, S) each."""
 
     def pairs(keys: np.ndarray) -> Documents:
         good, bad = world.minimal_pairs(kind, keys)
         return Documents(good, {"bad": bad})
 
-    documents = collect(world, f"pairs {kind}", count, pairs)
+    documents = _collect(world, f"pairs {kind}", count, pairs)
     return documents.tokens, documents.labels["bad"]
 
 
@@ -166,7 +166,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
     def __init__(self, options: WorldOptions, request: Request) -> None:
         super().__init__(request)
         if request.splits:
-            flags = ", ".join(f"--{split}pref" for split in (TRAIN, VALID, TEST))
+            flags = ", ".join(f"--{split}pref" for split in (TRAIN, _VALID, _TEST))
             raise UsageError(f"a world makes its own text; leave out {flags} and --split")
         self.options = options
         self.world = build_world(options.world, options.world_seed, options.world_options)
@@ -189,10 +189,10 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         for name in world.label_sets:
             self._labelled[name] = {
                 split: collect_labelled(world, name, split, options.world_labelled)
-                for split in (TRAIN, VALID, TEST)
+                for split in (TRAIN, _VALID, _TEST)
             }
         for kind in world.pair_kinds:
-            self._pairs[kind] = collect_pairs(world, kind, options.world_pairs)
+            self._pairs[kind] = _collect_pairs(world, kind, options.world_pairs)
         return describe_tokenizer(self.tokenizer)
 
     def _was_cut_short(self) -> bool:
@@ -200,7 +200,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         dest = self.request.destdir
         if is_half_published(dest):
             return True
-        names = [*self.world.label_sets, *([PAIRS] if self.world.pair_kinds else [])]
+        names = [*self.world.label_sets, *([_PAIRS] if self.world.pair_kinds else [])]
         if all((dest / name / MANIFEST_FILE).exists() for name in names):
             return False
         # Of other options the sets may be missing on purpose.
@@ -212,7 +212,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         """Raise UsageError if a set is there already: the corpus must not be written without it."""
         if self.request.overwrite:
             return
-        for name in (*self.world.label_sets, PAIRS):
+        for name in (*self.world.label_sets, _PAIRS):
             folder = self.request.destdir / name
             if (folder / MANIFEST_FILE).exists():
                 raise UsageError(
@@ -221,13 +221,13 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 )
 
     def splits(self) -> Iterable[Split]:
-        return [Split(name, []) for name in (TRAIN, VALID, TEST)]
+        return [Split(name, []) for name in (TRAIN, _VALID, _TEST)]
 
     def read(self, split: Split) -> Iterator[Documents]:
         options, start = self.options, 0
         count = options.world_documents if split.name == TRAIN else options.world_held_out
         while start < count:
-            step = min(BATCH, count - start)
+            step = min(_BATCH, count - start)
             documents = self.world.sample(self.world.keys(split.name, start, step))
             yield check_documents(self.world, documents, step)
             start += step
@@ -251,9 +251,9 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 size, n = len(documents), len(values)
                 counts.add(Counts(lines=size, sequences=size, documents=size, words=n, tokens=n))
                 frequencies += np.bincount(values, minlength=len(frequencies))
-                if len(seen) * BATCH < COUNTED:
+                if len(seen) * _BATCH < _COUNTED:
                     seen.append(Documents(documents.tokens))
-        self._samples[split.name] = Documents(np.concatenate([d.tokens for d in seen])[:COUNTED])
+        self._samples[split.name] = Documents(np.concatenate([d.tokens for d in seen])[:_COUNTED])
         self.note(split, counts, frequencies)
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
 
     def references(self) -> dict[str, Any]:
         """Return what a perfect model, n-grams and chance score, on valid and on the sets."""
-        world, valid = self.world, self._samples[VALID]
+        world, valid = self.world, self._samples[_VALID]
         ngram = NGram(*measures.sequences(self._samples[TRAIN].tokens), len(world.symbols))
         losses = measures.losses(world, ngram, valid)
         return {
@@ -284,7 +284,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 for kind, pairs in self._pairs.items()
             },
             "labelled": {
-                name: measures.label_references(world, name, sets[TRAIN], sets[TEST])
+                name: measures.label_references(world, name, sets[TRAIN], sets[_TEST])
                 for name, sets in self._labelled.items()
             },
             **world.references(),
@@ -430,7 +430,7 @@ class WordRows:
 class PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
     """Writes the minimal pairs of each kind as a file that the suite `pairs` reads."""
 
-    kind, unit = PAIRS, "pairs"
+    kind, unit = _PAIRS, "pairs"
 
     def __init__(
         self,
@@ -438,7 +438,7 @@ class PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
         pairs: Mapping[str, tuple[np.ndarray, np.ndarray]],
         request: Request,
     ) -> None:
-        super().__init__(request.inside(PAIRS))
+        super().__init__(request.inside(_PAIRS))
         self.world = world
         self.pairs = pairs
         self.data = request.destdir
@@ -468,4 +468,4 @@ class PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
                 split.counts["pairs"] += 1
 
     def summary(self, split: Split) -> str:
-        return f"{PAIRS}/{split.name}: {split.counts['pairs']:,} pairs"
+        return f"{_PAIRS}/{split.name}: {split.counts['pairs']:,} pairs"

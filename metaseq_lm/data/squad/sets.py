@@ -23,7 +23,7 @@ from metaseq_lm.data.storage.text_files import TextFile
 
 SQUAD = "squad"
 PARTS = ("context", "context_start", "context_end", "question", "spans")
-SPAN_COLUMNS = 4
+_SPAN_COLUMNS = 4
 
 
 def squad_manifest(folder: Path) -> Manifest:
@@ -64,9 +64,9 @@ class SquadSet:
         for data in (self.starts, self.ends):
             if not np.array_equal(data.sizes, self.contexts.sizes):
                 self._refuse(data, "has other sizes than the contexts")
-        if len(spans) != len(self.questions) or (spans.sizes != SPAN_COLUMNS).any():
-            self._refuse(spans, f"does not have {SPAN_COLUMNS} numbers for each question")
-        table = np.array(spans.tokens, np.int64).reshape(-1, SPAN_COLUMNS)
+        if len(spans) != len(self.questions) or (spans.sizes != _SPAN_COLUMNS).any():
+            self._refuse(spans, f"does not have {_SPAN_COLUMNS} numbers for each question")
+        table = np.array(spans.tokens, np.int64).reshape(-1, _SPAN_COLUMNS)
         self.paragraph, self.first, self.last = table[:, 0], table[:, 1], table[:, 2]
         self.impossible = table[:, 3] != 0
         self._check_table(spans)

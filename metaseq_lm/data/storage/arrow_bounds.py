@@ -17,14 +17,14 @@ from metaseq_lm.data.storage.text_files import LONGEST, check_length
 ROWS = 256  # read at once
 MOST_BYTES = 2 * LONGEST  # of a page or a batch of records, which is unpacked as a whole
 SLICE = 1 << 26  # bytes of rows that are converted at once
-SMALL_DICTIONARY = 1 << 16  # bytes; the longest value of a larger one is looked for
-LONGEST_HEADER = 1 << 15  # bytes of the header of a page
-DICTIONARY_PAGE = 2
+_SMALL_DICTIONARY = 1 << 16  # bytes; the longest value of a larger one is looked for
+_LONGEST_HEADER = 1 << 15  # bytes of the header of a page
+_DICTIONARY_PAGE = 2
 # The fields of a page's header that hold those of its kind: data, dictionary, data of version 2.
 _KIND_FIELDS = (5, 7, 8)
 
 
-def dense_bytes(array: Any) -> int:
+def _dense_bytes(array: Any) -> int:
     """Return the bytes of an Arrow array, values of a dictionary counted at each occurrence."""
     import pyarrow
     import pyarrow.compute
@@ -34,9 +34,9 @@ def dense_bytes(array: Any) -> int:
         sizes = pyarrow.compute.binary_length(array.dictionary)
         return int(pyarrow.compute.sum(sizes.take(array.indices)).as_py() or 0)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return dense_bytes(array.flatten())
+        return _dense_bytes(array.flatten())
     if types.is_struct(kind):
-        return sum(map(dense_bytes, array.flatten()))
+        return sum(map(_dense_bytes, array.flatten()))
     may_share_bytes = "view" in str(kind) or "run_end_encoded" in str(kind)
     return int(array.nbytes) * (len(array) if may_share_bytes else 1)
 
@@ -54,7 +54,7 @@ def sliced(batch: Any, where: str, row: int) -> Iterator[Any]:
 
     MetaseqError, which begins with `where` and names row and column, for a cell that is too long.
     """
-    sizes = list(map(dense_bytes, batch.columns))
+    sizes = list(map(_dense_bytes, batch.columns))
     if len(batch) > 1 and sum(sizes) > SLICE:
         half = len(batch) // 2
         yield from sliced(batch.slice(0, half), where, row)
@@ -120,9 +120,9 @@ def _longest_value(raw: IO[bytes], chunk: Any, location: str) -> int:
         size = page.unpacked // max(page.values, 1)
         check_length(size, "cell", location)
         _check_unpacked(page.unpacked, f"{location}: a page")
-        if page.kind == DICTIONARY_PAGE and chunk.physical_type == "BYTE_ARRAY":
+        if page.kind == _DICTIONARY_PAGE and chunk.physical_type == "BYTE_ARRAY":
             size = page.unpacked
-            if size > SMALL_DICTIONARY:
+            if size > _SMALL_DICTIONARY:
                 size = _longest_of_dictionary(raw, chunk, page)
                 check_length(size, "cell", location)
         longest = max(longest, size)
@@ -148,7 +148,7 @@ def _pages(raw: IO[bytes], chunk: Any) -> Iterator[_Page]:
     end = offset + chunk.total_compressed_size
     while offset < end and values < chunk.num_values:
         raw.seek(offset)
-        header = _ThriftReader(raw.read(LONGEST_HEADER))
+        header = _ThriftReader(raw.read(_LONGEST_HEADER))
         try:
             fields = header.struct()
             details = next(fields[number] for number in _KIND_FIELDS if number in fields)
@@ -158,7 +158,7 @@ def _pages(raw: IO[bytes], chunk: Any) -> Iterator[_Page]:
         if min(page.unpacked, page.packed, page.values) < 0:
             raise OSError("the header of a page has a negative size")
         yield page
-        values += page.values if page.kind != DICTIONARY_PAGE else 0
+        values += page.values if page.kind != _DICTIONARY_PAGE else 0
         offset = page.start + page.packed
 
 

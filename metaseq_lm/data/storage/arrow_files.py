@@ -13,8 +13,8 @@ from metaseq_lm.data.storage.arrow_values import RowConverter
 from metaseq_lm.data.storage.text_files import TextFile, joined, open_source, source_bytes
 
 # Arrow streams, which the library datasets saves, begin with the mark of a continued message.
-PARQUET, ARROW_FILE, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
-END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def is_arrow(path: Path) -> bool:
@@ -23,7 +23,7 @@ def is_arrow(path: Path) -> bool:
         return False
     try:
         with open_source(path) as raw:
-            return raw.read(6).startswith((PARQUET, ARROW_FILE, ARROW_STREAM))
+            return raw.read(6).startswith((_PARQUET, _ARROW_FILE, _ARROW_STREAM))
     except OSError:  # reading it says why
         return False
 
@@ -71,7 +71,7 @@ def _batches(
 
     sign = raw.read(6)
     raw.seek(0)
-    if sign.startswith(PARQUET):
+    if sign.startswith(_PARQUET):
         file = pyarrow.parquet.ParquetFile(raw)
         check_schema(file.schema_arrow)
         metadata, rows = file.metadata, 0
@@ -85,14 +85,14 @@ def _batches(
                 yield batch, rows / metadata.num_rows
         return
     size = source_bytes(source.path)
-    if sign.startswith(ARROW_FILE):
+    if sign.startswith(_ARROW_FILE):
         raw.seek(8)
         check_record_batches(raw, str(source))
         opened = pyarrow.ipc.open_file(raw)
         batches = map(opened.get_batch, range(opened.num_record_batches))
     else:
-        raw.seek(-len(END_OF_STREAM), os.SEEK_END)
-        if raw.read() != END_OF_STREAM:
+        raw.seek(-len(_END_OF_STREAM), os.SEEK_END)
+        if raw.read() != _END_OF_STREAM:
             raise OSError("it has no end mark")
         raw.seek(0)
         check_record_batches(raw, str(source))

@@ -20,7 +20,7 @@ from metaseq_lm.data.storage.text_files import SURROGATES
 _TYPE = "type of Arrow"
 # What the library datasets notes for columns that are no media.
 _PLAIN_FEATURES = (None, "Value", "ClassLabel", "Sequence", "List", "LargeList", "Translation")
-Convert = Callable[[Any], Any]
+_Convert = Callable[[Any], Any]
 
 
 def unreadable_type(value: Any) -> str:
@@ -31,7 +31,7 @@ def unreadable_type(value: Any) -> str:
 class BinaryColumn:
     """Decodes the values of a binary column, unless most of the first ones are no text."""
 
-    def __init__(self, type_name: str, decode: Convert) -> None:
+    def __init__(self, type_name: str, decode: _Convert) -> None:
         self.type_name, self.decode = type_name, decode
         self.is_text: bool | None = None
         self._values = self._invalid = 0
@@ -84,7 +84,7 @@ class RowConverter:
                 name: convert(value) for (name, convert), value in zip(self._converts.items(), row)
             }
 
-    def _convert(self, kind: Any, feature: Any) -> Convert:
+    def _convert(self, kind: Any, feature: Any) -> _Convert:
         """Return the function that converts values of a type, with the notes of `datasets`."""
         import pyarrow
 
@@ -139,11 +139,11 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _unless_null(convert: Convert) -> Convert:
+def _unless_null(convert: _Convert) -> _Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def _class_name(names: list[Any]) -> Convert:
+def _class_name(names: list[Any]) -> _Convert:
     numbered = dict(enumerate(names))
     return lambda value: numbered.get(value, value)
 

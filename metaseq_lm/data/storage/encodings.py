@@ -71,7 +71,7 @@ _WESTERN_LANGUAGES = tuple(
         "éëïöüèêáíóú",  # Dutch
     )
 )
-OTHERS = (
+_OTHERS = (
     Language(_CENTRAL, "ąćęłńóśźż"),  # Polish
     Language(_CENTRAL, "áčďéěíňóřšťúůýž"),  # Czech
     Language(_CENTRAL, "áäčďéíĺľňóôŕšťúýž"),  # Slovak
@@ -145,7 +145,7 @@ def guess_encodings(sample: bytes) -> list[str]:
         text = _decoded(sample, encoding)
         if text is not None and _borrows(text):
             candidates.setdefault(text, encoding)
-    for language in (*_WESTERN_LANGUAGES, *OTHERS):
+    for language in (*_WESTERN_LANGUAGES, *_OTHERS):
         for encoding in language.encodings:
             text = _decoded(sample, encoding)
             if text is not None and text not in candidates and _fits(text, language, encoding):
@@ -164,7 +164,7 @@ def guess_seven_bits(head: bytes) -> str:
         if (
             marks
             and text
-            and any(_fits(text, language) for language in (*_WESTERN_LANGUAGES, *OTHERS))
+            and any(_fits(text, language) for language in (*_WESTERN_LANGUAGES, *_OTHERS))
         ):
             return encoding
     return ""

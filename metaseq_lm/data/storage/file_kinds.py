@@ -15,13 +15,13 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import COLUMN_REMEDY, TextFile, blocks, format_suffix
 
-HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are looked at
+HEAD, _HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are looked at
 MOST = 0.95  # of the lines looked at
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
 FASTTEXT = "__label__"
-OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
-OPENS_MARKUP = re.compile(r"\s*<(?:(\?xml)\b|!doctype html|html[\s>])", re.IGNORECASE)
+_OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
+_OPENS_MARKUP = re.compile(r"\s*<(?:(\?xml)\b|!doctype html|html[\s>])", re.IGNORECASE)
 _SQUAD = re.compile(r'"data"\s*:\s*\[\s*\{.*?"paragraphs"\s*:', re.DOTALL)
 _BLANK = re.compile(r"[ \t\r\f\v]+")
 _SPAN_TAG = re.compile(r"O|[BIESLUMW][-_:/|.]\S+|\S+[-_:/|.][BIESLUMW]", re.IGNORECASE)
@@ -32,7 +32,7 @@ _CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){5}\t(?:\d*|_)(?:\t[^\t]*)
 # A quoted text or a number, with the next field right behind it.
 _FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
 _COLUMN_NAME = re.compile(r"\w[\w .:/()#-]{0,39}")
-DELIMITER_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
+_DELIMITER_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
 class Kind(enum.Enum):
@@ -53,9 +53,9 @@ class Kind(enum.Enum):
     XML = "XML"
 
 
-JSON_RECORDS = frozenset((Kind.JSON_LINES, Kind.JSON_ARRAY, Kind.JSON_OBJECTS))
-JSON = JSON_RECORDS | {Kind.JSON_LISTS, Kind.JSON_COLUMNS, Kind.SQUAD}
-RECORDS = JSON_RECORDS | {Kind.TABLE}
+_JSON_RECORDS = frozenset((Kind.JSON_LINES, Kind.JSON_ARRAY, Kind.JSON_OBJECTS))
+JSON = _JSON_RECORDS | {Kind.JSON_LISTS, Kind.JSON_COLUMNS, Kind.SQUAD}
+RECORDS = _JSON_RECORDS | {Kind.TABLE}
 PLAIN = frozenset((Kind.TEXT,))
 # What to type for a file of each kind.
 REMEDIES = {
@@ -98,7 +98,7 @@ class Content:
             return str(self.kind.value)
         if not self.delimiter:
             return "a table without a header row"
-        between = DELIMITER_NAMES[self.delimiter]
+        between = _DELIMITER_NAMES[self.delimiter]
         if self.delimiter == "\t":
             return f"a table of {self.width} columns with {between} between them"
         return f"a table ({', '.join(self.names)}) with {between} between its columns"
@@ -113,7 +113,7 @@ def first_lines(file: TextFile) -> list[str]:
     """Return the lines in the first HEAD bytes, at most HEAD_LINES; the last may be cut."""
     block = next(blocks(file, HEAD), None)
     text = "" if block is None else block.data.decode("utf-8", "replace")
-    return [line.removesuffix("\r") for line in text.split("\n")[:HEAD_LINES]]
+    return [line.removesuffix("\r") for line in text.split("\n")[:_HEAD_LINES]]
 
 
 def recognise_lines(lines: Sequence[str]) -> Content:
@@ -121,7 +121,7 @@ def recognise_lines(lines: Sequence[str]) -> Content:
     filled = [line for line in lines if line.strip()]
     if not filled:
         return Content(Kind.TEXT)
-    if match := OPENS_MARKUP.match(filled[0]):
+    if match := _OPENS_MARKUP.match(filled[0]):
         return Content(Kind.XML if match[1] else Kind.HTML)
     if _share(line.startswith(FASTTEXT) for line in filled) >= MOST:
         return Content(Kind.FASTTEXT)
@@ -171,7 +171,7 @@ def _json(lines: Sequence[str]) -> Content | None:
             kind = Kind.JSON_LINES if ROWS in first else Kind.JSON_COLUMNS
         return Content(kind, tuple(first))
     text = "\n".join(lines)
-    if not OPENS_JSON.match(text):
+    if not _OPENS_JSON.match(text):
         return None
     if text.lstrip().startswith("["):
         return Content(Kind.JSON_ARRAY)

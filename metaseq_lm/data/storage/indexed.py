@@ -22,15 +22,15 @@ from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import full_disk_message, sync_folder, temporary_name
 
 MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-FAIRSEQ_HEADER = 26
-MEGATRON_HEADER = 34
+_VERSION = 1
+_FAIRSEQ_HEADER = 26
+_MEGATRON_HEADER = 34
 MAX_SIZE = 2**31 - 1
 
 # Both share codes 1 to 5 and 8; 7 means another width in each, and 9, 10 are fairseq's alone.
 _COMMON = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 8: "u2"}
-MEGATRON_DTYPES = {code: np.dtype("<" + s) for code, s in {**_COMMON, 7: "f4"}.items()}
-FAIRSEQ_DTYPES = {
+_MEGATRON_DTYPES = {code: np.dtype("<" + s) for code, s in {**_COMMON, 7: "f4"}.items()}
+_FAIRSEQ_DTYPES = {
     code: np.dtype("<" + s) for code, s in {**_COMMON, 7: "f8", 9: "u4", 10: "u8"}.items()
 }
 CHUNK = 1 << 20
@@ -52,31 +52,31 @@ class _Header:
     def __init__(self, path: Path) -> None:
         size = path.stat().st_size
         with open(path, "rb") as file:
-            head = file.read(MEGATRON_HEADER)
+            head = file.read(_MEGATRON_HEADER)
         if head[:9] != MAGIC[: len(head)] or not head:
             raise MetaseqError(
                 f"{path}: not an index of tokens (its first 9 bytes are not MMIDIDX). "
                 "Make the pair with 'metaseq-lm preprocess'."
             )
-        if len(head) < FAIRSEQ_HEADER:
+        if len(head) < _FAIRSEQ_HEADER:
             raise MetaseqError(
-                f"{path}: cut off inside the header ({size} bytes, at least {FAIRSEQ_HEADER} "
+                f"{path}: cut off inside the header ({size} bytes, at least {_FAIRSEQ_HEADER} "
                 "expected). Copy the pair again or run 'metaseq-lm preprocess' again."
             )
         version, code, self.count = struct.unpack_from("<QBQ", head, len(MAGIC))
-        if version != VERSION:
-            raise MetaseqError(f"{path}: format version {version}; this program reads {VERSION}.")
+        if version != _VERSION:
+            raise MetaseqError(f"{path}: format version {version}; this program reads {_VERSION}.")
         # The sequence count has the same offset in both layouts, and Megatron's index is
         # always at least 8 bytes longer, so one file size never fits both.
         self.documents: int | None = None
-        self.start = FAIRSEQ_HEADER
-        self.dtypes = FAIRSEQ_DTYPES
+        self.start = _FAIRSEQ_HEADER
+        self.dtypes = _FAIRSEQ_DTYPES
         tables = 12 * self.count
-        if size != FAIRSEQ_HEADER + tables:
+        if size != _FAIRSEQ_HEADER + tables:
             self.documents = struct.unpack_from("<Q", head, 26)[0] if len(head) == 34 else 0
-            self.start = MEGATRON_HEADER
-            self.dtypes = MEGATRON_DTYPES
-            self._check_size(path, size, MEGATRON_HEADER + tables + 8 * self.documents)
+            self.start = _MEGATRON_HEADER
+            self.dtypes = _MEGATRON_DTYPES
+            self._check_size(path, size, _MEGATRON_HEADER + tables + 8 * self.documents)
         if code not in self.dtypes:
             raise MetaseqError(
                 f"{path}: unknown data type code {code}; known are {sorted(self.dtypes)}. "
@@ -91,7 +91,7 @@ class _Header:
             raise MetaseqError(
                 f"{path}: {size} bytes, but the header announces {self.count} sequences and "
                 f"{self.documents} document indices, {expected} bytes in Megatron's layout "
-                f"({FAIRSEQ_HEADER + 12 * self.count} in fairseq's). The file is truncated or "
+                f"({_FAIRSEQ_HEADER + 12 * self.count} in fairseq's). The file is truncated or "
                 "damaged: copy it again or run 'metaseq-lm preprocess' again."
             )
 
@@ -287,7 +287,7 @@ class IndexedWriter:
 
     def __init__(self, prefix: str | Path, dtype: npt.DTypeLike, documents: bool = False) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        codes = [code for code, known in MEGATRON_DTYPES.items() if known == self.dtype]
+        codes = [code for code, known in _MEGATRON_DTYPES.items() if known == self.dtype]
         if not codes:
             raise ValueError(f"{np.dtype(dtype)} cannot be stored; use one of Megatron's types")
         self._code = codes[0]
@@ -409,7 +409,7 @@ class IndexedWriter:
         count, documents = len(self._sizes), self.documents
         sizes = np.frombuffer(self._sizes, np.int32)
         with open(self._temporary[1], "xb") as file:
-            file.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, count, documents + 1))
+            file.write(MAGIC + struct.pack("<QBQQ", _VERSION, self._code, count, documents + 1))
             file.write(sizes.astype("<i4").data if count else b"")
             offset = 0
             for first in range(0, count, CHUNK):

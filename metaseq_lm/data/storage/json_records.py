@@ -34,7 +34,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def parse_json(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str) -> Any:
     """Return the JSON value of a text; MetaseqError, which begins with `where`, for anything else.
 
     So is an object in which a key occurs twice with different values.
@@ -47,7 +47,7 @@ def parse_json(text: str, where: str) -> Any:
 
 def json_object(text: str, where: str) -> dict[str, Any]:
     """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
-    fields = parse_json(text, where)
+    fields = _parse_json(text, where)
     if not isinstance(fields, dict):
         raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
     return fields

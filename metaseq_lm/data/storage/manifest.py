@@ -14,13 +14,13 @@ from metaseq_lm.core.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
 WORDS = ".words"  # the end of the names of files that say where words begin
-HERE = "."  # among the names of sets in a data folder: the folder itself
+_HERE = "."  # among the names of sets in a data folder: the folder itself
 FORMAT = 1
 VALID_REMEDY = "preprocess with --validpref FILE, or with --hold-out 5% to take it out of train"
-BLOCK_BYTES = 64 << 20
+_BLOCK_BYTES = 64 << 20
 ALWAYS_VERIFIED = 64 << 20  # bytes of a data set whose checksums are read at each use
 CORPUS, LABELLED = "corpus", "labelled"
-LABELLED_DETAILS = {
+_LABELLED_DETAILS = {
     "labels": list,
     "regression": bool,
     "inputs": int,
@@ -40,7 +40,7 @@ def _checksum(content: Any) -> str:
     return hashlib.blake2b(_json(content), digest_size=16).hexdigest()
 
 
-def block_checksums(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
+def _block_checksums(path: Path, block_bytes: int = _BLOCK_BYTES) -> Iterator[str]:
     """Yield the blake2b-128 checksum (hex) of each block of a file, reading 1 MiB at a time."""
     with open(path, "rb") as file:
         while file.peek(1):
@@ -62,14 +62,14 @@ class Manifest:
     details: dict[str, Any] = field(default_factory=dict)  # what only this kind has
     # The size in bytes and the block checksums of each file.
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int = _BLOCK_BYTES
     made_by: str = f"metaseq-lm {__version__}"
     version: int = FORMAT
 
     def add_files(self, folder: Path, names: Iterable[str]) -> None:
         """Record size and checksums of the files `names` in `folder`."""
         for name in names:
-            blocks = list(block_checksums(folder / name, self.block_bytes))
+            blocks = list(_block_checksums(folder / name, self.block_bytes))
             self.files[name] = {"bytes": (folder / name).stat().st_size, "blocks": blocks}
 
     def save(self, folder: Path) -> None:
@@ -154,7 +154,7 @@ class Manifest:
             typed[f"size of {name}"] = (record["bytes"], int)
             typed[f"blocks of {name}"] = (record["blocks"], list)
         if self.kind == LABELLED:
-            typed |= {name: (self.details[name], kind) for name, kind in LABELLED_DETAILS.items()}
+            typed |= {name: (self.details[name], kind) for name, kind in _LABELLED_DETAILS.items()}
         wrong = [name for name, (value, expected) in typed.items() if type(value) is not expected]
         wrong += [repr(n) for n in (*self.files, *self.splits) if not FILE_NAME.fullmatch(n)]
         if wrong or self.block_bytes < 1:
@@ -178,10 +178,10 @@ def check_sizes(folder: str | Path) -> list[str]:
 
 def require_sizes(folder: str | Path) -> None:
     """Raise MetaseqError if a file of the manifest is missing or has another size."""
-    require_none(check_sizes(folder))
+    _require_none(check_sizes(folder))
 
 
-def require_none(faults: list[str]) -> None:
+def _require_none(faults: list[str]) -> None:
     """Raise MetaseqError with the first of some complaints about a data folder."""
     if faults:
         others = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
@@ -203,7 +203,7 @@ def verify(folder: str | Path) -> list[str]:
         path = folder / name
         if not path.is_file() or path.stat().st_size != record["bytes"]:
             continue
-        actual = block_checksums(path, manifest.block_bytes)
+        actual = _block_checksums(path, manifest.block_bytes)
         for number, (actual_sum, expected) in enumerate(zip(actual, record["blocks"])):
             if actual_sum != expected:
                 first = number * manifest.block_bytes
@@ -248,7 +248,7 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
         # The checksums are those of other files if the sizes differ.
         require_sizes(folder)
         if is_small(manifest):
-            require_none(verify(folder))
+            _require_none(verify(folder))
         parts: Any = manifest.data_parts
         if split:
             files = {n: a for n, a in manifest.data_files.items() if n.startswith(f"{split}.")}
@@ -257,7 +257,7 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
         pairs = sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".idx") and p.is_file())
         if not pairs:
             raise MissingError(f"{folder}: holds no .bin and .idx files")
-        parts = {p.name: list(block_checksums(p)) for p in pairs}
+        parts = {p.name: list(_block_checksums(p)) for p in pairs}
     return _checksum(parts)[:16]
 
 
@@ -315,7 +315,7 @@ def labels_in(folder: str | Path, options: Any) -> dict[str, list[str]]:
 
     The name HERE is the data folder itself; real values have no classes, [].
     """
-    unnamed = [HERE] if (Path(folder) / MANIFEST_FILE).is_file() else []
+    unnamed = [_HERE] if (Path(folder) / MANIFEST_FILE).is_file() else []
     names = [*unnamed, *sets_named(folder, options)]
     labels = {name: Manifest.load(Path(folder) / name).details.get("labels") for name in names}
     return {name: classes for name, classes in labels.items() if isinstance(classes, list)}
@@ -323,7 +323,7 @@ def labels_in(folder: str | Path, options: Any) -> dict[str, list[str]]:
 
 def classes_of(folder: str | Path) -> list[str]:
     """Return the ordered classes of a labelled set; MetaseqError if it has none."""
-    classes = labels_in(folder, {}).get(HERE)
+    classes = labels_in(folder, {}).get(_HERE)
     if not classes:
         raise MetaseqError(f"{folder}: not a labelled set with classes, such as D/NAME")
     return classes

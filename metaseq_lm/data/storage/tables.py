@@ -16,7 +16,7 @@ from metaseq_lm.data.storage.text_files import (
 )
 
 QUOTING = ("auto", "csv", "none")
-DELIMITERS = (",", ";", "\t", "|")
+_DELIMITERS = (",", ";", "\t", "|")
 _QUOTED = r'"(?:[^"]|"")*"'
 _ALL_QUOTED = re.compile(r'"[^"]*"(?:\t"[^"]*")*')
 _MOST_BLANKS = 80
@@ -68,7 +68,7 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
     outside = re.sub(_QUOTED, "", line)
     delimiter = "," if is_csv else "\t"
     if is_csv or (has_header and "\t" not in line):
-        best = max(DELIMITERS, key=outside.count)
+        best = max(_DELIMITERS, key=outside.count)
         delimiter = best if best in outside else delimiter
     return delimiter
 

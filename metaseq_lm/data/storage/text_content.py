@@ -13,10 +13,10 @@ from metaseq_lm.data.storage.file_kinds import HEAD
 from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks, check_length
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
-MANY_HIGH = 0.3  # damaged characters of a line, NULs of a file: more than damage makes
-LONE_CR = re.compile(rb"\r(?!\r|\n)")
-CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-UNICODE = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
+_MANY_HIGH = 0.3  # damaged characters of a line, NULs of a file: more than damage makes
+_LONE_CR = re.compile(rb"\r(?!\r|\n)")
+_CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_UNICODE = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
 
 
 def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True) -> None:
@@ -28,7 +28,7 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     """
     head = next((chunk for chunk, _ in file.raw_chunks(HEAD)), b"")
     if file.is_utf8:
-        if meaning := describe_bytes(head):
+        if meaning := _describe_bytes(head):
             raise MetaseqError(f"{file}: is {meaning}")
     elif meaning := next((SIGNS[s] for s in SIGNS if len(s) > 3 and head.startswith(s)), ""):
         if not meaning.startswith("UTF"):  # shorter signs may be text in some encoding
@@ -56,7 +56,7 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
                 last_damaged = number
             if len(sample) < HEAD and not _valid(line):
                 sample += line[:HEAD] + b"\n"
-                if line.decode("utf-8", "replace").count("\ufffd") > MANY_HIGH * len(line):
+                if line.decode("utf-8", "replace").count("\ufffd") > _MANY_HIGH * len(line):
                     most_of_one = 0
     if invalid + nuls <= max(most_of_one, DAMAGED_SHARE * lines):
         if nuls:
@@ -121,7 +121,7 @@ def _decodes(data: bytes, encoding: str) -> bool:
     return True
 
 
-def describe_bytes(head: bytes) -> str:
+def _describe_bytes(head: bytes) -> str:
     """Return what the first bytes of a file say it is, with the remedy; "" for text."""
     for sign, meaning in SIGNS.items():
         if head.startswith(sign):
@@ -132,19 +132,19 @@ def describe_bytes(head: bytes) -> str:
         return meaning
     if encoding := guess_seven_bits(head):
         return f"text in {encoding.upper()}; convert it with --encoding {encoding}"
-    if len(CONTROL.findall(head)) > DAMAGED_SHARE * len(head):
+    if len(_CONTROL.findall(head)) > DAMAGED_SHARE * len(head):
         return "binary data, not text"
-    if len(LONE_CR.findall(head)) > max(1, head.count(b"\n") // 2):
+    if len(_LONE_CR.findall(head)) > max(1, head.count(b"\n") // 2):
         return "text, but its lines end in CR alone; convert them with tr '\\r' '\\n' < OLD > NEW"
     return ""
 
 
 def _describe_nuls(head: bytes) -> str:
     # Text with a few NULs would pass as East Asian UTF-16.
-    is_text = head.count(b"\0") < MANY_HIGH * len(head) and _decodes(
+    is_text = head.count(b"\0") < _MANY_HIGH * len(head) and _decodes(
         head.replace(b"\0", b""), "utf-8"
     )
-    if not is_text and (encoding := _detect(head, UNICODE)):
+    if not is_text and (encoding := _detect(head, _UNICODE)):
         kind = "-".join(encoding.upper().split("-")[:2])
         return f"{kind} without a byte order mark; convert it with --encoding {encoding}"
     if head.count(b"\0") > DAMAGED_SHARE * len(head) or not _valid(head[: head.index(b"\0")]):

@@ -71,17 +71,17 @@ OPENERS: dict[str, Callable[..., Any]] = {
     ".zst": ZstdReader,
 }
 # The first bytes of packed data: their suffix and name.
-PACKED = {
+_PACKED = {
     b"\x1f\x8b": (".gz", "gzip"),
     b"\xfd7zXZ": (".xz", "xz"),
     b"BZh9": (".bz2", "bzip2"),
     b"\x28\xb5\x2f\xfd": (".zst", "zstd"),
 }
 
-TAR_SUFFIXES = (".tgz", ".txz", ".tbz", ".tbz2", ".tzst")
-OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
+_TAR_SUFFIXES = (".tgz", ".txz", ".tbz", ".tbz2", ".tzst")
+_OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
 
-PICKLE = (
+_PICKLE = (
     "a Python pickle, which is not opened, because it can run code; write its text to a file first"
 )
 COLUMN_REMEDY = (
@@ -103,7 +103,7 @@ SIGNS = {
     b"\x1f\x8b": "gzip data, packed twice; unpack it first",
     b"\x1f\x9d": "data of compress; unpack it first with uncompress",
     b"\x5d\0\0": "lzma data; unpack it first with unlzma",
-    **dict.fromkeys((bytes([0x80, protocol]) for protocol in range(2, 6)), PICKLE),
+    **dict.fromkeys((bytes([0x80, protocol]) for protocol in range(2, 6)), _PICKLE),
     b"%PDF-": "a PDF; extract its text first, for example with pdftotext",
     b"{\\rtf": "an RTF document; save it as plain text first",
     b"SQLite format 3\0": "an SQLite database; write its text to a file first",
@@ -142,7 +142,7 @@ class TextFile:
             ) from error
 
     def __str__(self) -> str:
-        return source_name(self.path)
+        return _source_name(self.path)
 
     @property
     def skips_bad(self) -> bool:
@@ -227,7 +227,7 @@ def check_length(size: int, unit: str, where: str) -> None:
         )
 
 
-def source_name(path: Path) -> str:
+def _source_name(path: Path) -> str:
     """Return how messages call a file."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)
 
@@ -302,9 +302,9 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
         ) from error
     if path.suffix.lower() in OPENERS:
         return
-    for sign, (suffix, name) in PACKED.items():
+    for sign, (suffix, name) in _PACKED.items():
         if head.startswith(sign):
-            if path.suffix.lower() in TAR_SUFFIXES:
+            if path.suffix.lower() in _TAR_SUFFIXES:
                 raise MetaseqError(f"{path}: is a packed tar archive; unpack it first")
             raise MetaseqError(f"{path}: is {name} data; give it the suffix {suffix}")
     for sign, meaning in SIGNS.items() if is_utf8 else ():
@@ -333,7 +333,7 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
         if not inside:
             raise MetaseqError(f"{path}: is a directory without text files")
         tops = {file.relative_to(path).parts[0] for file in inside}
-        splits = {match[1] for top in tops if (match := OTHER_SPLIT.match(top))}
+        splits = {match[1] for top in tops if (match := _OTHER_SPLIT.match(top))}
         if "train" in splits and len(splits) > 1:
             raise MetaseqError(
                 f"{path}: holds files of several splits ({', '.join(sorted(splits))}); give those "
@@ -359,7 +359,7 @@ def joined(lines: Iterable[tuple[bytes, int]], size: int) -> Iterator[tuple[byte
 def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
     if str(path) != STANDARD_INPUT:
         return OPENERS.get(path.suffix.lower())
-    return next((OPENERS[s] for sign, (s, _) in PACKED.items() if head.startswith(sign)), None)
+    return next((OPENERS[s] for sign, (s, _) in _PACKED.items() if head.startswith(sign)), None)
 
 
 def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]:
@@ -377,7 +377,7 @@ def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]
                 raise
             except Exception as error:  # each way of packing has its own
                 raise MetaseqError(
-                    f"{source_name(path)}: damaged after {count} bytes of text: {error}. "
+                    f"{_source_name(path)}: damaged after {count} bytes of text: {error}. "
                     "Copy or pack the file again."
                 ) from error
             if not chunk:
@@ -395,7 +395,7 @@ def format_suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def cut_point(line: bytes) -> int:
+def _cut_point(line: bytes) -> int:
     """Return where to cut a line longer than PIECE: before a word if possible.
 
     It depends on the first PIECE + 1 bytes alone. Every tokenizer here starts a new token at a
@@ -418,7 +418,7 @@ def pieces(line: bytes) -> list[bytes]:
         return [line]
     parts, start = [], 0
     while len(line) - start > PIECE:
-        size = cut_point(line[start : start + PIECE + 1])
+        size = _cut_point(line[start : start + PIECE + 1])
         parts.append(line[start : start + size])
         start += size
     return [*parts, line[start:]]

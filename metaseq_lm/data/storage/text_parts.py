@@ -10,7 +10,7 @@ import numpy as np
 from metaseq_lm.data.storage.text_files import TextFile, joined
 
 _FEWEST_WRAPPED = 20  # lines that tell whether a text is wrapped
-WIDTHS = range(20, 201)  # characters at which text is wrapped
+_WIDTHS = range(20, 201)  # characters at which text is wrapped
 _NEAR_WIDTH, _MOST_WRAPPED, _MOST_ENDS = 0.8, 0.75, 0.4
 _ENDS_SENTENCE = re.compile(r"[.!?:;…。！？।؟]['\"’”»)\]]*$")
 
@@ -75,4 +75,4 @@ def wrapped_width(lines: Sequence[str]) -> int:
     is_wrapped = near >= _MOST_WRAPPED * len(inside) and ends <= _MOST_ENDS * len(inside)
     # Lines of one form, such as records, are of one length, too.
     is_varied = len({line.split()[0] for line in inside}) > 0.1 * len(inside)
-    return width if width in WIDTHS and is_wrapped and is_varied else 0
+    return width if width in _WIDTHS and is_wrapped and is_varied else 0

@@ -18,10 +18,10 @@ from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.data.storage.indexed import CHUNK, prefix_path, ranges
 from metaseq_lm.data.storage.manifest import WORDS
 
-MAGIC = b"MSLMWRD\x00"
-VERSION = 1
-HEADER = struct.Struct("<8sQQQ")
-ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+_MAGIC = b"MSLMWRD\x00"
+_VERSION = 1
+_HEADER = struct.Struct("<8sQQQ")
+_ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
 class WordStarts:
@@ -35,23 +35,23 @@ class WordStarts:
         path = self.path = prefix_path(prefix, WORDS)
         size = path.stat().st_size
         with open(path, "rb") as file:
-            head = file.read(HEADER.size)
-        magic, version, count, extra = HEADER.unpack(head.ljust(HEADER.size, b"\0"))
-        if magic != MAGIC or version != VERSION:
+            head = file.read(_HEADER.size)
+        magic, version, count, extra = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
+        if magic != _MAGIC or version != _VERSION:
             raise MetaseqError(
-                f"{path}: not a record of words of version {VERSION}; preprocess again"
+                f"{path}: not a record of words of version {_VERSION}; preprocess again"
             )
         bits = -(-count // 8)
-        if count != tokens or size != HEADER.size + bits + 8 * extra:
+        if count != tokens or size != _HEADER.size + bits + 8 * extra:
             raise MetaseqError(
                 f"{path}: {size} bytes for {count} tokens, but {prefix_path(prefix, '.bin').name} "
                 f"has {tokens}; the files do not belong together or one is truncated: copy them "
                 "again or preprocess again"
             )
         self.tokens = tokens
-        mapped = np.memmap(path, "u1", "r", HEADER.size, (bits,)) if bits else np.zeros(0, "u1")
+        mapped = np.memmap(path, "u1", "r", _HEADER.size, (bits,)) if bits else np.zeros(0, "u1")
         self._bits = np.asarray(mapped)
-        self._extra = np.fromfile(path, "<i8", offset=HEADER.size + bits)
+        self._extra = np.fromfile(path, "<i8", offset=_HEADER.size + bits)
         if extra and (np.diff(self._extra, prepend=0, append=tokens - 1) < 0).any():
             raise MetaseqError(f"{path}: damaged: its further words do not rise; copy it again")
 
@@ -68,7 +68,7 @@ class WordStarts:
         run_ends, filled = np.cumsum(sizes), sizes > 0
         values[(run_ends - sizes)[filled]] &= (0xFF << (starts[filled] & 7) & 0xFF).astype("u1")
         values[run_ends[filled] - 1] &= (0xFF >> (-ends[filled] & 7)).astype("u1")
-        total = np.append(0, np.cumsum(ONES[values], dtype=np.int64))
+        total = np.append(0, np.cumsum(_ONES[values], dtype=np.int64))
         extra = np.searchsorted(self._extra, ends) - np.searchsorted(self._extra, starts)
         return np.asarray(total[run_ends] - total[run_ends - sizes] + extra)
 
@@ -111,7 +111,7 @@ class WordStartsWriter:
     def __enter__(self) -> "WordStartsWriter":
         with full_disk_message(self.path):
             self._file = open(self.path, "w+b")
-            self._file.write(bytes(HEADER.size))
+            self._file.write(bytes(_HEADER.size))
         return self
 
     def extend(self, words: np.ndarray) -> None:
@@ -127,7 +127,7 @@ class WordStartsWriter:
 
     def truncate(self, tokens: int) -> None:
         """Forget all but the first `tokens`."""
-        at = HEADER.size + tokens // 8
+        at = _HEADER.size + tokens // 8
         if tokens // 8 < self.tokens // 8:
             self._file.seek(at)
             byte = np.frombuffer(self._file.read(1), np.uint8)
@@ -159,6 +159,6 @@ class WordStartsWriter:
         self._write(np.frombuffer(self._extra, np.int64).astype("<i8"))
         with full_disk_message(self.path, lambda: self.tokens // 8):
             self._file.seek(0)
-            self._file.write(HEADER.pack(MAGIC, VERSION, self.tokens, len(self._extra)))
+            self._file.write(_HEADER.pack(_MAGIC, _VERSION, self.tokens, len(self._extra)))
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -167,7 +167,7 @@ class Tokenizer(ABC):
 
     def words_by_offsets(self, line: str) -> np.ndarray:
         """Return how many words begin in each token of a line, int32 (tokens,)."""
-        return words_in_tokens(line, np.array(self.encode_with_offsets(line)[2], np.int64))
+        return _words_in_tokens(line, np.array(self.encode_with_offsets(line)[2], np.int64))
 
     def _words_by_symbols(self, values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         inside, opens, closes = self._spaces
@@ -224,7 +224,7 @@ def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tu
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
 
-def words_in_tokens(text: str, ends: np.ndarray) -> np.ndarray:
+def _words_in_tokens(text: str, ends: np.ndarray) -> np.ndarray:
     """Return how many words of a text begin in each token, int32 (tokens,).
 
     `ends` (tokens,) are those of `encode_with_offsets`; see `encode_with_words`.

@@ -21,14 +21,14 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 # The pre-tokenisation of GPT-2 for ASCII text, words first because most pieces are words; what
 # its pattern calls \p{L} and \p{N} is [A-Za-z] and [0-9] there.
-ASCII_PIECES = re.compile(
+_ASCII_PIECES = re.compile(
     r" ?[A-Za-z]+|'(?:[stmd]|re|ve|ll)| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
 )
 Json = dict[str, Any]
 
-ASCII_OR_MARK = bytes(range(128)) + b"?" * 128  # for bytes.translate
+_ASCII_OR_MARK = bytes(range(128)) + b"?" * 128  # for bytes.translate
 CACHED_WORDS = 1 << 20
-LONGEST_CACHED = 64
+_LONGEST_CACHED = 64
 
 
 def byte_symbols() -> list[str]:
@@ -37,12 +37,12 @@ def byte_symbols() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
-BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
+_SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
+_BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in _SYMBOL_OF_BYTE.items()}
 
 
 def _symbols(piece: str) -> str:
-    return piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
+    return piece.encode("utf-8", "replace").decode("latin-1").translate(_SYMBOL_OF_BYTE)
 
 
 class Cache(dict[str, bytes]):
@@ -54,7 +54,7 @@ class Cache(dict[str, bytes]):
 
     def __missing__(self, text: str) -> bytes:
         packed = self._compute(text)
-        if len(text) <= LONGEST_CACHED:
+        if len(text) <= _LONGEST_CACHED:
             if len(self) >= CACHED_WORDS:
                 self.clear()
             self[text] = packed
@@ -146,11 +146,11 @@ class ByteBpe(PackedTokenizer):
         self._later = Cache(lambda word: self._pack(" " + word))
 
     def begins_word(self, symbol: str) -> bool:
-        return bytes([BYTE_OF_SYMBOL[symbol[0]]]).isspace()
+        return bytes([_BYTE_OF_SYMBOL[symbol[0]]]).isspace()
 
     def text_of(self, symbol: str) -> str | None:
         """Return the text of the symbol's bytes, "?" for each that is a part of a character."""
-        return bytes(BYTE_OF_SYMBOL[c] for c in symbol).translate(ASCII_OR_MARK).decode("ascii")
+        return bytes(_BYTE_OF_SYMBOL[c] for c in symbol).translate(_ASCII_OR_MARK).decode("ascii")
 
     @classmethod
     def learn(
@@ -201,7 +201,7 @@ class ByteBpe(PackedTokenizer):
 
     def _pack(self, text: str) -> bytes:
         if text.isascii():
-            pieces: Iterable[str] = ASCII_PIECES.findall(text)
+            pieces: Iterable[str] = _ASCII_PIECES.findall(text)
         else:
             # Which letters and digits exist depends on the Unicode version: ask the library.
             pieces = (text[start:end] for _, (start, end) in self._split(text))
@@ -212,7 +212,7 @@ class ByteBpe(PackedTokenizer):
 
     def join(self, symbols: Iterable[str]) -> str:
         """Return the text of the bytes; broken UTF-8 becomes U+FFFD."""
-        return bytes(BYTE_OF_SYMBOL[c] for c in "".join(symbols)).decode("utf-8", "replace")
+        return bytes(_BYTE_OF_SYMBOL[c] for c in "".join(symbols)).decode("utf-8", "replace")
 
     @classmethod
     def check_json(cls, content: Json, split: Json, model: Json) -> None:

@@ -20,7 +20,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE, OPTIONS_VER
 from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, Vocabulary
 from metaseq_lm.data.tokenizers.wordpiece import wordpiece_library
 
-BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
+_BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space, cha
 from metaseq_lm.data.tokenizers.vocabulary import PAD, UNK, Vocabulary
 
 # A fixed number: the sums of unigram training depend on how the text is shared among threads.
-TRAIN_THREADS = 4
-LONGEST_LINE = 1 << 20
-SPACE = "\u2581"  # what stands for a space in a piece
+_TRAIN_THREADS = 4
+_LONGEST_LINE = 1 << 20
+_SPACE = "\u2581"  # what stands for a space in a piece
 
 
 class SentencePiece(Tokenizer):
@@ -26,13 +26,13 @@ class SentencePiece(Tokenizer):
     model_type: str
 
     def begins_word(self, symbol: str) -> bool:
-        return symbol.startswith(SPACE)
+        return symbol.startswith(_SPACE)
 
     def text_of(self, symbol: str) -> str | None:
-        return symbol.replace(SPACE, " ")
+        return symbol.replace(_SPACE, " ")
 
     def is_spelled(self, line: str) -> bool:
-        is_normal = unicodedata.is_normalized("NFKC", line) and SPACE not in line
+        is_normal = unicodedata.is_normalized("NFKC", line) and _SPACE not in line
         return is_normal and super().is_spelled(line)
 
     def __init__(self, model: bytes) -> None:
@@ -80,8 +80,8 @@ class SentencePiece(Tokenizer):
                 bos_id=-1,
                 eos_id=-1,
                 control_symbols=specials[1:-1],
-                max_sentence_length=LONGEST_LINE,
-                num_threads=TRAIN_THREADS,
+                max_sentence_length=_LONGEST_LINE,
+                num_threads=_TRAIN_THREADS,
                 minloglevel=2,
             )
         except RuntimeError as error:
@@ -115,7 +115,7 @@ class SentencePiece(Tokenizer):
         for size in sizes:
             first, last = int(characters[at]), int(characters[at + size - 1])
             at += size
-            spaces = len(normal[first : last + 1]) - len(normal[first : last + 1].lstrip(SPACE))
+            spaces = len(normal[first : last + 1]) - len(normal[first : last + 1].lstrip(_SPACE))
             blank = spaces > last - first
             start = int(source[first if blank else first + spaces])
             ends.append(int(source[last + 1] if blank else limits[last]))

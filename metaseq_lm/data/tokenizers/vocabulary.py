@@ -10,7 +10,7 @@ from metaseq_lm.core.files import write_atomic
 
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
-LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
+_LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
 
 # Padding, mask, separator, class and unknown symbol of the vocabularies of the transformers
 # library: Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
@@ -53,7 +53,7 @@ def load_symbols(path: Path) -> tuple[list[str], list[int]]:
     symbols, counts = [], []
     for number, row in enumerate(rows, 1):
         symbol, space, count = row.rpartition(b" ")
-        if not space or not count.isdigit() or len(count) > 18 or len(row) > LONGEST_ROW:
+        if not space or not count.isdigit() or len(count) > 18 or len(row) > _LONGEST_ROW:
             raise MetaseqError(f"{path}:{number}: expected 'symbol count', found {row[:80]!r}")
         try:
             symbols.append(_unescape(symbol.decode("utf-8")))

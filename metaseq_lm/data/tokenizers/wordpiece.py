@@ -18,10 +18,10 @@ from metaseq_lm.data.tokenizers.base import Offsets
 from metaseq_lm.data.tokenizers.byte_bpe import Cache, Json, PackedTokenizer, symbols_in_order
 from metaseq_lm.data.tokenizers.vocabulary import UNK
 
-INSIDE = "##"
-LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
-LEAST_ALPHABET = 1000  # characters that have a piece of their own, at least
-WORDS_PER_LINE = 1 << 10
+_INSIDE = "##"
+_LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
+_LEAST_ALPHABET = 1000  # characters that have a piece of their own, at least
+_WORDS_PER_LINE = 1 << 10
 PRIVATE = 0xF0000  # the first of 131,068 characters that BERT's normaliser leaves in no text
 
 
@@ -67,7 +67,7 @@ class WordPiece(PackedTokenizer):
         self._words = Cache(self._encode)
 
     def begins_word(self, symbol: str) -> bool:
-        return not symbol.startswith(INSIDE)
+        return not symbol.startswith(_INSIDE)
 
     @classmethod
     def learn(
@@ -84,12 +84,12 @@ class WordPiece(PackedTokenizer):
         `vocab_size` or no pair occurs `min_frequency` times; `cased` keeps case and accents.
         """
         ids = {symbol: i for i, symbol in enumerate(specials)}
-        library = wordpiece_library(ids, LONGEST_WORD, cased)
+        library = wordpiece_library(ids, _LONGEST_WORD, cased)
         pieces = _learn_pieces(
             _count_words(lines, library), vocab_size - len(specials), min_frequency
         )
         ids = {symbol: i for i, symbol in enumerate([*specials, *pieces])}
-        library = wordpiece_library(ids, LONGEST_WORD, cased)
+        library = wordpiece_library(ids, _LONGEST_WORD, cased)
         library.add_special_tokens(specials)
         return cls(library)
 
@@ -126,8 +126,8 @@ class WordPiece(PackedTokenizer):
         """Return the words, as they were normalised, with a space between them."""
         words: list[str] = []
         for symbol in symbols:
-            if symbol.startswith(INSIDE) and symbol != INSIDE and words:
-                words[-1] += symbol.removeprefix(INSIDE)
+            if symbol.startswith(_INSIDE) and symbol != _INSIDE and words:
+                words[-1] += symbol.removeprefix(_INSIDE)
             else:
                 words.append(symbol)
         return " ".join(words)
@@ -138,8 +138,8 @@ class WordPiece(PackedTokenizer):
         bert = isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
         if not bert or split.get("type") != "BertPreTokenizer":
             raise ValueError("it is not WordPiece with BERT's normaliser and pre-tokeniser")
-        if model.get("continuing_subword_prefix") != INSIDE or model.get("unk_token") != UNK:
-            raise ValueError(f"its pieces do not begin with {INSIDE} or its unknown is not {UNK}")
+        if model.get("continuing_subword_prefix") != _INSIDE or model.get("unk_token") != UNK:
+            raise ValueError(f"its pieces do not begin with {_INSIDE} or its unknown is not {UNK}")
 
 
 def _valid(text: str) -> str:
@@ -156,7 +156,7 @@ def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter
     for text, times in texts.items():
         normal = library.normalizer.normalize_str(text)
         for word, _ in library.pre_tokenizer.pre_tokenize_str(normal):
-            if len(word) <= LONGEST_WORD:
+            if len(word) <= _LONGEST_WORD:
                 words[word] += times
     return words
 
@@ -176,7 +176,7 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
         for character in text:
             frequency[character] += words[word]
     ranked = sorted(frequency, key=lambda c: (-frequency[c], c))
-    alphabet = set(ranked[: min(room, max(LEAST_ALPHABET, room // 4))])
+    alphabet = set(ranked[: min(room, max(_LEAST_ALPHABET, room // 4))])
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=min_frequency, show_progress=False)
@@ -187,12 +187,12 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     symbols = []
     for symbol in learnt:
         text = "".join(original.get(character, character) for character in symbol)
-        symbols.append(INSIDE + text if symbol[0] in original else text)
+        symbols.append(_INSIDE + text if symbol[0] in original else text)
     return symbols
 
 
 def _repeated(words: Iterable[tuple[str, int]]) -> Iterator[str]:
     for word, times in words:
         while times > 0:
-            yield " ".join(repeat(word, min(times, WORDS_PER_LINE)))
-            times -= WORDS_PER_LINE
+            yield " ".join(repeat(word, min(times, _WORDS_PER_LINE)))
+            times -= _WORDS_PER_LINE

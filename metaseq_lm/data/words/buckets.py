@@ -16,7 +16,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
-FEW = 4  # batches; those of fewer would be of nearly the same sentences in every epoch
+_FEW = 4  # batches; those of fewer would be of nearly the same sentences in every epoch
 
 
 class Bucketed:
@@ -72,7 +72,7 @@ class Bucketed:
         if pieces > 1:
             random_streams.generator(seed, name, "pieces").shuffle(chosen)
         self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
-        self._ends = np.cumsum([number_of_batches(buckets) for buckets in self._buckets])
+        self._ends = np.cumsum([_number_of_batches(buckets) for buckets in self._buckets])
         self.per_epoch = int(self._ends[-1])
         # A number of sentences that no batch falls below in any epoch.
         self.smallest = self.count
@@ -97,7 +97,7 @@ class Bucketed:
         buckets: list[np.ndarray] = []
 
         def is_small() -> bool:
-            return float(self._weights(buckets[-1]).sum()) < FEW * per_batch
+            return float(self._weights(buckets[-1]).sum()) < _FEW * per_batch
 
         for number in range(len(self._begins) + 1):
             members = samples[bucket_numbers == number]
@@ -127,7 +127,7 @@ class Bucketed:
         return self._batches(epoch, piece)[at - before].astype(np.int64)
 
 
-def number_of_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
+def _number_of_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
     """Return how many batches the buckets of a piece make."""
     return sum(batches for _, batches in buckets)
 

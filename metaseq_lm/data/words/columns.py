@@ -21,19 +21,19 @@ from metaseq_lm.data.storage.file_kinds import REMEDIES, Kind, first_lines
 from metaseq_lm.data.storage.text_files import TextFile
 
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-ID, FORM, HEAD, RELATION = 0, 1, 6, 7
+ID, _FORM, HEAD, RELATION = 0, 1, 6, 7
 DOCUMENT = "-DOCSTART-"
 _DOCUMENT = re.compile(rf"\s*(?:{DOCUMENT}(?!\S)|#(?:begin|end) document\b)")
-COMMENTED = 0.9  # of the sentences that begin with "#" if that marks a comment
-MARKS = ("#", "%", "//", ";")  # of comments; all but "#" only if they open (nearly) every sentence
-LONE_TAG = "is a word with a tag that no other word has; if it is a comment, take it out"
-FEWEST_COMMENTS = 3  # each with a last field of its own, such as the name of a document
+_COMMENTED = 0.9  # of the sentences that begin with "#" if that marks a comment
+_MARKS = ("#", "%", "//", ";")  # of comments; all but "#" only if they open (nearly) every sentence
+_LONE_TAG = "is a word with a tag that no other word has; if it is a comment, take it out"
+_FEWEST_COMMENTS = 3  # each with a last field of its own, such as the name of a document
 # Not Python's split: a no-break space may be a part of a word.
 _WHITE = " \t\r\f\v"
 _BLANKS, _TAB, _TABS = re.compile(f"[{_WHITE}]+"), re.compile("\t"), re.compile("\t+")
-MOST_BLANKS = 2  # in the words of a file, on average
-WORD_NAMES = frozenset("word words token tokens form text".split())
-LABEL_NAMES = frozenset("tag tags label labels pos upos xpos ner ner_tag ner_tags chunk".split())
+_MOST_BLANKS = 2  # in the words of a file, on average
+_WORD_NAMES = frozenset("word words token tokens form text".split())
+_LABEL_NAMES = frozenset("tag tags label labels pos upos xpos ner ner_tag ner_tags chunk".split())
 _ID = re.compile(r"\d+(?:[-.]\d+)?")
 _HEAD = re.compile(r"(0|[1-9][0-9]*)-(.+)")
 
@@ -110,7 +110,7 @@ class ColumnReader(SentenceReader):
         self._separator = separator(lines)
         rows = [self._fields(line) for line in lines if line.strip()]
         texts = [row[self.word_column] for row in rows if -len(row) <= self.word_column < len(row)]
-        if sum(text.count(" ") for text in texts) > MOST_BLANKS * len(texts):
+        if sum(text.count(" ") for text in texts) > _MOST_BLANKS * len(texts):
             raise MetaseqError(
                 f"{self.file}: column {self.word_column} holds texts, not words; "
                 f"{REMEDIES[Kind.TABLE]}"
@@ -133,7 +133,7 @@ class ColumnReader(SentenceReader):
                 (n, self._fields(text)) for n, text, _ in group if not _DOCUMENT.match(text)
             ]
             lines = [row for _, row in numbered]
-            marked = list(takewhile(lambda row: row[0].startswith(MARKS), lines))
+            marked = list(takewhile(lambda row: row[0].startswith(_MARKS), lines))
             rows = numbered[len(marked) :]
             sentences += bool(rows)
             for number, row in rows:
@@ -156,19 +156,19 @@ class ColumnReader(SentenceReader):
             for tag, place in inside.items()
             if any(map(str.isalnum, tag)) and tag not in others
         ]
-        self.remarks += [f"{where} {LONE_TAG}" for where in lone[:1]]
+        self.remarks += [f"{where} {_LONE_TAG}" for where in lone[:1]]
         if not firsts:
             return
         first, count = firsts.most_common(1)[0]
         tags = {tag for mark, tag in unshared if mark == first}
         where = next(places[key] for key in unshared if key[0] == first)
-        self._opens_all = sentences > 1 and count >= COMMENTED * sentences
-        has_own_tags = first.startswith("#") and FEWEST_COMMENTS <= count == len(tags)
+        self._opens_all = sentences > 1 and count >= _COMMENTED * sentences
+        has_own_tags = first.startswith("#") and _FEWEST_COMMENTS <= count == len(tags)
         if self._opens_all or has_own_tags:
             self._comment = first
             self.remarks.append(f"{where} and lines like it are comments, not words")
         elif first == "#" and any(map(str.isalnum, "".join(tags))):
-            self.remarks.append(f"{where} {LONE_TAG}")
+            self.remarks.append(f"{where} {_LONE_TAG}")
 
     def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
         """Return whether fields in front of the words of a sentence are those of a comment."""
@@ -198,7 +198,7 @@ class ColumnReader(SentenceReader):
                 continue
             self._check(fields, number)
             word, label = fields[self.word_column], fields[self.label_column]
-            if is_first and word.lower() in WORD_NAMES and label.lower() in LABEL_NAMES:
+            if is_first and word.lower() in _WORD_NAMES and label.lower() in _LABEL_NAMES:
                 self.counts["header"] += 1
                 is_first = False
                 continue
@@ -321,7 +321,7 @@ class ConlluReader(SentenceReader):
         sentence = Sentence(
             self.file.path,
             [number for number, _ in rows],
-            [fields[FORM] for _, fields in rows],
+            [fields[_FORM] for _, fields in rows],
             [self._label(fields) for _, fields in rows],
         )
         if not self.trees:
@@ -413,7 +413,7 @@ def conllu_text(words: Sequence[str], heads: Sequence[int], relations: Sequence[
     rows = []
     for number, (word, head, relation) in enumerate(zip(words, heads, relations), 1):
         fields = ["_"] * len(FIELDS)
-        fields[ID], fields[FORM] = str(number), word
+        fields[ID], fields[_FORM] = str(number), word
         fields[HEAD], fields[RELATION] = str(head), relation
         rows.append("\t".join(fields))
     return "\n".join(rows) + "\n\n"

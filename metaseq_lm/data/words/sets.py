@@ -33,7 +33,7 @@ TEXT, TAGS, TREES = "text", "tags", "trees"
 KINDS = {"words": TEXT, "tags": TAGS, "trees": TREES}
 ROOT = "root"
 # Words: of a sentence, of the only one, and on average, that are more than any real sentences have.
-LONG_SENTENCE, LONG_SINGLE, LONG_MEAN = 256, 50, 100
+_LONG_SENTENCE, _LONG_SINGLE, _LONG_MEAN = 256, 50, 100
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def missing_breaks(lengths: np.ndarray, form: str) -> str:
     """
     longest, count = int(lengths.max(initial=0)), len(lengths)
     mean = lengths.mean() if count else 0
-    if longest <= LONG_SENTENCE and mean <= (LONG_SINGLE if count == 1 else LONG_MEAN):
+    if longest <= _LONG_SENTENCE and mean <= (_LONG_SINGLE if count == 1 else _LONG_MEAN):
         return ""
     cause = "a blank line ends a sentence, and some seem to be missing"
     if form == TEXT:

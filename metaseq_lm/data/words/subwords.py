@@ -20,12 +20,12 @@ from metaseq_lm.data.words.sets import TAGS, WordSet
 from metaseq_lm.data.words.tags import UNLABELLED, Span, bioes_tags
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary
 
-SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
+_SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
 
 
 def bio_names(labels: Sequence[str]) -> list[str]:
     """Return the BIO classes, which transformers joins to spans, for labels in BIOES."""
-    return [name for name in labels if name[0] not in SPAN_CLASSES]
+    return [name for name in labels if name[0] not in _SPAN_CLASSES]
 
 
 def predicted_names(labels: Sequence[str]) -> list[str]:
@@ -55,7 +55,7 @@ class TaggedRows:
         names = self.data.label_names
         self.classes = bio_names(names) if self.data.spans else predicted_names(names)
         if self.data.spans:
-            names = [SPAN_CLASSES.get(name[0], name[0]) + name[1:] for name in names]
+            names = [_SPAN_CLASSES.get(name[0], name[0]) + name[1:] for name in names]
         numbers = {name: number for number, name in enumerate(self.classes)}
         of_label = np.array([numbers.get(name, -1) for name in names])
         self.targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]

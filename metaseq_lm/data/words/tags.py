@@ -18,8 +18,8 @@ from metaseq_lm.core.errors import UsageError
 SCHEMES = ("auto", "iob1", "bio", "bioes", "ioe1", "ioe2", "conlleval", "none")
 UNLABELLED = "unlabelled"  # the tag of a word that has none, in sets of some words of a text
 OUTSIDE = "O"
-PREFIXES = "BIES"
-UNTYPED = "SPAN"  # the type of spans whose tags name none
+_PREFIXES = "BIES"
+_UNTYPED = "SPAN"  # the type of spans whose tags name none
 _OUTSIDE_NAMES = frozenset("o out outside other 0 _ - none null nil".split())
 _PREFIX_NAMES = {
     **dict.fromkeys("b begin beg start".split(), "B"),
@@ -30,7 +30,7 @@ _PREFIX_NAMES = {
 _SEPARATORS = "-_:/|.+"
 _BRACKETS = re.compile(r"(?:\([^()*\s]+)*\*\)*")
 SPELLING = "write spans as B-TYPE, I-TYPE and O, unless each tag is meant to be the class of a word"
-MOST_OUTSIDE = 0.4  # of the words; a part of speech is more rare than what is no span
+_MOST_OUTSIDE = 0.4  # of the words; a part of speech is more rare than what is no span
 # BILOU names the last and the unit tag otherwise.
 _SAME = {"L": "E", "U": "S"}
 
@@ -51,7 +51,7 @@ def split_tag(tag: str) -> tuple[str, str]:
         return OUTSIDE, ""
     prefix, dash, kind = tag.partition("-")
     prefix = _SAME.get(prefix, prefix)
-    return (prefix, kind) if dash and kind and prefix in list(PREFIXES) else ("", "")
+    return (prefix, kind) if dash and kind and prefix in list(_PREFIXES) else ("", "")
 
 
 def standard_tags(tags: Collection[str]) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _untyped_tag(tag: str) -> str:
     if tag.lower() in _OUTSIDE_NAMES:
         return OUTSIDE
     prefix = _PREFIX_NAMES.get(tag.lower(), "")
-    return f"{prefix}-{UNTYPED}" if prefix else ""
+    return f"{prefix}-{_UNTYPED}" if prefix else ""
 
 
 def span_like(counts: Counter[str]) -> str:
@@ -110,7 +110,7 @@ def span_like(counts: Counter[str]) -> str:
         return f"{brackets[0]!r} looks like the bracket of a span"
     outside, frequency = counts.most_common(1)[0] if counts else ("", 0)
     others = [tag for tag in counts if tag != outside]
-    if frequency < MOST_OUTSIDE * counts.total() or outside.lower() not in _OUTSIDE_NAMES:
+    if frequency < _MOST_OUTSIDE * counts.total() or outside.lower() not in _OUTSIDE_NAMES:
         return ""
     if outside == "0" and len(others) > 1 and all(map(str.isdecimal, counts)):
         return "numbers, most of them 0, may stand for tags such as O and B-PER"
@@ -241,5 +241,5 @@ def bioes_names(kinds: Iterable[str]) -> list[str]:
     """Return the classes of spans of these types: O, then B, I, E and S of each type, sorted."""
     names = [OUTSIDE]
     for kind in sorted(set(kinds)):
-        names += [f"{prefix}-{kind}" for prefix in PREFIXES]
+        names += [f"{prefix}-{kind}" for prefix in _PREFIXES]
     return names

@@ -11,11 +11,11 @@ from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.json_records import json_records
 from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree, head_number
 
-WORD_FIELDS = ("tokens", "words", "form")
-HEADS, RELATIONS = "head", "deprel"
-REMEDY = "Rows of a text and a label are a labelled set: --labelled NAME"
+_WORD_FIELDS = ("tokens", "words", "form")
+_HEADS, RELATIONS = "head", "deprel"
+_REMEDY = "Rows of a text and a label are a labelled set: --labelled NAME"
 # Of a token that is several words, such as "don't", and of empty nodes.
-NO_HEAD = (None, "None", "_", "")
+_NO_HEAD = (None, "None", "_", "")
 
 
 @dataclass
@@ -40,19 +40,19 @@ class TokenListReader(SentenceReader):
             if bad and self.file.skips_bad:
                 self.counts["skipped"] += 1
                 continue
-            record = Record(fields, f"{self.file}:{number}", self.counts, remedy=REMEDY)
-            name = next((name for name in WORD_FIELDS if name in fields), WORD_FIELDS[0])
+            record = Record(fields, f"{self.file}:{number}", self.counts, remedy=_REMEDY)
+            name = next((name for name in _WORD_FIELDS if name in fields), _WORD_FIELDS[0])
             words, heads = record.get(name, list), self._heads(record)
             labels = self._tags(record, name, len(words)) if self.has_tags else list(words)
             if heads is not None and len(heads) == len(words):
-                is_word = [head not in NO_HEAD for head in heads]
+                is_word = [head not in _NO_HEAD for head in heads]
                 self.counts["multi_word"] += is_word.count(False)
                 words, labels, heads = (
                     list(compress(values, is_word)) for values in (words, labels, heads)
                 )
             elif self.trees:
                 raise MetaseqError(
-                    f"{record.where}: {len(heads or ())} {HEADS} for {len(words)} {name}"
+                    f"{record.where}: {len(heads or ())} {_HEADS} for {len(words)} {name}"
                 )
             words = [self._word(record, word) for word in words]
             labels = [self._tag(record, label) for label in labels] if self.has_tags else words
@@ -65,9 +65,9 @@ class TokenListReader(SentenceReader):
 
     def _heads(self, record: Record) -> list[Any] | None:
         if self.trees:
-            return list(record.get(HEADS, list))
-        heads = record.fields.get(HEADS)
-        return heads if isinstance(heads, list) and any(h not in NO_HEAD for h in heads) else None
+            return list(record.get(_HEADS, list))
+        heads = record.fields.get(_HEADS)
+        return heads if isinstance(heads, list) and any(h not in _NO_HEAD for h in heads) else None
 
     def _word(self, record: Record, word: Any) -> str:
         if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):

@@ -21,8 +21,8 @@ from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import load_symbols, save_symbols
 
-WORDS_FILE, CHARACTERS_FILE = "words.txt", "characters.txt"
-VECTORS_FILE, VECTORS_NAME = "word_vectors.safetensors", "vectors"
+_WORDS_FILE, _CHARACTERS_FILE = "words.txt", "characters.txt"
+_VECTORS_FILE, _VECTORS_NAME = "word_vectors.safetensors", "vectors"
 PAD, UNKNOWN, START, END, REMOVED = range(5)
 SPECIAL_WORDS = ["<pad>", "<unk>", "<start>", "<end>", "<removed>"]
 SPECIAL_CHARACTERS = ["<pad>", "<unk>", "<start>", "<end>"]
@@ -110,9 +110,9 @@ class WordVocabulary:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self._folder / VECTORS_FILE
+        path = self._folder / _VECTORS_FILE
         try:
-            vectors = load_file(path)[VECTORS_NAME]
+            vectors = load_file(path)[_VECTORS_NAME]
         except (SafetensorError, KeyError, ValueError) as error:
             raise MetaseqError(f"{path}: damaged: {error}; preprocess again") from error
         if vectors.ndim != 2 or len(vectors) != len(self) or vectors.dtype != np.float32:
@@ -132,34 +132,35 @@ class WordVocabulary:
     def save(self, folder: str | Path) -> list[str]:
         """Write the files into `folder` and return their names."""
         folder = Path(folder)
-        save_symbols(folder / WORDS_FILE, self.words, self.counts)
-        save_symbols(folder / CHARACTERS_FILE, self.characters, [0] * len(self.characters))
+        save_symbols(folder / _WORDS_FILE, self.words, self.counts)
+        save_symbols(folder / _CHARACTERS_FILE, self.characters, [0] * len(self.characters))
         if self.vectors is None:
-            return [WORDS_FILE, CHARACTERS_FILE]
+            return [_WORDS_FILE, _CHARACTERS_FILE]
         from safetensors.numpy import save
 
-        write_atomic(folder / VECTORS_FILE, save({VECTORS_NAME: self.vectors}))
-        return [WORDS_FILE, CHARACTERS_FILE, VECTORS_FILE]
+        write_atomic(folder / _VECTORS_FILE, save({_VECTORS_NAME: self.vectors}))
+        return [_WORDS_FILE, _CHARACTERS_FILE, _VECTORS_FILE]
 
     @classmethod
     def load(cls, folder: str | Path) -> "WordVocabulary":
         """Read the vocabulary of a data folder; MetaseqError with the file if it is damaged."""
         folder = Path(folder)
-        if not (folder / WORDS_FILE).is_file():
+        if not (folder / _WORDS_FILE).is_file():
             raise MissingError(
-                f"{folder / WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a "
+                f"{folder / _WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a "
                 "data folder with a vocabulary of words (a subword encoder is fine-tuned on tags "
                 "by --task token_classification)"
             )
-        words, counts = load_symbols(folder / WORDS_FILE)
-        characters, _ = load_symbols(folder / CHARACTERS_FILE)
+        words, counts = load_symbols(folder / _WORDS_FILE)
+        characters, _ = load_symbols(folder / _CHARACTERS_FILE)
         try:
             vocabulary = cls(words, characters, counts)
         except ValueError as error:
             raise MetaseqError(
-                f"{folder / WORDS_FILE}: {error}; it is not a vocabulary of words, preprocess again"
+                f"{folder / _WORDS_FILE}: {error}; it is not a vocabulary of words, preprocess "
+                "again"
             ) from error
-        if (folder / VECTORS_FILE).is_file():
+        if (folder / _VECTORS_FILE).is_file():
             vocabulary._folder = folder
         return vocabulary
 
@@ -188,12 +189,12 @@ def characters_of(forms: Iterable[str]) -> list[str]:
     return [*SPECIAL_CHARACTERS, *sorted(characters)]
 
 
-PUNCTUATION = frozenset("! ... `` { } ( ) [ ] -- - , . '' ` ; : ?".split())
+_PUNCTUATION = frozenset("! ... `` { } ( ) [ ] -- - , . '' ` ; : ?".split())
 
 
 def is_punctuation(word: str) -> bool:
     """Return whether scores of trees leave out a word, as it stands in the text."""
-    return normalise(word) in PUNCTUATION
+    return normalise(word) in _PUNCTUATION
 
 
 # -------------------------------------------------------------------- word vectors
@@ -301,7 +302,7 @@ class SubwordVocabulary:
 
 def load_vocabulary(folder: Path) -> WordVocabulary | SubwordVocabulary:
     """Read the vocabulary of words of a data folder, or its tokenizer if it has none."""
-    if (folder / WORDS_FILE).is_file() or not (folder / OPTIONS_FILE).is_file():
+    if (folder / _WORDS_FILE).is_file() or not (folder / OPTIONS_FILE).is_file():
         return WordVocabulary.load(folder)
     from metaseq_lm.data.tokenizers.loading import load_tokenizer
 

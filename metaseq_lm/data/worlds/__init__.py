@@ -2,4 +2,4 @@
 
 from metaseq_lm.data.worlds import garden, mirrored, quad, recall
 
-BUILT_IN = (garden, mirrored, quad, recall)
+_BUILT_IN = (garden, mirrored, quad, recall)

@@ -15,9 +15,9 @@ import numpy as np
 from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT
 
 PHRASES = (0.4, 0.4, 0.2)  # probability of 0, 1, ... prepositional phrases
-OBJECT = 0.5  # probability of an object noun
-FILLERS = 2  # in a clause of brackets
-DISTANCE = 3  # tokens from an opening to a closing bracket of a minimal pair, at least
+_OBJECT = 0.5  # probability of an object noun
+_FILLERS = 2  # in a clause of brackets
+_DISTANCE = 3  # tokens from an opening to a closing bracket of a minimal pair, at least
 UNIFORMS = 24  # random numbers that a clause may use
 
 
@@ -46,7 +46,7 @@ class Symbols:
         return np.asarray(self.first + item * self.forms + form)
 
 
-def pick(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+def _pick(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Return a position in each row of probabilities, (M, K) or (K,), for uniform numbers (M,)."""
     sums = np.cumsum(probabilities, axis=-1)
     below = (sums <= uniforms[:, None]).sum(axis=-1)
@@ -58,7 +58,7 @@ def whole(uniforms: np.ndarray, count: int | np.ndarray) -> np.ndarray:
     return np.asarray(np.minimum((uniforms * count).astype(np.int64), np.asarray(count) - 1))
 
 
-def lengths_of(clauses: np.ndarray) -> np.ndarray:
+def _lengths_of(clauses: np.ndarray) -> np.ndarray:
     """Return the tokens of each clause, (M,)."""
     return np.asarray((clauses != NO_TOKEN).sum(axis=1))
 
@@ -88,15 +88,15 @@ class Agreement:
         """Return clauses (M, width) for topics (M,) and uniform numbers (M, UNIFORMS)."""
         clauses = np.full((len(topics), width), NO_TOKEN)
         most = len(self.phrase_probs) - 1
-        phrases = pick(self.phrase_probs, uniforms[:, 0])
-        has_object = uniforms[:, 1] < OBJECT
+        phrases = _pick(self.phrase_probs, uniforms[:, 0])
+        has_object = uniforms[:, 1] < _OBJECT
         rows = np.arange(len(topics))
         numbers = whole(uniforms[:, 2], 2)
-        verbs = pick(self.verb_probs[topics], uniforms[:, 3])
+        verbs = _pick(self.verb_probs[topics], uniforms[:, 3])
         for i in range(most + 2):
             # The last turn is the object.
             column, present = (2 * i, phrases >= i) if i <= most else (2 * phrases + 2, has_object)
-            item = pick(self.noun_probs[topics], uniforms[:, 4 + 3 * i])
+            item = _pick(self.noun_probs[topics], uniforms[:, 4 + 3 * i])
             number = numbers if i == 0 else whole(uniforms[:, 5 + 3 * i], 2)
             noun = self.nouns.token(item, number)
             columns = np.broadcast_to(column, len(topics))
@@ -109,7 +109,7 @@ class Agreement:
 
     def parse(self, clauses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which clauses are of this kind, (M,), and their phrases, (M,), -1 for others."""
-        lengths = lengths_of(clauses)
+        lengths = _lengths_of(clauses)
         phrases = np.full(len(clauses), -1)
         for count in range(len(self.phrase_probs)):
             for length in (2 * count + 2, 2 * count + 3):
@@ -131,7 +131,7 @@ class Agreement:
         """Return the log-probability of each clause under each topic, (M, Z)."""
         log_probs = np.full((len(clauses), len(self.noun_probs)), -np.inf)
         is_clause, phrases = self.parse(clauses)
-        lengths = lengths_of(clauses)
+        lengths = _lengths_of(clauses)
         log_nouns, log_verbs = np.log(self.noun_probs.T), np.log(self.verb_probs.T)
         for length in np.unique(lengths[is_clause]):
             rows = np.flatnonzero(is_clause & (lengths == length))
@@ -212,8 +212,8 @@ class Chain:
                 states[:, 0] = whole(uniforms[:, 0], len(self.transitions))
             else:
                 rows = self.transitions[states[:, column - 1]]
-                states[:, column] = pick(rows, uniforms[:, 2 * column])
-            words = pick(self.emissions[states[:, column]], uniforms[:, 2 * column + 1])
+                states[:, column] = _pick(rows, uniforms[:, 2 * column])
+            words = _pick(self.emissions[states[:, column]], uniforms[:, 2 * column + 1])
             clauses[:, column] = self.words.token(words)
         return clauses, states
 
@@ -221,7 +221,7 @@ class Chain:
         """Return which clauses are of this kind, (M,)."""
         words = clauses[:, : self.length]
         good = (self.words.contains(words) | self.is_blank(words)).all(axis=1)
-        return np.asarray(good & (lengths_of(clauses) == self.length))
+        return np.asarray(good & (_lengths_of(clauses) == self.length))
 
     def is_blank(self, tokens: np.ndarray) -> np.ndarray:
         """Return whether tokens are the blank."""
@@ -316,7 +316,7 @@ class Copy:
         good = self.names.contains(first).all(axis=1) & (first == second).all(axis=1)
         good &= clauses[:, 0] == self.marks.first
         good &= clauses[:, self.length + 1] == self.marks.first + 1
-        return np.asarray(good & (lengths_of(clauses) == self.longest))
+        return np.asarray(good & (_lengths_of(clauses) == self.longest))
 
     def log_probs(self, clauses: np.ndarray) -> np.ndarray:
         """Return the log-probability of each clause under each topic, (M, Z)."""
@@ -336,7 +336,7 @@ class Copy:
         choices = differs.reshape(len(clauses), -1)
         rows = np.flatnonzero(is_clause & choices.any(axis=1))
         weights = choices[rows] / choices[rows].sum(axis=1, keepdims=True)
-        chosen = pick(weights, uniforms[rows, 0])
+        chosen = _pick(weights, uniforms[rows, 0])
         columns[rows] = self.length + 2 + chosen // self.length
         others[rows] = names[rows, chosen % self.length]
         return columns, others
@@ -370,7 +370,7 @@ class Brackets:
     @property
     def longest(self) -> int:
         """The tokens of a clause."""
-        return 2 * self.pairs + FILLERS
+        return 2 * self.pairs + _FILLERS
 
     @cached_property
     def templates(self) -> np.ndarray:
@@ -391,7 +391,7 @@ class Brackets:
                     opened += 1
                 else:
                     roles.append(-1 - stack.pop())
-            for positions in combinations(range(self.longest), FILLERS):
+            for positions in combinations(range(self.longest), _FILLERS):
                 row = list(roles)
                 for position in positions:
                     row.insert(position, self.pairs)
@@ -409,8 +409,8 @@ class Brackets:
         kind = kinds[rows, pair]
         tokens = np.where(roles < 0, self.closing.token(kind), self.opening.token(kind))
         first = 1 + self.pairs
-        chosen = [pick(self.filler_probs[topics], uniforms[:, first + i]) for i in range(FILLERS)]
-        order = np.minimum(np.cumsum(is_filler, axis=1) - is_filler, FILLERS - 1)
+        chosen = [_pick(self.filler_probs[topics], uniforms[:, first + i]) for i in range(_FILLERS)]
+        order = np.minimum(np.cumsum(is_filler, axis=1) - is_filler, _FILLERS - 1)
         fillers = self.fillers.token(np.stack(chosen, axis=1))[rows, order]
         clauses[:, : self.longest] = np.where(is_filler, fillers, tokens)
         return clauses
@@ -425,7 +425,7 @@ class Brackets:
         is_opening, is_closing = self.opening.contains(tokens), self.closing.contains(tokens)
         is_filler = self.fillers.contains(tokens)
         good = (is_opening | is_closing | is_filler).all(axis=1)
-        good &= (lengths_of(clauses) == self.longest) & (is_filler.sum(axis=1) == FILLERS)
+        good &= (_lengths_of(clauses) == self.longest) & (is_filler.sum(axis=1) == _FILLERS)
         depths, partners = np.zeros(clauses.shape, np.int64), np.full(clauses.shape, -1)
         stack = np.full((len(clauses), self.longest + 1), -1)  # columns of the open brackets
         depth, rows = np.zeros(len(clauses), np.int64), np.arange(len(clauses))
@@ -446,9 +446,9 @@ class Brackets:
         log_probs = np.full((len(clauses), len(self.filler_probs)), -np.inf)
         rows = np.flatnonzero(self.parse(clauses)[0])
         tokens = clauses[rows, : self.longest]
-        fillers = tokens[self.fillers.contains(tokens)].reshape(-1, FILLERS)
+        fillers = tokens[self.fillers.contains(tokens)].reshape(-1, _FILLERS)
         shapes = comb(2 * self.pairs, self.pairs) // (self.pairs + 1)
-        choices = shapes * comb(self.longest, FILLERS) * self.opening.items**self.pairs
+        choices = shapes * comb(self.longest, _FILLERS) * self.opening.items**self.pairs
         log_fillers = np.log(self.filler_probs.T)[self.fillers.item(fillers)].sum(axis=1)
         log_probs[rows] = log_fillers - np.log(choices)
         return log_probs
@@ -473,11 +473,11 @@ class Brackets:
         The bracket's partner is at least DISTANCE tokens before it; uniform among these.
         """
         is_clause, _, partners = self.parse(clauses)
-        far = (partners >= 0) & (np.arange(clauses.shape[1]) - partners >= DISTANCE)
+        far = (partners >= 0) & (np.arange(clauses.shape[1]) - partners >= _DISTANCE)
         fits = is_clause & far.any(axis=1)
         rows = np.flatnonzero(fits)
         columns, others = np.full(len(clauses), -1), np.full(len(clauses), NO_TOKEN)
-        columns[rows] = pick(far[rows] / far[rows].sum(axis=1, keepdims=True), uniforms[rows, 0])
+        columns[rows] = _pick(far[rows] / far[rows].sum(axis=1, keepdims=True), uniforms[rows, 0])
         kinds = self.closing.item(clauses[rows, columns[rows]])
         shift = 1 + whole(uniforms[rows, 1], self.closing.items - 1)
         others[rows] = self.closing.token((kinds + shift) % self.closing.items)

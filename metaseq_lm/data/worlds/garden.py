@@ -57,10 +57,10 @@ MIRROR = {
     "NPost": "PreN",
 }
 _INSERTED = (("mod", 0.7), ("S", 0.3))  # what stands between a cue and the word that it decides
-LONGER = 0.45  # the probability of one more of these
+_LONGER = 0.45  # the probability of one more of these
 _CLOSE = 0.3  # that of none
-TAGGED = 0.3  # the probability of one more tag of its kind behind (mirrored: before) such a word
-SIDES = (0.4, 0.25, 0.25, 0.1)  # of cues of both sides: of kinds 1 1, 1 2, 2 1 and 2 2
+_TAGGED = 0.3  # the probability of one more tag of its kind behind (mirrored: before) such a word
+_SIDES = (0.4, 0.25, 0.25, 0.1)  # of cues of both sides: of kinds 1 1, 1 2, 2 1 and 2 2
 
 WORDS = 300
 # Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in what is said.
@@ -119,27 +119,27 @@ def _rules() -> dict[tuple[str, str, str], float]:
     for kind in "12":
         add("S", f"open{kind}", f"late{kind}", _CLOSE, True)
         add("S", f"open{kind}", f"Rest{kind}", 1 - _CLOSE, True)
-        add(f"Rest{kind}", f"Rest{kind}", f"tag{kind}", TAGGED, True)
+        add(f"Rest{kind}", f"Rest{kind}", f"tag{kind}", _TAGGED, True)
         for phrase in (f"Core{kind}", f"Link{kind}"):
-            add(phrase, phrase, f"tag{kind}", TAGGED / 3, True)
+            add(phrase, phrase, f"tag{kind}", _TAGGED / 3, True)
         words = ("Rest", "late"), ("Core", "inner"), ("Link", "link")
         for (item, share), (phrase, word) in product(_INSERTED, words):
-            once, again = (share * (1 - TAGGED) * p for p in (1 - LONGER, LONGER))
+            once, again = (share * (1 - _TAGGED) * p for p in (1 - _LONGER, _LONGER))
             add(f"{phrase}{kind}", item, f"{word}{kind}", once, True)
             add(f"{phrase}{kind}", item, f"{phrase}{kind}", again, True)
     for item, share in _INSERTED:
-        add("NP", item, "noun", share * (1 - LONGER), True)
-        add("NP", item, "NP", share * LONGER, True)
+        add("NP", item, "noun", share * (1 - _LONGER), True)
+        add("NP", item, "NP", share * _LONGER, True)
     for noun, weight in (("noun", _CLOSE), ("NP", 1 - _CLOSE)):
         add("VP", "verb1", noun, weight, True)
         add("NPost", noun, "post2", weight, True)
     for kind, (link, weight) in product("12", (("link", _CLOSE), ("Link", 1 - _CLOSE))):
         add(f"VLink{kind}", f"verb{kind}", f"{link}1", weight)
         add(f"LinkV{kind}", f"{link}2", f"final{kind}", weight)
-    add("NPost", "NPost", "tag2", TAGGED * 1.5, True)
+    add("NPost", "NPost", "tag2", _TAGGED * 1.5, True)
     add("S", "VP", "post1", 1, True)
     add("S", "verb2", "NPost", 1, True)
-    for (left, right), weight in zip(product("12", repeat=2), SIDES):
+    for (left, right), weight in zip(product("12", repeat=2), _SIDES):
         kind = "1" if left == right else "2"
         add("S", f"open{left}", f"Frame{left}", 2 * weight)
         if kind == "1":

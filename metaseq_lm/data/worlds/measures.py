@@ -13,11 +13,11 @@ from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT, Documents, World
 
-CHANCE = 0.5  # of a minimal pair
+_CHANCE = 0.5  # of a minimal pair
 READERS = {"bayes": BOTH, "bayes_left": LEFT, "bayes_right": RIGHT}
 EITHER = "either"
-CLEAR, MOST_OF_ONE, HALF = 0.9, 0.7, 0.5  # shares of what can be known beyond the word
-GAPS = 10_000  # gaps of which the cloze loss is the mean
+_CLEAR, _MOST_OF_ONE, _HALF = 0.9, 0.7, 0.5  # shares of what can be known beyond the word
+_GAPS = 10_000  # gaps of which the cloze loss is the mean
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def pair_references(
         "pairs": len(good),
         "bayes": pair_accuracy(world.log_probs(good), world.log_probs(bad)),
         "ngram": pair_accuracy(*(ngram.log_probs(*sequences(side)) for side in pairs)),
-        "chance": CHANCE,
+        "chance": _CHANCE,
     }
 
 
@@ -93,7 +93,7 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
     most = baselines.majority(known, n_classes)
     predictions = {"majority": np.full(mask.sum(), most)}
     if labels.ndim == 1:
-        bags = [bags_of(train.tokens[counted]), bags_of(test.tokens)]
+        bags = [_bags_of(train.tokens[counted]), _bags_of(test.tokens)]
         predictions["bag_of_words"] = baselines.naive_bayes(
             bags[0], known, bags[1], n_classes, len(world.symbols)
         )[mask]
@@ -112,11 +112,11 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
     if labels.ndim > 1 and expected.keys() == READERS.keys():
         of_word = world.asked_later.get(name)
         # What readers expect varies less from sample to sample than what they score.
-        scores |= {"asks": of_word} if of_word else {"needs": need_of(scores | expected)}
+        scores |= {"asks": of_word} if of_word else {"needs": _need_of(scores | expected)}
     return scores
 
 
-def need_of(scores: Mapping[str, float]) -> str:
+def _need_of(scores: Mapping[str, float]) -> str:
     """Return which side a label needs: "left", "right", "both", "either", or "" for none of these.
 
     Of what the labelled word alone does not tell, one side tells at least CLEAR and the other at
@@ -129,23 +129,23 @@ def need_of(scores: Mapping[str, float]) -> str:
     if whole <= 0:
         return ""
     left, right = ((scores[f"bayes_{side}"] - scores["word"]) / whole for side in (LEFT, RIGHT))
-    if min(left, right) >= CLEAR:
+    if min(left, right) >= _CLEAR:
         return EITHER
-    if max(left, right) <= MOST_OF_ONE:
+    if max(left, right) <= _MOST_OF_ONE:
         return BOTH
-    if max(left, right) >= CLEAR and min(left, right) <= HALF:
+    if max(left, right) >= _CLEAR and min(left, right) <= _HALF:
         return LEFT if left > right else RIGHT
     return ""
 
 
-def bags_of(tokens: np.ndarray) -> baselines.Bags:
+def _bags_of(tokens: np.ndarray) -> baselines.Bags:
     """Return documents (N, S) as bags of words."""
     texts, positions = np.nonzero(tokens != NO_TOKEN)
     return baselines.Bags(tokens[texts, positions], texts, len(tokens))
 
 
 def losses(
-    world: World, ngram: NGram, documents: Documents, gaps: int = GAPS
+    world: World, ngram: NGram, documents: Documents, gaps: int = _GAPS
 ) -> dict[str, Estimate]:
     """Return the cross-entropies of the exact probabilities and of n-grams, with standard errors.
 

@@ -39,12 +39,12 @@ from metaseq_lm.data.worlds.quad import (
     one_hot,
 )
 
-BLANK = "?"
-AHEAD, _BEHIND, _AROUND = "ahead", "behind", "around"
-PHRASES = {f"phrases_{place}": place for place in (AHEAD, _BEHIND, _AROUND)}
-PAIRS = {f"pairs_{place}": place for place in (AHEAD, _BEHIND)}
+_BLANK = "?"
+_AHEAD, _BEHIND, _AROUND = "ahead", "behind", "around"
+_PHRASES = {f"phrases_{place}": place for place in (_AHEAD, _BEHIND, _AROUND)}
+_PAIRS = {f"pairs_{place}": place for place in (_AHEAD, _BEHIND)}
 KIND = "pairs_around"
-LAST = "pairs_behind"  # of the first closing bracket the label is 0
+_LAST = "pairs_behind"  # of the first closing bracket the label is 0
 _END_SUFFIX = "_end"
 
 
@@ -69,10 +69,10 @@ class Mirrored(Quad):
     def __init__(self, config: MirroredConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
         self.chain = replace(self.chain, blank=len(self.symbols), hidden=config.hidden)
-        self.symbols = [*self.symbols, BLANK]
+        self.symbols = [*self.symbols, _BLANK]
         counts = [str(count) for count in range(max(config.phrases, config.pairs) + 1)]
-        of_words: dict[str, Sequence[str]] = dict.fromkeys(PHRASES, counts[: config.phrases + 1])
-        of_words |= dict.fromkeys(PAIRS, counts[: config.pairs])
+        of_words: dict[str, Sequence[str]] = dict.fromkeys(_PHRASES, counts[: config.phrases + 1])
+        of_words |= dict.fromkeys(_PAIRS, counts[: config.pairs])
         of_words[KIND] = counts[: config.pairs + 1]
         of_words |= {name: self.label_sets[name] for name in (STATE, DEPTH, HEAD)}
         at_end = {name + _END_SUFFIX: classes for name, classes in of_words.items()}
@@ -86,14 +86,14 @@ class Mirrored(Quad):
         streams = random_streams.subkeys(keys, "hidden")
         is_hidden = random_streams.uniforms(streams, 0, tokens.shape[1]) < self.config.hidden
         is_hidden &= self.chain.words.contains(tokens)
-        tokens[is_hidden] = self.symbols.index(BLANK)
+        tokens[is_hidden] = self.symbols.index(_BLANK)
         labels[STATE] = np.where(is_hidden, labels[STATE], NO_LABEL)
-        for name in (*PHRASES, *PAIRS, KIND):
+        for name in (*_PHRASES, *_PAIRS, KIND):
             certain = self._at_words(name, tokens, BOTH)
             has_label = ~np.isnan(certain[..., 0])
             labels[name] = np.where(has_label, certain.argmax(axis=-1), NO_LABEL)
         for name, of_word in self.asked_later.items():
-            row, word, end = _asked_at_ends(labels[of_word] != NO_LABEL, tokens, of_word == LAST)
+            row, word, end = _asked_at_ends(labels[of_word] != NO_LABEL, tokens, of_word == _LAST)
             labels[name] = np.full(tokens.shape, NO_LABEL)
             labels[name][row, end] = labels[of_word][row, word]
         return Documents(tokens, labels)
@@ -112,7 +112,7 @@ class Mirrored(Quad):
             return self._at_words(name, tokens, sees)
         of_word = self.asked_later[name]
         at_words = self._at_words(of_word, tokens, BOTH)
-        row, word, end = _asked_at_ends(~np.isnan(at_words[..., 0]), tokens, of_word == LAST)
+        row, word, end = _asked_at_ends(~np.isnan(at_words[..., 0]), tokens, of_word == _LAST)
         posterior = np.full_like(at_words, np.nan)
         posterior[row, end] = self._prior(of_word) if sees == RIGHT else at_words[row, word]
         return posterior
@@ -121,10 +121,10 @@ class Mirrored(Quad):
         """Return the probability of each class at the labelled words, (N, S, K), NaN elsewhere."""
         _, clauses, starts = self.split(tokens)
         flat = clauses.reshape(-1, self.width)
-        if name in PHRASES:
-            values = self._phrases(PHRASES[name], flat, sees)
-        elif name in PAIRS:
-            values = self._pairs(PAIRS[name], flat, sees)
+        if name in _PHRASES:
+            values = self._phrases(_PHRASES[name], flat, sees)
+        elif name in _PAIRS:
+            values = self._pairs(_PAIRS[name], flat, sees)
         elif name == KIND:
             values = self._round_pairs(flat, sees)
         elif name == STATE:
@@ -146,7 +146,7 @@ class Mirrored(Quad):
         phrases = self.agreement.parse(clauses)[1][:, None]
         columns, verbs = np.arange(clauses.shape[1]), 2 * phrases + 1
         inside = (columns > 0) & (columns < verbs)
-        is_labelled = {AHEAD: columns == 0, _BEHIND: columns == verbs, _AROUND: inside}[place]
+        is_labelled = {_AHEAD: columns == 0, _BEHIND: columns == verbs, _AROUND: inside}[place]
         labels = np.where(is_labelled & (phrases >= 0), phrases, NO_LABEL)
         certain = one_hot(labels, len(self.agreement.phrase_probs))
         if sees == BOTH:
@@ -175,7 +175,7 @@ class Mirrored(Quad):
         counts = _BracketCounts.of(self.brackets, clauses)
         labels = np.where(counts.is_closing, counts.inside, NO_LABEL)
         unopened, height, side = counts.closed - 1, counts.depths + 1, RIGHT
-        if place == AHEAD:
+        if place == _AHEAD:
             row, closing = np.nonzero(counts.is_closing)
             labels = np.full_like(labels, NO_LABEL)
             labels[row, counts.partners[row, closing]] = counts.inside[row, closing]
@@ -203,11 +203,11 @@ class Mirrored(Quad):
 
     def _prior(self, name: str) -> np.ndarray:
         """Return the probability of each class, (K,), of the label that X_end asks for."""
-        if name in PHRASES:
-            least = int(PHRASES[name] == _AROUND and self.config.phrases > 0)
+        if name in _PHRASES:
+            least = int(_PHRASES[name] == _AROUND and self.config.phrases > 0)
             return np.asarray(self._phrase_tails[least])
         pairs = self.config.pairs
-        if name in PAIRS:
+        if name in _PAIRS:
             return np.asarray(_inside_probs(pairs)[pairs - 1, 1])
         if name == KIND:
             return np.asarray(_kind_probs(pairs, self.brackets.opening.items)[0, pairs])

@@ -48,7 +48,7 @@ from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
 END = "."
 NUMBERS = ("singular", "plural")
-ATTRACTOR, PLAIN, COPY, BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
+_ATTRACTOR, PLAIN, _COPY, _BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
 TOPIC, HALF, STATE, DEPTH, HEAD = "topic", "topic_half", "state", "depth", "head_number"
 
 
@@ -100,7 +100,7 @@ def _numbered(word: str, count: int) -> list[str]:
 class Quad(World):
     """Agreement, a hidden chain, copies and brackets under a topic: 99 words, 4 clauses."""
 
-    pair_kinds = (ATTRACTOR, PLAIN, COPY, BRACKETS)
+    pair_kinds = (_ATTRACTOR, PLAIN, _COPY, _BRACKETS)
     config: QuadConfig
 
     def __init__(self, config: QuadConfig, seed: int = 0) -> None:
@@ -300,12 +300,12 @@ class Quad(World):
         uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
         flat = clauses.reshape(-1, self.width)
         repeated = np.repeat(uniforms, self.config.clauses, axis=0)
-        if kind == COPY:
+        if kind == _COPY:
             columns, others = self.copy.corrupt(flat, repeated)
-        elif kind == BRACKETS:
+        elif kind == _BRACKETS:
             columns, others = self.brackets.corrupt(flat, repeated)
         else:
-            columns, others = self.agreement.corrupt(flat, repeated, kind == ATTRACTOR)
+            columns, others = self.agreement.corrupt(flat, repeated, kind == _ATTRACTOR)
         columns = columns.reshape(clauses.shape[:2])
         rows = np.flatnonzero((columns >= 0).any(axis=1))
         clause = (columns[rows] >= 0).argmax(axis=1)

@@ -43,10 +43,10 @@ from metaseq_lm.data.worlds.clauses import Symbols, whole
 END, HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
 _UNIT = 3  # tokens
-_COLOUR, PAIR, _MATCH = "colour", "pair", "match"  # what is asked of a key
-_NOWHERE, BEFORE, AFTER = 0, 1, 2  # on which side alone a hidden value is shown
-PLACES = {"before": (BEFORE, BEFORE), "after": (AFTER, AFTER), "across": (BEFORE, AFTER)}
-OF_KEYS = (
+_COLOUR, _PAIR, _MATCH = "colour", "pair", "match"  # what is asked of a key
+_NOWHERE, _BEFORE, _AFTER = 0, 1, 2  # on which side alone a hidden value is shown
+_PLACES = {"before": (_BEFORE, _BEFORE), "after": (_AFTER, _AFTER), "across": (_BEFORE, _AFTER)}
+_OF_KEYS = (
     "colour_before",
     "colour_after",
     "pair_before",
@@ -55,8 +55,8 @@ OF_KEYS = (
     "match_across",
 )
 _FACT, _LATER = "fact", "_end"
-FACTS, _RECALL = "facts", {"recall_left": BEFORE, "recall_right": AFTER}
-GROUPS = {"train": (0, 2), "valid": (1,), "test": (3,)}  # ranks modulo 4 of a split's entities
+_FACTS, _RECALL = "facts", {"recall_left": _BEFORE, "recall_right": _AFTER}
+_GROUPS = {"train": (0, 2), "valid": (1,), "test": (3,)}  # ranks modulo 4 of a split's entities
 
 
 @dataclass
@@ -121,14 +121,14 @@ class Units:
     def _sides(self, of_units: np.ndarray) -> np.ndarray:
         unit = np.arange(self.keys.shape[1])
         before, after = self.of_key(self.first) < unit, self.of_key(self.last) > unit
-        return np.where(of_units & (before != after), np.where(before, BEFORE, AFTER), _NOWHERE)
+        return np.where(of_units & (before != after), np.where(before, _BEFORE, _AFTER), _NOWHERE)
 
 
 @register_world("recall", dataclass=RecallConfig)
 class Recall(World):
     """Values of keys that the document tells before or after, and facts that the corpus tells."""
 
-    pair_kinds = (FACTS, *_RECALL)
+    pair_kinds = (_FACTS, *_RECALL)
     config: RecallConfig
 
     def __init__(self, config: RecallConfig, seed: int = 0) -> None:
@@ -158,11 +158,11 @@ class Recall(World):
         self.facts = whole(uniforms, config.fact_values)
         classes = {
             _COLOUR: words[self.shown_words[0].first :][: config.values],
-            PAIR: ["low-low", "low-high", "high-low", "high-high"],
+            _PAIR: ["low-low", "low-high", "high-low", "high-high"],
             _MATCH: ["differ", "same"],
             _FACT: words[self.value_words.first :][: config.fact_values],
         }
-        of_words = {name: classes[name.partition("_")[0]] for name in (*OF_KEYS, _FACT)}
+        of_words = {name: classes[name.partition("_")[0]] for name in (*_OF_KEYS, _FACT)}
         self.asked_later = {name + _LATER: name for name in of_words}
         later = {name: of_words[word] for name, word in self.asked_later.items()}
         self.label_sets = {**of_words, **later}
@@ -185,7 +185,7 @@ class Recall(World):
         labels = self._labels(units, name)
         if name.startswith(_FACT):
             rows, numbers, columns = self._labelled(units, name)
-            other = ~np.isin(units.entities[rows, numbers] % 4, GROUPS[split])
+            other = ~np.isin(units.entities[rows, numbers] % 4, _GROUPS[split])
             labels[rows[other], columns[other]] = NO_LABEL
         return Documents(tokens, {name: labels})
 
@@ -369,7 +369,7 @@ class Recall(World):
             stated = np.take_along_axis(is_stated, np.maximum(units.entities, 0), axis=1)
             return is_fact, is_fact & (units.attributes > 0) & ~stated
         is_hidden = (units.keys != NO_TOKEN) & (units.shown == NO_TOKEN)
-        (one, other), (colours, sizes) = PLACES[place], units.hidden_sides
+        (one, other), (colours, sizes) = _PLACES[place], units.hidden_sides
         if word == _COLOUR:
             return is_hidden[0], colours == one
         fits = ((colours == one) & (sizes == other)) | ((colours == other) & (sizes == one))
@@ -439,7 +439,7 @@ class Recall(World):
         bound = units.of_key(units.bound)[:, row, unit]
         if sees == RIGHT or (sees == LEFT and name not in self.asked_later):
             side = units.hidden_sides[:, row, unit]
-            bound = np.where(side == (BEFORE if sees == LEFT else AFTER), bound, NO_TOKEN)
+            bound = np.where(side == (_BEFORE if sees == LEFT else _AFTER), bound, NO_TOKEN)
         return self._classes(word, self._certain(bound))
 
     def _classes(self, word: str, values: np.ndarray) -> np.ndarray:
@@ -449,7 +449,7 @@ class Recall(World):
         is_high = 2 * np.arange(self.config.values) >= self.config.values
         colours, sizes = values @ np.stack([~is_high, is_high], axis=1)
         pairs = (colours[..., :, None] * sizes[..., None, :]).reshape(*colours.shape[:-1], 4)
-        if word == PAIR:
+        if word == _PAIR:
             return np.asarray(pairs)
         same = pairs[..., 0] + pairs[..., 3]
         return np.stack([1 - same, same], axis=-1)
@@ -472,10 +472,10 @@ class Recall(World):
         follows = units.last[:, rows] >= ends[:, None]
         values = self._certain(np.where(follows, units.bound[:, rows], NO_TOKEN))
         total = np.zeros((len(rows), len(self.label_sets[name])))
-        orders = {PLACES[place], PLACES[place][::-1]}
+        orders = {_PLACES[place], _PLACES[place][::-1]}
         for order in sorted(orders):
             # What follows shows no colour or size that only what precedes the word tells.
-            excluded = follows & (np.array(order) == BEFORE)[:, None, None]
+            excluded = follows & (np.array(order) == _BEFORE)[:, None, None]
             weights = ~(excluded[0] if word == _COLOUR else excluded.any(axis=0))
             total += (weights[..., None] * self._classes(word, values)).sum(axis=1)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
@@ -504,7 +504,7 @@ class Recall(World):
         tokens = self._draw(keys)
         units, rows = self.parse(tokens), np.arange(len(keys))
         uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
-        if kind == FACTS:
+        if kind == _FACTS:
             choices = (units.values != NO_TOKEN)[:, :, None]
             size, values = self.config.fact_values, units.values[:, :, None]
         else:
@@ -517,7 +517,7 @@ class Recall(World):
         ).argmax(1)
         unit, slot = np.divmod(chosen, choices.shape[2])
         section, inside = np.divmod(unit, self.config.units)
-        offset = 2 if kind == FACTS else 1 + slot
+        offset = 2 if kind == _FACTS else 1 + slot
         column = section * self.width + _UNIT * inside + offset
         value = values[rows, unit, slot]
         other = (value + 1 + whole(uniforms[:, 1], size - 1)) % size

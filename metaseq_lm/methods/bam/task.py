@@ -50,13 +50,13 @@ from metaseq_lm.tasks.finetuning import (
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
 
-FORMS = ("single", "pair")
+_FORMS = ("single", "pair")
 # The paper's score of a set is the first of these that it has: CoLA's, that of real values, all
 # others'.
-PAPER_METRICS = ("matthews", "spearman", "accuracy")
+_PAPER_METRICS = ("matthews", "spearman", "accuracy")
 # Added to the random streams of a student's new heads and row order. Without it a student would
 # start exactly like a teacher of the same seed.
-STUDENT = "taught"
+_STUDENT = "taught"
 
 
 class BamTask(Task):
@@ -141,7 +141,7 @@ class BamTask(Task):
         if (name, split) not in self._splits:
             folder, max_tokens = self.data / name, self.config.tokens_per_sample
             rows = sentence_rows(folder, split, self.vocabulary, max_tokens)
-            if rows.data.form not in FORMS:
+            if rows.data.form not in _FORMS:
                 raise UsageError(
                     f"{folder}: task bam needs single texts or pairs; this set has the form "
                     f"{rows.data.form}"
@@ -195,7 +195,7 @@ class BamTask(Task):
             outputs, self._teachers_cost = teachers.load_outputs(
                 self.run_config, sets, self.teachers, self.dry_run
             )
-            stream_key = f"{STUDENT} by {self.facts()['teachers']}"
+            stream_key = f"{_STUDENT} by {self.facts()['teachers']}"
         counts, weights = self.mixing()
         mixed = MixedRows(rows, weights, outputs)
         lengths = mixed.lengths if options.group_by_length else None
@@ -231,7 +231,7 @@ class BamTask(Task):
     def build_model(self) -> nn.Module:
         sizes, options, vocabulary = encoder_sizes(self.run_config), self.config, self.vocabulary
         if options.teachers:
-            torch.manual_seed(random_streams.key(self.run_config.seed, STUDENT))
+            torch.manual_seed(random_streams.key(self.run_config.seed, _STUDENT))
         heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
         ranges = {n: label_range(self.data / n) for n, k in self.outputs.items() if k == 1}
         for name, (minimum, _) in ranges.items():
@@ -323,7 +323,7 @@ class BamTask(Task):
 
 def with_score(metrics: Logs) -> Logs:
     """Return the metrics of a set, the paper's as "score"; without one, the official score."""
-    paper = [metrics[name] for name in PAPER_METRICS if name in metrics]
+    paper = [metrics[name] for name in _PAPER_METRICS if name in metrics]
     return metrics | {"score": paper[0]} if paper else metrics
 
 

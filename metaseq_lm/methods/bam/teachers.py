@@ -46,8 +46,8 @@ FORMAT = 3
 SUFFIX = ".train.safetensors"
 FOLDER = "outputs"
 # Engine options that a teacher takes over from the student; they change no result.
-ENGINE = ("device", "micro_batch_size", "threads", "timeout", "retain_heap")
-PROGRESS_SECONDS = 10.0  # between two lines of progress
+_ENGINE = ("device", "micro_batch_size", "threads", "timeout", "retain_heap")
+_PROGRESS_SECONDS = 10.0  # between two lines of progress
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
             f"the teacher {teacher.name} has heads for {', '.join(lacking)}, too, which are not in "
             f"{config.data}; preprocess them there, or give a folder of its outputs instead"
         )
-    overrides = [f"engine.{key}={getattr(config.engine, key)}" for key in ENGINE]
+    overrides = [f"engine.{key}={getattr(config.engine, key)}" for key in _ENGINE]
     precision = "fp64" if config.engine.precision == "fp64" else "fp32"
     overrides.append(f"engine.precision={precision}")
     return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)
@@ -230,7 +230,7 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
                 f"while the outputs of {teacher.name} were computed; those of whole sets are stored"
             )
             now = time.monotonic()
-            if process_group.rank() == 0 and now - shown >= PROGRESS_SECONDS:
+            if process_group.rank() == 0 and now - shown >= _PROGRESS_SECONDS:
                 done = f"{number * task.config.batch_size:,} of {n_rows:,} rows"
                 show_progress(f"{teacher.name}: its outputs on {name}: {done}")
                 shown = now
@@ -292,10 +292,10 @@ def weights_hash(teacher: Teacher, name: str) -> str | None:
     """Return the hash of the weights behind a teacher's outputs on a set; None if unknown."""
     if teacher.weights is not None:
         return teacher.weights
-    return read_unchecked(teacher.file(name))[1].get("weights")
+    return _read_unchecked(teacher.file(name))[1].get("weights")
 
 
-def read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
+def _read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
     """Return stored outputs, their header and their cost; MetaseqError if the file is damaged."""
     try:
         content = path.read_bytes()
@@ -324,7 +324,7 @@ def read(path: Path, expected: dict[str, Any]) -> tuple[np.ndarray, Costs]:
 
     Raises MetaseqError if the file is damaged, or its header differs from `expected`.
     """
-    outputs, header, costs = read_unchecked(path)
+    outputs, header, costs = _read_unchecked(path)
     differing = [
         f"{key}: {str(header.get(key))[:60]} there, {str(value)[:60]} here"
         for key, value in expected.items()

@@ -18,11 +18,11 @@ from metaseq_lm.config.tasks import (
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import CRITERIONS, TASKS
 
-ATTENTION, FUTURE, FULL = "attention", "future", "full"
-NONE, RANDOM, ADVERSARIAL = "none", "random", "adversarial"
-PERTURBATIONS = (NONE, RANDOM, ADVERSARIAL)
-TAGGING = ("full", "forwards", "backwards", "future", "past")
-PARSING = ("full", "fw_fw", "fw_bw", "bw_fw", "bw_bw")
+_ATTENTION, FUTURE, _FULL = "attention", "future", "full"
+NONE, _RANDOM, ADVERSARIAL = "none", "random", "adversarial"
+_PERTURBATIONS = (NONE, _RANDOM, ADVERSARIAL)
+_TAGGING = ("full", "forwards", "backwards", "future", "past")
+_PARSING = ("full", "fw_fw", "fw_bw", "bw_fw", "bw_bw")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class UnlabelledWeightConfig:
     )
 
 
-def student_dropout(default: float | None) -> Any:
+def _student_dropout(default: float | None) -> Any:
     """Return the option for the student's dropout; the teacher has none."""
     about = "dropout of the student on unlabelled batches (null = model.dropout)"
     return option(default, about, at_least=0, below=1)
@@ -47,7 +47,7 @@ class UnlabelledConfig(UnlabelledWeightConfig, TaggingConfig):
 
     # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
     # and collapses to one class for every word of text, as does the teacher.
-    unlabelled_dropout: float | None = student_dropout(None)
+    unlabelled_dropout: float | None = _student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
     hard_targets: bool = option(False, "targets are the teacher's best classes")
     confidence: float = option(0.0, "least probability of a target", at_least=0, at_most=1)
@@ -59,9 +59,9 @@ class UnlabelledConfig(UnlabelledWeightConfig, TaggingConfig):
 class CrossViewConfig(UnlabelledConfig):
     """Cross-View Training, and its ablations."""
 
-    unlabelled_dropout: float | None = student_dropout(0.2)
-    tagging_auxiliaries: list[str] = option([*TAGGING], "modules of tagged sets", choices=TAGGING)
-    parsing_auxiliaries: list[str] = option([*PARSING], "modules of treebanks", choices=PARSING)
+    unlabelled_dropout: float | None = _student_dropout(0.2)
+    tagging_auxiliaries: list[str] = option([*_TAGGING], "modules of tagged sets", choices=_TAGGING)
+    parsing_auxiliaries: list[str] = option([*_PARSING], "modules of treebanks", choices=_PARSING)
     use_unlabelled: bool = option(True, "false: train on labelled sentences only")
     gold_auxiliaries: bool = option(False, "auxiliary modules learn from gold labels too")
 
@@ -107,7 +107,7 @@ class SemiSupervisedConfig(UnlabelledWeightConfig):
     """Dropout and label smoothing."""
 
     # Not 0.2 where the primary head is the student: see the criterions on words.
-    unlabelled_dropout: float | None = student_dropout(None)
+    unlabelled_dropout: float | None = _student_dropout(None)
     label_smoothing: float = option(0.1, "label smoothing for translated text", at_least=0, below=1)
 
 
@@ -115,11 +115,11 @@ class SemiSupervisedConfig(UnlabelledWeightConfig):
 class TranslationCrossViewConfig(SemiSupervisedConfig):
     """Auxiliary heads."""
 
-    unlabelled_dropout: float | None = student_dropout(0.2)
+    unlabelled_dropout: float | None = _student_dropout(0.2)
     auxiliary: list[str] = option(
-        [ATTENTION, FUTURE],
+        [_ATTENTION, FUTURE],
         "auxiliary heads: attention, future, full (sees everything, with dropout)",
-        choices=(ATTENTION, FUTURE, FULL),
+        choices=(_ATTENTION, FUTURE, _FULL),
     )
     attention_dropout: float = option(0.5, "dropout in the head attention", at_least=0, below=1)
 
@@ -149,12 +149,12 @@ class ConsistencyConfig:
     perturbation: str = option(
         ADVERSARIAL,
         "perturbation of the student's images: none, random or adversarial (VAT)",
-        choices=PERTURBATIONS,
+        choices=_PERTURBATIONS,
     )
     radius: float = option(8.0, "norm of the perturbation of a normalised image", at_least=0)
     xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
     weight: float = option(1.0, "weight of the consistency loss")
-    unlabelled_dropout: float | None = student_dropout(None)
+    unlabelled_dropout: float | None = _student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
 
 
@@ -165,7 +165,7 @@ class CVTVisionConfig(ConsistencyConfig):
     perturbation: str = option(
         NONE,
         "perturbation of the student's images: none, random or adversarial (VAT)",
-        choices=PERTURBATIONS,
+        choices=_PERTURBATIONS,
     )
 
 

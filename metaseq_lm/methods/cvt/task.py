@@ -25,7 +25,7 @@ from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.words import AT, WordTask, word_batch
 
-UNLABELLED = "unlabelled"
+_UNLABELLED = "unlabelled"
 
 
 class CVTTask(WordTask):
@@ -41,8 +41,8 @@ class CVTTask(WordTask):
     def __init__(self, config: CVTConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
-        if UNLABELLED in self.names:
-            raise UsageError(f"a set called '{UNLABELLED}' cannot be one of task.labelled")
+        if _UNLABELLED in self.names:
+            raise UsageError(f"a set called '{_UNLABELLED}' cannot be one of task.labelled")
         normalised = getattr(run_config.model, "normalize_words", False)
         if isinstance(self.criterion, VirtualAdversarial) and not normalised:
             raise UsageError(
@@ -84,8 +84,8 @@ class CVTTask(WordTask):
         """The sets that learn from the batches of each unlabelled stream."""
         assert isinstance(self.criterion, Unlabelled)
         if self.criterion.config.all_sets:
-            return {UNLABELLED: self.names}
-        return {f"{UNLABELLED}{AT}{name}": [name] for name in self.names}
+            return {_UNLABELLED: self.names}
+        return {f"{_UNLABELLED}{AT}{name}": [name] for name in self.names}
 
     def _unlabelled_streams(self) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
@@ -94,7 +94,7 @@ class CVTTask(WordTask):
             data.lengths,
             options.batch_size,
             seed,
-            UNLABELLED,
+            _UNLABELLED,
             chunk=CHUNK,
             longest=options.unlabelled_longest,
             buckets=options.buckets,
@@ -102,7 +102,7 @@ class CVTTask(WordTask):
         streams = {}
         for number, (name, sets) in enumerate(self.learners.items()):
             every_other = EveryOther(order, number, len(self.learners))
-            collate = partial(unlabelled_batch, data, sets)
+            collate = partial(_unlabelled_batch, data, sets)
             words = SentenceWords(data.lengths)
             streams[name] = Stream(name, every_other, collate, seed, data.lengths, words=words)
         return streams
@@ -134,8 +134,8 @@ class CVTTask(WordTask):
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
-        kind = "labelled" if set(batches) <= set(self.names) else UNLABELLED
-        if kind == UNLABELLED:
+        kind = "labelled" if set(batches) <= set(self.names) else _UNLABELLED
+        if kind == _UNLABELLED:
             batches = self.weighed(engine, engine.optimizers["main"].updates, batches)
         logs = super().update(engine, model, batches)
         return logs | {f"loss_{kind}": logs["loss"]}
@@ -166,8 +166,8 @@ class EveryOther:
         return self.order.batch(number * self.count + self.number)
 
 
-def unlabelled_batch(
+def _unlabelled_batch(
     data: WordSet, sets: Sequence[str], samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> WordBatch:
     """Return a `word_batch` of unlabelled sentences from which the modules of `sets` learn."""
-    return word_batch(data, UNLABELLED, samples, keys, width).replace(learners=tuple(sets))
+    return word_batch(data, _UNLABELLED, samples, keys, width).replace(learners=tuple(sets))

@@ -40,7 +40,7 @@ from metaseq_lm.tasks import Batches, Passes, Scored
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.translation import TranslationTask
 
-REST = "rest"
+_REST = "rest"
 
 
 class SemiSupervisedTranslation(Translation):
@@ -139,7 +139,7 @@ class CVTTranslationTask(TranslationTask):
     def unlabelled_rows(self) -> TranslationRows:
         """Return the source text without translations."""
         options = self.config
-        if options.unlabelled == REST:
+        if options.unlabelled == _REST:
             data, chosen = ParallelSet(self.data, "train"), self.labelled_pairs()[1]
             if not len(chosen):
                 raise UsageError(

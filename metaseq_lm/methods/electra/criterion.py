@@ -91,12 +91,12 @@ class Corrupting(Criterion):
         never = batch.targets if self.config.disallow_correct else None
         samples = sample(slots.detach(), self.config.temperature, never)
         tokens, chosen = replaced(batch, samples)
-        terms = generator_terms(slots, samples, batch, weight)
+        terms = _generator_terms(slots, samples, batch, weight)
         if log_probs is None:
             return Noised(tokens, chosen, terms)
         if isinstance(generator, TwoTowers):
             terms["generator"] = cloze_term(log_probs, batch, weight)
-        return Noised(tokens, chosen, terms, log_prob_of(log_probs, tokens).detach())
+        return Noised(tokens, chosen, terms, _log_prob_of(log_probs, tokens).detach())
 
 
 def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
@@ -107,7 +107,7 @@ def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
     return full_precision(logits).log_softmax(-1)
 
 
-def log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
+def _log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
     """Return the entries of `log_probs` (B, S, V) or (V,) at `tokens` (B, S)."""
     table = log_probs.expand(*tokens.shape, -1)
     return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -115,11 +115,11 @@ def log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
     """Return the loss of the towers at all candidates, not only at the chosen positions."""
-    log_p = log_prob_of(log_probs, batch.tokens)
+    log_p = _log_prob_of(log_probs, batch.tokens)
     return Term(-(log_p * batch.candidates).sum(), "candidates", weight)
 
 
-def generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
+def _generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
     """Return the loss at the chosen positions, the accuracy there and that of the samples."""
     targets = batch.targets
     with torch.no_grad():
@@ -132,7 +132,7 @@ def generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight
     }
 
 
-def real_tokens(batch: ElectraBatch) -> Tensor:
+def _real_tokens(batch: ElectraBatch) -> Tensor:
     """Return a mask (B, S), false at padding."""
     return ~batch.layout.padding_of(batch.tokens)
 
@@ -143,14 +143,14 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
-def detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
+def _detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
     """Return shares of all tokens: classified correctly, fake, classified as fake, and both.
 
     Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % of the tokens are
     real, so accuracy says little. `candidates` is the share of the tokens that may be replaced.
     """
     with torch.no_grad():
-        real = real_tokens(batch)
+        real = _real_tokens(batch)
         flagged = (logits > 0) & real
         counts = {
             "accuracy": (flagged == fake) & real,
@@ -195,7 +195,7 @@ class ReplacedTokenDetection(Corrupting):
             row_logits = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
             loss = binary_losses(row_logits, ~clean).sum()
             terms["contrast"] = Term(loss, "rows", self.config.contrast_weight)
-        return terms | detection_terms(logits, fake, batch)
+        return terms | _detection_terms(logits, fake, batch)
 
     def included(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
         """Return the positions of the detection loss, (B, S), and the name of their number."""
@@ -204,7 +204,7 @@ class ReplacedTokenDetection(Corrupting):
         if self.config.disc_positions == "random":
             assert batch.subset is not None
             return batch.subset, "subset"
-        return real_tokens(batch), "tokens"
+        return _real_tokens(batch), "tokens"
 
     def clean_rows(self, batch: ElectraBatch) -> Tensor | None:
         """Return which rows stay uncorrupted, (B,); None without criterion.contrast."""
@@ -231,7 +231,7 @@ class ReplacedTokenDetection(Corrupting):
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
         self.check_sampling("token probabilities of electra_rtd")
-        log_q = log_prob_of(noise_log_probs(model, batch), batch.tokens)
+        log_q = _log_prob_of(noise_log_probs(model, batch), batch.tokens)
         logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
         if self.config.pll_formula == "dissertation":
@@ -335,16 +335,16 @@ class AdversarialElectra(Corrupting):
         targets = batch.targets
         slots, states = model.masked_noise(batch)
         samples = sample(slots.detach())
-        noised = Noised(*replaced(batch, samples), generator_terms(slots, samples, batch, 0.0))
+        noised = Noised(*replaced(batch, samples), _generator_terms(slots, samples, batch, 0.0))
         logits = model.heads["rtd"](model.hidden(noised.tokens, batch))
-        fake, real = noised.fake(batch), real_tokens(batch)
+        fake, real = noised.fake(batch), _real_tokens(batch)
         losses = binary_losses(logits, fake)
         weight = self.config.discriminator_weight
         detection = Term((losses * real).sum(), "tokens", weight, kind=DETECTION)
         terms = noised.terms | {"discriminator": detection}
         rewards = losses.detach().gather(1, batch.positions)  # (B, M)
         terms |= self.policy_terms(model, slots, states, samples, (rewards, targets >= 0))
-        return terms | detection_terms(logits, fake, batch)
+        return terms | _detection_terms(logits, fake, batch)
 
     def policy_terms(
         self,
@@ -402,14 +402,14 @@ class Electric(Corrupting):
         assert noised.log_q is not None
         included, size = batch.candidates, "candidates"
         if self.config.legacy_specials:
-            included, size = real_tokens(batch), "tokens"
+            included, size = _real_tokens(batch), "tokens"
         energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
         logits = energy + noised.log_q + self.log_odds(included, noised)
         losses = binary_losses(logits, noised.chosen) * included
         weight = self.config.discriminator_weight
         detection = Term(losses.sum(), size, weight, kind=DETECTION)
         terms = noised.terms | {"discriminator": detection}
-        return terms | detection_terms(logits, noised.chosen, batch)
+        return terms | _detection_terms(logits, noised.chosen, batch)
 
     def log_odds(self, included: Tensor, noised: Noised) -> float | Tensor:
         """Return log(k / (n - k)), a number, or (B, 1) with exact_counts.
@@ -455,4 +455,4 @@ class TwoTowerCloze(Criterion):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return log q of each token given the others, (B, S), in one pass."""
         assert isinstance(model, Electra)
-        return log_prob_of(noise_log_probs(model, batch), batch.tokens) * batch.scored
+        return _log_prob_of(noise_log_probs(model, batch), batch.tokens) * batch.scored

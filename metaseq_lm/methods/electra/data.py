@@ -13,7 +13,7 @@ from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
 from metaseq_lm.data.corpus.rows import Samples, row_layout
 
-SUBSET = 0xE1EC  # number of this draw among those of a row; masking.py counts from 1
+_SUBSET = 0xE1EC  # number of this draw among those of a row; masking.py counts from 1
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class ElectraRows:
         subset = None
         if self.has_subset:
             # A sub-key of each row's, so that the draw depends on nothing else.
-            u = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
+            u = uniforms(mix(keys ^ np.uint64(_SUBSET)), 0, rows.shape[1])
             real = np.arange(rows.shape[1]) < lengths[:, None]
             subset = real & (u < masking.rate)
             sizes["subset"] = int(subset.sum())

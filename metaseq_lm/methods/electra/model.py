@@ -94,7 +94,7 @@ class TwoTowers(nn.Module):
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) for each token of the original rows."""
-        embeddings = embeddings_of(self, main)
+        embeddings = _embeddings_of(self, main)
         x = embeddings(batch.tokens, batch.layout, batch.segments)
         left = self.left(x, replace(batch.layout, reach="causal"))
         right = self.right(x, replace(batch.layout, reach="anticausal"))
@@ -109,7 +109,7 @@ class TwoTowers(nn.Module):
         return logits
 
 
-def embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddings:
+def _embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddings:
     """Return the embeddings of a net, or those that it shares with the main encoder."""
     embeddings = net.embeddings or (main.embeddings if main is not None else None)
     assert embeddings is not None
@@ -133,7 +133,7 @@ class Difficulty(nn.Module):
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S) for each token of the original rows."""
-        embeddings = embeddings_of(self, main)
+        embeddings = _embeddings_of(self, main)
         x = embeddings(batch.tokens, batch.layout, batch.segments)
         states = self.stack(x, batch.layout)
         logits: Tensor = self.head(states)

@@ -106,14 +106,14 @@ class Wnli(Criterion):
         positive = scores.masked_fill(~batch.positive, -torch.inf)
         losses = scores.logsumexp(-1) - positive.logsumexp(-1)
         with torch.no_grad():
-            hits = ((query_margin(scores) > 0) == batch.targets.bool()).sum()
+            hits = ((_query_margin(scores) > 0) == batch.targets.bool()).sum()
         return {
             "cross_entropy": Term(losses.sum(), "rows", is_summed=is_summed),
             "accuracy": Term(hits.to(scores.dtype), "rows", weight=0.0),
         }
 
 
-def query_margin(scores: Tensor) -> Tensor:
+def _query_margin(scores: Tensor) -> Tensor:
     """Return the query's score minus the best other score, (B,), of scores (B, K)."""
     return scores[:, 0] - scores[:, 1:].amax(-1)
 
@@ -124,7 +124,7 @@ def label_probabilities(scores: Tensor) -> Tensor:
     They compare the query with the best other candidate only, so that entailment is the likelier
     label exactly if the query scores best.
     """
-    entailed = query_margin(scores.double()).sigmoid()
+    entailed = _query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)
 
 
@@ -140,11 +140,11 @@ class WnliTask(LabelledSetTask):
 
     def __init__(self, config: WnliTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
-        self.labelled = lru_cache(maxsize=None)(partial(candidate_rows, run_config))
+        self.labelled = lru_cache(maxsize=None)(partial(_candidate_rows, run_config))
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        return len(candidate_rows(config, "train"))
+        return len(_candidate_rows(config, "train"))
 
     # ---------------------------------------------------------------- data and model
 
@@ -196,7 +196,7 @@ class WnliTask(LabelledSetTask):
         return labelled_split(data, outputs, logs)
 
 
-def candidate_rows(config: RunConfig, split: str) -> CandidateRows:
+def _candidate_rows(config: RunConfig, split: str) -> CandidateRows:
     """Return the rows of a split of the configured set."""
     data = LabelledSet(labelled_folder(config), split)
     require_tokenizer(data.folder, data.tokenizer_hash)

@@ -20,9 +20,9 @@ from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.sets import LabelledSet, rows_name
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
-BENCHMARK = "glue/WNLI"
+_BENCHMARK = "glue/WNLI"
 LABELS = ["0", "1"]  # 1 is entailment
-REMEDY = f"make the set with 'metaseq-lm preprocess --benchmark {BENCHMARK}'"
+_REMEDY = f"make the set with 'metaseq-lm preprocess --benchmark {_BENCHMARK}'"
 
 
 @dataclass(kw_only=True)
@@ -76,8 +76,8 @@ class CandidateRows:
     def __init__(
         self, data: LabelledSet, tokenizer: Tokenizer, tokens_per_sample: int, training: bool
     ) -> None:
-        if data.benchmark != BENCHMARK or data.label_names != LABELS:
-            raise UsageError(f"{data.folder} is not {BENCHMARK}; {REMEDY}")
+        if data.benchmark != _BENCHMARK or data.label_names != LABELS:
+            raise UsageError(f"{data.folder} is not {_BENCHMARK}; {_REMEDY}")
         if data.tokenizer_hash != tokenizer.fingerprint:
             raise MetaseqError(
                 f"{data.folder}: was made with a different tokenizer from that of "
@@ -115,10 +115,10 @@ class CandidateRows:
         where = self.data.folder / rows_name(self.data.split)
         facts = self.data.rows
         if facts is None:
-            raise MetaseqError(f"{where}: missing; {REMEDY}")
+            raise MetaseqError(f"{where}: missing; {_REMEDY}")
         for number, row in enumerate(facts, 1):
             if not _is_valid(row):
-                raise MetaseqError(f"{where}:{number}: no sentence with a pronoun; {REMEDY}")
+                raise MetaseqError(f"{where}:{number}: no sentence with a pronoun; {_REMEDY}")
         return facts
 
     def _labelled_antecedents(self, facts: Sequence[dict[str, Any]]) -> dict[Any, list[str]]:

@@ -133,7 +133,7 @@ class MetaPretrainPairsTask(MetaLearned):
                 order = Shuffled(len(rows), rows_per_set, seed, name)
             else:
                 order = Sequential(limited_count(len(rows), options.valid_size), rows_per_set)
-            collate = partial(set_batch, rows, name)
+            collate = partial(_set_batch, rows, name)
             streams[name] = Stream(name, order, collate, seed, rows.lengths)
         return streams
 
@@ -154,7 +154,7 @@ class MetaPretrainPairsTask(MetaLearned):
         return encoder_weights(weights, self.run_config)
 
 
-def set_batch(
+def _set_batch(
     rows: SentenceRows, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
     """Return a batch of the set `name`, which also names the batch's head and its size."""

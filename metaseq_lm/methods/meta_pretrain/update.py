@@ -17,7 +17,7 @@ from metaseq_lm.engine.engine import Engine, InnerGradient
 from metaseq_lm.forward.passes import LossFn
 from metaseq_lm.methods.meta_pretrain.options import MetaOptions
 
-MAIN = "main"  # the optimizer
+_MAIN = "main"  # the optimizer
 
 
 def meta_update(
@@ -31,11 +31,11 @@ def meta_update(
     """
     *inner_batches, test_batch = batches
     exact, inner_lr = config.second_order == "exact", config.inner_lr or 0.0
-    parameters, optimizer = engine.parameters(MAIN), engine.optimizers[MAIN]
+    parameters, optimizer = engine.parameters(_MAIN), engine.optimizers[_MAIN]
     inner_losses: Logs = {}
     inner_gradients: list[InnerGradient] = []
     # Without inner steps there is nothing to restore, so no copy of the parameters is made.
-    with engine.restoring(MAIN) if inner_batches else contextlib.nullcontext():
+    with engine.restoring(_MAIN) if inner_batches else contextlib.nullcontext():
         for step, batch in enumerate(inner_batches):
             # With keys of their own the inner passes leave the test pass the random numbers of an
             # ordinary update.
@@ -50,10 +50,10 @@ def meta_update(
             if config.inner_optim == "sgd":
                 # If the gradient is not finite, the next loss is not either: the outer step refuses
                 # it.
-                engine.move(MAIN, gradient, -inner_lr)
+                engine.move(_MAIN, gradient, -inner_lr)
                 continue
             updates = optimizer.updates
-            if not engine.step(MAIN, gradient):
+            if not engine.step(_MAIN, gradient):
                 return inner_losses
             # All steps of a meta update have the same rate, so the schedule does not advance.
             optimizer.updates = updates
@@ -61,8 +61,8 @@ def meta_update(
         # Back from theta_k to theta_0. Each inner loss is computed again, which keeps one graph in
         # memory at a time.
         for inner in reversed(inner_gradients):
-            engine.move(MAIN, inner.value, inner_lr)
+            engine.move(_MAIN, inner.value, inner_lr)
             hvp = engine.hypergradients(inner, gradient, parameters)
             gradient = vectors.add(gradient, hvp, -inner_lr)
-    engine.step(MAIN, gradient)
+    engine.step(_MAIN, gradient)
     return {**logs, **inner_losses}

@@ -29,7 +29,7 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
 
 
-def per_update(terms: Terms, batch: CopiesBatch) -> Terms:
+def _per_update(terms: Terms, batch: CopiesBatch) -> Terms:
     """Weight terms by 1/C, so that an update takes the mean over its micro-steps."""
     return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
 
@@ -37,7 +37,7 @@ def per_update(terms: Terms, batch: CopiesBatch) -> Terms:
 def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:
     """Return the masked-LM terms of the student on an update's masked rows (C, B, S)."""
     logits = student(batch.tokens, batch.layout, batch.positions)
-    return per_update(labelled_terms(logits, batch), batch)
+    return _per_update(labelled_terms(logits, batch), batch)
 
 
 def labelled(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
@@ -185,7 +185,7 @@ class SoftLabels(PairCriterion):
         """
         kind = self.config.targets
         if kind == "flat":
-            return flat_support(probabilities.detach(), self.config.support)
+            return _flat_support(probabilities.detach(), self.config.support)
         if kind == "shifted":
             return shifted(probabilities.detach(), padding)
         if kind == "unigram":
@@ -196,7 +196,7 @@ class SoftLabels(PairCriterion):
         return probabilities
 
 
-def flat_support(probabilities: Tensor, share: float) -> Tensor:
+def _flat_support(probabilities: Tensor, share: float) -> Tensor:
     """Return equal probabilities for the likeliest tokens that together hold `share` (..., V)."""
     ordered, tokens = probabilities.sort(-1, descending=True)
     support = (ordered.cumsum(-1) - ordered < share).to(probabilities)

@@ -86,7 +86,7 @@ class WindowStream:
         batches = []
         for columns in shard.parts(self.batch_size):
             part = whole.map_arrays(itemgetter((slice(None), columns)))
-            batches.append(part.replace(sizes=sizes_of(part)))
+            batches.append(part.replace(sizes=_sizes_of(part)))
         return batches
 
     def _samples(self, number: int) -> np.ndarray:
@@ -154,9 +154,9 @@ class Unlabelled:
             texts, random_streams.row_keys(random_streams.key(self.seed, "masks"), flat)
         )
         original, _ = self.corpus.rows(texts, cls=UNLABELLED)
-        rows = common_format(shape, (masked, lengths, positions, targets))
+        rows = _common_format(shape, (masked, lengths, positions, targets))
         batch = UnlabelledBatch(**rows, original=as_tensor(original.reshape(*shape, -1)))
-        return batch.replace(sizes=sizes_of(batch))
+        return batch.replace(sizes=_sizes_of(batch))
 
 
 class Labelled:
@@ -212,8 +212,8 @@ class Labelled:
                 self.mlm_rows(flat[at], query) if task < 0 else self.set_rows(task, flat[at], query)
             )
             parts.append((at, rows))
-        batch = CopiesBatch(**common_format(samples.shape, merge(parts, len(flat))))
-        return batch.replace(sizes=sizes_of(batch))
+        batch = CopiesBatch(**_common_format(samples.shape, merge(parts, len(flat))))
+        return batch.replace(sizes=_sizes_of(batch))
 
     def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
         """Return rows of one labelled set, random windows of long ones; all tokens are targets."""
@@ -287,7 +287,7 @@ def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
     return tokens, lengths, positions, targets
 
 
-def common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
+def _common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
     """Return rows (C*B, ...) as the fields of a CopiesBatch, with axes (C, B, ...)."""
     tokens, lengths, positions, targets = rows
     return {
@@ -298,7 +298,7 @@ def common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
     }
 
 
-def sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
+def _sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
     """Return the sizes of a batch: of targets, rows, and for unlabelled rows tokens; (C,) each."""
     assert batch.targets is not None
     copies, rows, width = batch.tokens.shape

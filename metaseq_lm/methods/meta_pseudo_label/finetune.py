@@ -38,9 +38,9 @@ from metaseq_lm.tasks.finetuning import (
 )
 from metaseq_lm.tasks.masked_lm import build_transformer
 
-MINI = "mini"
-LARGEST_BATCH = 256  # rows of an evaluation batch
-LARGEST_LOGITS = 1 << 26  # numbers
+_MINI = "mini"
+_LARGEST_BATCH = 256  # rows of an evaluation batch
+_LARGEST_LOGITS = 1 << 26  # numbers
 
 
 class TokenLabelCriterion(Criterion):
@@ -86,7 +86,7 @@ class TokenLabelsTask(LabelledSetTask):
     def labelled(self, split: str) -> TokenLabels:
         """Return the rows of a split, read once; "mini" is a part of "valid"."""
         folder, options = labelled_folder(self.run_config), self.config
-        if split == MINI and MINI not in Manifest.load(folder).splits:
+        if split == _MINI and _MINI not in Manifest.load(folder).splits:
             split = "valid"
         if split not in self._splits:
             number, length = options.task_token, options.tokens_per_sample
@@ -113,13 +113,13 @@ class TokenLabelsTask(LabelledSetTask):
             return {split: Stream(split, order, training, seed, data.longest)}
         windows = data.windows_of(self.chosen(split, len(data)))
         per_row = options.tokens_per_sample * len(self.vocabulary)
-        size = max(1, min(LARGEST_BATCH, LARGEST_LOGITS // per_row))
+        size = max(1, min(_LARGEST_BATCH, _LARGEST_LOGITS // per_row))
         return {split: sorted_pass(split, windows, data.lengths, data.batch, size, seed)}
 
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""
         limit = self.config.valid_size
-        limited = split in (self.run_config.trainer.valid_split, MINI)
+        limited = split in (self.run_config.trainer.valid_split, _MINI)
         if not limited or not count > limit > 0:
             return np.arange(count)
         # The authors' draw of the small validation set: Python's generator, seed 42.
@@ -145,18 +145,18 @@ class TokenLabelsTask(LabelledSetTask):
         ((split, batches),) = passes.items()
         rows = self.labelled(split)
 
-        def judge(batch: TokenLabelBatch) -> tuple[Terms, list[WindowAnswer]]:
+        def judge(batch: TokenLabelBatch) -> tuple[Terms, list[_WindowAnswer]]:
             logits = model(batch.tokens, batch.layout)
             terms = {} if rows.labels is None else self.criterion.terms(logits, batch)
-            return terms, window_answers(logits, batch)
+            return terms, _window_answers(logits, batch)
 
         # The windows of a row may lie on several replicas.
         logs, answers = judged(engine, batches, judge)
         tokenizer = load_tokenizer(self.data)
         if rows.token_level:
-            scored = answer_split(rows.data, best_answers(answers, tokenizer), logs)
+            scored = _answer_split(rows.data, _best_answers(answers, tokenizer), logs)
         else:
-            scored = labelled_split(rows.data, mean_scores(answers), logs)
+            scored = labelled_split(rows.data, _mean_scores(answers), logs)
 
         def rows_with_text() -> list[dict[str, Any]]:
             result = []
@@ -176,7 +176,7 @@ class TokenLabelsTask(LabelledSetTask):
         data = self.labelled(split)
         split = data.data.split  # "mini" is a part of "valid"
         if data.token_level:
-            return record_file(data.data, split, rows)
+            return _record_file(data.data, split, rows)
         return super().submissions(split, rows)
 
     def ensemble(
@@ -199,7 +199,7 @@ class Cyclic(Sequential):
 # ------------------------------------------------------------------------ answers
 
 # Sample and number of a window, and its class scores or (log-probability, tokens of the answer).
-WindowAnswer = tuple[int, int, tuple[Any, ...]]
+_WindowAnswer = tuple[int, int, tuple[Any, ...]]
 
 
 def class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
@@ -241,7 +241,7 @@ def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[
     return runs
 
 
-def window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[WindowAnswer]:
+def _window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[_WindowAnswer]:
     """Return the answers of the windows of a batch."""
     answers: Iterable[tuple[Any, ...]]
     if batch.token_level:
@@ -252,7 +252,7 @@ def window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[WindowAnswer]
     return list(zip(batch.samples.tolist(), batch.windows.tolist(), answers))
 
 
-def by_sample(answers: Iterable[WindowAnswer]) -> dict[int, list[tuple[Any, ...]]]:
+def _by_sample(answers: Iterable[_WindowAnswer]) -> dict[int, list[tuple[Any, ...]]]:
     """Return the answers of each sample's windows, both in their order, each window once."""
     windows = {(sample, window): answer for sample, window, answer in answers}
     samples: dict[int, list[tuple[Any, ...]]] = {}
@@ -261,21 +261,21 @@ def by_sample(answers: Iterable[WindowAnswer]) -> dict[int, list[tuple[Any, ...]
     return samples
 
 
-def mean_scores(answers: Iterable[WindowAnswer]) -> list[tuple[int, list[float]]]:
+def _mean_scores(answers: Iterable[_WindowAnswer]) -> list[tuple[int, list[float]]]:
     """Return (sample, its class scores): the mean over its windows."""
-    return [(s, np.mean(windows, 0).tolist()) for s, windows in by_sample(answers).items()]
+    return [(s, np.mean(windows, 0).tolist()) for s, windows in _by_sample(answers).items()]
 
 
-def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
+def _best_answers(answers: Iterable[_WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
     """Return the most probable answer of each sample over all its windows, "" for none."""
     texts = {}
-    for sample, windows in by_sample(answers).items():
+    for sample, windows in _by_sample(answers).items():
         _, tokens = max(windows, key=lambda answer: answer[0])
         texts[sample] = tokenizer.decode(tokens).strip()
     return texts
 
 
-def answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored:
+def _answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored:
     """Return F1 and EM of ReCoRD with their mean as "score" first, the other `logs`, and the rows.
 
     Rows have "index", "gold" (a list; None in a split without labels) and "predicted".
@@ -295,7 +295,7 @@ def answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored
     return Scored(metrics, lambda: rows)
 
 
-def record_file(data: LabelledSet, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _record_file(data: LabelledSet, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the file of answers that SuperGLUE's leaderboard takes for a test split of ReCoRD."""
     if split.partition("_")[0] in ("train", "valid") or data.rows is None or not data.benchmark:
         return {}

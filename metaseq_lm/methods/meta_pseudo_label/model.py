@@ -116,7 +116,7 @@ class VirtualModel:
 # Optimizer steps as pure functions of vectors, for the virtual steps. All are elementwise and
 # differentiable, so that the transpose of a step is one autograd call on vectors.
 
-INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.fidelity=authors (hard)"
+_INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.fidelity=authors (hard)"
 
 
 @dataclass
@@ -179,12 +179,12 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
     if not isinstance(inner, torch.optim.AdamW) or isinstance(inner, Muon):
         raise UsageError(
             "a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run "
-            f"has {type(inner).__name__}; choose {INSTEAD}"
+            f"has {type(inner).__name__}; choose {_INSTEAD}"
         )
     if len(set(optimizer.base)) > 1:
         raise UsageError(
             "a virtual AdamW step has one rate; optimizer.layer_decay must be "
-            f"1. Or choose {INSTEAD}"
+            f"1. Or choose {_INSTEAD}"
         )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
     return [decay[id(p)] for p in optimizer.local]

@@ -168,7 +168,7 @@ class MetaPseudoLabelTask(TextTask):
         (batch,) = engine.to_device([texts])
         make = partial(pair_of, self.criterion, teacher_of(model))
         (pair,) = engine.map(make, [batch], rng_key="pairs")
-        return format_pairs(batch, pair, load_tokenizer(self.data))
+        return _format_pairs(batch, pair, load_tokenizer(self.data))
 
     # ---------------------------------------------------------------- updates
 
@@ -240,7 +240,7 @@ class MetaPseudoLabelTask(TextTask):
                     virtual.enter_context(engine.restoring("student"))
                 reward_logs = self.reward(engine, student, criterion, origin, batches, micro_step)
             rewards.append(reward_logs["reward"])
-            logs = add_logs(logs, {"pseudo": pseudo_logs["query"]} | reward_logs, 1 / micro_steps)
+            logs = _add_logs(logs, {"pseudo": pseudo_logs["query"]} | reward_logs, 1 / micro_steps)
         if one_step:
             engine.step("student", total)
         sampled = [
@@ -303,7 +303,7 @@ class MetaPseudoLabelTask(TextTask):
             count = chosen.stop - chosen.start
             part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
             meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
-            logs = add_logs(logs, part_logs, count / copies)
+            logs = _add_logs(logs, part_logs, count / copies)
         auxiliary, auxiliary_logs = engine.gradients(
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
@@ -340,7 +340,7 @@ class MetaPseudoLabelTask(TextTask):
             rng_key=1,
             replay=replay,
         )
-        grad0 = leaf(pseudo.value[0])
+        grad0 = _leaf(pseudo.value[0])
         theta1, moments = self.pretrain_step(engine, start, grad0)
         at1 = student.leaf(theta1)
         if criterion.config.inner_steps:
@@ -351,7 +351,7 @@ class MetaPseudoLabelTask(TextTask):
                 rng_key=2,
                 replay=replay,
             )
-            grad1 = leaf(tuned.value[0])
+            grad1 = _leaf(tuned.value[0])
             theta2 = self.finetune_step(theta1, grad1, moments)
         else:
             tuned, grad1, theta2 = None, None, theta1
@@ -406,13 +406,13 @@ class MetaPseudoLabelTask(TextTask):
         return adamw(theta, grad, moments)[0]
 
 
-def leaf(tensor: Tensor | None) -> Tensor:
+def _leaf(tensor: Tensor | None) -> Tensor:
     """Return what this process holds of `tensor`, as a leaf that requires a gradient."""
     assert tensor is not None
     return local(tensor.detach()).requires_grad_()
 
 
-def add_logs(total: Logs, part: Logs, weight: float) -> Logs:
+def _add_logs(total: Logs, part: Logs, weight: float) -> Logs:
     """Return total + weight * part, name by name."""
     return {name: total.get(name, 0.0) + weight * value for name, value in part.items()}
 
@@ -446,7 +446,7 @@ def pair_of(
     return x, batch.original if fixed else y
 
 
-def format_pairs(
+def _format_pairs(
     batch: UnlabelledBatch, pair: tuple[Tensor, Tensor], tokenizer: Tokenizer
 ) -> list[str]:
     """Return three lines for each text: x, the teacher's input x̂ and its target ŷ."""

@@ -27,8 +27,8 @@ from metaseq_lm.core.random_streams import subkeys, uniforms
 # The task token at the start of a text, by the mode of its denoiser (Tay et al. 2023, section
 # 3.1.2): regular, sequential and extreme denoising.
 MODES = {"": 0, "R": 1, "S": 2, "X": 3}
-SEQUENTIAL = "S"
-USAGE = (
+_SEQUENTIAL = "S"
+_USAGE = (
     "write MODE:DENSITY:MEAN_SPAN, such as R:0.15:3 or X:0.5:8, or S:DENSITY, whose noise is the "
     "end of the text"
 )
@@ -57,10 +57,10 @@ class Denoiser:
             values = [float(number) for number in numbers]
         except ValueError:
             values = []
-        count = 1 if mode == SEQUENTIAL else 2
+        count = 1 if mode == _SEQUENTIAL else 2
         in_range = len(values) == count and 0 < values[0] < 1 and values[-1] > 0
         if not mode or mode not in MODES or not in_range or (count == 2 and values[1] < 1):
-            raise UsageError(f"task.denoisers has '{text}': {USAGE}")
+            raise UsageError(f"task.denoisers has '{text}': {_USAGE}")
         return cls(values[0], 0.0 if count == 1 else values[1], mode)
 
     def counts(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -72,7 +72,7 @@ class Denoiser:
         lengths = np.asarray(lengths)
         noise = np.rint(lengths.astype(np.float32) * np.float32(self.density)).astype(np.int64)
         noise = np.where(lengths > 1, np.clip(noise, 1, np.maximum(lengths - 1, 1)), 0)
-        if self.mode == SEQUENTIAL:
+        if self.mode == _SEQUENTIAL:
             return noise, np.zeros_like(noise)
         spans = np.rint(noise.astype(np.float32) / np.float32(self.mean_span)).astype(np.int64)
         # More spans than tokens that are no noise could not take turns with these.
@@ -115,7 +115,7 @@ def text_length(inputs_length: int, density: float, mean_span: float) -> TextLen
     return TextLength(tokens, inputs, targets)
 
 
-def first_of_parts(
+def _first_of_parts(
     items: np.ndarray, parts: np.ndarray, width: int, keys: np.ndarray
 ) -> np.ndarray:
     """Cut items[i] items of row i into parts[i] parts, none empty, by keys[i].
@@ -129,7 +129,7 @@ def first_of_parts(
     return np.asarray((rank < parts[:, None] - 1) | ((at == 0) & (parts[:, None] > 0)))
 
 
-def sizes_of_parts(is_first: np.ndarray, items: np.ndarray, count: int) -> np.ndarray:
+def _sizes_of_parts(is_first: np.ndarray, items: np.ndarray, count: int) -> np.ndarray:
     """Return the sizes of at most `count` parts of each row, int64 (B, count), 0 for none."""
     is_item = np.arange(is_first.shape[1]) < items[:, None]
     part = np.where(is_item, is_first.cumsum(1) - 1, count)
@@ -150,8 +150,8 @@ def draw_noise(
     rest = lengths - noise
     sizes = np.zeros((len(lengths), 2 * count), np.int64)
     for first, items, purpose in ((0, rest, "rest"), (1, noise, "noise")):
-        is_first = first_of_parts(items, spans, width, subkeys(keys, purpose))
-        sizes[:, first::2] = sizes_of_parts(is_first, np.where(spans > 0, items, 0), count)
+        is_first = _first_of_parts(items, spans, width, subkeys(keys, purpose))
+        sizes[:, first::2] = _sizes_of_parts(is_first, np.where(spans > 0, items, 0), count)
     marks = np.zeros((len(lengths), width + 1), np.int64)
     ends = np.minimum(sizes.cumsum(1), width)
     np.add.at(marks, (np.arange(len(lengths))[:, None], ends), 1)

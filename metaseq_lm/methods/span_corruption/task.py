@@ -32,10 +32,10 @@ from metaseq_lm.models.transformer.flops_rules import Sizes, encoder_decoder, ha
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_transformer, changes_size, text_stream
 
-NONE = -1  # no target
+_NONE = -1  # no target
 # The number of targets is a multiple of this, so that batches have few different shapes: the FLOPs
 # of each shape are counted once.
-MULTIPLE = 16
+_MULTIPLE = 16
 
 
 def denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
@@ -89,13 +89,13 @@ class CorruptedRows:
             layout = Layout(padding, reach="prefix", prefix=as_tensor(prefix))
             decoder_tokens, positions = None, row * tokens.shape[1] + target_column
         count = len(row)
-        missing = -count % MULTIPLE
+        missing = -count % _MULTIPLE
         return CorruptedBatch(
             tokens=as_tensor(tokens),
             layout=layout,
             decoder_tokens=as_tensor(decoder_tokens),
             positions=as_tensor(np.pad(positions, (0, missing))),
-            targets=as_tensor(np.pad(targets[row, column], (0, missing), constant_values=NONE)),
+            targets=as_tensor(np.pad(targets[row, column], (0, missing), constant_values=_NONE)),
             sizes={"targets": count, "rows": len(rows)},
         )
 

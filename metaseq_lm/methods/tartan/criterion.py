@@ -21,7 +21,7 @@ from metaseq_lm.methods.tartan.model import scores_of
 from metaseq_lm.methods.tartan.options import MetaConfig, MultiTaskConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
-CLASSES = SentencePrediction(BatchSumConfig(batch_sum=False))
+_CLASSES = SentencePrediction(BatchSumConfig(batch_sum=False))
 
 
 def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
@@ -31,7 +31,7 @@ def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
     """
     if not isinstance(batch, TokenBatch) or batch.positions is None:
         assert batch.targets is not None
-        return CLASSES.terms(model, scores_of(model, batch), batch.targets)
+        return _CLASSES.terms(model, scores_of(model, batch), batch.targets)
     assert isinstance(model, TransformerLM)
     logits = model(batch.tokens, batch.layout, batch.positions, batch.head, segments=batch.segments)
     return labelled_terms(logits, batch)
@@ -42,7 +42,7 @@ def endtask_scored(model: nn.Module, batch: TaskBatch) -> tuple[Tensor, Terms]:
     scores = scores_of(model, batch)
     terms: Terms = {}
     if batch.targets is not None:
-        terms = CLASSES.terms(model, scores, batch.targets)
+        terms = _CLASSES.terms(model, scores, batch.targets)
     return scores.double().softmax(-1), terms
 
 

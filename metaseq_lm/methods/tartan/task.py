@@ -39,7 +39,7 @@ from metaseq_lm.tasks.finetuning import (
 )
 from metaseq_lm.tasks.masked_lm import masking_of, scored_rows, units_of
 
-FORMS = ("single", "pair")
+_FORMS = ("single", "pair")
 LM = "lm"  # the first LM head
 
 
@@ -87,7 +87,7 @@ class TartanTask(EndTaskAware):
     def _labelled(self, split: str) -> SentenceRows:
         folder = labelled_folder(self.run_config)
         rows = sentence_rows(folder, split, self.vocabulary, self.config.tokens_per_sample)
-        if rows.data.form not in FORMS or rows.data.regression:
+        if rows.data.form not in _FORMS or rows.data.regression:
             raise UsageError(
                 f"{folder}: task tartan needs classes of single texts or pairs; this set has "
                 f"{'real values' if rows.data.regression else f'the form {rows.data.form}'}"

@@ -31,8 +31,8 @@ from metaseq_lm.models.vision import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Task
 
-BODY, HEAD = "body", "head"  # optimizers: encoder with the auxiliary heads; the end task's head
-ENDTASK, DEV, FIT = "endtask", "dev", "head"  # streams: end task, meta-objective, meta head
+_BODY, HEAD = "body", "head"  # optimizers: encoder with the auxiliary heads; the end task's head
+ENDTASK, DEV, _FIT = "endtask", "dev", "head"  # streams: end task, meta-objective, meta head
 AUXILIARY = "auxiliary."  # prefix of the other streams
 
 
@@ -84,7 +84,7 @@ class EndTaskAware(Task):
             batches[DEV] = ("valid", options.dev_batch_size or options.batch_size, head)
             if self.has_meta_head:
                 split = "valid" if criterion.config.meta_head_split == "dev" else "train"
-                batches[FIT] = (split, options.meta_head_batch_size, META)
+                batches[_FIT] = (split, options.meta_head_batch_size, META)
         return batches
 
     def drawn_streams(self) -> dict[str, Stream]:
@@ -100,11 +100,11 @@ class EndTaskAware(Task):
         config, options = self.run_config, self.config
         separate = (f"heads.{self.endtask_head}.", f"heads.{META}.")
         body = [(n, p) for n, p in model.named_parameters() if not n.startswith(separate)]
-        optimizers = {BODY: build_optimizer(body, config.optimizer, config.schedule)}
+        optimizers = {_BODY: build_optimizer(body, config.optimizer, config.schedule)}
         heads = dict(model.get_submodule("heads").named_children())
         if self.endtask_head in heads:
             lr = config.optimizer.lr if options.head_lr is None else options.head_lr
-            optimizers[HEAD] = build_head_optimizer(
+            optimizers[HEAD] = _build_head_optimizer(
                 heads[self.endtask_head],
                 config.optimizer,
                 config.schedule,
@@ -121,7 +121,7 @@ class EndTaskAware(Task):
         return update(engine, model, batches, self.members, self.criterion, optimizer)
 
 
-def build_head_optimizer(
+def _build_head_optimizer(
     head: nn.Module,
     optimizer: OptimizerConfig,
     schedule: Any,
@@ -153,7 +153,7 @@ def update(
     """
     logs: Logs = {}
     gradients: dict[str, Vector] = {}
-    body = list(engine.parameters(BODY))
+    body = list(engine.parameters(_BODY))
     for name in members:
         wrt = [*body, *engine.parameters(HEAD)] if name == ENDTASK else body
         gradients[name], task_logs = engine.gradients(
@@ -166,7 +166,7 @@ def update(
     encoder_ids = {id(p) for p in model.get_submodule("encoder").parameters()}
     in_encoder = [id(p) in encoder_ids for p in body]
     if isinstance(criterion, Meta):
-        similarities, meta_logs = meta_similarities(
+        similarities, meta_logs = _meta_similarities(
             engine, model, batches, gradients, in_encoder, criterion, optimizer
         )
         logs |= meta_logs
@@ -182,7 +182,7 @@ def update(
         # The end task's gradient continues into its head, which has a separate step.
         weighted = [None if g is None else g * factor for g, factor in zip(gradient, factors)]
         total = vectors.add(total, weighted)
-    engine.step(BODY, total)
+    engine.step(_BODY, total)
     if ENDTASK in gradients:
         head_gradient = gradients[ENDTASK][len(body) :]
         engine.step(HEAD, vectors.scale(head_gradient, 1.0 if algorithm_1 else weights[-1]))
@@ -198,7 +198,7 @@ def label(stream: str) -> str:
     return stream.removeprefix(AUXILIARY)
 
 
-def meta_similarities(
+def _meta_similarities(
     engine: Engine,
     model: nn.Module,
     batches: Batches,
@@ -217,10 +217,10 @@ def meta_similarities(
     # These passes are not training, so batch normalisation must not update its statistics.
     with frozen_statistics(model):
         if not config.same_head:
-            with frozen_parameters(model.get_submodule("encoder")):
-                logs |= fit_meta_head(engine, model, batches[FIT][0], config, optimizer)
+            with _frozen_parameters(model.get_submodule("encoder")):
+                logs |= fit_meta_head(engine, model, batches[_FIT][0], config, optimizer)
         dev_gradient, dev_logs = engine.gradients(
-            partial(task_terms, model), batches[DEV][0], engine.parameters(BODY), rng_key=DEV
+            partial(task_terms, model), batches[DEV][0], engine.parameters(_BODY), rng_key=DEV
         )
     logs["loss_dev"] = dev_logs["loss"]
 
@@ -236,7 +236,7 @@ def meta_similarities(
 
 
 @contextlib.contextmanager
-def frozen_parameters(net: nn.Module) -> Iterator[None]:
+def _frozen_parameters(net: nn.Module) -> Iterator[None]:
     """Disable gradients of the parameters of `net` inside the context, which saves memory."""
     trained = [p for p in net.parameters() if p.requires_grad]
     for parameter in trained:
@@ -262,12 +262,12 @@ def fit_meta_head(
     """
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:
-        updates = engine.optimizers[BODY].updates
+        updates = engine.optimizers[_BODY].updates
         with engine.whole(write=True):
             redraw(head, random_streams.generator(engine.seed, "meta head", updates))
     options = replace(optimizer, clip_norm=0.0)
     constant = section("schedule", "constant", warmup_updates=0)
-    head_optimizer = build_head_optimizer(
+    head_optimizer = _build_head_optimizer(
         head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )
     parameters = head_optimizer.parameters

@@ -36,7 +36,7 @@ from metaseq_lm.models.vision import WideResNet, check_whole_batches
 from metaseq_lm.tasks import Passes, Scored, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
 
-OTHER, TARGET = "other", "target"  # heads
+OTHER, _TARGET = "other", "target"  # heads
 
 
 def select_classes(images: Images, classes: Sequence[int]) -> Images:
@@ -71,7 +71,7 @@ class TartanVisionTask(EndTaskAware):
 
     criterion: MultiTask
     criterions = (MultiTask,)
-    endtask_head = TARGET
+    endtask_head = _TARGET
 
     def __init__(self, config: TartanVisionConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
@@ -134,7 +134,7 @@ class TartanVisionTask(EndTaskAware):
         if split != "train":
             part = self.labelled(split)
             one_pass = Sequential(len(part.labels), batch_size)
-            return {split: self.stream(split, one_pass, self.rows(part), TARGET)}
+            return {split: self.stream(split, one_pass, self.rows(part), _TARGET)}
         streams = {}
         name = AUXILIARY + OTHER
         if name in self.members:
@@ -154,7 +154,7 @@ class TartanVisionTask(EndTaskAware):
         model = nn.Module()
         model.encoder = WideResNet(sizes)
         width = model.encoder.outputs
-        heads = {OTHER: nn.Linear(width, len(others)), TARGET: nn.Linear(width, len(target))}
+        heads = {OTHER: nn.Linear(width, len(others)), _TARGET: nn.Linear(width, len(target))}
         if self.has_meta_head:
             heads[META] = nn.Linear(width, len(target))
         model.heads = Heads(heads)

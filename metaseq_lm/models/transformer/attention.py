@@ -34,7 +34,7 @@ from metaseq_lm.forward.passes import current_context
 from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
 from metaseq_lm.runs.flops import attention_flops, count_more
 
-BOTH, CAUSAL, ANTICAUSAL, PREFIX, RANKED = range(len(REACHES))
+_BOTH, _CAUSAL, _ANTICAUSAL, _PREFIX, _RANKED = range(len(REACHES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,10 +240,10 @@ class Unpacking:
         tokens = tokens[:-1].view(shape)
         if 0 < distance < longest:
             # By places in the rows, which differ from those in `tokens` if padding lies inside.
-            near = near_mask(tokens[:, :, None] - tokens[:, None, :], distance)
-            seen = near[BOTH] if visibility.mask is None else near[BOTH] & visibility.mask[:, 0]
+            near = _near_mask(tokens[:, :, None] - tokens[:, None, :], distance)
+            seen = near[_BOTH] if visibility.mask is None else near[_BOTH] & visibility.mask[:, 0]
             if is_causal:
-                seen = near[CAUSAL] & torch.ones(longest, longest, dtype=torch.bool).tril()
+                seen = near[_CAUSAL] & torch.ones(longest, longest, dtype=torch.bool).tril()
             itself = torch.eye(longest, dtype=torch.bool)
             visibility = Visibility((seen | itself)[:, None])
         return cls(tokens, slots, visibility)
@@ -259,7 +259,7 @@ class Unpacking:
         return packed
 
 
-def near_mask(offset: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+def _near_mask(offset: Tensor, distance: int) -> tuple[Tensor, Tensor]:
     """Return where offsets are at most a distance on both sides, and below it in one direction."""
     far = offset.abs()
     return far <= distance, far < distance
@@ -271,7 +271,7 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     before = (at[:, None] >= at)[None]
     around = near = torch.ones_like(before)
     if distance:
-        around, near = near_mask((at[:, None] - at)[None], distance)
+        around, near = _near_mask((at[:, None] - at)[None], distance)
     before, after = before & near, before.mT & near
     if layout.prefix is None:
         prefix = before
@@ -288,8 +288,8 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     if isinstance(layout.reach, str):
         return by_reach[REACHES.index(layout.reach)]
     reach = layout.reach.reshape(-1, 1, 1)
-    seen = by_reach[BOTH] & (reach == BOTH)
-    for number in (CAUSAL, ANTICAUSAL, PREFIX, RANKED):
+    seen = by_reach[_BOTH] & (reach == _BOTH)
+    for number in (_CAUSAL, _ANTICAUSAL, _PREFIX, _RANKED):
         seen = seen | (by_reach[number] & (reach == number))
     return seen
 

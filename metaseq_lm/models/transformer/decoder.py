@@ -14,8 +14,8 @@ from metaseq_lm.models.layers import Linear
 from metaseq_lm.models.transformer.attention import CrossAttention, Rotation, Visibility
 from metaseq_lm.models.transformer.encoder import Layer, make_norm
 
-CAUSAL = Layout(reach="causal")
-ALL_SEEN = Visibility()
+_CAUSAL = Layout(reach="causal")
+_ALL_SEEN = Visibility()
 
 
 class DecoderLayer(Layer):
@@ -36,7 +36,7 @@ class DecoderLayer(Layer):
         visibility: Visibility,
         rotation: Rotation | None = None,
         memory: Tensor | None = None,
-        of_memory: Visibility = ALL_SEEN,
+        of_memory: Visibility = _ALL_SEEN,
     ) -> Tensor:
         """Return the states (..., T, D) after the layer for those before it.
 
@@ -72,9 +72,9 @@ class Decoder(nn.Module):
 
         `memory` (..., S, D) are the encoder's states, `layout` is that of its rows.
         """
-        visibility = Visibility.of(CAUSAL, x.shape[-2], x.device)
+        visibility = Visibility.of(_CAUSAL, x.shape[-2], x.device)
         of_memory = Visibility.of_keys(layout, memory.shape[-2])
-        rotation = Rotation.of(CAUSAL, x, self.theta, self.head_width) if self.theta else None
+        rotation = Rotation.of(_CAUSAL, x, self.theta, self.head_width) if self.theta else None
         if self.project is not None:
             x = self.project(x)
         for layer in self.layers:

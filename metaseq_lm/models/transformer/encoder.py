@@ -43,7 +43,7 @@ from metaseq_lm.models.transformer.attention import (
     document_positions,
 )
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "gelu": F.gelu,
     "relu": torch.relu,
@@ -82,7 +82,7 @@ class Layer(nn.Module):
         is_normal = style.pre_norm and style.embedding_norm and config.embed_dim == width
         skip = is_normal and number == 0
         self.attention_norm = nn.Identity() if skip else make_norm(width, config)
-        self.gate = ACTIVATIONS[style.gate] if style.gate else None
+        self.gate = _ACTIVATIONS[style.gate] if style.gate else None
         self.parameter_roles = {"fc1": Role.HIDDEN, "fc2": Role.HIDDEN}
         self.parameter_pieces = {"fc1": 2 if style.gate else 1}
         self.fc1 = Linear(width, 2 * inner if style.gate else inner, style.bias)
@@ -289,11 +289,11 @@ def initialise(model: nn.Module, init: str) -> None:
             for layer in module.outputs:
                 truncated_normal(layer.weight, 0.02 / (2 * module.depth) ** 0.5)
         if isinstance(module, (Layer, LMHead)) and module.width_ratio != 1.0:
-            scale_linear(module, module.width_ratio**-0.5)
+            _scale_linear(module, module.width_ratio**-0.5)
 
 
 @torch.no_grad()
-def scale_linear(module: nn.Module, factor: float) -> None:
+def _scale_linear(module: nn.Module, factor: float) -> None:
     """Multiply the weights of all linear layers of a module."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
@@ -434,7 +434,7 @@ class SentenceHead(nn.Module):
         super().__init__()
         self.parameter_levels = {"pooler": 1}
         self.pooler = Linear(width, width) if pooled else None
-        self.activation = ACTIVATIONS[activation]
+        self.activation = _ACTIVATIONS[activation]
         self.pooler_dropout = pooler_dropout
         self.out = Linear(width, outputs)
         self.dropout = Dropout(dropout)

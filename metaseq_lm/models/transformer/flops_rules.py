@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.core.registry import MODELS
 
-DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
+_DROPOUT, _NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
 # 20 of 128: the share of positions with an output softmax that the authors' script takes.
 OUTPUT_SHARE = 20 / 128
 
@@ -63,24 +63,24 @@ class Sizes:
     def blocks(self) -> int:
         """Return the forward FLOPs of all layers on one row."""
         h, i, s = self.width, self.ffn, self.length
-        attention = 6 * h * h + 3 * h + 4 * h * s + (SOFTMAX + DROPOUT + 1) * s * self.heads
+        attention = 6 * h * h + 3 * h + 4 * h * s + (_SOFTMAX + _DROPOUT + 1) * s * self.heads
         # The script counts one norm of each layer as 5, not 5 h; kept, so that its totals come out.
-        output = 2 * h * h + h + DROPOUT * h + h + NORM
-        network = 4 * h * i + (ACTIVATION + 1) * i + h + DROPOUT * h + h + NORM * h
+        output = 2 * h * h + h + _DROPOUT * h + h + _NORM
+        network = 4 * h * i + (_ACTIVATION + 1) * i + h + _DROPOUT * h + h + _NORM * h
         return self.layers * s * (attention + output + network)
 
     def cross_attention(self, memory: int) -> int:
         """Return the forward FLOPs of attention to `memory` tokens of an encoder, in all layers."""
         h, s = self.width, self.length
         keys = 4 * h * h + 2 * h
-        attention = 2 * h * h + h + 4 * h * memory + (SOFTMAX + DROPOUT + 1) * memory * self.heads
-        output = 2 * h * h + h + DROPOUT * h + h + NORM
+        attention = 2 * h * h + h + 4 * h * memory + (_SOFTMAX + _DROPOUT + 1) * memory * self.heads
+        output = 2 * h * h + h + _DROPOUT * h + h + _NORM
         return self.layers * (memory * keys + s * (attention + output))
 
     def inputs(self) -> int:
         """Return the forward FLOPs of the embeddings of one row, and of their projection."""
         e, s = self.embed, self.length
-        per_token = 2 * e * self.vocab + 2 * e * (s + 2) + 2 * e + (DROPOUT + NORM) * e
+        per_token = 2 * e * self.vocab + 2 * e * (s + 2) + 2 * e + (_DROPOUT + _NORM) * e
         return s * per_token + self.projection()
 
     def projection(self) -> int:
@@ -91,13 +91,13 @@ class Sizes:
     def softmax_head(self, share: float = OUTPUT_SHARE) -> float:
         """Return the forward FLOPs of a language-model head on `share` of one row's positions."""
         e, v = self.embed, self.vocab
-        per_token = 2 * e * v + 2 * self.width * e + e + (ACTIVATION + NORM) * e
-        return share * self.length * (per_token + (SOFTMAX + 2) * v)
+        per_token = 2 * e * v + 2 * self.width * e + e + (_ACTIVATION + _NORM) * e
+        return share * self.length * (per_token + (_SOFTMAX + 2) * v)
 
     def binary_head(self) -> int:
         """Return the forward FLOPs of a discriminator's head on one row."""
         h = self.width
-        return self.length * (2 * h * h + (ACTIVATION + 3) * h)
+        return self.length * (2 * h * h + (_ACTIVATION + 3) * h)
 
 
 @dataclass(frozen=True)

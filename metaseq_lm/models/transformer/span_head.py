@@ -17,7 +17,7 @@ from metaseq_lm.models.layers import Heads, Linear, select
 from metaseq_lm.models.transformer.encoder import Encoder, initialise
 
 HIDDEN = 512
-MASKED = 1000.0
+_MASKED = 1000.0
 
 
 class Beam(NamedTuple):
@@ -36,7 +36,7 @@ class Beam(NamedTuple):
 def masked(logits: Tensor, mask: Tensor) -> Tensor:
     """Return logits, in full precision, less 1000 where the boolean `mask` is false."""
     logits = full_precision(logits)
-    return logits - MASKED * (~mask).to(logits.dtype)
+    return logits - _MASKED * (~mask).to(logits.dtype)
 
 
 class JointSpanHead(nn.Module):

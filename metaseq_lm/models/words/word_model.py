@@ -112,7 +112,7 @@ class Projection(nn.Module):
         super().__init__()
         self.view = view
         self.maps = nn.ModuleList(nn.Linear(width, hidden) for width in encoder.widths(view))
-        glorot(self)
+        _glorot(self)
 
     def forward(self, views: Views) -> Tensor:
         """Return (B, S, H)."""
@@ -122,7 +122,7 @@ class Projection(nn.Module):
         return sum(parts[1:], parts[0])
 
 
-def glorot(module: nn.Module) -> None:
+def _glorot(module: nn.Module) -> None:
     """Initialise the linear layers of a module as TensorFlow does: Glorot uniform, biases zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
@@ -156,7 +156,7 @@ class TaggingModule(nn.Module):
         self.shift, self.linear = shift, linear
         self.hidden = Projection(encoder, view, hidden)
         self.out = nn.Linear(hidden, classes)
-        glorot(self.out)
+        _glorot(self.out)
 
     def forward(self, views: Views, scored: Tensor) -> Tensor:
         """Return scores (B, S, C); `scored` (B, S), which positions are words, is not needed."""
@@ -196,7 +196,7 @@ class ParsingModule(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(width) ** 0.25))
         self.root_scores = nn.Linear(width, relations) if root == "linear" else None
         self.root = nn.Parameter(torch.empty(hidden)) if root == "vector" else None
-        glorot(self)
+        _glorot(self)
         nn.init.xavier_uniform_(self.shared)
         # Glorot as TensorFlow computes it for three axes: much smaller than the shared matrix.
         bound = (6 / (hidden * (relations + width))) ** 0.5
