@@ -112,5 +112,5 @@ def _noun(kind: Any) -> str:
     if origin in (Union, UnionType):
         return _noun(args[0])
     if origin in (list, tuple):
-        return f"a list (each item {_noun(args[0])})"
+        return "a list" if args[0] is Any else f"a list (each item {_noun(args[0])})"
     return _NOUNS[origin or kind]

@@ -42,7 +42,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 
 @dataclass
 class _PlanFile:
-    """The keys of a file, but `base`."""
+    """The keys of a file; `base` is read before."""
 
     data: dict[str, Any]
     objectives: dict[str, dict[str, Any]]
@@ -54,6 +54,7 @@ class _PlanFile:
     name: str = "league"
     options: tuple[str, ...] = ()
     usual_budgets: tuple[float, ...] | None = None
+    base: str = ""
 
 
 @dataclass

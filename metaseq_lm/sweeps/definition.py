@@ -21,7 +21,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import format_value, quote
 from metaseq_lm.core.plain_yaml import naming_place, read_yaml
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.core.structured import read_structured
+from metaseq_lm.core.structured import read_structured, read_values
 
 KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
@@ -122,7 +122,7 @@ def read_file(path: Path) -> dict[str, Any]:
     with naming_place(path, always=True):
         if "user_dir" in content:
             raise UsageError("user_dir: a plug-in is loaded only if --user-dir names it")
-        read_structured(_SweepFile, content)
+        read_values(_SweepFile, content, fixed=("user_dir",))
         for key in content.keys() & {"data", "config_dir"}:
             content[key] = absolute(str(content[key]), path.parent)
     return dict(absolute_sources(content, path.parent))
