@@ -73,7 +73,8 @@ def option(
             schedules and the trainer, NOTHING of the engine.
         metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
             option, whose value a run's configuration has here unless it sets one. `reset` is the
-            part of a run, as of `train --reset`, with which the option may change.
+            part of a run, as of `train --reset`, with which the option may change. `set_by` has the
+            reasons why files of plans, searches or sweeps cannot set it (LEAGUE, SEARCH, SWEEP).
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
