@@ -11,7 +11,7 @@ from metaseq_lm.sweeps.job import Runner
 from metaseq_lm.sweeps.server import fork_jobs
 
 
-def _serve(lock: str) -> None:
+def serve(lock: str) -> None:
     """Fork the runs of local sweeps."""
     _import_all()
     Runner.program = staticmethod(program)

@@ -192,7 +192,7 @@ def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
     if (
         criterion.calls
         and "calls" in vars(named)
-        and not type(model).__module__.startswith("metaseq_lm.")
+        and type(model).__module__.partition(".")[0] not in ("metaseq_lm", "torch")
     ):
         by_position, _, by_name = " ".join(criterion.calls).partition("*")
         title = f"model '{config.model._name}' of criterion '{config.criterion._name}'"
