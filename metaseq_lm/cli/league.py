@@ -135,8 +135,10 @@ def run(args: argparse.Namespace) -> int:
     if words[:1] == [_REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
-        used = ["archive", "out", "budgets", "watch"]
+        used = ["archive", "out", "budgets", "watch", "user_dir"]
         _check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
+        if options.user_dir:  # for its gates
+            _plugin_check(options.user_dir)
         path, command = (
             named_plan(words[1]) if len(words) > 1 else None,
             masked(["metaseq-lm", *args.argv]),
@@ -148,7 +150,9 @@ def run(args: argparse.Namespace) -> int:
         if len(words) != 2:
             raise UsageError("give one league: metaseq-lm league predict L")
         names = [item.name for item in fields(LeagueOptions)]
-        _check_unused(args, names, _PREDICT, ["budgets", "objectives"])
+        _check_unused(args, names, _PREDICT, ["budgets", "objectives", "user_dir"])
+        if options.user_dir:
+            _plugin_check(options.user_dir)
         return predict(Path(words[1]), options)
     if not args.added:
         _check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")

@@ -63,9 +63,10 @@ def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, A
     """Return a row for each registered name, of one kind or of all."""
     from metaseq_lm import plugins
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
+    from metaseq_lm.league.gates import gate_registry
 
     plugins.load_all(user_dir)
-    return _rows_of({**ALL, "dataset_kind": DATASET_KINDS}, kind)
+    return _rows_of({**ALL, "dataset_kind": DATASET_KINDS, "gate": gate_registry()}, kind)
 
 
 def _rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL
 from metaseq_lm.evaluation.grouping import STRICT
 from metaseq_lm.league.control_gates import exact_of, levels_of
 from metaseq_lm.league.differences import side
+from metaseq_lm.league.gate import BOUNDS, gate
 from metaseq_lm.league.loss_gates import is_trained, number, unmasked_share
 from metaseq_lm.league.score_gates import ACCURACY, parts_of, sibling
 from metaseq_lm.league.standings import VOID, Context, Finding, Row, metric_of
@@ -19,6 +20,7 @@ _LEVEL = 1e-3  # probability of an honest accuracy so far above its bound
 ROWS = "task.tokens_per_sample"
 
 
+@gate(BOUNDS, {"bound": "better than anything can be: above an exact reader, or below an entropy"})
 def above_reader(row: Row, context: Context) -> Iterator[Finding]:
     """An accuracy is above that of the exact reader of what the run's model sees.
 
@@ -74,6 +76,7 @@ def is_above(accuracy: float, bound: float, items: int) -> bool:
     return bool(correct > items or binom.sf(correct - 1, items, bound) < _LEVEL)
 
 
+@gate(BOUNDS)
 def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
     """A validation loss is below the entropy of the world, given what the criterion declares.
 
@@ -106,6 +109,7 @@ def _recorded_bounds(row: Row) -> dict[str, str]:
     return {name: kind for name, kind in terms.items() if kind in (CAUSAL_NLL, CLOZE_NLL)}
 
 
+@gate(BOUNDS)
 def beyond_plan(row: Row, context: Context) -> Iterator[Finding]:
     """A metric is beyond the bound that the plan names for it: below it, if a smaller is better."""
     for metric, bound in context.bounds.items():

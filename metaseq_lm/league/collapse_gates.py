@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from metaseq_lm.league.corpus import ERRORS
+from metaseq_lm.league.gate import STATES, gate
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import FLAG, Context, Finding, Row, finished
 from metaseq_lm.reporting.runs import Run
@@ -20,6 +21,7 @@ FEWEST = 4  # seeds whose median is not moved by one of them
 Seeds = dict[int | None, float]
 
 
+@gate(STATES, {"collapse": "seeds collapsed: in their states, layers or losses"})
 def collapse(row: Row, context: Context) -> Iterator[Finding]:
     """Seeds collapsed; one is enough, since the mean with it describes neither kind of seed.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from metaseq_lm.evaluation.grouping import MACRO, SEPARATOR
 from metaseq_lm.league.differences import against, compare, side
+from metaseq_lm.league.gate import CONTROLS, GAIN, LEARNING, gate
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -103,6 +104,11 @@ def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
 
 
+@gate(
+    CONTROLS,
+    {"untrained": "not above the untrained model", "below untrained": "below the untrained model"},
+    LEARNING,
+)
 def untrained(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same model without training, or is below it."""
     if not row.untrained:
@@ -129,6 +135,7 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding(name, FLAG, reason, metric)
 
 
+@gate(CONTROLS)
 def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
     """The untrained models of several objectives are the same, so that they are one control.
 
@@ -152,32 +159,12 @@ def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
     return metrics if any(metrics.values()) else {}
 
 
-def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
-    """The loss improves on that of the untrained model while a score falls below it."""
-    result = compare(_best_losses(row.scored), _best_losses(row.untrained), True)
-    if result is None or result.mean >= result.other:
-        return
-    falling = []
-    for metric in context.metrics:
-        lower = context.lower_is_better(metric)
-        score = compare(row.scores(metric), seed_scores(row.untrained, metric), lower)
-        if score is not None and score.sign < 0:
-            falling.append(metric)
-    if falling:
-        yield Finding(
-            "loss without score",
-            NOTE,
-            f"the validation loss improves on the untrained model's ({number(result.mean)} against "
-            f"{number(result.other)}) while {', '.join(falling)} falls below it: this loss is no "
-            "guide to them",
-        )
-
-
 def _best_losses(runs: Sequence[Run]) -> list[float]:
     """Return the best validation of each run that has one."""
     return [float(values.min()) for _, values in map(curve, runs) if len(values)]
 
 
+@gate(CONTROLS, {"shuffled": "not above the same objective on shuffled text"}, GAIN)
 def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same objective on shuffled text: it shows no order.
 
@@ -233,6 +220,7 @@ def _best_values(runs: Sequence[Run], term: str) -> list[float]:
     return [min(values) for values in series if values]
 
 
+@gate(CONTROLS, {"control": "below its matched control"}, GAIN)
 def matched_control(row: Row, context: Context) -> Iterator[Finding]:
     """The objective is not above its matched control, or has none.
 
@@ -267,6 +255,7 @@ def _is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> b
     return difference is not None and difference.sign < 0
 
 
+@gate(CONTROLS, {"guessing": "not above a guess"}, GAIN)
 def guessing(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of a guess, such as the most frequent class, or of counts.
 
@@ -288,6 +277,11 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
                 yield Finding("guessing", action, reason, metric)
 
 
+@gate(
+    CONTROLS,
+    {"part below chance": "a part of the mean is below chance, so the mean hides a reversal"},
+    GAIN,
+)
 def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
     """A part of a mean is below chance: the mean hides that the row follows a contradicted rule.
 
@@ -305,3 +299,25 @@ def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
                     f"which {metric} hides"
                 )
                 yield Finding("part below chance", FLAG, reason, metric)
+
+
+@gate(CONTROLS)
+def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
+    """The loss improves on that of the untrained model while a score falls below it."""
+    result = compare(_best_losses(row.scored), _best_losses(row.untrained), True)
+    if result is None or result.mean >= result.other:
+        return
+    falling = []
+    for metric in context.metrics:
+        lower = context.lower_is_better(metric)
+        score = compare(row.scores(metric), seed_scores(row.untrained, metric), lower)
+        if score is not None and score.sign < 0:
+            falling.append(metric)
+    if falling:
+        yield Finding(
+            "loss without score",
+            NOTE,
+            f"the validation loss improves on the untrained model's ({number(result.mean)} against "
+            f"{number(result.other)}) while {', '.join(falling)} falls below it: this loss is no "
+            "guide to them",
+        )

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from metaseq_lm.data.doctor.findings import MANY_SHARED
 from metaseq_lm.data.doctor.likeness import SHIFTED
 from metaseq_lm.data.doctor.passages import WINDOW
+from metaseq_lm.league.gate import DATA, gate
 from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding, Row
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
 _LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
 
 
+@gate(DATA, {"domain": "what is validated is of another domain than what is trained on"})
 def domain(row: Row, context: Context) -> Iterator[Finding]:
     """The valid split is of another domain than train."""
     valid = context.corpus.valid if context.corpus else None
@@ -25,6 +27,7 @@ def domain(row: Row, context: Context) -> Iterator[Finding]:
     )
 
 
+@gate(DATA, {"leak": "text that is validated stands in train, too"})
 def leak(row: Row, context: Context) -> Iterator[Finding]:
     """Documents or passages of the valid split are in train, too."""
     valid = context.corpus.valid if context.corpus else None
@@ -38,6 +41,7 @@ def leak(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("leak", FLAG if most >= _LEAKED else NOTE, reason)
 
 
+@gate(DATA)
 def epochs(row: Row, context: Context) -> Iterator[Finding]:
     """The runs see their text more than once."""
     words = context.corpus.words if context.corpus else None
@@ -47,12 +51,14 @@ def epochs(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("epochs", NOTE, f"the runs see their text {times:.1f} times")
 
 
+@gate(DATA, {"conditions": "rates, batches, rows or tokens are not what was asked"})
 def conditions(row: Row, context: Context) -> Iterator[Finding]:
     """What the runs did is not what was asked: [UNK], rows that are cut, rates, batches."""
     for sentence in count_conditions((run.results or {}).get(KEY) for run in row.scored):
         yield Finding("conditions", NOTE, sentence)
 
 
+@gate(DATA)
 def not_judged(row: Row, context: Context) -> Iterator[Finding]:
     """Gates on the data cannot judge, as in archives of earlier versions. It is said once."""
     if row is not context.rows[0]:

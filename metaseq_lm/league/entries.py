@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from metaseq_lm.league.choice import choice_error
 from metaseq_lm.league.gains import Gain, decide_gains
+from metaseq_lm.league.gate import lacked_by
 from metaseq_lm.league.items import Items, item_errors
 from metaseq_lm.league.predictions import Outcome
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
@@ -12,18 +13,6 @@ from metaseq_lm.league.verdict import WORSE, Decision, Errors, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
-# Flags that say what a row did not gain: it can be worse than the baseline all the same, but
-# neither better nor equivalent. A part below chance lowers its mean: that the mean is worse stays
-# true, with the part beside it as the reason, while a better or an equal one need not be a gain.
-_WITHOUT_GAIN = (
-    "plateau",
-    "untrained",
-    "below untrained",
-    "shuffled",
-    "control",
-    "guessing",
-    "part below chance",
-)
 Scores = Mapping[str, Sequence[float]]
 
 
@@ -76,8 +65,8 @@ class Entry:
         return bool(self.scores.get(metric)) and not self.about(metric, VOID, REFUSE, FLAG)
 
     def is_tested(self, metric: str) -> bool:
-        """Return whether the row is compared with the baseline: what it did not gain is no bar."""
-        bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if f.gate not in _WITHOUT_GAIN]
+        """Return whether the row is compared with the baseline; a flag for a lack is no bar."""
+        bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if not lacked_by(f.gate)]
         return bool(self.scores.get(metric)) and not bars
 
     def gain(self, metric: str) -> Gain | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from metaseq_lm.config.entries import ObjectiveEntry, objective_entries
 from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL, DETECTION, NLL
+from metaseq_lm.league.gate import LEARNING, LOSSES, gate
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
 from metaseq_lm.reporting.runs import Run, is_number
 
@@ -75,6 +76,7 @@ def unmasked_share(run: Run, term: str) -> float:
     return float(share or 0)
 
 
+@gate(LOSSES, {"ceiling": "the loss is no better than that of a uniform guess"})
 def ceiling(row: Row, context: Context) -> Iterator[Finding]:
     """The loss of a uniform guess, ln V, is not beaten: there is nothing to score.
 
@@ -93,6 +95,11 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
         yield from by_share("ceiling", count, len(values), (VOID, FLAG), reason)
 
 
+@gate(
+    LOSSES,
+    {"plateau": "the loss could be that of word frequencies, or of the share of fakes"},
+    LEARNING,
+)
 def plateau(row: Row, context: Context) -> Iterator[Finding]:
     """The loss could be that of word frequencies alone.
 
@@ -112,6 +119,7 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
         yield from by_share("plateau", count, len(values), (FLAG, NOTE), reason)
 
 
+@gate(LOSSES, {"trigrams": "the loss of a causal language model is not below that of trigrams"})
 def trigrams(row: Row, context: Context) -> Iterator[Finding]:
     """The loss of a causal language model is not below that of trigrams of the same text.
 
@@ -130,6 +138,7 @@ def trigrams(row: Row, context: Context) -> Iterator[Finding]:
             yield from by_share("trigrams", count, len(values), (NOTE, NOTE), reason)
 
 
+@gate(LOSSES)
 def undetected(row: Row, context: Context) -> Iterator[Finding]:
     """A discriminator is no better than one that knows only how many tokens are fake.
 
@@ -205,6 +214,7 @@ def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return np.array(updates), sign * np.array(values)
 
 
+@gate(LOSSES, {"first best": "the first validation is the best one"})
 def first_best(row: Row, context: Context) -> Iterator[Finding]:
     """The first validation is the best one: the run diverges, or hardly trained."""
     curves = [values for _, values in map(curve, row.scored) if len(values) > 1]
@@ -221,6 +231,7 @@ def first_best(row: Row, context: Context) -> Iterator[Finding]:
     yield from by_share("first best", count, len(curves), (FLAG, NOTE), reason)
 
 
+@gate(LOSSES, {"diverged": "the last validation is much worse than the best one"})
 def diverged(row: Row, context: Context) -> Iterator[Finding]:
     """The last validation is worse than the best one by more than noise: the run diverged.
 
@@ -245,6 +256,7 @@ def _has_diverged(values: np.ndarray) -> bool:
     return bool(lost > _LOST * gained and lost > _STEPS * step)
 
 
+@gate(LOSSES)
 def still_falling(row: Row, context: Context) -> Iterator[Finding]:
     """The loss falls in the last quarter by more than two standard deviations over seeds.
 

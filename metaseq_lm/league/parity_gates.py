@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from metaseq_lm.core.config import GROUPS
+from metaseq_lm.league.gate import RUNS, gate
 from metaseq_lm.league.loss_gates import number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -26,6 +27,7 @@ UPDATES = "trainer.max_update"
 _SECTIONS = (*GROUPS, "trainer")  # of a configuration, with options that change results
 
 
+@gate(RUNS, {"missing": "runs without a score, or other seeds than the plan asks for"})
 def missing(row: Row, context: Context) -> Iterator[Finding]:
     """Runs failed, have no score, or are not as many as the plan says, at a plausible setting."""
     for _, runs in row.settings:
@@ -55,6 +57,7 @@ def _missing_of(runs: Sequence[Run], context: Context) -> Iterator[Finding]:
         yield Finding("missing", FLAG, f"several runs of seed {', '.join(repeated)}")
 
 
+@gate(RUNS, {"budget": "other FLOPs than the budget"})
 def budget(row: Row, context: Context) -> Iterator[Finding]:
     """A run took other FLOPs than its budget, those of pre-training included."""
     wrong = [run for run in row.scored if _is_off(run, row.budget)]
@@ -68,6 +71,7 @@ def budget(row: Row, context: Context) -> Iterator[Finding]:
         )
 
 
+@gate(RUNS, {"data": "other data or another tokenizer than the baseline"})
 def same_data(row: Row, context: Context) -> Iterator[Finding]:
     """Runs were trained on other data than those of the baseline, or with another tokenizer."""
     base = context.baseline_of(row) or row
@@ -94,6 +98,7 @@ def _corpus_hashes(row: Row) -> list[str]:
     return _known_values((run.results or {}).get("corpus") for run in row.scored)
 
 
+@gate(RUNS, {"suites": "other items or options of a suite than the baseline"})
 def same_suites(row: Row, context: Context) -> Iterator[Finding]:
     """Runs were scored with other items or options of a suite than those of the baseline.
 
@@ -113,6 +118,7 @@ def same_suites(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("suites", NOTE, f"its suites were scored by other code ({values})")
 
 
+@gate(RUNS, {"code": "other code than the baseline"})
 def same_code(row: Row, context: Context) -> Iterator[Finding]:
     """Runs were trained with other code than the baseline.
 
@@ -128,6 +134,7 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("code", NOTE if is_expected else REFUSE, reason)
 
 
+@gate(RUNS, {"defaults": "other values of options that the plan leaves open than the baseline"})
 def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
     """An option that the plan leaves open has another value than in the runs of the baseline.
 
@@ -168,6 +175,7 @@ def _known_values(values: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(show(value) for value in values if value is not None))
 
 
+@gate(RUNS, {"controls": "a control of another size or with other FLOPs"})
 def controls(row: Row, context: Context) -> Iterator[Finding]:
     """A control has another size, other data or other suites than the row, or other FLOPs."""
     sizes = _known_values((run.results or {}).get("parameters") for run in row.scored)
@@ -195,6 +203,7 @@ def _is_off(run: Run, budget: float) -> bool:
     return flops is None or abs(flops / budget - 1) > PARITY
 
 
+@gate(RUNS, {"identical runs": "runs that should differ are the same"})
 def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
     """Runs of several seeds, or of several rows, are the same run.
 
@@ -228,6 +237,7 @@ def _others_of(row: Row, context: Context) -> Mapping[str, Sequence[Run]]:
     return {**others, "its untrained control": row.untrained, "its shuffled control": row.shuffled}
 
 
+@gate(RUNS, {"shared encoder": "seeds share a pre-trained encoder"})
 def shared_encoder(row: Row, context: Context) -> Iterator[Finding]:
     """Seeds share a pre-trained encoder, so that they are not as many pre-trainings."""
     ancestors = {run.seed: _ancestor_of(run) for run in row.scored if run.was_pretrained}
@@ -251,6 +261,13 @@ def _ancestor_of(run: Run) -> tuple[Any, ...]:
     return tuple(map(identity, seeds or paths))
 
 
+@gate(
+    RUNS,
+    {
+        "tuning": "not tuned, or not as the others",
+        "edge of the grid": "the chosen value is the least or the largest that was tried",
+    },
+)
 def tuned(row: Row, context: Context) -> Iterator[Finding]:
     """Options were not tuned, or otherwise than those of the baseline, or at the edge of a grid."""
     tuning = row.tuning

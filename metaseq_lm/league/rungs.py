@@ -7,13 +7,12 @@ from collections.abc import Callable
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.curves import form_of, held_out_errors
 from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.gate import LEARNING, lacked_by
 from metaseq_lm.league.ladders import Ladder
 from metaseq_lm.league.predictions import Prediction, predict_from
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.reporting.numbers import flops_text
 
-# Flags of rows that have not learnt yet: a curve describes what comes after.
-_NOT_LEARNT = ("plateau", "untrained", "below untrained")
 _Allows = Callable[[Entry, str], bool]  # a row and a metric
 
 
@@ -29,8 +28,8 @@ def is_compared(entry: Entry, metric: str) -> bool:
 
 def has_learnt(entry: Entry, metric: str) -> bool:
     """Return whether a row is tested and above what it has without training."""
-    flags = {finding.gate for finding in entry.about(metric, FLAG)}
-    return entry.is_tested(metric) and flags.isdisjoint(_NOT_LEARNT)
+    lacks = {lacked_by(finding.gate) for finding in entry.about(metric, FLAG)}
+    return entry.is_tested(metric) and LEARNING not in lacks
 
 
 def objectives_of(standings: Standings) -> list[str]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from metaseq_lm.evaluation.grouping import MACRO, SOFT, STRICT, TIES
 from metaseq_lm.league.control_gates import SYNTAXGYM, references
+from metaseq_lm.league.gate import READINGS, SCORES, gate
 from metaseq_lm.league.loss_gates import by_share, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -66,16 +67,7 @@ def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
     return [run.metrics[metric] for run in runs if metric in run.metrics]
 
 
-def ties(row: Row, context: Context) -> Iterator[Finding]:
-    """More than one item in a hundred is a tie."""
-    for metric, part in parts_of(row, context):
-        names = _kind_of(part) + TIES, "n"
-        count, n = (_values_of(row.scored, sibling(part, name)) for name in names)
-        share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
-        if share > _MOST_TIES:
-            yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
-
-
+@gate(SCORES, {"constant": "all outputs are the same up to rounding"})
 def constant(row: Row, context: Context) -> Iterator[Finding]:
     """All items are ties but for rounding: the model gives every sentence the same score.
 
@@ -90,6 +82,18 @@ def constant(row: Row, context: Context) -> Iterator[Finding]:
             yield Finding(finding.gate, finding.action, finding.reason, metric)
 
 
+@gate(SCORES, {"ties": "more than 1 % of the items are ties"})
+def ties(row: Row, context: Context) -> Iterator[Finding]:
+    """More than one item in a hundred is a tie."""
+    for metric, part in parts_of(row, context):
+        names = _kind_of(part) + TIES, "n"
+        count, n = (_values_of(row.scored, sibling(part, name)) for name in names)
+        share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
+        if share > _MOST_TIES:
+            yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
+
+
+@gate(SCORES, {"left out": "fewer items than in other rows"})
 def left_out(row: Row, context: Context) -> Iterator[Finding]:
     """Items were left out that other rows were scored with."""
     for metric, part in parts_of(row, context):
@@ -101,6 +105,21 @@ def left_out(row: Row, context: Context) -> Iterator[Finding]:
             yield Finding("left out", FLAG, reason, metric)
 
 
+@gate(READINGS)
+def transition(row: Row, context: Context) -> Iterator[Finding]:
+    """The seeds spread as in a change of phase: some solve a task, others do not.
+
+    The parts of a primary mean are judged, too, since a part's spread is diluted in the mean.
+    """
+    primary = context.primary
+    parts = [(primary, part) for part in row.parts(primary) if part != primary]
+    for metric, part in [*((metric, metric) for metric in context.metrics), *parts]:
+        reason = _spread_text(row, part, context)
+        if reason:
+            yield Finding("in transition", NOTE, f"in transition: {reason}", metric)
+
+
+@gate(READINGS)
 def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
     """A probe reads the embedding layer in most runs: it says nothing of what the encoder learnt.
 
@@ -121,6 +140,7 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
             )
 
 
+@gate(READINGS)
 def reach(row: Row, context: Context) -> Iterator[Finding]:
     """Surprisals of SyntaxGym see what follows a region in some rows, and not in others.
 
@@ -142,19 +162,6 @@ def reach(row: Row, context: Context) -> Iterator[Finding]:
                 "is how well formulas hold, not surprisals of one kind",
                 metric,
             )
-
-
-def transition(row: Row, context: Context) -> Iterator[Finding]:
-    """The seeds spread as in a change of phase: some solve a task, others do not.
-
-    The parts of a primary mean are judged, too, since a part's spread is diluted in the mean.
-    """
-    primary = context.primary
-    parts = [(primary, part) for part in row.parts(primary) if part != primary]
-    for metric, part in [*((metric, metric) for metric in context.metrics), *parts]:
-        reason = _spread_text(row, part, context)
-        if reason:
-            yield Finding("in transition", NOTE, f"in transition: {reason}", metric)
 
 
 def _spread_text(row: Row, metric: str, context: Context) -> str:

@@ -11,7 +11,7 @@ from metaseq_lm.league.by_kind import kind_mark, narrow_text
 from metaseq_lm.league.cells import choice_text, gain_text, interval_title, signed_texts
 from metaseq_lm.league.describe import describe_origins
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
-from metaseq_lm.league.gates import MEANINGS
+from metaseq_lm.league.gate import said_of
 from metaseq_lm.league.ladder_tables import (
     describe_crossovers,
     describe_decisions,
@@ -266,7 +266,7 @@ def findings(standings: Standings) -> _Lines:
         notes.update(finding.gate for finding in entry.findings if finding.action == NOTE)
     lines = []
     for gate, mark in [*sorted(flags.items(), key=lambda item: item[1]), *others.items()]:
-        lines.append(f"{mark:<7} {gate}: {MEANINGS.get(gate, 'see the reasons')}")
+        lines.append(f"{mark:<7} {gate}: {said_of(gate)}")
     if notes:
         texts = (f"{gate} {count}" for gate, count in notes.most_common())
         lines += wrapped(f"notes   {', '.join(texts)}")

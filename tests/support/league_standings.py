@@ -6,14 +6,15 @@ from types import ModuleType
 import league_rows as make
 from league_rows import BRACKETS, TOPIC
 
-from metaseq_lm.league.gates import GATES, Gate, examine
+from metaseq_lm.league.gate import Gate, registered_gates
+from metaseq_lm.league.gates import examine
 from metaseq_lm.league.standings import ACTIONS, NOTE, Finding, Row, Standing
 from metaseq_lm.reporting.runs import Run
 
 
 def gates_of(module: ModuleType) -> list[Gate]:
     """Return the gates of a module."""
-    return [gate for gate in GATES if gate.__module__ == module.__name__]
+    return [gate for gate in registered_gates() if gate.__module__ == module.__name__]
 
 
 def standing(*rows: Row, **context: object) -> Standing:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from metaseq_lm.league import control_gates
 from metaseq_lm.league.control_gates import ceiling, references
-from metaseq_lm.league.gates import Gate
+from metaseq_lm.league.gate import Gate
 from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults

@@ -1,5 +1,8 @@
 """Gates together: a healthy league has no finding, a bad baseline refuses its rows."""
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +12,10 @@ import pytest
 from league_rows import BRACKETS, BUDGET, RATES, TOPIC
 from league_standings import action_of, gates_of, is_ranked, of_a_mean, only, standing
 
-from metaseq_lm.league import (
-    bound_gates,
-    collapse_gates,
-    control_gates,
-    data_gates,
-    loss_gates,
-    parity_gates,
-    score_gates,
-)
-from metaseq_lm.league.gates import GATES, examine
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.league import parity_gates
+from metaseq_lm.league.gate import _findings, gate, registered_gates
+from metaseq_lm.league.gates import KINDS, examine
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Row
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run
@@ -31,9 +28,45 @@ def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:
 
 
 def test_every_gate_is_of_a_kind_that_is_tested() -> None:
-    kinds = (parity_gates, data_gates, bound_gates, loss_gates, collapse_gates, score_gates)
-    kinds += (control_gates,)
-    assert sorted(GATES, key=id) == sorted([g for kind in kinds for g in gates_of(kind)], key=id)
+    tested = [gate for kind in KINDS for gate in gates_of(kind)]
+    assert sorted(registered_gates(), key=id) == sorted(tested, key=id)
+    assert {gate.__module__ for gate in registered_gates()[:10]} == {parity_gates.__name__}
+
+
+PLUGIN = """
+from metaseq_lm.league.gate import GAIN, SCORES, gate
+from metaseq_lm.league.standings import FLAG, Finding
+
+@gate(SCORES, {"my gate": "a rate of electric"}, GAIN)
+def my_gate(row, context):
+    \"\"\"Electric is flagged.\"\"\"
+    if row.objective == "electric":
+        yield Finding("my gate", FLAG, "it is electric", context.primary)
+"""
+
+
+def test_a_gate_of_a_plug_in_is_listed_and_judges_rows(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN)
+    program = ["-c", "import sys; from metaseq_lm.cli import main; sys.exit(main(sys.argv[1:]))"]
+
+    def output(*words: str) -> str:
+        command = [sys.executable, *program, *words, "--user-dir", str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert re.search(r"my gate +Electric is flagged\. +\[mine\]", output("list", "gates"))
+    table = output("league", "report", "balanced", "--budgets", "2.5e11", "--out", f"{tmp_path}/R")
+    assert re.search(r"my gate", table)
+    with pytest.raises(UsageError, match="stage 'nowhere' is none of runs"):
+        gate("nowhere")
+
+
+def test_all_findings_of_gates_are_in_the_reference() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/reference/gates.md").read_text()
+    named = set(re.findall(r"^\| ([a-z ]+?) \|", page, re.MULTILINE))
+    assert set(_findings) - {"baseline"} <= named
 
 
 def half_budget(row: Row) -> Row:

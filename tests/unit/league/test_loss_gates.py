@@ -10,7 +10,7 @@ from league_rows import BRACKETS
 from league_standings import gates_of, is_ranked, only, standing
 
 from metaseq_lm.league import loss_gates
-from metaseq_lm.league.gates import Gate
+from metaseq_lm.league.gate import Gate
 from metaseq_lm.league.loss_gates import (
     base_rate,
     best_detection,

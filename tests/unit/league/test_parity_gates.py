@@ -9,7 +9,8 @@ from league_rows import BRACKETS, BUDGET, RATES
 from league_standings import gates_of, is_ranked, only, standing
 
 from metaseq_lm.league import parity_gates
-from metaseq_lm.league.gates import Gate, examine
+from metaseq_lm.league.gate import Gate
+from metaseq_lm.league.gates import examine
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Choice, Row
 
 # Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.

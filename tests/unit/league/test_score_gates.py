@@ -9,7 +9,8 @@ from league_rows import BRACKETS, TOPIC
 from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, standing
 
 from metaseq_lm.league import score_gates
-from metaseq_lm.league.gates import Gate, examine
+from metaseq_lm.league.gate import Gate
+from metaseq_lm.league.gates import examine
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Finding, Row
 from metaseq_lm.reporting.runs import Run
 

@@ -1,0 +1,74 @@
+"""The registry of gates: checks that void, refuse, flag or note a row of a league.
+
+A gate is a function of a row and a context that yields findings. A plug-in registers its own:
+
+    @gate(SCORES, {"too few items": "fewer than 500 items"})
+    def few_items(row: Row, context: Context) -> Iterator[Finding]: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import Registry
+from metaseq_lm.league.standings import Context, Finding, Row
+
+Gate = Callable[[Row, Context], Iterator[Finding]]
+# What gates judge, in the order in which their findings are printed.
+STAGES = RUNS, DATA, BOUNDS, LOSSES, STATES, SCORES, CONTROLS, READINGS = (
+    *("runs", "data", "bounds", "losses", "states", "scores", "controls", "readings"),
+)
+# What a flagged row lacks. One without a gain can still be worse than the baseline, also by a part
+# below chance, but neither better nor equivalent; one that has not learnt is no point of a curve.
+GAIN, LEARNING = "gain", "learning"
+
+GATES: Registry[Gate] = Registry("gate")
+_stages: dict[str, int] = {}
+# What a finding says, and what its row lacks, by the name of the finding.
+_findings: dict[str, tuple[str, str]] = {
+    "baseline": ("the baseline has no number that it could be compared with", "")
+}
+
+
+def gate(
+    stage: str, says: Mapping[str, str] | None = None, lacks: str = ""
+) -> Callable[[Gate], Gate]:
+    """Register a gate under the name of its function, with blanks in place of underscores.
+
+    Args:
+        stage: What it judges, one of STAGES.
+        says: What its findings say, by their names, for a screen; their reasons have the numbers.
+            Names whose findings are notes need not be there.
+        lacks: GAIN or LEARNING if these findings say that the row has none, else "".
+
+    Raises:
+        UsageError: There is no such stage, or the name is taken.
+    """
+    if stage not in STAGES:
+        raise UsageError(f"gate: stage {stage!r} is none of {', '.join(STAGES)}")
+
+    def register(judge: Gate) -> Gate:
+        name = judge.__name__.replace("_", " ")
+        GATES.register(name)(judge)
+        _stages[name] = STAGES.index(stage)
+        _findings.update({finding: (text, lacks) for finding, text in (says or {}).items()})
+        return judge
+
+    return register
+
+
+def registered_gates() -> list[Gate]:
+    """Return all gates by stage, those of a stage in the order of their registration."""
+    entries = sorted(GATES.entries.values(), key=lambda entry: _stages[entry.name])
+    return [entry.value for entry in entries]
+
+
+def said_of(finding: str) -> str:
+    """Return what a finding says by its name."""
+    return _findings.get(finding, ("see the reasons", ""))[0]
+
+
+def lacked_by(finding: str) -> str:
+    """Return what a row lacks by the name of a finding: GAIN, LEARNING or ""."""
+    return _findings.get(finding, ("", ""))[1]
