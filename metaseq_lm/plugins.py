@@ -130,7 +130,7 @@ def _where_now(error: BaseException) -> str:
     return ""
 
 
-def _describe_failure(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return the deepest line of a plug-in that led to an error, and the error; "" if none did.
 
     Without such a line it is the class or function of a plug-in that the deepest function had.

@@ -59,7 +59,9 @@ def test_commands_and_names_of_a_plug_in(tmp_path: Path) -> None:
     plug_in = tmp_path / "plug_in.py"
     plug_in.write_text(
         "from metaseq_lm.core.registry import register_criterion\n"
-        '@register_criterion("my_loss")\nclass MyLoss:\n    pass\n'
+        "from metaseq_lm.criterions import Criterion\n"
+        '@register_criterion("my_loss")\nclass MyLoss(Criterion):\n'
+        "    def __call__(self, model, batch): ...\n"
     )
     line = f"metaseq-lm train --user-dir {plug_in} --criterion my"
     assert completions(line, tmp_path) == {"my_loss"}
