@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ENTRY_POINTS = "metaseq_lm.plugins"
 LOADED: list[Path] = []  # files and folders of plug-ins
 _CORE = ("config",)
-# Of each kind of registered classes the class that they derive from, and what they have to define.
+# By kind of registered classes: the base class, and the methods that they have to define.
 _CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "task": ("metaseq_lm.tasks", "Task", ("build_streams", "build_model")),
     "criterion": ("metaseq_lm.criterions", "Criterion", ("__call__",)),
@@ -36,7 +36,7 @@ _CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 # Abilities of tasks and criterions, see tasks.protocols.
 _OF_CRITERIONS = ("NeedsEager", "ScoresTokens", "ComparesTokens", "HasLayout")
-# Of each kind of registered functions what they are called with.
+# By kind of registered functions: their arguments.
 _FUNCTIONS = {"optimizer": ("config", "parameters"), "schedule": ("config",)}
 # Modules that earlier versions had, for plug-ins that import them.
 _MOVED = {
@@ -122,11 +122,15 @@ def _where_now(error: BaseException) -> str:
     """Return a hint at where what a plug-in imports from the package is now, "" without one."""
     if isinstance(error, ModuleNotFoundError) and error.name in _MOVED:
         return f"; it is {_MOVED[error.name]} now"
-    named = re.match(r"cannot import name '(\w+)' from 'metaseq_lm\.", str(error))
+    named = re.match(r"cannot import name '(\w+)' from '(metaseq_lm\.[\w.]+)'", str(error))
+    if named is None:
+        return ""
+    if moved := _MOVED.get(f"{named[2]}.{named[1]}"):
+        return f"; it is {moved} now"
     for name, module in list(sys.modules.items()):
-        moved = getattr(module, named[1], None) if named else None
-        if name.startswith("metaseq_lm.") and isinstance(moved, type):
-            return f"; it is in {moved.__module__} now"
+        value = getattr(module, named[1], None) if name.startswith("metaseq_lm.") else None
+        if getattr(value, "__module__", "").startswith("metaseq_lm.") and callable(value):
+            return f"; it is in {value.__module__} now"
     return ""
 
 

@@ -133,14 +133,14 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
 
 def _check_plug_in(argv: Sequence[str]) -> None:
     """Raise UsageError for two different values of --user-dir, of which one would be dropped."""
-    paths = dict.fromkeys(
+    words = dict.fromkeys(
         argv[i + 1] if word == "--user-dir" else word.partition("=")[2]
         for i, word in enumerate(argv)
         if word.startswith("--user-dir=") or (word == "--user-dir" and i + 1 < len(argv))
     )
-    if len(paths) > 1:
+    if len({os.path.abspath(word) for word in words}) > 1:
         raise UsageError(
-            f"--user-dir is given as {' and '.join(paths)}, but one plug-in is loaded: name a "
+            f"--user-dir is given as {' and '.join(words)}, but one plug-in is loaded: name a "
             "folder whose __init__.py imports both (from . import A, B)"
         )
 

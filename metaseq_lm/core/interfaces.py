@@ -1,26 +1,16 @@
-"""What plug-ins register: is it as the core calls it, and does it return what the core needs?
-
-The signatures and annotations of the package's base classes say so.
-"""
+"""Checks that the core can call what plug-ins register, by the signatures of its base classes."""
 
 from __future__ import annotations
 
 import inspect
-import numbers
-import sys
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import cache, wraps
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 
 Function = Callable[..., Any]
 DOCS = "see docs/how_to/plugins.md"
-_CALLED = ("__init__", "__call__")  # of the methods of a base whose names begin with "_"
-# Numbers of NumPy count as those of Python.
-_NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
+_CALLED = ("__init__", "__call__")  # the special methods that are checked
 
 
 def place_of(value: Any) -> str:
@@ -50,7 +40,8 @@ def check_call(
     if not callable(function):
         raise UsageError(f"{place}: {title} is a {type(function).__name__}, no function; {DOCS}")
     try:
-        signature = inspect.signature(function)
+        # A decorator's wrapper is what is called, not the function inside.
+        signature = inspect.signature(function, follow_wrapped=False)
     except ValueError:  # of some classes written in C
         return
     try:
@@ -69,8 +60,6 @@ def check_class(
     title: str, value: Any, bases: Sequence[type], required: Sequence[str] = ()
 ) -> None:
     """Raise UsageError unless the core can call a class as it calls the first of its bases.
-
-    From then on, what its own methods return is checked by the annotations of the bases.
 
     Args:
         title: What it is, such as "task 'groups'".
@@ -94,18 +83,17 @@ def check_class(
         names = [n for n in vars(interface) if not n.startswith("_")]
         for name in [*names, *(_CALLED if interface is base else ())]:
             _check_method(title, value, interface, name)
-    for name, hint in _hints_of(base).items():
-        attribute = inspect.getattr_static(value, name, None)
-        is_value = name in vars(base) and not hasattr(attribute, "__get__")  # not a property
-        if is_value and (wrong := next(_misfits(attribute, hint), None)):
+    for name, default in vars(base).items():
+        attribute = inspect.getattr_static(value, name, default)
+        if isinstance(default, tuple) and not isinstance(attribute, tuple | list | property):
             raise UsageError(
-                f"{place_of(value)}: {title}: {value.__name__}.{name} is {wrong}; it has to be "
-                f"{inspect.formatannotation(hint)}; {DOCS}"
+                f"{place_of(value)}: {title}: {value.__name__}.{name} is a "
+                f"{type(attribute).__name__}; it has to be a tuple; {DOCS}"
             )
 
 
 def _check_method(title: str, value: type, interface: type, name: str) -> None:
-    """Check the signature of a plug-in's own method, and its results from then on."""
+    """Raise UsageError for a method of a plug-in that takes other arguments than the core gives."""
     owner, declared = _owner(value, name), vars(interface).get(name)
     if owner is None or _is_of_package(owner) or not inspect.isfunction(_unbound(declared)):
         return
@@ -118,35 +106,10 @@ def _check_method(title: str, value: type, interface: type, name: str) -> None:
     by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     by_name = " ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     check_call(title, getattr(value, name), by_position, by_name)
-    nearest = next((c for c in value.__mro__ if _is_of_package(c) and name in vars(c)), interface)
-    hint = _hints_of(_unbound(vars(nearest)[name])).get("return")
-    if hint is None or hint is type(None) or hasattr(method, "is_checked"):
-        return
-    checked = _with_check(f"{place_of(method)}: {title}", method, hint)
-    setattr(owner, name, checked if attribute is method else type(attribute)(checked))
-
-
-def _with_check(title: str, method: Function, hint: Any) -> Function:
-    """Return a method that raises UsageError where its result is not of a type."""
-    torch = sys.modules.get("torch")  # worlds do without
-    is_compiling: Callable[[], bool] = torch.compiler.is_compiling if torch else bool
-
-    @wraps(method)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        if not is_compiling() and (wrong := next(_misfits(result, hint), None)):
-            raise UsageError(
-                f"{title}: {method.__qualname__} returns {wrong}; it has to return "
-                f"{inspect.formatannotation(hint)}; {DOCS}"
-            )
-        return result
-
-    checked.is_checked = True  # type: ignore[attr-defined]
-    return checked
 
 
 def _owner(value: type, name: str) -> type | None:
-    """Return the class that defines a method, None if none but object does."""
+    """Return the class that defines a method, None if only object does."""
     return next((c for c in value.__mro__[:-1] if name in vars(c)), None)
 
 
@@ -157,61 +120,3 @@ def _is_of_package(value: type) -> bool:
 def _unbound(method: Any) -> Any:
     """Return the function of a class method or a static one, anything else as it is."""
     return getattr(method, "__func__", method)
-
-
-@cache
-def _hints_of(value: Any) -> dict[str, Any]:
-    """Return the annotations of a class or function, {} if some are imported for types only."""
-    try:
-        return get_type_hints(value)
-    except NameError:
-        return {}
-
-
-def _misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
-    """Yield what in a value is not of an annotated type, and where: "a float as its ['a'].sum".
-
-    Types that cannot be told, such as a TypeVar, fit everything. A list fits tuple[X, ...], and a
-    tuple a named one.
-    """
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    described = f"a {type(value).__name__}{place and f' as its {place.strip()}'}"
-    if kind is ClassVar:
-        yield from _misfits(value, parts[0], place)
-        return
-    if kind in (Union, types.UnionType):
-        if all(any(True for _ in _misfits(value, part)) for part in parts):
-            yield described
-        return
-    if kind is tuple and parts[1:] == (...,) and isinstance(value, list):
-        value = tuple(value)
-    names = getattr(kind, "_fields", None)
-    if names is not None and isinstance(value, tuple) and len(value) == len(names):
-        return
-    kind = _NUMBERS.get(kind, kind)
-    if hint is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return
-    if not isinstance(value, kind):
-        yield described
-    elif isinstance(value, type):
-        if parts and not issubclass(value, parts[0]):
-            yield f"{value.__name__}{place and f' as its {place}'}"
-    else:
-        for item, part, inner in _parts_of(value, kind, parts):
-            yield from _misfits(item, part, place + inner)
-
-
-def _parts_of(value: Any, kind: type, parts: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str]]:
-    """Yield the parts of a container, or of a dataclass of the package, with type and place."""
-    if issubclass(kind, Mapping) and parts:
-        for key, item in value.items():
-            yield key, parts[0], f" key {key!r}"
-            yield item, parts[1], f"[{key!r}]"
-    elif kind is tuple and parts:
-        items = [*parts[:1]] * len(value) if parts[1:] == (...,) else parts
-        for number, part in enumerate(items):
-            yield value[number] if number < len(value) else None, part, f"[{number}]"
-    elif is_dataclass(kind) and type(value) is kind and _is_of_package(kind):
-        hinted: Any = kind
-        for item in fields(hinted):
-            yield getattr(value, item.name), _hints_of(hinted).get(item.name, Any), f".{item.name}"

@@ -44,7 +44,7 @@ def read_values(
 ) -> dict[str, Any]:
     """Return the values of a mapping by the fields of a dataclass and with their types.
 
-    The key of a field is its name, or the `key` of its metadata.
+    The key of a field is its name, or the `key` of its metadata. null stands for its default.
 
     Raises:
         UsageError: A key is unknown or missing, a value of a wrong type, outside the range that
@@ -63,8 +63,12 @@ def read_values(
             hint = nearest(str(key), declared)
             raise UsageError(f"{prefix}{key}: unknown key.{hint} Keys: {', '.join(declared)}.")
         name, kind = declared[key].name, hints[declared[key].name]
-        if isinstance(value, bool) and kind is str:  # YAML's yes, on, no, off
-            value = str(value).lower()
+        item = declared[key]
+        has_default = item.default is not MISSING or item.default_factory is not MISSING
+        if value is None and has_default and not _takes(kind, type(None)):
+            continue  # the default
+        if isinstance(value, bool | list) and not _takes(kind, bool):
+            value = _without_truth(value)
         _assign(node, name, value, kind, f"{prefix}{key}")
         read = OmegaConf.to_container(node[name]) if OmegaConf.is_config(node[name]) else node[name]
         read = _change_texts(read, lambda text: text.translate(_SHOWN))
@@ -76,8 +80,20 @@ def read_values(
     return values
 
 
+def _takes(kind: Any, wanted: type) -> bool:
+    """Return whether values of an annotation, or items of them, may be of a type."""
+    return kind in (wanted, Any) or any(_takes(part, wanted) for part in get_args(kind))
+
+
+def _without_truth(value: Any) -> Any:
+    """Return texts for YAML's yes, on, no and off in a value that has no truth values."""
+    if isinstance(value, list):
+        return [_without_truth(item) for item in value]
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 def _assign(node: Any, name: str, value: Any, kind: Any, place: str) -> None:
-    """Assign a value to a key of a node; UsageError names the place of what is of no such type."""
+    """Assign a value to a key of a node; UsageError names the key of a value with another type."""
     if get_origin(kind) is dict and isinstance(value, dict):
         node[name] = {}
         for key, item in value.items():

@@ -26,7 +26,7 @@ TOKENS_PER_PASS = 8192
 
 
 @torch.no_grad()
-def _row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return each row's share of correct positions, 0 for a row without targets; float64 (...)."""
     counted = targets != IGNORE
     hits = ((logits.argmax(-1) == targets) & counted).sum(-1)
@@ -45,7 +45,7 @@ def labelled_terms(logits: Tensor, batch: TokenBatch, label_smoothing: float = 0
     """Return the mean loss over targets, and the mean over rows with targets of their accuracy."""
     assert batch.targets is not None
     losses = cross_entropy(logits, batch.targets, label_smoothing)
-    accuracies = _row_accuracy(logits, batch.targets)
+    accuracies = row_accuracy(logits, batch.targets)
     return {
         "mlm": Term(copy_sums(losses, batch), "targets", kind=CLOZE_NLL),
         "accuracy": Term(copy_sums(accuracies, batch), "rows_with_targets", weight=0.0),
@@ -156,7 +156,7 @@ class BertPretraining(Criterion):
             **labelled_terms(tokens, batch, smoothing_of(self.config, model)),
             **z_terms(self.config, model, tokens, batch),
             "next_sentence": Term(cross_entropy(scores, labels).sum(), "rows"),
-            "next_sentence_accuracy": Term(_row_accuracy(scores, labels).sum(), "rows", weight=0.0),
+            "next_sentence_accuracy": Term(row_accuracy(scores, labels).sum(), "rows", weight=0.0),
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:

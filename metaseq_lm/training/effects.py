@@ -17,7 +17,7 @@ from metaseq_lm.tasks.protocols import kind_streams_of
 from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
 from metaseq_lm.training.price import divisor_of_dry_run, updates_of_kinds
 
-# By how much a result may differ of an option that affects speed, which changes roundings.
+# The relative difference that an option which affects speed may make, by rounding.
 _TOLERANCE = 1e-3
 # The results of `_measure` that an option leaves as they are.
 SAME = {NOTHING: ("valid", "train", "updated"), SPEED: ("valid", "train"), WEIGHTS: ("valid",)}
@@ -45,14 +45,14 @@ def check_effects(config: RunConfig, of_package: bool = False) -> list[str]:
         return []
     config = prepare_config(config)
     config = config if config.trainer.max_update else with_updates(config, 1)
-    usual, untried = _measure(config), []
+    usual, untried = _stable(_measure(config), _measure(config)), []
     for group, item in claims:
         key, options = f"{group}.{item.name}", getattr(config, group)
         for value in _other_values(item, getattr(options, item.name)):
             try:
                 check_options(type(options), changed := replace(options, **{item.name: value}))
                 results = _measure(replace(config, **{group: changed}))
-            except UsageError:
+            except Exception:  # the plug-in's own code may not take the value
                 continue
             effect = item.metadata["affects"]
             if difference := _difference(usual, results, effect):
@@ -86,7 +86,7 @@ def _owner(schema: type, name: str) -> type:
 
 
 def _other_values(item: Field[Any], value: Any) -> Iterator[Any]:
-    """Yield other values of an option, of which some may be outside its range."""
+    """Yield other values of an option; some may be outside its range."""
     if "choices" in item.metadata:
         yield from (choice for choice in item.metadata["choices"] if choice != value)
     elif isinstance(value, bool):
@@ -113,12 +113,25 @@ def _measure(config: RunConfig) -> _Results:
     return {"valid": valid, "train": train, "updated": validate()}
 
 
+def _stable(first: _Results, second: _Results) -> _Results:
+    """Return the results that are the same in two trials: no times, and no sums in any order."""
+    stable: _Results = {}
+    for part, results in first.items():
+        again = second[part]
+        stable[part] = {name: x for name, x in results.items() if _is_same(x, again[name])}
+    return stable
+
+
+def _is_same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
 def _difference(usual: _Results, results: _Results, effect: str) -> str:
     """Return the first result that differs more than an effect allows, "" if none does."""
     for part in SAME[effect]:
-        for name in sorted({*usual[part], *results[part]}):
-            before, after = usual[part].get(name, math.inf), results[part].get(name, math.inf)
+        for name, before in sorted(usual[part].items()):
+            after = results[part].get(name, math.inf)
             is_near = effect == SPEED and math.isclose(before, after, rel_tol=_TOLERANCE)
-            if before != after and not is_near:
+            if not _is_same(before, after) and not is_near:
                 return f"{name} ({part}) is {after:.6g}, not {before:.6g}"
     return ""

@@ -189,11 +189,10 @@ def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
     """
     criterion = type(task.criterion)
     named = next(c for c in criterion.__mro__ if {"calls", "__call__"} & vars(c).keys())
-    if (
-        criterion.calls
-        and "calls" in vars(named)
-        and type(model).__module__.partition(".")[0] not in ("metaseq_lm", "torch")
-    ):
+    # Several networks in a ModuleDict are called one by one.
+    is_of_plug_in = not type(model).__module__.startswith("metaseq_lm.")
+    is_network = is_of_plug_in and type(model).forward is not nn.Module.forward
+    if criterion.calls and "calls" in vars(named) and is_network:
         by_position, _, by_name = " ".join(criterion.calls).partition("*")
         title = f"model '{config.model._name}' of criterion '{config.criterion._name}'"
         interfaces.check_call(title, model.forward, by_position.split(), by_name, type(model))

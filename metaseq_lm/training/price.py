@@ -99,7 +99,7 @@ def _phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
     if not isinstance(config.task, WarmupConfig):
         yield 1.0, 1.0, config
         return
-    updates = config.trainer.max_update or _RAMP_POINTS
+    updates = config.trainer.max_update or max(_RAMP_POINTS, config.task.length_updates)
     sizes = config.task.sizes(updates)
     begins = length_phases(with_updates(config, updates)).begins
     for phase, begin, end in zip(config.task.in_phases(), begins, [*begins[1:], updates]):

@@ -210,7 +210,7 @@ def build_world(name: str, seed: int = 0, options: Sequence[str] = ()) -> World:
     config = read_words(entry.dataclass, options, f"world {name}")
     world: World = entry.value(config, seed)
     world.name = name
-    if not world.symbols or any(symbol.split() != [symbol] for symbol in world.symbols):
+    if not len(world.symbols) or any(symbol.split() != [symbol] for symbol in world.symbols):
         raise UsageError(
             f"{place_of(type(world))}: the symbols of world '{name}' have to be words without "
             "white space, at least one"

@@ -88,7 +88,6 @@ MISTAKES = {
     ("return self.scores(tokens", "self.scores(tokens"): (1, "class Mine(", "model 'mine'"),
     (".gather(1, positions)", ""): (1, "class Mine(", "the logits"),
     ("return super().__call__(model, batch)", "return {}"): (1, "class MineLM(", "criterion mine"),
-    ("return super()", "super()"): (2, "    def __call__", "criterion 'mine'"),
     ("return lambda step: 1.0", "return 1.0"): (2, "def schedule", "schedule 'mine'"),
     ("lambda step:", "lambda:"): (2, "def schedule", "schedule 'mine'"),
     ("return SGD(", "SGD("): (2, "def optimizer", "optimizer mine"),
