@@ -23,6 +23,7 @@ _OLD_ROWS = (
     *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
     *("batch_warmup_updates", "batch_warmup_ratio", "batch_start"),
     *("length_warmup_updates", "length_warmup_ratio", "length_start"),
+    *("row_lengths", "length_phases", "length_updates", "length_keeps"),
 )
 
 

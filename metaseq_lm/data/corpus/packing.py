@@ -59,7 +59,7 @@ class Draws:
         return cls(u[:, 0] < 0.5, u[:, 1] < SINGLE, following)
 
 
-def _assign_sentences(
+def assign_sentences(
     sizes: np.ndarray, last: np.ndarray, targets: Targets, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Assign sentences of `sizes` (N,), at least 1, to examples and segments, one after the other.
@@ -133,7 +133,7 @@ def assign_corpus(
     sizes = data.sizes[filled]
     documents = np.repeat(np.arange(len(data.documents) - 1), np.diff(data.documents))[filled]
     last = np.append(np.diff(documents) > 0, True)
-    assigned = _assign_sentences(sizes, last, targets, generator)
+    assigned = assign_sentences(sizes, last, targets, generator)
     return Assignment(data.starts[filled], sizes, documents, *assigned)
 
 

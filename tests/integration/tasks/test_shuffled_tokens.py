@@ -78,5 +78,5 @@ def test_training_rows_are_shuffled_and_others_not(
             rows.setdefault(split, []).append(original(getattr(batch, "batch", batch)))
     ordered, shuffled = rows["train"]
     assert (np.sort(ordered, 1) == np.sort(shuffled, 1)).all()
-    assert (ordered != shuffled).any(1).all()
+    assert (ordered != shuffled).any(1).mean() > 0.8  # a row of four tokens may keep its order
     assert (rows["valid"][0] == rows["valid"][1]).all()
