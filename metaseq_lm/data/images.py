@@ -22,9 +22,9 @@ FILE = "images.npz"
 
 @dataclass(frozen=True)
 class Images:
-    """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`.
+    """Images uint8 (N, H, W, C) and their labels int64 (N,), indices into `names`.
 
-    The other members are those that scorers of labelled sets need.
+    Scorers of labelled sets need the other members.
     """
 
     images: np.ndarray
@@ -150,7 +150,8 @@ def require_scale(images: Images, mean: Sequence[float], sd: Sequence[float]) ->
 def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
     """Return images uint8 (B, H, W, C) as float32 (B, C, H, W), (x / 255 - mean) / sd by channel.
 
-    In memory the channels stay last: convolutions and norms are faster so, and keep that order.
+    In memory the channels stay last: convolutions and norms are faster that way, and keep the
+    order.
     """
     scaled = images.astype(np.float32) / 255 - np.asarray(mean, np.float32)
     scaled /= np.asarray(sd, np.float32)

@@ -154,7 +154,7 @@ def _file_start(block: Block) -> list[int]:
 
 
 def _decoded(block: Block) -> Sequence[str | bytes]:
-    """Return the lines as text if all are short and valid UTF-8, as nearly always, else as bytes.
+    """Return the lines as text if all are short and valid UTF-8, the usual case, else as bytes.
     """
     lines = block.data.removesuffix(b"\n").split(b"\n")
     if max(map(len, lines)) <= PIECE:

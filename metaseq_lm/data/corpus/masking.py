@@ -42,9 +42,9 @@ class Masking:
             Tokens are drawn one after the other, in proportion to the weights of the remaining
             ones.
         units: Whole words or spans that are chosen instead of single tokens. Words together have at
-            most the number of tokens that `rounding` gives, short spans that number to SHORT - 1
-            more, spans exactly ceil(rate * candidates). Replacements are drawn for each token of a
-            word, but once for a span.
+            most the number of tokens that `rounding` gives, short spans at least that many and up
+            to SHORT - 1 more, spans exactly ceil(rate * candidates). Replacements are drawn for
+            each token of a word, but once for a span.
 
     Raises:
         UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1; words or
