@@ -12,7 +12,7 @@ from metaseq_lm.data.storage.manifest import CORPUS, LABELLED, MANIFEST_FILE, Ma
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
-_COUNTED_BYTES = 64 << 20  # of files of an earlier version, which are counted at the start of a run
+_COUNTED_BYTES = 64 << 20  # most bytes of older files that are counted at the start of a run
 CHUNK = 1 << 21
 # The names of the token files of a split, by the kind of the manifest.
 TOKENS = {CORPUS: ["{}"], LABELLED: ["{}.input*"], SQUAD: ["{}.context", "{}.question"]}

@@ -28,7 +28,7 @@ _NONE = -1  # no target
 # The number of predictions is a multiple of this, so that batches have few different shapes: the
 # FLOPs of each shape are counted once.
 MULTIPLE = 16
-LEAST_TIME = 1e-3  # of diffusion; at 0 nothing would be masked, with an infinite weight
+LEAST_TIME = 1e-3  # least diffusion time; at 0 nothing would be masked, with infinite weight
 
 
 @dataclass(kw_only=True)

@@ -92,7 +92,7 @@ class LabelledSet:
         self.places: np.ndarray | None = None
         if self.form in WITH_PLACES:
             self._read_spans()
-        # Of two files that were swapped each is sound.
+        # Each of two swapped files is sound by itself.
         require_sizes(self.folder)
 
     def _read_labels(self) -> np.ndarray | None:
@@ -150,7 +150,7 @@ class LabelledSet:
 
     @functools.cached_property
     def rows(self) -> list[dict[str, Any]] | None:
-        """What scorers and leaderboard files need of each row (ids, answers), or None.
+        """The fields of each row that scorers and leaderboard files need (ids, answers), or None.
 
         Read at first use; MetaseqError with file and line if the file is damaged.
         """

@@ -71,7 +71,7 @@ class World:
 
     Attributes:
         name: The name that the world is registered under.
-        symbols: The words of the language; none holds white space.
+        symbols: The words of the language; none contains white space.
         longest: The maximum number of tokens of a document.
         label_sets: The classes of each labelled set by its name.
         asked_later: Maps a set that asks for the label of a word at a later token, such as the end

@@ -299,7 +299,7 @@ class Copy:
 
     @property
     def longest(self) -> int:
-        """The tokens of a clause."""
+        """The number of tokens of a clause."""
         return 2 * self.length + 2
 
     def sample(self, topics: np.ndarray, uniforms: np.ndarray, width: int) -> np.ndarray:
@@ -373,7 +373,7 @@ class Brackets:
 
     @property
     def longest(self) -> int:
-        """The tokens of a clause."""
+        """The number of tokens of a clause."""
         return 2 * self.pairs + _FILLERS
 
     @cached_property
