@@ -176,10 +176,10 @@ class LabelledSet:
 
 
 def held_out_from(data: LabelledSet, count: int, size: int) -> int:
-    """Return the first of the rows that are held out: the last of the first `count`.
+    """Return the first held-out row; the last of the first `count` rows are held out.
 
-    They are `size` or a few more: neighbours with a text in common, such as answers about one
-    passage, or a row and its copy with swapped texts, are not separated.
+    Their number is `size` or a few more: neighbours with a text in common, such as answers about
+    one passage, or a row and its copy with swapped texts, are not separated.
 
     Raises:
         UsageError: No row, or no other row, would be held out.

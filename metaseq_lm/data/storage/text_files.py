@@ -202,7 +202,7 @@ class TextFile:
         """Return the text of a part of line `number`, and whether it held invalid UTF-8."""
         try:
             return data.decode("utf-8"), False
-        except UnicodeDecodeError:  # only then the place must be named, which takes as long
+        except UnicodeDecodeError:  # name the place only now: that takes as long as decoding
             return decode(data, f"{self}:{number}", self.on_bad_utf8)
 
 

@@ -10,7 +10,7 @@ from metaseq_lm.core.files import write_atomic
 
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
-_LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
+_LONGEST_ROW = 1 << 20  # most bytes of a row of dict.txt
 
 # Padding, mask, separator, class and unknown symbol of the vocabularies of the transformers
 # library: Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
@@ -75,7 +75,7 @@ class Vocabulary:
         counts: How often each occurs in the training text.
         layout: "own", or the name of the family.
         specials: The sorted ids of the special symbols.
-        unwritten: The ids that decoding leaves out: all special ones but [UNK].
+        unwritten: The ids that decoding leaves out: all special ones except [UNK].
 
     Raises:
         ValueError: Two symbols are equal, or the layout is neither of these.
@@ -124,9 +124,10 @@ class Vocabulary:
 
     @property
     def text_counts(self) -> np.ndarray:
-        """How often each symbol occurs as a token of the text, (V,): special ones but [UNK] do not.
+        """How often each symbol occurs as a token of the text, (V,): special ones except [UNK] do
+        not.
 
-        All are 0 where `dict.txt` has no counts.
+        All are 0 if `dict.txt` has no counts.
         """
         counts = np.asarray(self.counts, np.float64)
         counts[list(self.unwritten)] = 0.0
