@@ -161,8 +161,8 @@ def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -
 def moved(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """Return images (B, H, W, C), each moved by its shifts (B, 2) in pixels.
 
-    Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; what
-    comes in at an edge is the image reflected there.
+    Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; pixels
+    that come in at an edge are the image reflected there.
     """
     count, height, width, _ = images.shape
     down = _reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)

@@ -6,7 +6,7 @@ pass);
 2. a shard takes the rows of this replica and cuts them into micro-batches;
 3. a collate function gathers those samples, in one vectorised read, into a Batch.
 A checkpoint saves only i. Masks are keyed by (seed, stream, i, row), so neither the number of
-workers nor of replicas nor the micro-batch size changes what a row holds.
+workers nor of replicas nor the micro-batch size changes the content of a row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,8 +133,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Ramp:
-    """An integer that rises linearly, rounded down, from `first` at 0 to `last` from `length` on.
-    """
+    """A number that rises linearly, rounded down, from `first` at 0 to `last` at `length`."""
 
     first: int
     last: int
@@ -172,8 +171,7 @@ class Phases:
     updates: int
 
     def at(self, update: int) -> int:
-        """Return the index of the phase of an update, counted from 0; the last phase after the run.
-        """
+        """Return the index of an update's phase, counted from 0; the last phase after the run."""
         return min(int(np.searchsorted(self._ends, update, side="right")), len(self.shares) - 1)
 
     @cached_property
@@ -377,8 +375,7 @@ class Stream:
         return self.order.smallest
 
     def places(self, number: int) -> int:
-        """Return the number of positions of global batch `number`: rows times width, with padding.
-        """
+        """Return the positions in global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
         return len(samples) * self.width(number, samples)
 
@@ -417,8 +414,8 @@ class PlannedStream(Stream):
     The numbers can thus be spread evenly over the rows, however the batch is cut.
 
     Args:
-        plan: Draws the numbers; the collate function gets those of its rows (rows,) as a fourth
-            argument.
+        plan: Draws the numbers; the collate function gets the numbers of its rows (rows,) as a
+            fourth argument.
     """
 
     collate: Callable[..., Batch]

@@ -151,8 +151,7 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def leaderboard_file(name: str, split: str) -> str:
-    """Return the name the leaderboard wants for the predictions of a split, such as "MNLI-mm.tsv".
-    """
+    """Return the leaderboard's name for the predictions of a split, such as "MNLI-mm.tsv"."""
     suite, _, task = name.partition("/")
     files = find_benchmark(name).leaderboard
     default = f"{task}.{'tsv' if suite == 'glue' else 'jsonl'}"

@@ -1,6 +1,6 @@
 """The tasks of SuperGLUE as one or two plain texts per row, for a model that has only an LM head.
 
-The forms are those of Shen 2021 (section 4.1, the author's code): BoolQ question, passage; CB and
+The forms are from Shen 2021 (section 4.1, the author's code): BoolQ question, passage; CB and
 RTE hypothesis, premise; COPA premise with its question word, both choices in one text; MultiRC one
 row per answer: question with the answer, passage; ReCoRD query, passage; WiC two sentences; WSC
 both spans, text. Asterisks mark spans; the choice of spans differs from the author's code where the

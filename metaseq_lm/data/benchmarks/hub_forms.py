@@ -75,7 +75,7 @@ def official_label(label: str, words: dict[str, str]) -> str:
 
 
 def with_official_label(row: Row, words: dict[str, str]) -> Row:
-    """Return a row of GLUE with the label of the official file; -1.0 of STS-B is none."""
+    """Return a row of GLUE with the label of the official file; -1.0 of STS-B means none."""
     if isinstance(row.label, str):
         return replace(row, label=official_label(row.label, words))
     return replace(row, label=NO_LABEL) if row.label == -1.0 else row

@@ -73,7 +73,7 @@ def _encode_documents(
 def _encode_with_words(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what `_encode_documents` does, and how many words begin in each token, int32."""
+    """Return the results of `_encode_documents`, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
     values, sizes, words = tokenizer.encode_with_words(parts)
     if len(parts) > len(documents):
@@ -154,8 +154,7 @@ def _file_start(block: Block) -> list[int]:
 
 
 def _decoded(block: Block) -> Sequence[str | bytes]:
-    """Return the lines as text if all are short and valid UTF-8, the usual case, else as bytes.
-    """
+    """Return the lines as text if all are short and valid UTF-8, the usual case, else as bytes."""
     lines = block.data.removesuffix(b"\n").split(b"\n")
     if max(map(len, lines)) <= PIECE:
         try:

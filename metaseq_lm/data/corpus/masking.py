@@ -22,13 +22,13 @@ from metaseq_lm.data.corpus.units import (
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are chosen for prediction, and what replaces them in the input.
+    """Which tokens are chosen for prediction, and their replacements in the input.
 
     Attributes:
         mask: The id of [MASK], which replaces the chosen tokens that are neither kept nor random.
         rate: The share of candidates that is chosen.
         random: The share of the chosen tokens that becomes a random token of `replacements`.
-        keep: The share of the chosen tokens that stays as it is.
+        keep: The share of the chosen tokens that stays unchanged.
         replacements: The ids that random tokens are drawn from, uniformly.
         spared: The ids that are never chosen.
         rounding: How many tokens of a row are chosen. "random": floor(rate * candidates + U).

@@ -1,6 +1,6 @@
 """Sentences packed into rows of two segments, as ELECTRA's data builder does it.
 
-A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`. The rules are those of
+A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`. The rules are from
 build_pretraining_dataset.py of google-research/electra (Clark et al. 2020). Shapes: B rows, S the
 longest row of the batch, N sentences.
 """

@@ -49,7 +49,6 @@ class RowWords:
         )
 
     def count(self, samples: np.ndarray, keys: np.ndarray, width: int) -> int:
-        """Return the number of words in rows `samples` (B,) of keys (B,) that are cut to `width`.
-        """
+        """Return the number of words in rows `samples` (B,) of keys (B,), cut to `width`."""
         assert self.word_starts is not None
         return int(self.word_starts.count(*self.runs(samples, keys, width)).sum())

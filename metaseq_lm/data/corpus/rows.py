@@ -75,13 +75,11 @@ class Samples(ABC):
         return RowWords(self.data, lambda samples, keys, width: self.runs(samples, width))
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return the segment, 0 or 1, of each token, int64 (B, width); None if rows have only one.
-        """
+        """Return the segment, 0 or 1, of each token, int64 (B, width); None for a single one."""
         return None
 
     def documents(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return the index of each token's document in its row, int64 (B, width); None if only one.
-        """
+        """Return the index of each token's document in its row, int64 (B, width); None for one."""
         return None
 
 

@@ -364,8 +364,7 @@ def _other_tokenizer(subject: Subject) -> Iterator[Finding]:
 
 
 def _text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield the faults of one text of each row: it is empty, or its ids are outside the vocabulary.
-    """
+    """Yield the faults of one text of each row: empty, or ids outside the vocabulary."""
     empty = np.flatnonzero(data.sizes == 0)
     if len(empty):
         yield Finding(
@@ -553,7 +552,7 @@ def _word_set(subject: Subject) -> Iterator[Finding]:
 
 
 def _word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
-    """Yield how often each tag or relation occurs, and those that train lacks."""
+    """Yield how often each tag or relation occurs, and the ones that train lacks."""
     if data.labels is None:
         return
     labels, names = np.asarray(data.labels.tokens), data.label_names

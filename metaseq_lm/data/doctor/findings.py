@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass
 class Subject:
-    """A folder to check, and what is known of the data folder that it lies in.
+    """A folder to check, and facts about the data folder that it lies in.
 
     `manifest` is None for a data folder without a readable one. `full` reads every checksum. If
     `shifted`, other splits of a corpus are meant to be of another domain than train.

@@ -29,7 +29,7 @@ class Likeness:
 
     Attributes:
         divergence: The divergence of the token frequencies of the split, or of a sample of its
-            documents, from those of the rest of train, see `divergence`.
+            documents, from the frequencies of the rest of train, see `divergence`.
         usual: The same for documents drawn from train with the same number of tokens.
         shared: The share of its tokens in documents that train also has.
         passages: The share of its tokens in passages that train also has, see `shared_passages`;

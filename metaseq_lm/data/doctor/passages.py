@@ -21,7 +21,7 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
 
     Special symbols are left out of both, so that a window may begin and end anywhere. Text in other
     case or other words is not found. Train is read in pieces; the hashes of at most MOST windows of
-    the split are held, and compared with those of all windows of train.
+    the split are held, and compared with the hashes of all windows of train.
     """
     values = np.random.default_rng(0).integers(1, 1 << 64, len(vocabulary), np.uint64)
     values[list(vocabulary.specials)] = 0
@@ -54,7 +54,7 @@ def sample(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return a number for each token, without those whose number is 0, uint64 (n,).
+    """Return the number of each token, leaving out tokens with number 0, uint64 (n,).
 
     Ids outside the vocabulary, which the doctor reports, count as the nearest symbol.
     """

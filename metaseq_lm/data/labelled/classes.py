@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping
 from metaseq_lm.core.registry import abbreviated
 
 NO_LABEL = ""  # stands for an empty or null label
-NO_GOLD = ("-", "-1")  # what SNLI and MNLI, and exports of HF datasets, write for no gold label
+NO_GOLD = ("-", "-1")  # stand for no gold label in SNLI, MNLI and exports of HF datasets
 _NULL_WORDS = {"?", "#n/a", "<na>", "n.a.", "n/a", "na", "nan", "nat", "nil", "none", "null"}
 _RARE_SHARE = 0.05  # share of rows below which a label -1 means none; a class is more frequent
 _FEW_ROWS = 10  # too few rows to warn about classes of one row
@@ -88,8 +88,7 @@ def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:
 
 
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield warnings about the classes of a split; `counts` has the number of rows of each class.
-    """
+    """Yield warnings about the classes of a split; `counts` are the rows of each class."""
     rows = sum(counts.values())
     words = [label for label in counts if label.casefold() not in _NULL_WORDS]
     numbers = [number for label in words if (number := number_of(label)) is not None]

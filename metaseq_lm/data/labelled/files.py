@@ -69,7 +69,7 @@ class Columns:
     skip_malformed: bool = False  # count and leave out rows with a wrong number of fields
     null_is_empty: bool = False  # whether a null text is an empty one, as in a corpus
     quoting: str = QUOTING[0]  # one of tables.QUOTING: whether quotes around a field are syntax
-    text_separator: str | None = None  # what joins the text columns to one text
+    text_separator: str | None = None  # joins the text columns into one text
     separator: str = ""  # between the labels of a row that may have several
     indicators: tuple[str, ...] = ()  # the columns of labels that hold 1 or 0, instead of `label`
 

@@ -2,7 +2,7 @@
 
 The files of a split are `NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with a number
 per row (the place of the label in the list of the manifest, or a float64); `.spans` with three
-numbers per span; and `.rows.jsonl` with an object per row. The manifest lists those that exist.
+numbers per span; and `.rows.jsonl` with an object per row. The manifest lists the ones that exist.
 """
 
 import functools
@@ -43,12 +43,12 @@ class LabelledSet:
 
     Attributes:
         inputs: A token file for each text column.
-        form: What the columns are. "single" and "pair": one and two texts. "choices": a context and
-            K candidates, of which the label names one; a candidate without tokens is missing.
-            "spans": one or two texts with two spans in them. "tokens": two texts with any number of
-            spans, whose tokens are the answer. "multi_label": one or two texts of any number of
-            classes. "cloze": a passage with any number of blanks and K candidates, of which the
-            label names the one for the first blank listed.
+        form: The meaning of the columns. "single" and "pair": one and two texts. "choices": a
+            context and K candidates, of which the label names one; a candidate without tokens is
+            missing. "spans": one or two texts with two spans in them. "tokens": two texts with any
+            number of spans, whose tokens are the answer. "multi_label": one or two texts of any
+            number of classes. "cloze": a passage with any number of blanks and K candidates, of
+            which the label names the one for the first blank listed.
         labels: int64 or, for regression, float64 (rows,); boolean (rows, classes) of form
             "multi_label"; None for a split without labels.
         label_names: The classes; empty for regression.

@@ -249,7 +249,7 @@ def _with_swapped(row: Row) -> Iterator[Row]:
 def _renamed(
     name: str, expand: Callable[[Row], Iterable[Row]] | None
 ) -> Callable[[Row], Iterable[Row]]:
-    """Return `expand` for rows whose labels become those of the official file."""
+    """Return `expand` for rows that get the labels of the official file."""
     words = hub_forms.label_words(name)
 
     def renamed(row: Row) -> Iterable[Row]:

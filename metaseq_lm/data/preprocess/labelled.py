@@ -232,8 +232,7 @@ def _form_of(options: LabelledOptions, columns: Columns) -> LabelledForm:
 
 
 def _label_files(options: LabelledOptions, request: Request) -> dict[Path, Path]:
-    """Return the file of labels of each file of texts; UsageError unless their numbers are equal.
-    """
+    """Return the file of labels of each file of texts; UsageError for unequal numbers."""
     files: dict[Path, Path] = {}
     for split in (TRAIN, VALID, "test"):
         paths = getattr(options, f"{split}_labels")

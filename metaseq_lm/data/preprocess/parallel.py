@@ -177,8 +177,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             yield number, list(lines)
 
     def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
-        """Yield pairs; a pair with an empty side is counted if allowed, else raises MetaseqError.
-        """
+        """Yield pairs; one with an empty side is counted if allowed, else a MetaseqError."""
         held = self._held if split.name in (TRAIN, VALID) else None
         for pair in self._pairs[split.name]:
             for number, lines in self._lines(pair):

@@ -173,8 +173,7 @@ class Pipeline(Generic[Record, Encoded]):
         return list(chain.from_iterable(self.request.splits.values()))
 
     def check_file(self, path: Path) -> None:
-        """Raise a MetaseqError if an input file cannot be read, is not text or is of another kind.
-        """
+        """Raise a MetaseqError if an input file cannot be read, is not text or of another kind."""
         file = (self.request.record_file if self.reads_records else self.request.text_file)(path)
         check_content(file, self.request.on_bad_utf8 is not None, self.holds_lines)
         check_kind(file, self.reads, self.expected)
@@ -226,7 +225,7 @@ class Pipeline(Generic[Record, Encoded]):
         return True
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Write what depends on all splits; return the details of the manifest."""
+        """Write the files that depend on all splits; return the details of the manifest."""
         return {}
 
     def summary(self, split: Split) -> str:
@@ -234,7 +233,7 @@ class Pipeline(Generic[Record, Encoded]):
         raise NotImplementedError
 
     def report(self) -> str:
-        """Return what is printed at the end, if anything."""
+        """Return the text to print at the end, if any."""
         return ""
 
     def companions(self) -> "Iterable[Pipeline[Any, Any]]":

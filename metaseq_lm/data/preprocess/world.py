@@ -89,7 +89,7 @@ def load_world(data: Path) -> World:
 
     Raises:
         MetaseqError: The folder has no manifest, or a damaged one, or is of no world.
-        UsageError: The world is that of a plug-in, which is not loaded.
+        UsageError: The world belongs to a plug-in, which is not loaded.
     """
     world = Manifest.load(data).details.get("world")
     if not isinstance(world, dict):

@@ -199,8 +199,7 @@ def _values(column: Any, kind: Any) -> list[Any]:
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return the features of the columns that the library datasets recorded, if it wrote the file.
-    """
+    """Return the features of columns that the library datasets recorded, if it wrote the file."""
     try:
         note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = note["info"]["features"]

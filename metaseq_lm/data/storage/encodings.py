@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _FITTING = 0.95  # of the words with letters outside ASCII, or of the characters without words
 _FEW_WORDS = 0.1  # share of the words, if only names and borrowed words have such letters
-# Encodings of seven bits, and what other characters than ASCII begin with.
+# Encodings of seven bits, and the beginnings of characters outside ASCII in them.
 _SEVEN_BITS = {
     "iso2022_jp": re.compile(rb"\x1b\$[@B]"),
     "iso2022_kr": re.compile(rb"\x1b\$\)C"),

@@ -280,9 +280,9 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class IndexedWriter:
     """Write a `.bin/.idx` pair under temporary names, renamed at a clean end.
 
-    A context manager: leaving it cleanly fsyncs and renames both files, an exception removes
-    what was written. Memory is 4 bytes per sequence. Every sequence is a document of its own, or,
-    with `documents`, only `end_documents` ends one.
+    A context manager: leaving it cleanly fsyncs and renames both files, an exception removes the
+    written files. Memory is 4 bytes per sequence. Every sequence is a document of its own, or, with
+    `documents`, only `end_documents` ends one.
     """
 
     def __init__(self, prefix: str | Path, dtype: npt.DTypeLike, documents: bool = False) -> None:

@@ -299,7 +299,7 @@ def train_words(folder: str | Path) -> int | None:
 
 
 def holds_tokens(folder: Path) -> bool:
-    """Return whether a data folder holds data itself, besides the sets in it."""
+    """Return whether a data folder holds data itself, in addition to the sets in it."""
     return (folder / MANIFEST_FILE).is_file() or any(
         path.suffix in (".bin", ".idx") for path in folder.glob("*")
     )

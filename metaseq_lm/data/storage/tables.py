@@ -137,8 +137,7 @@ def _scan_quotes(text: str, is_open: bool) -> tuple[int, bool, bool] | None:
 
 
 def joins_rows(fields: Sequence[str], delimiter: str) -> bool:
-    """Return whether each line of a row of several lines would be a row by itself without quotes.
-    """
+    """Return whether each line of a row of several would be a row by itself without quotes."""
     lines = delimiter.join(fields).split("\n")
     return len(lines) > 1 and all(line.count(delimiter) == len(fields) - 1 for line in lines)
 

@@ -392,7 +392,7 @@ def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]
 
 
 def format_suffix(path: Path) -> str:
-    """Return the suffix of a file's format without that of its packing; "" if it has none."""
+    """Return the suffix of a file's format without the suffix of its packing; "" if it has none."""
     suffixes = [suffix for suffix in map(str.lower, path.suffixes) if suffix not in OPENERS]
     return suffixes[-1] if suffixes else ""
 

@@ -112,13 +112,15 @@ class Tokenizer(ABC):
         return [np.cumsum(starts[np.array(ids, np.int64)]) for ids in self.encode_batch(texts)]
 
     def model_bytes(self) -> bytes:
-        """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
+        """Return the content of the model file; empty for kinds without one, whose `dict.txt`
+        suffices.
+        """
         return b""
 
     @classmethod
     @abstractmethod
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild a tokenizer from what `save` wrote; ValueError if the model is malformed.
+        """Rebuild a tokenizer from the files of `save`; ValueError if the model is malformed.
 
         `vocabulary` is None when the folder has a model file but no `dict.txt`.
         """

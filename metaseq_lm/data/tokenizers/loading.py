@@ -129,8 +129,7 @@ def transformers_source(folder: Path) -> Source:
 
 
 def _kind(model: bytes) -> str:
-    """Return the kind of a `tokenizer.json`; older files have no type, but fields of one kind only.
-    """
+    """Return the kind of a `tokenizer.json`, in older files by fields that only one kind has."""
     try:
         content = json.loads(model)
     except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ def save_symbols(path: Path, symbols: Sequence[str], counts: Sequence[int]) -> N
 
 
 def load_symbols(path: Path) -> tuple[list[str], list[int]]:
-    """Read what `save_symbols` wrote; a malformed file is a MetaseqError naming the line."""
+    """Read a file of `save_symbols`; a malformed file is a MetaseqError naming the line."""
     if not path.is_file():
         raise MissingError(f"{path}: no such file; 'metaseq-lm preprocess' writes it")
     rows = path.read_bytes().split(b"\n")

@@ -54,7 +54,7 @@ class Sentence:
 
 @dataclass
 class SentenceReader:
-    """Iterates over the sentences of a file; `counts` are what it skipped, by reason.
+    """Iterates over the sentences of a file; `counts` are the numbers skipped, by reason.
 
     `remarks` are warnings for the end of the run. A subclass parses the lines of a sentence,
     (number, text) each, in `_sentence`. If the file skips invalid UTF-8, a sentence that contains

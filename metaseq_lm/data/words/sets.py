@@ -216,8 +216,7 @@ class WordSet:
         return {i: BRACKETS[form] for i, form in self._short_forms.items() if form in BRACKETS}
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:
-        """Return which words of `sentences`, end to end, do not count in scores, boolean (words,).
-        """
+        """Return which words of `sentences`, end to end, scores ignore, boolean (words,)."""
         forms = [i for i, form in self._short_forms.items() if is_punctuation(form)]
         return np.isin(self.form_numbers(sentences), forms)
 

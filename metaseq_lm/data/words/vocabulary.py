@@ -1,6 +1,6 @@
 """Vocabularies of whole words and of the characters in them, for word-level taggers and parsers.
 
-Words are lower case with every digit a 0; characters are those of the word as it stands (Clark et
+Words are lower case with every digit a 0; characters are taken from the unchanged word (Clark et
 al. 2018, code). Files in a data folder: words.txt and characters.txt, "symbol count" per line in id
 order, and, if word vectors were given, word_vectors.safetensors.
 """

@@ -106,8 +106,7 @@ class World:
         return self.sample(keys)
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the log-probability of each document, (N, S) to (N,), in nats; -inf if impossible.
-        """
+        """Return the log-probability of each document, (N, S) to (N,), in nats, -inf for none."""
         raise NotImplementedError
 
     def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -178,7 +177,7 @@ class World:
         """Return texts as tokens (N, S).
 
         Raises:
-            KeyError: A word is no symbol of the world.
+            KeyError: A word is not a symbol of the world.
         """
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         tokens = np.full((len(texts), self.longest), NO_TOKEN)
@@ -247,5 +246,5 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def describe(world: World) -> dict[str, Any]:
-    """Return what identifies a world: name, seed and options."""
+    """Return the identity of a world: name, seed and options."""
     return {"name": world.name, "seed": world.seed, "options": asdict(world.config)}

@@ -63,7 +63,7 @@ _TAGGED = 0.3  # the probability of one more tag of its kind after (mirrored: be
 _SIDES = (0.4, 0.25, 0.25, 0.1)  # probabilities of cues on both sides: kinds 1 1, 1 2, 2 1 and 2 2
 
 WORDS = 300
-# Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in what is said.
+# Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in sentences.
 _LEXICON = {
     "open": (6, 4, 0.1),
     "late": (8, 20, 0.5),

@@ -75,7 +75,7 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
     """Return the accuracies of the baselines of a probe on a labelled set.
 
     "bayes" takes the most probable class given the whole document, "bayes_left" and "bayes_right"
-    given the labelled token and what stands on that side of it; they are absent where the world
+    given the labelled token and the tokens on that side of it; they are absent where the world
     cannot compute them. "majority" takes the most frequent class in train, "word" (labels of
     tokens) the most frequent class of the labelled word, and "bag_of_words" (labels of documents)
     the class of a naive Bayes classifier.

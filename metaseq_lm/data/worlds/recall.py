@@ -266,7 +266,7 @@ class Recall(World):
         first = np.full((2, count, config.keys), size)
         last, bound = np.full_like(first, -1), np.full_like(first, NO_TOKEN)
         shown[:, keys == NO_TOKEN] = NO_TOKEN
-        # Where an index occurs twice, numpy keeps what is assigned last.
+        # Where an index occurs twice, numpy keeps the last assignment.
         slot, row, unit = np.nonzero(shown != NO_TOKEN)
         last[slot, row, keys[row, unit]] = unit
         slot, row, unit = slot[::-1], row[::-1], unit[::-1]
