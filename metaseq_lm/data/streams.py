@@ -122,9 +122,7 @@ class Shuffled:
         return batch
 
     def part(self, epoch: int, first: int, last: int) -> np.ndarray:
-        """Return the samples at places [first, last) of an epoch, sorted by length only up to
-        TABLE.
-        """
+        """Return samples [first, last) of an epoch, sorted by length only in at most TABLE."""
         offset = epoch * self.count * self.by_epoch
         if self.count <= TABLE:
             return self._order(epoch)[first:last] + offset
@@ -133,7 +131,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A number that rises linearly, rounded down, from `first` at 0 to `last` at `length`."""
+    """A number rising linearly, rounded down, from `first` at 0 to `last` from `length` on."""
 
     first: int
     last: int

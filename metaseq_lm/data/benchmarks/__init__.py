@@ -29,8 +29,8 @@ class Benchmark:
     first. `files` and `leaderboard` map splits to file names. `texts`, `label` and `index` are
     columns of GLUE's TSV files; train and dev files without a header row have the columns `header`.
     `doubled` repeats train rows with their texts swapped. `skip_malformed` counts and leaves out
-    rows with a wrong number of fields. `original` is the task to read files of, if it is another
-    one.
+    rows with a wrong number of fields. `original` is the task that the files are from, if
+    another.
     """
 
     labels: tuple[str, ...]

@@ -5,8 +5,8 @@ phrase, the query, in place of the pronoun. Nothing in the files says which pron
 else it could stand for; Clark 2021, section 5.2.4, extracts both by rules that he does not give.
 The rules here:
 
-1. The pronoun is the one around which most words of sentence and hypothesis agree; the words of the
-hypothesis in its place, cut down to their last noun phrase, are the query.
+1. The pronoun is the one around which most words of sentence and hypothesis agree; the words of
+   the hypothesis in its place, cut down to their last noun phrase, are the query.
 2. A noun phrase is a name (words in capitals, two joined by "and" too), or a determiner and up to
    MOST_WORDS words, or a run of as many words without one, none of them a function word; "of" and
    one more word may follow, and a name with "'s" goes before like a determiner. Where a phrase ends
@@ -250,9 +250,7 @@ def _with_s(text: str) -> str:
 
 
 def _as_pronoun(text: str, pronoun: str) -> str:
-    """Capitalise a text if the pronoun is, and otherwise lower-case it if it begins with a
-    determiner.
-    """
+    """Capitalise a text if the pronoun is; otherwise put its first determiner in lower case."""
     if pronoun[0].isupper():
         return text[0].upper() + text[1:]
     small = text.split()[0].lower() in _DETERMINERS

@@ -112,9 +112,7 @@ class Tokenizer(ABC):
         return [np.cumsum(starts[np.array(ids, np.int64)]) for ids in self.encode_batch(texts)]
 
     def model_bytes(self) -> bytes:
-        """Return the content of the model file; empty for kinds without one, whose `dict.txt`
-        suffices.
-        """
+        """Return the content of the model file; empty for kinds that need only `dict.txt`."""
         return b""
 
     @classmethod
@@ -195,9 +193,7 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all that determines the ids: kind, options, model, symbols; not the
-        counts.
-        """
+        """A short hash of what determines the ids: kind, options, model, symbols, no counts."""
         digest = hashlib.blake2b(digest_size=16)
         for part in (self.name, json.dumps(self.options, sort_keys=True), *self.vocabulary.symbols):
             digest.update(part.encode("utf-8") + b"\0")

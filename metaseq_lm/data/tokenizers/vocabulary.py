@@ -124,8 +124,7 @@ class Vocabulary:
 
     @property
     def text_counts(self) -> np.ndarray:
-        """How often each symbol occurs as a token of the text, (V,): special ones except [UNK] do
-        not.
+        """How often each symbol occurs as a token of the text, (V,), 0 for special ones but [UNK].
 
         All are 0 if `dict.txt` has no counts.
         """

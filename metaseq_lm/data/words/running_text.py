@@ -63,8 +63,7 @@ def sentences_of(words: list[str]) -> Iterator[list[str]]:
 
 @dataclass
 class TextReader:
-    """Iterates over the sentences (lists of words) of a text file; `counts` are the numbers left
-    out.
+    """Iterates over the sentences (lists of words) of a text file; `counts` are those left out.
 
     `splitting` "lines": a line is a sentence, white space separates words; "sentences": a line
     holds several; "raw": running text, cut into words and sentences by rules. With `paragraphs` the

@@ -108,9 +108,7 @@ class Agreement:
         return clauses
 
     def parse(self, clauses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which clauses are of this kind, (M,), and their numbers of phrases, (M,), -1 for
-        others.
-        """
+        """Return which clauses are of this kind and how many phrases they have, (M,), else -1."""
         lengths = _lengths_of(clauses)
         phrases = np.full(len(clauses), -1)
         for count in range(len(self.phrase_probs)):

@@ -6,12 +6,12 @@ third of the words are homonyms: both kinds have them with the same probabilitie
 other words reveal the kind.
 
 * An opener decides the kind (the sense) of a late word after it, across modifiers and embedded
-sentences: `open1 mod late1`. Mirrored, a closer decides the kind of an early word: `early1 close1`.
-* Opener and closer together decide the kind of an inner word: 1 if their kinds are equal. * The
-kind of a verb decides whether a postposition attaches to it, `[[verb1 noun] post1]`, or to
+  sentences: `open1 mod late1`. Mirrored, a closer decides that of an early word: `early1 close1`.
+* Opener and closer together decide the kind of an inner word: 1 if their kinds are equal.
+* The kind of a verb decides whether a postposition attaches to it, `[[verb1 noun] post1]`, or to
   the noun, `[verb2 [noun post2]]`. Mirrored, a preposition before a noun and a final verb.
-* A verb and a final verb together decide what a link between them attaches to: the first, `[[verb1
-link1] final1]`, if their kinds are equal, else the second, `[verb1 [link2 final2]]`.
+* A verb and a final verb together decide what a link between them attaches to: the first,
+  `[[verb1 link1] final1]`, if their kinds are equal, else the second, `[verb1 [link2 final2]]`.
 
 Tags of the kind may follow a late word, or a postposition of a noun (mirrored: precede an early
 word, or a preposition), and stand on either side of an inner word or a link: knowledge of the kinds

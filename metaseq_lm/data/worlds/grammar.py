@@ -117,9 +117,7 @@ class Grammar:
     # ---------------------------------------------------------------- draws
 
     def _choices_of_nodes(self) -> tuple[Categorical, np.ndarray]:
-        """Return draws of (rule, words of the left child) for a nonterminal of w words, and these
-        (M, 2).
-        """
+        """Return draws of (rule, words of the left child), (M, 2), for nonterminals of w words."""
         rows: list[np.ndarray] = []
         choices: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
         for parent, width in product(range(self._size), range(self.longest + 1)):

@@ -4,10 +4,11 @@ A document is `sections` sections of `units` units of three tokens and an end ".
 21, 256 tokens. A unit is of one of two kinds, which are independent:
 
 * of a key: `key colour size`. Each document binds a key to a new colour and size, uniformly. Each
-of the two is shown with probability `shown`, and hidden as "?" otherwise. With probability `again`
-the unit repeats the key of the last such unit of its section; else the key is uniform. * of an
-entity, with probability `facts`: `entity attribute value`. Entities have frequencies 1/rank^`zipf`,
-attributes are uniform. The value is a constant of the world: it holds in the whole corpus.
+  of the two is shown with probability `shown`, and hidden as "?" otherwise. With probability
+  `again` the unit repeats the key of the last such unit of its section; else the key is uniform.
+* of an entity, with probability `facts`: `entity attribute value`. Entities have frequencies
+  1/rank^`zipf`, attributes are uniform. The value is a constant of the world: it holds in the
+  whole corpus.
 
 So with V colours and V sizes, and k of the bindings shown once or more,
 
