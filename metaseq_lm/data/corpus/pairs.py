@@ -49,10 +49,9 @@ class Pairs:
     have tokens_per_sample - 3 tokens (with probability 0.1 another number, 2 or more) or their
     document ends. The rest is drawn from a row's key each time the row is read: where A ends
     (between two sentences), and whether B is another text, which it is in half of the rows. That
-    text begins at a random sentence of a random other document and has the tokens that the example
-    lacks. An example of one sentence has no B of its own and always gets another, so somewhat more
-    than half of the rows are NOT_NEXT. With `shuffled` the tokens of each row are permuted, see
-    `shuffle_tokens`.
+    text begins at a random sentence of a random other document and fills up the example. An example
+    of one sentence has no B of its own and always gets another, so somewhat more than half of the
+    rows are NOT_NEXT. With `shuffled` the tokens of each row are permuted, see `shuffle_tokens`.
 
     Differences from the published program: short examples are drawn for each example, not once for
     a document; the sentences that another text replaced are not put back (the next epoch may show

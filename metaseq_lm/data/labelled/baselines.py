@@ -35,7 +35,7 @@ def class_of_word(
 ) -> np.ndarray:
     """Return the most frequent class of each word in `others`, (M,).
 
-    For a word that does not occur, and to break ties, the frequencies of all words decide.
+    A word that does not occur gets the most frequent class of all words, which also wins ties.
 
     Args:
         words: Words with a class, (N,).

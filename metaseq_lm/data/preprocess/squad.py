@@ -155,9 +155,8 @@ def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[in
 def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
 
-    If the text is not there, it is searched for within the words that the place touches, because
-    starts in the data sets may be off by a few characters. As in BERT's code, runs of white space
-    are equal.
+    If the text is not there, it is searched for as in BERT's code, within the words that the place
+    touches and with runs of white space equal: starts in the data sets may be off by a few.
     """
     end = start + len(answer)
     if not answer.strip() or start < 0 or end > len(context):

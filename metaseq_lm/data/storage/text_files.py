@@ -313,7 +313,7 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
 
 
 def text_files(paths: Iterable[Path]) -> list[Path]:
-    """Return files, and the files in folders, sorted by name, that do not begin with "." or "_"."""
+    """Replace folders by their files in order of names, unless names begin with "." or "_"."""
     files: list[Path] = []
     for path in paths:
         if not path.is_dir():

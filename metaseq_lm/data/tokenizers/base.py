@@ -180,9 +180,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def _spaces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How many words begin after white space in each symbol, int32 (V,), and whether the symbol
-        begins and whether it ends with white space, boolean (V,).
-        """
+        """Words after white space, int32, leading and trailing white space, bool, by symbol."""
         unwritten = set(self.vocabulary.specials.tolist())
         symbols = enumerate(self.vocabulary.symbols)
         texts = ["" if i in unwritten else self.text_of(symbol) or "" for i, symbol in symbols]
