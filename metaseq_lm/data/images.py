@@ -150,8 +150,7 @@ def require_scale(images: Images, mean: Sequence[float], sd: Sequence[float]) ->
 def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
     """Return images uint8 (B, H, W, C) as float32 (B, C, H, W), (x / 255 - mean) / sd by channel.
 
-    In memory the channels stay last: convolutions and norms are faster that way, and keep the
-    order.
+    The channels stay last in memory: convolutions and norms are faster and keep that order.
     """
     scaled = images.astype(np.float32) / 255 - np.asarray(mean, np.float32)
     scaled /= np.asarray(sd, np.float32)

@@ -32,15 +32,13 @@ class Masking:
         replacements: The ids that random tokens are drawn from, uniformly.
         spared: The ids that are never chosen.
         rounding: How many tokens of a row are chosen. "random": floor(rate * candidates + U).
-            "nearest" (ELECTRA's code, Clark et al. 2020): rate times the number of real tokens,
-            special ones included, rounded, at least 1, at most `most_chosen`; M then follows from S
-            alone.
+            "nearest" (ELECTRA's code, Clark et al. 2020): rate times all real tokens, special ones
+            included, rounded, from 1 to `most_chosen`; M then follows from S alone.
         legacy_duplicates: Whether tokens are drawn with replacement, as in ELECTRA's code: a token
             drawn twice counts twice, and is masked if one of the draws masks it.
         tokens_per_sample: The longest row, which limits `most_chosen`.
         weights: Relative probability of drawing each id, positive (V,); empty for equal ones.
-            Tokens are drawn one after the other, in proportion to the weights of the remaining
-            ones.
+            Tokens are drawn one after the other, in proportion to the remaining weights.
         units: Whole words or spans that are chosen instead of single tokens. Words together have at
             most the number of tokens that `rounding` gives, short spans at least that many and up
             to SHORT - 1 more, spans exactly ceil(rate * candidates). Replacements are drawn for

@@ -101,8 +101,7 @@ class DocumentWindows:
     def _search(self, places: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the documents (n,) of `places` (n,), which are counted in WINDOWS or TOKENS.
 
-        The second result holds the numbers of windows and tokens before the documents, int64 (2,
-        n).
+        The second result is the windows and tokens before the documents, int64 (2, n).
         """
         blocks = np.unique(np.searchsorted(self._before[unit], places, side="right") - 1)
         documents = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()

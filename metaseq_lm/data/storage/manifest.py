@@ -111,8 +111,7 @@ class Manifest:
     def data_parts(self) -> list[Any]:
         """The parts of the manifest about the data, without the place, the command or the version.
 
-        Files of where words begin are left out, because folders of earlier versions hold the same
-        data without them.
+        Files of where words begin are left out, because earlier folders hold equal data without.
         """
         return [self.data_files, self.block_bytes, self.tokenizer, self.details]
 

@@ -57,8 +57,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 def standard_tags(tags: Collection[str]) -> dict[str, str]:
     """Return each tag as O or PREFIX-TYPE, if all are span tags in one spelling; else {}.
 
-    In a spelling other than the standard one some tag must mean O; otherwise parts of speech could
-    count as spans.
+    In another spelling some tag must mean O; otherwise parts of speech could count as spans.
     """
     for type_first in (False, True):
         for separator in _SEPARATORS:

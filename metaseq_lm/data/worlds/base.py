@@ -144,8 +144,8 @@ class World:
             name: One of `label_sets`.
             tokens: Documents (N, S).
             sees: What a reader of a token's label sees: LEFT, the document up to and including the
-                token, without how much follows; RIGHT, the mirror image; or BOTH. The label of a
-                document is always read from the whole document.
+                token, without how much follows; RIGHT, the mirror image; or BOTH. Labels of
+                documents are always read from the whole document.
         """
         return None
 

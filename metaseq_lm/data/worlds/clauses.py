@@ -328,8 +328,7 @@ class Copy:
     def corrupt(self, clauses: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the column of one of the second names and another of the three, (M,) each.
 
-        Both are -1 for other clauses and where all names are equal. The draw is uniform among the
-        possible changes.
+        Both are -1 for other clauses and where all names are equal. The draw is uniform.
         """
         columns, others = np.full(len(clauses), -1), np.full(len(clauses), NO_TOKEN)
         is_clause = self.parse(clauses)
@@ -472,8 +471,7 @@ class Brackets:
     def corrupt(self, clauses: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the column of a closing bracket and one of another kind, (M,) each; -1 for none.
 
-        The draw is uniform among the brackets that are at least DISTANCE tokens after their
-        partner.
+        The draw is uniform among brackets at least DISTANCE tokens after their partner.
         """
         is_clause, _, partners = self.parse(clauses)
         far = (partners >= 0) & (np.arange(clauses.shape[1]) - partners >= _DISTANCE)

@@ -169,8 +169,7 @@ class Mirrored(Quad):
     def _pairs(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         """Return the probability of the number of pairs inside a pair of brackets, (M, L, K).
 
-        It is asked at the opening or at the closing bracket. From right to left, closing brackets
-        open pairs.
+        It is asked at its opening or closing bracket. From right to left closing brackets open.
         """
         counts = _BracketCounts.of(self.brackets, clauses)
         labels = np.where(counts.is_closing, counts.inside, NO_LABEL)

@@ -200,8 +200,7 @@ class Recall(World):
         bound = whole(bindings, config.values).reshape(len(keys), 2, config.keys)
         is_fact = kind < config.facts
         drawn = whole(item, config.keys)
-        # A unit of a key draws its key, or repeats the key of the previous such unit of its
-        # section.
+        # A unit draws its key, or repeats the previous key of its section.
         is_first = self._keys_before(np.where(is_fact, NO_TOKEN, drawn)) == NO_TOKEN
         is_drawn = ~is_fact & (is_first | (again >= config.again))
         unit = np.arange(drawn.shape[1])
@@ -476,8 +475,7 @@ class Recall(World):
         total = np.zeros((len(rows), len(self.label_sets[name])))
         orders = {_PLACES[place], _PLACES[place][::-1]}
         for order in sorted(orders):
-            # The tokens that follow show no colour or size that only the tokens before the word
-            # show.
+            # The tokens after the word show no colour or size that only tokens before it show.
             excluded = follows & (np.array(order) == _BEFORE)[:, None, None]
             weights = ~(excluded[0] if word == _COLOUR else excluded.any(axis=0))
             total += (weights[..., None] * self._classes(word, values)).sum(axis=1)
@@ -543,8 +541,7 @@ class Recall(World):
         certain, 0 where nothing is known, less for an error that the model believes.
 
         Args:
-            probabilities: The probability of each value of an entity's attribute, (E, A, F); they
-                sum to 1.
+            probabilities: The values' probabilities, (E, A, F), which sum to 1 for an attribute.
 
         Returns:
             "bits", the sum over all facts; "bits_per_fact", its mean; "bits_per_mention", the mean

@@ -15,8 +15,7 @@ def join_segments(
     """Return documents (N, C (L + 1)) of segments (N, C, L + 1), padded on the right.
 
     Args:
-        segments: Segments, each with at least one unused token at the end, where its end is
-            written.
+        segments: Segments with at least one unused last token, where their ends are written.
         values: Values of each token, (N, C, L + 1), joined in the same order.
     """
     count = len(segments)
