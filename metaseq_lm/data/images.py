@@ -22,9 +22,9 @@ FILE = "images.npz"
 
 @dataclass(frozen=True)
 class Images:
-    """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`.
+    """Images uint8 (N, H, W, C) and their labels int64 (N,), indices into `names`.
 
-    The other members are those that scorers of labelled sets need.
+    Scorers of labelled sets need the other members.
     """
 
     images: np.ndarray
@@ -150,7 +150,7 @@ def require_scale(images: Images, mean: Sequence[float], sd: Sequence[float]) ->
 def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
     """Return images uint8 (B, H, W, C) as float32 (B, C, H, W), (x / 255 - mean) / sd by channel.
 
-    In memory the channels stay last: convolutions and norms are faster so, and keep that order.
+    The channels stay last in memory: convolutions and norms are faster and keep that order.
     """
     scaled = images.astype(np.float32) / 255 - np.asarray(mean, np.float32)
     scaled /= np.asarray(sd, np.float32)
@@ -160,8 +160,8 @@ def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -
 def moved(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """Return images (B, H, W, C), each moved by its shifts (B, 2) in pixels.
 
-    Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; what
-    comes in at an edge is the image reflected there.
+    Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; pixels
+    that come in at an edge are the image reflected there.
     """
     count, height, width, _ = images.shape
     down = _reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)

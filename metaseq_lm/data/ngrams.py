@@ -1,4 +1,4 @@
-"""N-grams of tokens: what a language model has to beat.
+"""N-gram models of tokens: a baseline that a language model has to beat.
 
 Shapes: T tokens of N sequences, end to end.
 """
@@ -14,14 +14,14 @@ class NGram:
     """An n-gram model with the smoothing of Witten and Bell (1991).
 
     p(w | h) = (c(h w) + T(h) p(w | h')) / (c(h) + T(h)), where T(h) is the number of different
-    tokens after h, h' is h without its first token, and below the unigram is 1/V.
+    tokens after h, h' is h without its first token, and the level below the unigram is 1/V.
 
     Args:
-        tokens: The sequences that it counts, (T,); an id that is none of a symbol counts as the
-            nearest one.
-        sizes: The tokens of each sequence, (N,).
+        tokens: The sequences that it counts, (T,); an id outside the symbols counts as the nearest
+            one.
+        sizes: The number of tokens of each sequence, (N,).
         n_symbols: The number of symbols, V.
-        order: n; contexts reach over the beginning of a sequence, which is a symbol of its own.
+        order: n; where a context extends before a sequence, it holds a symbol of its own.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class NGram:
         self._counts = []
         for length in range(1, order + 1):
             codes, counts = np.unique(self._codes(grams, length), return_counts=True)
-            contexts = codes // (n_symbols + 1)  # in order, as the codes are
+            contexts = codes // (n_symbols + 1)  # sorted, because the codes are
             first = np.flatnonzero(np.diff(contexts, prepend=-1))
             totals = np.add.reduceat(counts, first) if len(first) else counts
             types = np.diff(np.append(first, len(codes)))
             self._counts.append((codes, counts, contexts[first], totals, types))
 
     def _grams(self, tokens: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-        """Return the tokens, and those that stand 1, 2, ... before them, `order` times (T,)."""
+        """Return the tokens, and the tokens 1, 2, ... places before them, `order` arrays (T,)."""
         tokens = tokens.astype(np.int64).clip(0, self.n_symbols - 1)
         position = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         grams = [tokens]
@@ -64,8 +64,8 @@ class NGram:
 
         Args:
             tokens: The sequences, (T,).
-            sizes: The tokens of each, (N,).
-            order: As if the model had this smaller n, such as 1 for frequencies alone.
+            sizes: The number of tokens of each, (N,).
+            order: A smaller n to use instead, such as 1 for frequencies alone.
         """
         grams = self._grams(tokens, sizes)
         probs = np.full(len(tokens), 1 / self.n_symbols)
@@ -96,8 +96,8 @@ def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.nd
 def sequences_of(data: IndexedDataset, most: int = _COUNTED) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens (T,) and the sizes (N,) of the sequences of a corpus.
 
-    Of a corpus with more than `most` tokens every second sequence, every third, and so on, and of
-    these the first `most` tokens, should they still be more.
+    A corpus of more than `most` tokens is thinned to every second, third, ... sequence, and then
+    cut to its first `most` tokens if there are still more.
     """
     step = max(1, -(-len(data.tokens) // most))
     if step == 1:

@@ -6,7 +6,7 @@ pass);
 2. a shard takes the rows of this replica and cuts them into micro-batches;
 3. a collate function gathers those samples, in one vectorised read, into a Batch.
 A checkpoint saves only i. Masks are keyed by (seed, stream, i, row), so neither the number of
-workers nor of replicas nor the micro-batch size changes what a row holds.
+workers nor of replicas nor the micro-batch size changes the content of a row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from metaseq_lm.data.permutation import Permutation
 
 _SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
-_TOLERANCE = 1e-9  # of updates, so that rounding errors in shares of a run move no phase
-PHASE = 1 << 48  # more than the numbers of the samples of a phase, those of all epochs
-TABLE = 1 << 20  # samples up to which the order of an epoch is a table, 8 bytes for each
+_TOLERANCE = 1e-9  # updates; rounding errors in the shares of a run must not move a phase
+PHASE = 1 << 48  # exceeds every sample number of one phase, over all its epochs
+TABLE = 1 << 20  # most samples for which the order of an epoch is a table of 8 bytes each
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Shard:
     def parts(self, count: int) -> list[np.ndarray]:
         """Return the row numbers of each micro-batch of this replica, out of `count` rows.
 
-        There are none where rows are fewer than replicas and do not reach this one.
+        The list is empty if there are fewer rows than replicas and none is left for this one.
         """
         first = count * self.rank // self.world
         last = count * (self.rank + 1) // self.world
@@ -48,7 +48,7 @@ class Shard:
 
 
 class Lengths(Protocol):
-    """The tokens of each sample: an array, or what computes its entries when indexed."""
+    """The number of tokens of each sample: an array, or an object that computes its entries."""
 
     def __len__(self) -> int: ...
 
@@ -56,7 +56,7 @@ class Lengths(Protocol):
 
 
 class Order(Protocol):
-    """Sample numbers by global batch, of which the smallest has `smallest` rows."""
+    """The sample numbers of each global batch; the smallest batch has `smallest` rows."""
 
     smallest: int
 
@@ -65,15 +65,16 @@ class Order(Protocol):
 
 
 class Shuffled:
-    """Epochs over `count` samples in a new random order; the last batch of one may be short.
+    """Epochs over `count` samples, each in new random order; an epoch's last batch may be short.
 
     With `lengths` (samples,) the samples of a batch are about equally long, so that little time
     goes into padding: see `by_length`.
 
-    Up to TABLE samples the order of an epoch is drawn as a whole. Above, its entries are computed
-    batch by batch (`Permutation`), in time and memory that do not grow with the number of samples.
+    Up to TABLE samples the order of an epoch is drawn as a whole. Above that, its entries are
+    computed batch by batch (`Permutation`), in time and memory that do not grow with the number of
+    samples.
 
-    Where `by_epoch`, the numbers of the samples of epoch e begin at e * count.
+    With `by_epoch`, the sample numbers of epoch e begin at e * count.
     """
 
     by_epoch = False
@@ -121,9 +122,7 @@ class Shuffled:
         return batch
 
     def part(self, epoch: int, first: int, last: int) -> np.ndarray:
-        """Return the samples from place `first` to before `last` of an epoch; one of TABLE samples
-        is sorted by length if asked for.
-        """
+        """Return samples [first, last) of an epoch, sorted by length only in at most TABLE."""
         offset = epoch * self.count * self.by_epoch
         if self.count <= TABLE:
             return self._order(epoch)[first:last] + offset
@@ -132,10 +131,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A number that rises linearly from `first`, at 0, and is `last` from `length` on.
-
-    Between them it is rounded down.
-    """
+    """A number rising linearly, rounded down, from `first` at 0 to `last` from `length` on."""
 
     first: int
     last: int
@@ -164,7 +160,7 @@ class Phases:
     """The phases of a run, one after the other.
 
     Attributes:
-        shares: The lengths of the phases, in proportion to each other, positive.
+        shares: The relative lengths of the phases, positive.
         updates: The number of updates of the run. A phase begins with the first update that is not
             before its place in the run.
     """
@@ -173,7 +169,7 @@ class Phases:
     updates: int
 
     def at(self, update: int) -> int:
-        """Return the number of the phase of an update, both from 0; after the run the last one."""
+        """Return the index of an update's phase, counted from 0; the last phase after the run."""
         return min(int(np.searchsorted(self._ends, update, side="right")), len(self.shares) - 1)
 
     @cached_property
@@ -190,8 +186,8 @@ class Phases:
 class Growing(Shuffled):
     """Shuffled epochs, one after the other without a gap, in batches whose size rises by a ramp.
 
-    The order of the samples is that of Shuffled; a batch may have the end of one epoch and the
-    beginning of the next. The first epoch begins with batch number `begin`.
+    Samples come in the order of Shuffled; a batch may hold the end of one epoch and the beginning
+    of the next. The first epoch begins with batch number `begin`.
     """
 
     def __init__(self, count: int, sizes: Ramp, seed: int, name: str, begin: int = 0) -> None:
@@ -211,7 +207,7 @@ class Growing(Shuffled):
         return np.concatenate(parts)
 
     def epochs(self, number: int) -> float:
-        """Return how many epochs the batches below `number` are."""
+        """Return how many epochs the batches before `number` cover."""
         return self._seen(number) / self.count
 
     def _seen(self, number: int) -> int:
@@ -219,10 +215,10 @@ class Growing(Shuffled):
 
 
 class PhasedOrder:
-    """Another order in each phase of a run, of samples of its own.
+    """A separate order, over separate samples, for each phase of a run.
 
-    The numbers of the samples of phase p begin at p * PHASE. Each order begins with the first batch
-    of its phase, and what is left of its epoch at the end of the phase is not shown.
+    The sample numbers of phase p begin at p * PHASE. Each order begins with the first batch of its
+    phase; samples of an unfinished epoch at the end of the phase are not used.
     """
 
     def __init__(self, orders: Sequence[Growing], phases: Phases) -> None:
@@ -236,7 +232,7 @@ class PhasedOrder:
         return self.orders[phase].batch(number) + phase * PHASE
 
     def epochs(self, number: int) -> float:
-        """Return how many epochs the batches below `number` are."""
+        """Return how many epochs the batches before `number` cover."""
         ends = [*self.phases.begins[1:], number]
         return sum(
             order.epochs(min(number, end))
@@ -287,7 +283,7 @@ Collate = Callable[[np.ndarray, np.ndarray, int], Batch]
 
 
 class Words(Protocol):
-    """The words of the text that samples hold.
+    """Counts the words of the text that samples hold.
 
     Attributes:
         missing: Why words cannot be counted, with the remedy; "" if they can.
@@ -297,7 +293,7 @@ class Words(Protocol):
     def missing(self) -> str: ...
 
     def count(self, samples: np.ndarray, keys: np.ndarray, width: int) -> int:
-        """Return the words in a batch, given what its collate function gets."""
+        """Return the number of words in a batch; takes the arguments of its collate function."""
 
 
 @dataclass(eq=False)
@@ -314,7 +310,8 @@ class Stream:
         lengths: Number of tokens of each sample (samples,). All micro-batches of a global batch are
             padded to its longest row: the positions that a row masks depend on the width, and must
             not depend on how the batch is cut.
-        widths: The width that rows of each global batch are cut to, by its number; None for none.
+        widths: The width that the rows of a global batch are cut to, by its number; None for no
+            cut.
         words: The words of the samples; None for a stream that reads no corpus.
     """
 
@@ -344,7 +341,8 @@ class Stream:
             samples: All its samples.
             rows: Numbers of the rows of this micro-batch.
             width: The width to pad to.
-            members: Numbers of all rows of the global batch that this stream makes, in any part.
+            members: Numbers of all rows of the global batch that this stream makes, in any
+                micro-batch.
         """
         batch = self.gather(number, samples, rows, width, members)
         batch.stream = self.name
@@ -357,16 +355,16 @@ class Stream:
     def gather(
         self, number: int, samples: np.ndarray, rows: np.ndarray, width: int, members: np.ndarray
     ) -> Batch:
-        """Return what the collate function makes; arguments as of `micro_batch`."""
+        """Return the output of the collate function; takes the arguments of `micro_batch`."""
         root = random_streams.key(self.seed, self.name, number)
         return self.collate(samples[rows], random_streams.row_keys(root, rows), width)
 
     def at_update(self, update: int) -> "Stream":
-        """Return the stream that the batches of an update come from; most do not change."""
+        """Return the stream that the batches of an update come from; by default this one."""
         return self
 
     def typical(self) -> "Stream":
-        """Return a stream whose batches cost what those of this one do in the mean over a run."""
+        """Return a stream whose batches have the mean cost of this stream's batches over a run."""
         return self
 
     @property
@@ -375,12 +373,12 @@ class Stream:
         return self.order.smallest
 
     def places(self, number: int) -> int:
-        """Return the positions of global batch `number`: rows times width, with padding."""
+        """Return the positions in global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
         return len(samples) * self.width(number, samples)
 
     def count_words(self, number: int) -> int:
-        """Return the words of the corpus in global batch `number`."""
+        """Return the number of words of the corpus in global batch `number`."""
         assert self.words is not None
         samples = self.order.batch(number)
         root = random_streams.key(self.seed, self.name, number)
@@ -409,13 +407,13 @@ Plan = Callable[[int, int], np.ndarray]
 
 @dataclass(eq=False)
 class PlannedStream(Stream):
-    """A stream whose rows differ by numbers that are drawn for all its rows of a global batch.
+    """A stream with a number per row, drawn for all its rows of a global batch together.
 
-    So they can be spread evenly over these, however the batch is cut.
+    The numbers can thus be spread evenly over the rows, however the batch is cut.
 
     Args:
-        plan: Draws the numbers; the collate function gets those of its rows (rows,) as a fourth
-            argument.
+        plan: Draws the numbers; the collate function gets the numbers of its rows (rows,) as a
+            fourth argument.
     """
 
     collate: Callable[..., Batch]
@@ -433,7 +431,7 @@ class PlannedStream(Stream):
 
 @dataclass(eq=False)
 class ScheduledStream(Stream):
-    """A stream whose batches depend on the number of the update, too.
+    """A stream whose batches also depend on the number of the update.
 
     Args:
         schedule: Returns the collate function of an update, a pure function of its number.
@@ -460,8 +458,8 @@ def sorted_pass(
 ) -> Stream:
     """Return one pass over `samples` (rows,) by length, so that little time goes into padding.
 
-    `lengths` are those of all samples of the data set; `collate` takes numbers of these samples. If
-    it does not set a batch's `samples`, they are these numbers, not positions in the pass.
+    `lengths` covers all samples of the data set, and `collate` takes their numbers. If it does not
+    set a batch's `samples`, they are these numbers, not positions in the pass.
     """
     order = samples[np.argsort(lengths[samples], kind="stable")]
 
@@ -475,7 +473,7 @@ def sorted_pass(
 
 
 def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> float:
-    """Return the mean size of the batches of a kind of update, relative to its first ones.
+    """Return the mean batch size of a kind of update relative to the size of its first batches.
 
     `needs` is the number of batches that the update takes from each stream. The size of a batch is
     rows times width; the mean is over SAMPLED batches. A stream without the method `places` has
@@ -491,5 +489,5 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
-    """Return numbers of rows for `forward.passes.Noise` that differ between streams."""
+    """Return row numbers for `forward.passes.Noise` that differ between streams."""
     return rows.astype(np.uint64) + np.uint64(random_streams.key("rows", name) & ~0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""How many tokens of a data set are [UNK], which stands for what the tokenizer cannot write."""
+"""How many tokens of a data set are [UNK], the symbol for text that a tokenizer cannot write."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from metaseq_lm.data.storage.manifest import CORPUS, LABELLED, MANIFEST_FILE, Ma
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
-_COUNTED_BYTES = 64 << 20  # of files of an earlier version, which are counted at the start of a run
+_COUNTED_BYTES = 64 << 20  # most bytes of older files that are counted at the start of a run
 CHUNK = 1 << 21
 # The names of the token files of a split, by the kind of the manifest.
 TOKENS = {CORPUS: ["{}"], LABELLED: ["{}.input*"], SQUAD: ["{}.context", "{}.question"]}
@@ -25,7 +25,7 @@ def count_unknown(values: np.ndarray, unk: int | None) -> int:
 
 
 def unknown_share(counts: dict[str, Any]) -> float | None:
-    """Return the share of [UNK] by the counts of a split; None if they do not say."""
+    """Return the share of [UNK] from the counts of a split; None if they lack it."""
     unknown, units = counts.get("unknown"), counts.get("tokens", counts.get("words"))
     total = _total(units)
     return None if unknown is None or not total else _total(unknown) / total
@@ -40,8 +40,8 @@ def _total(count: Any) -> int:
 def unknown_shares(folder: Path, most: int = _COUNTED_BYTES) -> dict[str, float | None]:
     """Return the share of [UNK] in each split of a data folder; None where it is not known.
 
-    Where the manifest is of an earlier version, or there is none, token files of up to `most` bytes
-    are counted.
+    If the manifest is missing or of an earlier version, token files of up to `most` bytes are
+    counted.
     """
     if not (folder / MANIFEST_FILE).is_file():
         splits: dict[str, Any] = {path.stem: {} for path in sorted(folder.glob("*.bin"))}
@@ -62,7 +62,7 @@ def _counted(folder: Path, files: list[Path]) -> float | None:
     try:
         unk = load_tokenizer(folder if has_tokenizer else folder.parent).vocabulary.unk
         tokens = [IndexedDataset(path.with_suffix("")).tokens for path in files]
-    except MetaseqError:  # doctor says what is wrong with them, and so does the task
+    except MetaseqError:  # doctor and the task report what is wrong with them
         return None
     total = sum(map(len, tokens))
     return sum(count_unknown(values, unk) for values in tokens) / total if total else None

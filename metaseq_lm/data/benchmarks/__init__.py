@@ -4,7 +4,7 @@ Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", Xie et al. 2018, and the file
 distribute. The order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
 
 "babylm/..." are the seven tasks that the BabyLM challenge takes from GLUE and SuperGLUE, each a
-pair of texts as its evaluation pipeline of 2025 puts them, scored by accuracy.
+pair of texts as in its evaluation pipeline of 2025, scored by accuracy.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,12 +25,12 @@ _MAIN_TWO = ("mean", "f1", "accuracy")
 class Benchmark:
     """One task.
 
-    `labels` are in order, none for numbers. `metrics` are those of evaluation.benchmarks, the main
-    one first. `files` and `leaderboard` map splits to file names. `texts`, `label` and `index` are
+    `labels` are in order, none for numbers. `metrics` are from evaluation.benchmarks, the main one
+    first. `files` and `leaderboard` map splits to file names. `texts`, `label` and `index` are
     columns of GLUE's TSV files; train and dev files without a header row have the columns `header`.
     `doubled` repeats train rows with their texts swapped. `skip_malformed` counts and leaves out
-    rows with a wrong number of fields. `original` is the task whose files are read, if that is
-    another one.
+    rows with a wrong number of fields. `original` is the task that the files are from, if
+    another.
     """
 
     labels: tuple[str, ...]
@@ -55,7 +55,7 @@ _MNLI_FILES = {
     "test_mismatched": "test_mismatched.tsv",
     "diagnostic": "diagnostic.tsv",
 }
-# Not in the folder of the task in GLUE's own download, so that its absence is no news.
+# Not in the folder of the task in GLUE's own download, so its absence is not reported.
 OPTIONAL_SPLITS = ("diagnostic",)
 
 PAIR = ("sentence1", "sentence2")
@@ -151,7 +151,7 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def leaderboard_file(name: str, split: str) -> str:
-    """Return the name the leaderboard wants for the predictions of a split, as "MNLI-mm.tsv"."""
+    """Return the leaderboard's name for the predictions of a split, such as "MNLI-mm.tsv"."""
     suite, _, task = name.partition("/")
     files = find_benchmark(name).leaderboard
     default = f"{task}.{'tsv' if suite == 'glue' else 'jsonl'}"

@@ -1,14 +1,14 @@
 """The tasks of SuperGLUE as one or two plain texts per row, for a model that has only an LM head.
 
-The forms are those of Shen 2021 (section 4.1, the author's code): BoolQ question, passage; CB and
+The forms are from Shen 2021 (section 4.1, the author's code): BoolQ question, passage; CB and
 RTE hypothesis, premise; COPA premise with its question word, both choices in one text; MultiRC one
 row per answer: question with the answer, passage; ReCoRD query, passage; WiC two sentences; WSC
-both spans, text. Spans stand between asterisks; which they are differs from the author's code where
-the files are wrong (WSC) or name one twice (ReCoRD): FORMS has both ways. ReCoRD has one row per
-query, and its places are those of the answers in the passage.
+both spans, text. Asterisks mark spans; the choice of spans differs from the author's code where the
+files are wrong (WSC) or name one twice (ReCoRD): FORMS has both ways. ReCoRD has one row per query,
+and its places are the places of the answers in the passage.
 
 BABYLM has the texts of the BabyLM challenge (evaluation pipeline of 2025, finetune/dataset.py) for
-official files and for those of the challenge, whose rows are flat and may lack an index.
+official files and for files of the challenge, whose rows are flat and may lack an index.
 """
 
 import re
@@ -104,9 +104,9 @@ def _wsc_of_author(record: Record) -> Iterator[Example]:
 def searched_span(text: str, query: str, index: int) -> tuple[int, int]:
     """Return (first character, character after the last) of WSC's words by the author's rule.
 
-    The words `query` begin with the word `index` of `text`, in any case; else the span goes from
-    the first to the last word from there on that is one of them, each taken once; else it is (0,
-    0).
+    The span is `query` if it begins at word `index` of `text`, ignoring case; else it goes from the
+    first to the last word from there on that is one of its words, each taken once; else it is
+    (0, 0).
     """
     words = [match.span() for match in re.finditer(r"\S+", text)]
     first = words[index][0] if 0 <= index < len(words) else len(text)

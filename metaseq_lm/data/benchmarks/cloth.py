@@ -1,7 +1,7 @@
 """CLOTH (Xie et al. 2018): passages of English exams with blanks to rows, one for each blank.
 
-The texts of a row are the passage and four candidates, its spans the blanks, the one asked for
-first.
+The texts of a row are the passage and four candidates; its spans are the blanks, with the one to
+fill first.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
             raise MetaseqError(f"{record.where}: options[{number}] is not a list of four words")
         if answer not in LETTERS:
             raise MetaseqError(f"{record.where}: answers[{number}] is {answer!r}, not A, B, C or D")
-        # A tokenizer may tell a word after a space from one at the beginning of a text.
+        # A tokenizer may distinguish a word after a space from one at the beginning of a text.
         words = (f" {without_surrogates(text).strip()}" for text in candidates)
         others = (other for other in positions if other != position)
         spans = tuple((0, blank, blank + 1) for blank in chain([position], others))

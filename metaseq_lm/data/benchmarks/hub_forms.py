@@ -1,6 +1,6 @@
 """GLUE and SuperGLUE as the `datasets` library exports them: JSON, tables, Parquet.
 
-There a label is a number (-1 for none) or its name, and what is nested in SuperGLUE's files is
+In exports a label is a number (-1 for none) or its name, and nested parts of SuperGLUE's files are
 flat: one row per answer of MultiRC and per query of ReCoRD, whose spans end after their last
 character. In tables, lists and objects are texts as Python writes them, or have a column for each
 field.
@@ -17,7 +17,7 @@ from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.labelled.records import Record, structured
 
 _PREMISE = ("premise", "hypothesis")
-# The text columns of the tasks in which they are not those of the official files.
+# The text columns of the tasks in which they differ from the official files.
 TEXTS = {"glue/MRPC": PAIR, "glue/MNLI": _PREMISE, "glue/AX": _PREMISE}
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
@@ -59,7 +59,7 @@ _VALUES = (
 
 
 def label_words(name: str) -> dict[str, str]:
-    """Return the labels of a benchmark by the numbers and names that an export has for them."""
+    """Return a map from the numbers and names of labels in exports to a benchmark's labels."""
     labels = find_benchmark(name).labels
     words = {spelling_key(label): label for label in labels}
     for number, word in enumerate(NAMES.get(name, ())):
@@ -69,13 +69,13 @@ def label_words(name: str) -> dict[str, str]:
 
 
 def official_label(label: str, words: dict[str, str]) -> str:
-    """Return the label that the official file has for one of an export; "-1" means none."""
+    """Return the label of the official file for a label of an export; "-1" means none."""
     key = spelling_key(label)
     return "-1" if key == _NO_NUMBER else words.get(key, label)
 
 
 def with_official_label(row: Row, words: dict[str, str]) -> Row:
-    """Return a row of GLUE with the label of the official file; -1.0 of STS-B is none."""
+    """Return a row of GLUE with the label of the official file; -1.0 of STS-B means none."""
     if isinstance(row.label, str):
         return replace(row, label=official_label(row.label, words))
     return replace(row, label=NO_LABEL) if row.label == -1.0 else row

@@ -54,7 +54,7 @@ class SuperglueReader:
                         f"{record.where}: no field 'label'; there are {abbreviated(fields)}. "
                         f"{self.remedy}"
                     )
-                # The leaderboard knows an example by these numbers.
+                # The leaderboard identifies an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
                 key = tuple(facts[name] for name in names)
                 if key and key in seen:
@@ -186,7 +186,7 @@ def _wsc(record: Record) -> Iterator[Example]:
 def find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
     """Return (first character, character after the last, remark) of the words `query` of WSC.
 
-    They should begin with word `index` of `text`, as white space separates words. Case, punctuation
+    They should begin with word `index` of `text`, counted between white space. Case, punctuation
     and a possessive 's do not matter. Otherwise the nearest match counts, or without one the words
     at `index`, and the remark says so. An index outside the text gives (0, 0).
     """

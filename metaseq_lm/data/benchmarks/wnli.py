@@ -2,17 +2,17 @@
 
 A row of WNLI is a sentence with a pronoun, and a hypothesis that repeats a clause of it with a noun
 phrase, the query, in place of the pronoun. Nothing in the files says which pronoun it is, nor what
-else it could stand for; Clark 2021, section 5.2.4, extracts that by rules, which he does not give.
-Those here:
+else it could stand for; Clark 2021, section 5.2.4, extracts both by rules that he does not give.
+The rules here:
 
-1. The pronoun is the one around which most words of sentence and hypothesis agree; what the
-   hypothesis has in its place, cut down to its last noun phrase, is the query.
+1. The pronoun is the one around which most words of sentence and hypothesis agree; the words of
+   the hypothesis in its place, cut down to their last noun phrase, are the query.
 2. A noun phrase is a name (words in capitals, two joined by "and" too), or a determiner and up to
    MOST_WORDS words, or a run of as many words without one, none of them a function word; "of" and
    one more word may follow, and a name with "'s" goes before like a determiner. Where a phrase ends
    and a verb begins cannot be told by lists alone, so every beginning of such a run counts, cut
    before a word that looks like a verb or an adverb.
-3. The candidates are those phrases without the pronoun and without what overlaps the query.
+3. The candidates are these phrases, except the pronoun and phrases that overlap the query.
 """
 
 import re
@@ -59,7 +59,7 @@ class Word:
 
     @property
     def lower(self) -> str:
-        """The word in small letters, which lists and comparisons use."""
+        """The word in lower case, which lists and comparisons use."""
         return self.text.lower()
 
 
@@ -69,17 +69,17 @@ def words_of(text: str) -> list[Word]:
 
 
 def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
-    """Return the number of the word that the hypothesis replaces and what it has there, or None.
+    """Return the number of the word that the hypothesis replaces and its replacement, or None.
 
-    Of all pronouns the one with the most equal words before it (up to the beginning of the
-    hypothesis) and after it (up to its end) is taken, at least one; of equal ones the one with more
-    before it, then the first.
+    The pronoun with the most equal words before it (up to the beginning of the hypothesis) and
+    after it (up to its end) is taken, at least one; a tie goes to the one with more words before
+    it, then to the first.
     """
     words = [word.lower for word in sentence]
     claim = [word.lower for word in hypothesis]
     while claim and not claim[-1][0].isalnum() and not claim[-1].startswith(("'", "’")):
         claim.pop()
-    best: tuple[int, int] = (0, 0)  # equal words, and those of them before the pronoun
+    best: tuple[int, int] = (0, 0)  # equal words, and how many of them precede the pronoun
     aligned = None
     for at, word in enumerate(words):
         if word not in _PRONOUNS:
@@ -176,16 +176,17 @@ def _is_name(word: Word) -> bool:
 
 
 def with_coreference(row: Row) -> Iterator[Row]:
-    """Yield a row with what `facts_of` says of it among its facts."""
+    """Yield a row with the result of `facts_of` among its facts."""
     yield replace(row, facts={**(row.facts or {}), **facts_of(*row.texts)})
 
 
 def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
-    """Return what a set keeps of a row: sentence, pronoun, query, candidates.
+    """Return the facts of a row that a set keeps: sentence, pronoun, query, candidates.
 
     `pronoun` is [first character, character after the last]. `query` and the `candidates` are texts
-    to put in its place: with "'s" for a possessive pronoun, their first word written as the pronoun
-    is. Where no clause can be aligned the pronoun is None, and there are no others.
+    to put in its place: with "'s" for a possessive pronoun, and with their first word capitalised
+    like the pronoun. If no clause can be aligned, `pronoun` is None, and query and candidates are
+    missing.
     """
     words = words_of(sentence)
     aligned = align(words, words_of(hypothesis))
@@ -216,7 +217,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
 
 
 def key(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that compare two phrases: lower case, without determiner and "'s"."""
+    """Return the words by which phrases are compared: lower case, without determiner and "'s"."""
     lower = [word.lower().replace("’", "'") for word in words]
     while lower and lower[0] in _DETERMINERS:
         lower = lower[1:]
@@ -249,7 +250,7 @@ def _with_s(text: str) -> str:
 
 
 def _as_pronoun(text: str, pronoun: str) -> str:
-    """Begin with a capital where the pronoun does, and a determiner small where it does not."""
+    """Capitalise a text if the pronoun is; otherwise put its first determiner in lower case."""
     if pronoun[0].isupper():
         return text[0].upper() + text[1:]
     small = text.split()[0].lower() in _DETERMINERS

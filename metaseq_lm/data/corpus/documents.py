@@ -1,4 +1,4 @@
-"""Whole documents packed into rows, several to a row, with attention inside each of them only.
+"""Whole documents packed several to a row, with attention only within each document.
 
 Shapes: N pieces (documents, or parts of long ones), B rows, S the longest row of the batch.
 """
@@ -32,7 +32,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     order = np.argsort(-sizes, kind="stable")
     chosen = np.zeros(len(sizes), np.int64)
     by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms: list[int] = []  # those that rows have, rising
+    rooms: list[int] = []  # the free sizes of rows, ascending
     count = 0
     for piece, size in zip(order.tolist(), sizes[order].tolist()):
         at = bisect_left(rooms, size)
@@ -51,7 +51,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 
 class RowsByEpoch:
-    """The lengths of rows whose numbers go on from epoch to epoch."""
+    """The lengths of rows whose numbers continue from epoch to epoch."""
 
     def __init__(self, lengths: np.ndarray) -> None:
         self.lengths = lengths
@@ -67,11 +67,11 @@ class RowsByEpoch:
 class PackedDocuments(Samples):
     """Rows `[CLS] x [SEP] [CLS] y [SEP] ...` of whole documents x, y, at most `tokens_per_sample`.
 
-    A document that is too long for a row is cut into parts, which count as documents. Which sizes
-    share a row is decided once; sample number e * len(self) + r is row r in epoch e, for which the
-    documents of each size change places at random, so that a document has other neighbours in
-    every epoch but the first, which has the order of the corpus. The number of rows is the same in
-    all epochs. Raises as `open_tokens` does.
+    A document that is too long for a row is cut into parts, which count as documents. Sizes are
+    assigned to rows once. Sample number e * len(self) + r is row r in epoch e. The first epoch
+    keeps the order of the corpus; in each later one documents of equal size swap places at random,
+    so that a document gets new neighbours. All epochs have the same number of rows. Raises the
+    errors of `open_tokens`.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PackedDocuments(Samples):
         return starts, sizes
 
     def documents(self, samples: np.ndarray, width: int) -> np.ndarray:
-        """Return the number in its row of each token's document, int64 (B, width)."""
+        """Return the index of each token's document within its row, int64 (B, width)."""
         row, pieces = self._pieces(samples)
         column = self._columns[pieces]
         inside = column < width
@@ -150,7 +150,7 @@ class PackedDocuments(Samples):
         return np.cumsum(begins, axis=1) - 1
 
     def _pieces(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row among `samples` and the number of each of their pieces."""
+        """Return the row, an index into `samples`, and the number of each of their pieces."""
         rows = samples % len(self)
         counts = self._begins[rows + 1] - self._begins[rows]
         return np.repeat(np.arange(len(samples)), counts), ranges(self._begins[rows], counts)

@@ -27,15 +27,15 @@ class Counts:
 
     lines: int = 0
     sequences: int = 0
-    # As many as sequences unless blank lines end documents; known at the end only.
+    # Equal to `sequences` unless blank lines end documents; known only at the end.
     documents: int = 0
-    words: int = 0  # what white space separates, of the sequences
+    words: int = 0  # words of the sequences, separated by white space
     tokens: int = 0
     blank: int = 0
     bad_utf8: int = 0  # the lines with invalid bytes, whether replaced or skipped
     skipped: int = 0
     no_tokens: int = 0
-    unknown: int = 0  # the tokens that are [UNK]; known at the end only
+    unknown: int = 0  # the tokens that are [UNK]; known only at the end
 
     def add(self, other: "Counts") -> None:
         """Add the numbers of `other` to these."""
@@ -58,7 +58,7 @@ class Encoded:
     bad: bool = False  # whether the piece held invalid UTF-8
     opens_inside: bool = False  # whether the piece begins without white space
     closes_inside: bool = False  # whether the piece ends without white space
-    # The sequences, in rising order, before which a blank line or the start of a file is.
+    # The sequences, ascending, that follow a blank line or the start of a file.
     breaks: Sequence[int] | np.ndarray = ()
 
 
@@ -73,7 +73,7 @@ def _encode_documents(
 def _encode_with_words(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what `_encode_documents` does, and how many words begin in each token, int32."""
+    """Return the results of `_encode_documents`, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
     values, sizes, words = tokenizer.encode_with_words(parts)
     if len(parts) > len(documents):
@@ -87,21 +87,21 @@ def _encode_with_words(
 
 
 def _sizes_of_documents(documents: Sequence[Sequence[str]], sizes: np.ndarray) -> np.ndarray:
-    """Return the sizes of documents from those of their parts, int64."""
+    """Return the sizes of documents from the sizes of their parts, int64."""
     ends = np.cumsum([len(parts) for parts in documents], dtype=np.int64)
     total = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], ends])]
     return np.asarray(np.diff(total))
 
 
 def _is_inside(character: str) -> bool:
-    """Return whether the first or last character of a text, if it has any, is no white space."""
+    """Return whether a text's first or last character, "" if it has none, is not white space."""
     return bool(character) and not character.isspace()
 
 
 def join_words(words: np.ndarray) -> None:
-    """Make the first word of a text, of which `words` (tokens,) begin in each token, no word.
+    """Remove the first word of a text from `words` (tokens,), the words that begin in each token.
 
-    It is the rest of one that began in the text before.
+    It is the rest of a word that began in the previous text.
     """
     words[np.flatnonzero(words)[:1]] -= 1
 
@@ -149,18 +149,18 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
 
 
 def _file_start(block: Block) -> list[int]:
-    # A file ends the document of the one before it; every piece of a long first line says so too.
+    # A new file ends the document of the previous one; each piece of a long first line repeats it.
     return [0] if block.line == 1 else []
 
 
 def _decoded(block: Block) -> Sequence[str | bytes]:
-    """Return the lines as text if that is as simple as it nearly always is, or else as bytes."""
+    """Return the lines as text if all are short and valid UTF-8, the usual case, else as bytes."""
     lines = block.data.removesuffix(b"\n").split(b"\n")
     if max(map(len, lines)) <= PIECE:
         try:
             text = block.data.decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError:
-            pass  # some line is bad: each is decoded by itself, which finds it
+            pass  # some line is bad; it is found later, when each is decoded by itself
         else:
             return [line.removesuffix("\r") for line in text] if b"\r" in block.data else text
     return [line.removesuffix(b"\r") for line in lines]

@@ -22,27 +22,27 @@ from metaseq_lm.data.corpus.units import (
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are chosen for prediction, and what replaces them in the input.
+    """Which tokens are chosen for prediction, and their replacements in the input.
 
     Attributes:
-        mask: The id of [MASK], which replaces the chosen tokens that `keep` and `random` leave.
+        mask: The id of [MASK], which replaces the chosen tokens that are neither kept nor random.
         rate: The share of candidates that is chosen.
         random: The share of the chosen tokens that becomes a random token of `replacements`.
-        keep: The share of the chosen tokens that stays as it is.
+        keep: The share of the chosen tokens that stays unchanged.
         replacements: The ids that random tokens are drawn from, uniformly.
         spared: The ids that are never chosen.
         rounding: How many tokens of a row are chosen. "random": floor(rate * candidates + U).
             "nearest" (ELECTRA's code, Clark et al. 2020): rate times all real tokens, special ones
-            too, rounded, at least 1, at most `most_chosen`; M then follows from S alone.
+            included, rounded, from 1 to `most_chosen`; M then follows from S alone.
         legacy_duplicates: Whether tokens are drawn with replacement, as in ELECTRA's code: a token
             drawn twice counts twice, and is masked if one of the draws masks it.
         tokens_per_sample: The longest row, which limits `most_chosen`.
-        weights: How likely each id is drawn in comparison with others, positive (V,); empty for all
-            alike. Tokens are drawn one after the other, in proportion to the weights of those left.
+        weights: Relative probability of drawing each id, positive (V,); empty for equal ones.
+            Tokens are drawn one after the other, in proportion to the remaining weights.
         units: Whole words or spans that are chosen instead of single tokens. Words together have at
-            most the number of tokens that `rounding` says, short spans at least, by up to SHORT - 1
-            more, spans exactly ceil(rate * candidates). What replaces the tokens is drawn for each
-            token of a word, but once for a span.
+            most the number of tokens that `rounding` gives, short spans at least that many and up
+            to SHORT - 1 more, spans exactly ceil(rate * candidates). Replacements are drawn for
+            each token of a word, but once for a span.
 
     Raises:
         UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1; words or
@@ -76,7 +76,7 @@ class Masking:
 
     @property
     def most_chosen(self) -> int | None:
-        """The most tokens that "nearest" chooses of a row; None without tokens_per_sample."""
+        """The most tokens that "nearest" chooses in a row; None without tokens_per_sample."""
         length = self.tokens_per_sample
         return int((self.rate + 0.005) * length) if length else None
 
@@ -105,9 +105,9 @@ def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.n
 
 
 def _nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
-    """Return how many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
+    """Return how many tokens "nearest" chooses in rows of `lengths`, int64 of the same shape.
 
-    Halves go to the even number, in numpy as in TensorFlow's and Python's round.
+    Halves are rounded to even by numpy, as by TensorFlow and Python.
     """
     counts = np.rint(masking.rate * lengths).astype(np.int64)
     return np.maximum(1, np.minimum(counts, masking.most_chosen or counts))
@@ -138,7 +138,7 @@ def pick(
 def _pick_with_replacement(
     candidates: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose chosen[i] times one of a row's candidates (B, S); as `pick`, but some come twice."""
+    """Choose chosen[i] times one of a row's candidates (B, S); like `pick`, with repeats."""
     count = candidates.sum(1)[:, None]
     rank = (uniforms(_subkeys(keys, 5), 0, most) * count).astype(np.int64)
     # A stable sort of "no candidate": the candidates come first, in their order.
@@ -152,8 +152,8 @@ def _pick_by_weight(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose chosen[i] of a row's tokens without replacement by `weights` (B, S); as `pick`.
 
-    0 is the weight of what is no candidate. The tokens whose exponential clocks of rate w ring
-    first are those of successive draws in proportion to w (Efraimidis and Spirakis 2006).
+    Tokens that are no candidates have weight 0. The tokens whose exponential clocks of rate w ring
+    first are distributed as successive draws in proportion to w (Efraimidis and Spirakis 2006).
     """
     u = uniforms(_subkeys(keys, 1), 0, weights.shape[1])
     with np.errstate(divide="ignore"):
@@ -178,9 +178,9 @@ def pick_by_weight_with_replacement(
 def budget(
     masking: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Return how many tokens to choose of rows of `lengths` (B,), int64 (B,), and at most of one.
+    """Return how many tokens to choose in rows of `lengths` (B,), int64 (B,), and an upper bound.
 
-    `candidates` (B, S) are those that may be chosen.
+    `candidates` (B, S) marks the tokens that may be chosen.
     """
     is_span = masking.units is not None and masking.units.kind == SPAN
     if masking.rounding == "random":
@@ -188,7 +188,7 @@ def budget(
         if is_span:
             chosen = span_counts(candidates.sum(1), masking.rate)
         return chosen, max(int(chosen.max(initial=0)), 1)
-    # The most from the padded width, which is that of the global batch, so that noise drawn for the
+    # The bound follows from the padded width of the global batch, so that noise drawn for the
     # positions does not depend on which rows share a micro-batch.
     width = np.array(candidates.shape[1])
     if is_span:
@@ -240,8 +240,8 @@ def choose(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose among the candidates (B, S) of rows of `lengths` (B,) as `masking` says.
 
-    `weights` (B, S) are those of the tokens, None for all alike. Returns positions (B, M) and which
-    of them count (B, M).
+    `weights` (B, S) holds a weight per token, None for equal ones. Returns positions (B, M) and
+    which of them count (B, M).
     """
     chosen, most = budget(masking, candidates, lengths, keys)
     if weights is not None:
@@ -282,7 +282,7 @@ def hide(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mask the tokens of rows (B, S) at `positions` (B, M), row i by keys[i].
 
-    The tokens of a span, whose numbers (B, M) are below M, are all masked, all random or all left.
+    Tokens with equal numbers in `spans` (B, M), below M, are all masked, all random or all kept.
     Returns the masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is
     false.
     """

@@ -1,7 +1,7 @@
 """Rows of a batch divided among several objectives, each of which makes batches of its rows.
 
-Which rows belong to which objective follows from the seed and the number of the batch, for the
-global batch as a whole, so neither processes nor micro-batches change it.
+The seed and the number of the batch decide which rows belong to which objective, for the global
+batch as a whole, so neither processes nor micro-batches change it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard, Stream
 
-_DIGITS = 9  # of sums of weights, so that rounding errors move no row
+_DIGITS = 9  # decimals of sums of weights that count, so that rounding errors move no row
 
 
 @dataclass(kw_only=True)
@@ -24,7 +24,7 @@ class MixtureBatch(Batch):
     Attributes:
         objective: The name of the objective.
         weight: The weight of its loss.
-        batch: What the objective makes of the rows.
+        batch: The batch that the objective makes of its rows.
     """
 
     objective: str
@@ -48,8 +48,8 @@ class MixtureBatch(Batch):
 def mean_rows(weights: Sequence[float], rows: int) -> np.ndarray:
     """Return the expected number of rows of each objective in a batch of `rows`.
 
-    They are proportional to the weights, but at least one of each objective that has a weight, if
-    there are so many rows.
+    They are proportional to the weights, but each objective with a positive weight gets at least
+    one row if there are enough rows.
     """
     shares = np.array(weights, float) / sum(weights)
     means = rows * shares
@@ -66,7 +66,7 @@ def mean_rows(weights: Sequence[float], rows: int) -> np.ndarray:
 def divide_rows(weights: Sequence[float], key: int, rows: int) -> list[np.ndarray]:
     """Return the numbers of the rows of each objective, drawn at random.
 
-    How many they are is `mean_rows` rounded up or down at random, so that the expectation is exact.
+    Their number is `mean_rows` rounded up or down at random, so that the expectation is exact.
 
     Args:
         weights: The weights of the objectives, not all 0.
@@ -81,7 +81,7 @@ def divide_rows(weights: Sequence[float], key: int, rows: int) -> list[np.ndarra
 
 
 def loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the weights of the losses of a batch, 1 together.
+    """Return the weights of the losses of a batch, which sum to 1.
 
     An objective without rows, in a batch of fewer rows than objectives, leaves its weight to the
     others.
@@ -92,7 +92,7 @@ def loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.nd
 
 @dataclass(eq=False)
 class MixedStream(Stream):
-    """A stream whose rows are divided among those of several objectives.
+    """A stream whose rows are divided among the streams of several objectives.
 
     Its own collate function is not used. Made by `mixed_stream`.
 
@@ -119,7 +119,7 @@ class MixedStream(Stream):
         key = random_streams.key(self.seed, self.name, number)
         divided = divide_rows(weights, key, len(samples))
         batches: list[Batch] = []
-        # One objective after the other, and each shared out by itself: replicas have the same work.
+        # Each objective is divided among the replicas separately, so that they have equal work.
         for (name, stream), rows, weight in zip(
             self.parts.items(), divided, loss_weights(weights, divided)
         ):
@@ -134,7 +134,7 @@ def mixed_stream(
 ) -> MixedStream:
     """Return the stream of a mixture; arguments as of `MixedStream`.
 
-    Raises UsageError if the streams have other samples.
+    Raises UsageError if the streams have different samples.
     """
     (first_name, first), *others = parts.items()
     for name, stream in others:

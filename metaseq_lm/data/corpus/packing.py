@@ -1,6 +1,6 @@
 """Sentences packed into rows of two segments, as ELECTRA's data builder does it.
 
-A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`. The rules are those of
+A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`. The rules are from
 build_pretraining_dataset.py of google-research/electra (Clark et al. 2020). Shapes: B rows, S the
 longest row of the batch, N sentences.
 """
@@ -22,15 +22,15 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
 SINGLE = 0.1  # probability
-_ENDLESS = 100_000  # the length of a first segment that leaves no room for a second
+_ENDLESS = 100_000  # length of a first segment that leaves no room for a second
 CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Targets:
-    """How many tokens to collect for an example: `longest`, but with probability `short` fewer.
+    """How many tokens to collect for an example: `longest`, except with probability `short`.
 
-    Then it is any number from `shortest` to `longest`.
+    Then the number is drawn from `shortest` to `longest`.
     """
 
     longest: int
@@ -51,7 +51,7 @@ class Draws:
 
     @classmethod
     def draw(cls, generator: np.random.Generator, count: int, targets: Targets) -> "Draws":
-        """Draw for `count` sentences: coins with probability a half, single ones with SINGLE."""
+        """Draw for `count` sentences: `coin` with probability 1/2, `single` with SINGLE."""
         u = generator.random((count, 4))
         least, most = targets.shortest, targets.longest
         short = least + (u[:, 3] * (most - least + 1)).astype(np.int64)
@@ -65,8 +65,8 @@ def assign_sentences(
     """Assign sentences of `sizes` (N,), at least 1, to examples and segments, one after the other.
 
     An example ends with the sentence that brings it to its target length, or with its document
-    (`last`, boolean (N,)). The target of the next one is drawn at its end and holds across
-    documents; that of the first is the longest. Returns `begins`, `second` and `targets` of an
+    (`last`, boolean (N,)). The target of the next example is drawn at its end and holds across
+    documents; the first target is the longest. Returns `begins`, `second` and `targets` of an
     Assignment.
 
     Documents of sentences with 3, 2, 4 and with 5, 1 tokens make an example each. The first segment
@@ -166,7 +166,7 @@ class Packed(Samples):
         opens = np.append(True, segment[1:] != segment[:-1])
         offset = before - before[opens][np.cumsum(opens) - 1]
         room = np.where(second, rest[example], first[example]) - offset
-        # What follows a piece without a gap in text and segment belongs to it.
+        # A sentence that follows a piece without a gap in text and segment belongs to it.
         joined = ~opens & np.append(False, starts[1:] == starts[:-1] + sizes[:-1])
         head = np.flatnonzero(~joined)
         lengths = np.minimum(np.add.reduceat(sizes, head), room[head])
@@ -199,7 +199,7 @@ class Packed(Samples):
         return self.piece_starts[pieces], self.piece_lengths[pieces]
 
     def _pieces(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the pieces of samples (B,), and how many each has (B,)."""
+        """Return the numbers of the pieces of samples (B,), and how many each sample has (B,)."""
         counts = self.pieces[samples + 1] - self.pieces[samples]
         return ranges(self.pieces[samples], counts), counts
 
@@ -210,10 +210,10 @@ class Packed(Samples):
 def open_corpus(
     folder: Path, split: str, vocabulary: Vocabulary, config: Any, seed: int
 ) -> Samples:
-    """Return the samples of a split as the options of a task, `config`, ask for them.
+    """Return the samples of a split according to `config`, the options of a task.
 
-    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed and "documents"
-    PackedDocuments; of "train" there is one for each of `row_lengths`, if there are any. With
+    `sample_break_mode` "eos" and "none" give a Corpus, "segments" a Packed and "documents" a
+    PackedDocuments; "train" has one of them for each of `row_lengths`, if there are any. With
     `shuffle_tokens` the rows of "train" are shuffled by `seed`. Raises UsageError for a wrong
     length of rows, MetaseqError for data that cannot be used.
     """

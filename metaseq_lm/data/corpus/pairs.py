@@ -30,7 +30,7 @@ from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
-KEY = 11  # apart from the keys of masking
+KEY = 11  # distinct from the keys of masking
 # Rows (B, S), their lengths (B,), segments (B, S) and labels (B,).
 _PairRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -47,18 +47,18 @@ class Pairs:
 
     Sentences are collected into examples once, from `seed` and the name of the split, until they
     have tokens_per_sample - 3 tokens (with probability 0.1 another number, 2 or more) or their
-    document ends. The rest is drawn anew each time a row is read, from its key: where A ends
-    (between two sentences), and in half of the rows that B is another text: the sentences from a
-    random one of a random other document on, as many as the example lacks. An example of one
-    sentence has no B of its own and always gets another, so somewhat more than half of the rows are
-    NOT_NEXT. With `shuffled` the tokens of each row are permuted, see `shuffle_tokens`.
+    document ends. The rest is drawn from a row's key each time the row is read: where A ends
+    (between two sentences), and whether B is another text, which it is in half of the rows. That
+    text begins at a random sentence of a random other document and fills up the example. An example
+    of one sentence has no B of its own and always gets another, so somewhat more than half of the
+    rows are NOT_NEXT. With `shuffled` the tokens of each row are permuted, see `shuffle_tokens`.
 
-    Differences from the published program: whether an example is short is drawn for each example,
-    there once for a document; the sentences that another text replaced are not put
-    back (the next epoch may show them), the other document is never the same one, and of a row
-    that is too long the beginning of A or the end of B is cut, whichever is longer at the time, so
-    that B still follows A. Raises UsageError for a corpus without documents of several sentences or
-    with one document, MetaseqError for an empty one.
+    Differences from the published program: short examples are drawn for each example, not once for
+    a document; the sentences that another text replaced are not put back (the next epoch may show
+    them); the other document is never the same one; and a row that is too long loses the beginning
+    of A or the end of B, whichever is longer at the time, so that B still follows A. Raises
+    UsageError for a corpus without documents of several sentences or with one document,
+    MetaseqError for an empty one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Pairs:
         self.targets = assigned.targets
         self._ends = assigned.starts + assigned.sizes
         self._starts = assigned.starts
-        # First sentences, by example and by document, with the number of sentences behind.
+        # First sentences of examples and of documents, followed by the number of sentences.
         self._examples = np.append(np.flatnonzero(assigned.begins), len(assigned.sizes))
         other = np.append(True, np.diff(assigned.documents) > 0)
         self._documents = np.append(np.flatnonzero(other), len(assigned.sizes))
@@ -90,13 +90,13 @@ class Pairs:
 
     @property
     def row_lengths(self) -> np.ndarray:
-        """The most tokens that each row may have, whatever its B; int64 (samples,)."""
+        """The largest possible number of tokens of each row, whatever its B; int64 (samples,)."""
         return np.full(len(self), self.tokens_per_sample)
 
     def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> _PairRows:
         """Return rows (B, S), their lengths (B,), segments (B, S) and labels (B,), all int64.
 
-        Row i is drawn by keys[i]. Rows are padded to the longest, or to `width` if that is more.
+        Row i is drawn from keys[i]. Rows are padded to the longest, or to `width` if that is more.
         """
         starts, (first, second), labels = self._texts(samples, keys)
         texts = [(self.data, starts[0], first), (self.data, starts[1], second)]
@@ -109,7 +109,7 @@ class Pairs:
 
     @property
     def words(self) -> RowWords:
-        """How many words the rows hold."""
+        """The numbers of words in the rows."""
 
         def runs(
             samples: np.ndarray, keys: np.ndarray, width: int
@@ -182,7 +182,7 @@ def pair_batch(
     keys: np.ndarray,
     width: int = 0,
 ) -> NextSentenceBatch:
-    """Return masked pairs, as `rows.masked_batch` returns rows, with their labels."""
+    """Return masked pairs with their labels; the counterpart of `rows.masked_batch`."""
     rows, lengths, segments, labels = pairs.rows(samples, keys, width)
     masked = masked_rows(rows, lengths, segments, keys, masking)
     return NextSentenceBatch(**vars(masked), next_sentence=as_tensor(labels))

@@ -1,6 +1,6 @@
-"""Rows of another length in each phase of a run: a set of samples for each phase.
+"""Rows of a different length in each phase of a run, from a set of samples for each phase.
 
-The numbers of the samples of phase p begin at p * PHASE. All samples of a batch are of one phase.
+The sample numbers of phase p begin at p * PHASE. All samples of a batch are of one phase.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ P = TypeVar("P", bound=HasLengths)
 
 
 def of_phase(parts: Sequence[P], samples: np.ndarray) -> tuple[P, np.ndarray]:
-    """Return the part, of one for each phase, that samples belong to, and their numbers in it."""
+    """Return the part of the phase that samples belong to, and their numbers in it."""
     phase = int(samples.max(initial=0)) // PHASE
     return parts[phase], samples - phase * PHASE
 

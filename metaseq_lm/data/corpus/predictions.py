@@ -1,11 +1,11 @@
-"""Rows of which some positions predict tokens: prefix LM, masked next token, masked diffusion.
+"""Rows in which some positions predict tokens: prefix LM, masked next token, masked diffusion.
 
 States predict the token at their own position (masked LM, diffusion) or at the next one (causal and
 prefix LM, masked next token). This module alone knows that shift: `next_targets` for targets of
 rows, `source_of` for positions, `at_tokens` for values that go back to the tokens.
 
 The lengths of prefixes and the times of diffusion are drawn for a global batch as a whole
-(`draw_times`), so they depend neither on the number of processes nor on that of micro-batches.
+(`draw_times`), so they depend on neither the number of processes nor the number of micro-batches.
 
 Shapes: B rows, S length, N predictions of a batch.
 """
@@ -28,12 +28,12 @@ _NONE = -1  # no target
 # The number of predictions is a multiple of this, so that batches have few different shapes: the
 # FLOPs of each shape are counted once.
 MULTIPLE = 16
-LEAST_TIME = 1e-3  # of diffusion; at 0 nothing would be masked, with an infinite weight
+LEAST_TIME = 1e-3  # least diffusion time; at 0 nothing would be masked, with infinite weight
 
 
 @dataclass(kw_only=True)
 class PredictionBatch(SequenceBatch):
-    """Rows of which some positions predict tokens, any number in a row.
+    """Rows in which any number of positions predict tokens.
 
     Attributes:
         sources: The position that predicts each target, as index into the B S positions (N,).
@@ -52,9 +52,9 @@ class PredictionBatch(SequenceBatch):
 
 
 def next_targets(targets: Tensor, layout: Layout) -> Tensor:
-    """Return at each position the target of the next one, (B, S), -1 at the end of a document.
+    """Shift targets one position to the left, (B, S), with -1 at the end of a document.
 
-    So the first token of a row or document is nobody's target.
+    The first token of a row or document is therefore never a target.
     """
     shifted = targets[:, 1:]
     if layout.documents is not None:
@@ -64,12 +64,12 @@ def next_targets(targets: Tensor, layout: Layout) -> Tensor:
 
 
 def source_of(positions: Tensor) -> Tensor:
-    """Return the positions whose states predict the tokens at `positions`: those before them."""
+    """Return the positions whose states predict the tokens at `positions`: the ones before them."""
     return positions - 1
 
 
 def at_tokens(values: Tensor) -> Tensor:
-    """Return values of the predicting positions (B, S) at the tokens they predict; 0 at first."""
+    """Move values (B, S) from predicting positions to the tokens they predict; 0 at the first."""
     return F.pad(values[:, :-1], (1, 0))
 
 
@@ -79,8 +79,8 @@ def at_tokens(values: Tensor) -> Tensor:
 def draw_times(key: int, rows: int) -> np.ndarray:
     """Return a time in (0, 1] for each row of a global batch, (rows,).
 
-    They lie one in each of so many equal cells, in random order: those of Sahoo et al. 2024 (code,
-    "antithetic sampling").
+    The interval is cut into `rows` equal cells; each holds one time, in random order (Sahoo et al.
+    2024, code, "antithetic sampling").
 
     Args:
         key: Key of the global batch.
@@ -94,7 +94,7 @@ def draw_times(key: int, rows: int) -> np.ndarray:
 def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
     """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1].
 
-    "bell" has the density 6 t (1 - t), the parabola of Beta(2, 2), by its quantile function. Bells
+    "bell" has the density 6 t (1 - t), Beta(2, 2), by its quantile function. Bell-shaped densities
     are the idea of Hong et al. 2026; this one is our choice.
     """
     if distribution == BELL:
@@ -117,8 +117,8 @@ class Noise:
     Attributes:
         distribution: "uniform" or "bell", see `diffusion_times`.
         is_flat: Whether all weights are 1.
-        by_count: Whether the row's number gives k instead of t; distribution and is_flat are
-            ignored.
+        by_count: Whether a row's number determines k instead of t; distribution and is_flat are
+            then ignored.
         is_shifted: Whether masked tokens are predicted at the position before.
     """
 
@@ -216,12 +216,12 @@ def prefix_batch(
     width: int = 0,
     times: np.ndarray | None = None,
 ) -> PredictionBatch:
-    """Return rows of which a prefix is seen from both sides, and what follows it is predicted.
+    """Return rows with bidirectional attention in a prefix, and the tokens after it as targets.
 
-    The prefix of a row of n tokens, which includes [CLS], has 1 to n - 1 tokens, all alike likely:
-    at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0, 1]
-    say which share of the row is predicted. In packed rows each document has its prefix: see
-    `_document_prefixes`.
+    The prefix of a row of n tokens includes [CLS] and has 1 to n - 1 tokens with equal probability,
+    so at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0,
+    1] give the share of the row that is predicted. In packed rows each document has its own prefix:
+    see `_document_prefixes`.
     """
     assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
@@ -243,8 +243,8 @@ def _document_prefixes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the length of the prefix of each token's document, and its position, int64 (B, S).
 
-    The time of the first document of a row is that of the row, as if it were alone; that of each
-    other one is moved round the circle by a uniform random number, so that it is as uniform.
+    The first document of a row uses the row's time, as if it were alone. Each other document shifts
+    the time by a uniform random number modulo 1, which keeps it uniform.
 
     Args:
         documents: The number of each token's document in its row, from 0 (B, S).

@@ -1,7 +1,7 @@
-"""How many words of the text the rows of a corpus hold.
+"""Numbers of words of the text in the rows of a corpus.
 
-A word counts where its first token is, so that every word of a corpus counts once in an epoch,
-however rows cut the text.
+A word is counted in the row that holds its first token, so every word of a corpus is counted once
+in an epoch, however rows cut the text.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class RowWords:
 
     @cached_property
     def word_starts(self) -> WordStarts | None:
-        """Where words begin; None if the data folder does not say it."""
+        """Where words begin; None if the data folder does not record it."""
         return open_word_starts(self.data.prefix, len(self.data.tokens))
 
     @property
@@ -49,6 +49,6 @@ class RowWords:
         )
 
     def count(self, samples: np.ndarray, keys: np.ndarray, width: int) -> int:
-        """Return the words in rows `samples` (B,) of keys (B,) that are cut to `width`."""
+        """Return the number of words in rows `samples` (B,) of keys (B,), cut to `width`."""
         assert self.word_starts is not None
         return int(self.word_starts.count(*self.runs(samples, keys, width)).sum())

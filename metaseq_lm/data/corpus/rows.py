@@ -23,13 +23,13 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
 class Samples(ABC):
-    """The rows of a split: `Corpus`, `PackedDocuments`, or `Packed`, of two segments.
+    """The rows of a split: `Corpus`, `PackedDocuments`, or `Packed` with two segments.
 
     Attributes:
         data: The token stream that rows are made of.
         vocabulary: The tokens.
-        shuffle_key: If not None, the tokens of each row are permuted, see `shuffle_tokens`: always
-            in the same way, which this key and the number of the sample decide.
+        shuffle_key: If not None, the tokens of each row are permuted, see `shuffle_tokens`. The
+            permutation depends only on this key and the number of the sample.
     """
 
     data: IndexedDataset
@@ -42,14 +42,14 @@ class Samples(ABC):
     @property
     @abstractmethod
     def row_lengths(self) -> Lengths:
-        """The tokens of each row with its special ones, int64 (samples,)."""
+        """The number of tokens of each row, special ones included, int64 (samples,)."""
 
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
 
-        Rows are padded to the longest of them, or padded and cut to `width` if that is not 0. Those
+        Rows are padded to the longest of them, or padded and cut to `width` if that is not 0. Rows
         of two segments are not cut.
         """
         rows, lengths = self.read(samples, cls, width)
@@ -64,31 +64,32 @@ class Samples(ABC):
 
     @abstractmethod
     def runs(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where runs of the token stream in the rows start, and their lengths, (runs,) each.
+        """Return starts and lengths of the runs of the token stream in the rows, (runs,) each.
 
-        Takes what `rows` takes.
+        Arguments are as of `rows`.
         """
 
     @property
     def words(self) -> RowWords:
-        """How many words the rows hold."""
+        """The numbers of words in the rows."""
         return RowWords(self.data, lambda samples, keys, width: self.runs(samples, width))
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return the segment, 0 or 1, of each token of the rows, int64 (B, width); None for one."""
+        """Return the segment, 0 or 1, of each token, int64 (B, width); None for a single one."""
         return None
 
     def documents(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return the number of each token's document in its row, int64 (B, width); None for one."""
+        """Return the index of each token's document in its row, int64 (B, width); None for one."""
         return None
 
 
 class Corpus(Samples):
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
-    `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
-    windows of the stream, across documents; start-up and memory do not grow with the corpus, but
-    for a read of the documents' sizes with "eos". Raises MetaseqError as `open_tokens`.
+    `break_mode` "eos": a sample is a document; a document that is too long is cut into disjoint
+    windows. "none": windows of the stream, across documents. Start-up and memory do not grow with
+    the corpus, except that "eos" reads the sizes of the documents. Raises the errors of
+    `open_tokens`.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Corpus(Samples):
 def shuffle_tokens(rows: np.ndarray, vocabulary: Vocabulary, keys: np.ndarray) -> np.ndarray:
     """Return rows (B, S) in which the tokens of each row i are permuted by keys[i].
 
-    All permutations are alike likely. Special tokens stay in place, [UNK] is a token of the text.
+    All permutations are equally likely. Special tokens stay in place; [UNK] is a token of the text.
     """
     is_text = ~np.isin(rows, list(vocabulary.unwritten), kind="table")
     draws = random_streams.words(keys, 0, rows.shape[1])
@@ -152,7 +153,7 @@ def open_tokens(
 ) -> IndexedDataset:
     """Open the token files of a split for samples of `tokens_per_sample`, at least `least`.
 
-    Raises UsageError for a wrong option, MetaseqError for files that hold no tokens, or some that
+    Raises UsageError for a wrong option, MetaseqError for files without tokens or with tokens that
     the vocabulary lacks.
     """
     if tokens_per_sample < least:
@@ -184,10 +185,10 @@ def check_ids(data: IndexedDataset, vocabulary: Vocabulary, first: int | None = 
 
 
 def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many tokens of each side of pairs (N,), (N,) are kept, together at most `room`.
+    """Return how many tokens each side of pairs (N,), (N,) keeps, together at most `room`.
 
-    The closed form of taking tokens away one by one from the end of the longer side, of the second
-    when both are equal (Devlin et al. 2019, code).
+    The result is the same as removing tokens one by one from the end of the longer side, or of the
+    second if both are equally long (Devlin et al. 2019, code).
     """
     first_kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
     return first_kept, np.minimum(second, np.maximum(room // 2, room - first))
@@ -196,7 +197,7 @@ def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarr
 def blank_rows(
     vocabulary: Vocabulary, cls: int, firsts: np.ndarray, lengths: np.ndarray, width: int
 ) -> np.ndarray:
-    """Return rows (B, S) that hold their special tokens only; A has `firsts` (B,) tokens."""
+    """Return rows (B, S) with only their special tokens; A has `firsts` (B,) tokens."""
     rows = np.full(
         (len(lengths), max(width, int(lengths.max(initial=0)))), vocabulary.pad, np.int64
     )
@@ -227,7 +228,7 @@ def text_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return rows `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, int64 (B, S), and lengths (B,).
 
-    A text is a token file and where its part of each row starts and how long it is, (B,) each.
+    A text is a token file with the start and length of its part of each row, (B,) each.
     """
     lengths = 1 + len(texts) + np.sum([counts for _, _, counts in texts], axis=0)
     rows = blank_rows(vocabulary, cls, texts[0][2], lengths, width)

@@ -96,7 +96,7 @@ class ColumnFile(TextFile):
                 f"{self}: column '{self.column}' has fields; choose one of "
                 f"{abbreviated([prefix + n for n in names])} with --text-column"
             )
-        # Some programs write text without its type, as binary.
+        # Some programs write text as binary, without the type of text.
         texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary
         if not any(is_text(kind) for is_text in texts):
             raise MetaseqError(

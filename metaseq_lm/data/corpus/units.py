@@ -1,4 +1,4 @@
-"""Whole words, spans of words and short spans as what is masked, a function of each row's key.
+"""Masking of whole words, spans of words and short spans, as a function of each row's key.
 
 Shapes: B rows, S length, V symbols.
 """
@@ -20,7 +20,7 @@ class SpanLengths:
     """Geometric lengths, cut off at `longest` and normalised (Joshi et al. 2020, section 3.1).
 
     Attributes:
-        mean: The mean if no length were too long, 1 / p.
+        mean: The mean before the cut at `longest`, 1 / p.
         longest: The largest length.
     """
 
@@ -41,12 +41,12 @@ class SpanLengths:
 
 @dataclass(frozen=True)
 class Units:
-    """What is masked as a whole.
+    """The units that are masked as a whole.
 
     Attributes:
-        kind: "word", "span": words in a row, as many as `lengths` says, or "short_span": 1 to SHORT
-            tokens in a row.
-        word_starts: Which tokens begin a word, boolean (V,); short spans do not ask.
+        kind: "word"; "span", consecutive words, their number drawn from `lengths`; or "short_span",
+            1 to SHORT consecutive tokens.
+        word_starts: Which tokens begin a word, boolean (V,); not used for short spans.
         lengths: The lengths of spans in words.
         by_tokens: Whether a span begins with the word of a token that is drawn, see `choose_spans`.
     """
@@ -59,7 +59,7 @@ class Units:
     def starts(self, tokens: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """Return where words of rows (B, S) begin, boolean (B, S).
 
-        A word is made of candidates, boolean (B, S): what is none ends it.
+        A word consists of candidates, boolean (B, S); any other token ends it.
         """
         follows = np.zeros_like(candidates)
         follows[:, 1:] = candidates[:, :-1]
@@ -67,7 +67,7 @@ class Units:
 
 
 def span_counts(candidates: np.ndarray, rate: float) -> np.ndarray:
-    """Return ceil(rate * n) for numbers of candidates, int64: SpanBERT's budget."""
+    """Return ceil(rate * n) for numbers n of candidates, int64: SpanBERT's budget."""
     counts = np.ceil(rate * candidates - _TOLERANCE).astype(np.int64)
     return np.asarray(np.minimum(counts, candidates))
 
@@ -77,7 +77,7 @@ def choose_words(
 ) -> np.ndarray:
     """Choose whole words, in random order, that together have at most counts[i] tokens of row i.
 
-    A word that would exceed the number is left out, and the next one is tried (the code of Devlin
+    A word that would exceed this number is skipped, and the next one is tried (the code of Devlin
     et al. 2019). Takes where words begin and the candidates, boolean (B, S); returns the chosen
     tokens, boolean (B, S).
     """
@@ -85,7 +85,7 @@ def choose_words(
     word = np.where(candidates, starts.cumsum(1) - 1, length)
     sizes = np.zeros((len(starts), length + 1), np.int64)
     np.add.at(sizes, (rows, word), 1)
-    sizes[:, length] = 0  # what is no candidate
+    sizes[:, length] = 0  # tokens that are no candidates
     draws = np.where(sizes[:, :length] > 0, uniforms(subkeys(keys, "words"), 0, length), 2.0)
     order = np.argsort(draws, axis=1, kind="stable")
     is_chosen, used = np.zeros_like(sizes, dtype=bool), np.zeros(len(starts), np.int64)
@@ -107,16 +107,16 @@ def choose_spans(
     keys: np.ndarray,
     by_tokens: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose spans of whole words until exactly counts[i] tokens of row i are in one.
+    """Choose spans of whole words until they cover exactly counts[i] tokens of row i.
 
-    A span begins at a word that is in none, drawn uniformly, and may run into others; the last one
-    is cut at the number (Joshi et al. 2020). Takes where words begin and the candidates, boolean
-    (B, S). Returns the chosen tokens, boolean (B, S), and the number of the span of each, int64 (B,
-    S).
+    A span begins at a uniformly drawn word outside all spans and may run into others; the last one
+    is cut to the exact number (Joshi et al. 2020). Takes where words begin and the candidates,
+    boolean (B, S). Returns the chosen tokens, boolean (B, S), and the number of the span of each,
+    int64 (B, S).
 
-    The authors' code draws one of the tokens that are in no span, and begins with its word: so
-    words of several tokens are more likely. Spans that touch have one number there. `by_tokens`
-    does the same.
+    With `by_tokens`, as in the authors' code, a token outside all spans is drawn and its word
+    begins the span, so that words of several tokens are more likely; spans that touch share a
+    number.
     """
     word, block = starts.cumsum(1), (~candidates).cumsum(1)
     is_chosen, number = np.zeros_like(candidates), np.zeros(candidates.shape, np.int64)
@@ -142,10 +142,10 @@ def choose_spans(
 
 
 def numbered(is_chosen: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
-    """Return the number, from 0, of each chosen token's group, int64 (B, S).
+    """Return the index of each chosen token's group, counted from 0, int64 (B, S).
 
-    A group is made of chosen tokens, boolean (B, S), beside each other; where `ends`, boolean
-    (B, S), a new one may begin.
+    A group is a run of adjacent chosen tokens, boolean (B, S). A chosen token where `ends`, boolean
+    (B, S), is true begins a new group.
     """
     follows = np.zeros_like(is_chosen)
     follows[:, 1:] = is_chosen[:, :-1]
@@ -157,12 +157,12 @@ def numbered(is_chosen: np.ndarray, ends: np.ndarray | None = None) -> np.ndarra
 def choose_short_spans(
     candidates: np.ndarray, counts: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose spans of 1 to SHORT tokens until at least counts[i] tokens of row i are in one.
+    """Choose spans of 1 to SHORT tokens until they cover at least counts[i] tokens of row i.
 
-    A row is cut into spans of uniform lengths, which are taken whole in random order, so that there
-    are up to SHORT - 1 tokens more (Charpentier and Samuel 2024, code; without its memory of tokens
-    that were masked before). Takes the candidates, boolean (B, S), the only ones that are chosen;
-    returns what `choose_spans` does.
+    A row is cut into spans of uniform lengths, which are taken whole in random order, so up to
+    SHORT - 1 extra tokens are chosen (Charpentier and Samuel 2024, code; without its memory of
+    tokens that were masked before). Only `candidates`, boolean (B, S), are chosen. Returns the same
+    as `choose_spans`.
     """
     rows, length = np.arange(len(candidates))[:, None], candidates.shape[1]
     sizes = 1 + (SHORT * uniforms(subkeys(keys, "short spans"), 0, length)).astype(np.int64)
@@ -185,12 +185,12 @@ class MaskRates:
     Attributes:
         rates: The shares, at least one.
         updates: The number of updates of the run.
-        phases: The share of the updates for each of `rates`, which then is constant in its phase;
-            empty for rates between which the share changes linearly. It is `rates[0]` in the first
-            update, and would be the last one in the update after the last of the run.
+        phases: The share of the updates for each of `rates`, which is then constant in its phase.
+            If empty, the share changes linearly between the rates: it is `rates[0]` in the first
+            update and would reach the last rate in the update after the end of the run.
 
     Raises:
-        UsageError: The phases do not fit the rates, or their shares are not 1 together.
+        UsageError: The phases do not fit the rates, or their shares do not sum to 1.
     """
 
     rates: tuple[float, ...]
@@ -208,7 +208,7 @@ class MaskRates:
             )
 
     def at(self, update: int) -> float:
-        """Return the share in an update, counted from 0; after the last one the last share."""
+        """Return the share in an update, counted from 0; the last share after the run."""
         if self.phases:
             return self.rates[Phases(self.phases, self.updates).at(update)]
         done = update / max(self.updates, 1)
@@ -216,7 +216,7 @@ class MaskRates:
 
     @property
     def mean(self) -> float:
-        """The mean share over the run, but for the rounding of phases and updates."""
+        """The mean share over the run, ignoring the rounding of phases to updates."""
         rates = np.array(self.rates)
         if self.phases:
             return float(rates @ self.phases)

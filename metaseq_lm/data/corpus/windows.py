@@ -1,4 +1,4 @@
-"""Begin and length of the samples of a corpus, in memory that hardly grows with it."""
+"""Starts and lengths of the samples of a corpus, in memory that hardly grows with it."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ _WINDOWS, _TOKENS = 0, 1  # rows of the table
 
 
 class Windows(Protocol):
-    """Disjoint windows of a token stream, in order; indexing gives the lengths of some."""
+    """Disjoint windows of a token stream, in order; indexing returns lengths."""
 
     def __len__(self) -> int: ...
 
@@ -101,7 +101,7 @@ class DocumentWindows:
     def _search(self, places: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the documents (n,) of `places` (n,), which are counted in WINDOWS or TOKENS.
 
-        The second result is the windows and the tokens before those documents, int64 (2, n).
+        The second result is the windows and tokens before the documents, int64 (2, n).
         """
         blocks = np.unique(np.searchsorted(self._before[unit], places, side="right") - 1)
         documents = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
@@ -114,7 +114,7 @@ class DocumentWindows:
 
 
 class RowLengths:
-    """The lengths of windows with `specials` tokens more."""
+    """The lengths of windows plus `specials` special tokens."""
 
     def __init__(self, windows: Windows, specials: int) -> None:
         self.windows, self.specials = windows, specials

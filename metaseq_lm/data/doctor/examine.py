@@ -1,4 +1,4 @@
-"""The report on a data folder: the check of its kind, then those of the sets inside it.
+"""The report on a data folder: the check of its kind, then the checks of the sets inside it.
 
 A check is a generator of findings; CHECKS names the kinds of manifests that each one reads.
 """
@@ -73,7 +73,7 @@ _MANY_UNKNOWN = 0.2
 _SAMPLE, _SAMPLE_TOKENS = (
     200,
     2000,
-)  # texts of a corpus whose form is looked at, and how much of each
+)  # texts of a corpus whose form is examined, and how much of each
 # Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
 STANDS_ALONE = {PARALLEL, IMAGES}
 _MADE_OF_TEXT = {CORPUS, LABELLED, SQUAD, PARALLEL, *KINDS}  # by preprocess
@@ -98,7 +98,7 @@ def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding
     elif not set_folders or token_files(folder) or not all(map(_stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
         yield from corpus(subject)
-    # One that lost its manifest is left out of no report.
+    # A set that lost its manifest is also reported.
     without = [path for path in folder.iterdir() if path.is_dir() and token_files(path)]
     for set_folder in sorted({*set_folders, *without}):
         yield from _examine_set(replace(subject, folder=set_folder))
@@ -136,7 +136,7 @@ def _examine_set(subject: Subject) -> Iterator[Finding]:
     yield from _damaged_text(subject.folder, manifest)
     if manifest.kind != CORPUS and not wrong_sizes:
         yield from _unknown_tokens(subject)
-    # Without its files, every reader of a set would say so again.
+    # Without its files, every reader of a set would repeat the error.
     if manifest.kind in CHECKS and (manifest.kind == CORPUS or not wrong_sizes):
         yield from CHECKS[manifest.kind](subject)
 
@@ -145,7 +145,7 @@ def _unknown_tokens(subject: Subject) -> Iterator[Finding]:
     """Yield the share of [UNK] in the splits of a set with a tokenizer, if it has any."""
     subject.unknown = unknown_shares(subject.folder, most=sys.maxsize)
     if subject.manifest is not None and subject.manifest.kind in KINDS:
-        return  # which has lines of its own on unknown words
+        return  # its own check reports unknown words
     if text := describe_unknown(subject.unknown, 0.0):
         is_large = bool(describe_unknown(subject.unknown))
         text = f"{subject.folder}: {text}"
@@ -195,7 +195,7 @@ def corpus(subject: Subject) -> Iterator[Finding]:
     sets = yield from _open_splits(names, lambda split: IndexedDataset(folder / split))
     hashes: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
-    sound = []  # whose ids are all of the vocabulary, so that they can be counted
+    sound = []  # splits with all ids in the vocabulary, so that they can be counted
     for split, data in sets.items():
         findings = list(token_file(data, subject.tokenizer))
         yield from findings
@@ -225,7 +225,7 @@ def corpus(subject: Subject) -> Iterator[Finding]:
 def passages(name: str, likeness: Likeness) -> Finding:
     """Return how much of a split called `name` lies in passages of train.
 
-    Unlike documents, passages of so many tokens are not the same by chance.
+    Unlike documents, passages of WINDOW tokens are not the same by chance.
     """
     share = likeness.passages or 0.0
     text = (
@@ -289,7 +289,7 @@ def _text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fi
 # -------------------------------------------------------------------- labelled sets, SQuAD
 
 
-# What preprocess counts of rows that are not as they should be.
+# The counts of faulty rows by preprocess.
 _ROW_FAULTS = {
     "no_text": "rows without text were left out",
     "no_gold_label": "rows without a gold label were left out",
@@ -364,7 +364,7 @@ def _other_tokenizer(subject: Subject) -> Iterator[Finding]:
 
 
 def _text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield what is wrong with one text of each row: none there, or no tokens of the vocabulary."""
+    """Yield the faults of one text of each row: empty, or ids outside the vocabulary."""
     empty = np.flatnonzero(data.sizes == 0)
     if len(empty):
         yield Finding(
@@ -539,7 +539,7 @@ def _word_set(subject: Subject) -> Iterator[Finding]:
         if reason := missing_breaks(data.lengths, data.form):
             yield Finding(WARNING, f"{folder}: {split}: {reason}")
         yield from _word_labels(data, sets.get("train"))
-        # Of the forms, not the ids: two unknown words need not be the same.
+        # Hash the forms, not the ids: two unknown words need not be the same.
         if data.form == TEXT:
             rows = document_hashes(data.words)
         else:
@@ -552,7 +552,7 @@ def _word_set(subject: Subject) -> Iterator[Finding]:
 
 
 def _word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
-    """Yield how often each tag or relation occurs, and those that train lacks."""
+    """Yield how often each tag or relation occurs, and the ones that train lacks."""
     if data.labels is None:
         return
     labels, names = np.asarray(data.labels.tokens), data.label_names

@@ -20,7 +20,7 @@ from metaseq_lm.data.words.vocabulary import WordVocabulary
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MANY_DUPLICATES = 0.1
 MANY_SHARED = 0.01
-# Of the tokens of a split: from so many in passages of train on it is no other split. Real texts
+# The share of tokens in passages of train from which on a split is not another split. Real texts
 # share a tenth, such as licences and tables of contents, which league's gate `leak` flags.
 COPIED = 0.5
 CHUNK = 1 << 21
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass
 class Subject:
-    """A folder to check, and what is known of the data folder that it lies in.
+    """A folder to check, and facts about the data folder that it lies in.
 
     `manifest` is None for a data folder without a readable one. `full` reads every checksum. If
     `shifted`, other splits of a corpus are meant to be of another domain than train.
@@ -84,7 +84,7 @@ def machine(folders: Iterable[Path]) -> Iterator[Finding]:
 def document_hashes(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:
     """Return a 64-bit hash of each sequence or document, uint64 (N,); 0 for empty ones.
 
-    It is the sum of a mixed (token, position) modulo 2**64, so that documents of any length are
+    It is the sum of mixed (token, position) pairs modulo 2**64, so that documents of any length are
     read in pieces. The mixing is the one of SplitMix64 (Steele et al. 2014).
     """
     offsets = token_offsets(data, documents)
@@ -181,10 +181,10 @@ def overlaps(
     noun: str = "documents",
     sizes: dict[str, np.ndarray] | None = None,
 ) -> Iterator[Finding]:
-    """Yield, for each two splits, how many rows (`noun`) of the later are in the earlier too.
+    """Yield, for each pair of splits, how many rows (`noun`) of the later are also in the earlier.
 
-    With the tokens of each row in `sizes` their share decides: short lines, such as headings, are
-    in every split of a text.
+    With the number of tokens of each row in `sizes`, the share of tokens decides, because short
+    lines, such as headings, are in every split of a text.
     """
     names = list(hashes)
     for i, later in enumerate(names):

@@ -12,28 +12,28 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 SHIFTED = 0.1  # nats from which on a split may be of another domain,
 FOREIGN = 0.5  # and from which on it is
 FEWEST = 1000  # tokens, below which a split, or half of train, is too small to tell
-MOST = 1 << 22  # tokens that are compared; more would tell no more
+MOST = 1 << 22  # most tokens that are compared; more would add nothing
 
 
 @dataclass(frozen=True)
 class Likeness:
     """How a split of a corpus compares with its train split.
 
-    Token frequencies differ by chance, too, the more the fewer tokens there are. So a sample of the
-    split and a sample of train, of the same size and each of whole documents, are both compared
-    with the rest of train. Whatever their size, they have the same expectation if all documents
-    are of one source. Documents of one subject differ more than tokens drawn one by one, which
-    samples of documents allow for. Where train is a single document, or one long document of each
-    source, its sample is of another source than the rest, `usual` is as large as a shift, and
-    nothing is found: preprocess such texts with shorter documents.
+    Token frequencies also differ by chance, and the more so the fewer tokens there are. So a sample
+    of the split and a sample of train, of the same size and each of whole documents, are both
+    compared with the rest of train. Whatever their size, both divergences have the same expectation
+    if all documents are of one source. Documents of one subject differ more than tokens drawn one
+    by one, which samples of documents allow for. If train is a single document, or one long
+    document of each source, its sample is of another source than the rest, `usual` is as large as a
+    shift, and nothing is detected: preprocess such texts with shorter documents.
 
     Attributes:
         divergence: The divergence of the token frequencies of the split, or of a sample of its
-            documents, from those of the rest of train, see `divergence`.
-        usual: The same of documents drawn from train that have as many tokens.
-        shared: The share of its tokens that are in documents which train has, too.
-        passages: The share that is in passages which train has, too, see `shared_passages`; None if
-            it is not known, as in archives of earlier versions.
+            documents, from the frequencies of the rest of train, see `divergence`.
+        usual: The same for documents drawn from train with the same number of tokens.
+        shared: The share of its tokens in documents that train also has.
+        passages: The share of its tokens in passages that train also has, see `shared_passages`;
+            None if it is not known, as in archives of earlier versions.
     """
 
     divergence: float
@@ -43,9 +43,9 @@ class Likeness:
 
     @property
     def shift(self) -> float:
-        """By how many nats a token the divergence is above what chance makes of such a size.
+        """The excess of the divergence over its value by chance at this size, in nats per token.
 
-        0 where there are too few tokens to tell, see `sample_size`.
+        It is 0 if there are too few tokens to tell, see `sample_size`.
         """
         return max(0.0, self.divergence - self.usual)
 
@@ -53,11 +53,11 @@ class Likeness:
 def divergence(counts: np.ndarray, reference: np.ndarray) -> float:
     """Return the Kullback-Leibler divergence of frequencies from those of a reference, in nats.
 
-    Of each count one is added, so that a symbol that the reference lacks costs no infinity.
+    One is added to each count, so that a symbol that the reference lacks does not cost infinity.
 
     Args:
         counts: How often each symbol occurs, (V,).
-        reference: The same of the reference, (V,).
+        reference: How often each symbol occurs in the reference, (V,).
     """
     shares, others = ((x + 1) / (x.sum() + len(x)) for x in (counts, reference))
     return float(shares @ np.log(shares / others))
@@ -70,9 +70,9 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     sample, chance = (
         token_counts(drawn(data, tokens), len(vocabulary))[is_text] for data in (other, train)
     )
-    # Not train itself: that holds the sample, which would diverge from it the less the larger it
-    # is, not at all as all of train. A formula, such as (V - 1) / 2 (1 / n + 1 / m) for sizes n and
-    # m, would not do for samples of unequal size: rare symbols and the one that is added break it.
+    # Not train itself, which contains the sample: the larger the sample, the less it would diverge,
+    # and not at all if it is all of train. A formula, such as (V - 1) / 2 (1 / n + 1 / m) for sizes
+    # n and m, fails for samples of unequal size, because of rare symbols and the added one.
     rest = token_counts(train, len(vocabulary))[is_text] - chance
     value, usual = divergence(sample, rest), divergence(chance, rest)
     return Likeness(
@@ -86,7 +86,7 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
 def sample_size(train: IndexedDataset, other: IndexedDataset) -> int:
     """Return how many tokens of a split are compared with the rest of train.
 
-    They are the smaller one of the split and half of train, at most MOST. Fewer than FEWEST are too
+    It is the smaller of the split and half of train, at most MOST. Fewer than FEWEST are too
     few to tell a difference from chance.
     """
     return min(len(other.tokens), len(train.tokens) // 2, MOST)
@@ -102,7 +102,7 @@ def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
 
 
 def drawn(data: IndexedDataset, tokens: int) -> np.ndarray:
-    """Return so many tokens of documents in random order, the same each time.
+    """Return `tokens` tokens of documents in random order, the same each time.
 
     The last document is cut; there are fewer tokens only if the data have fewer.
     """
@@ -114,7 +114,7 @@ def drawn(data: IndexedDataset, tokens: int) -> np.ndarray:
 
 
 def _shared_tokens(train: IndexedDataset, other: IndexedDataset) -> float:
-    """Return the share of the tokens of a split that are in documents which train has, too."""
+    """Return the share of the tokens of a split in documents that train also has."""
     sizes = np.diff(token_offsets(other, other.documents))
     shared = np.isin(
         document_hashes(other, other.documents), document_hashes(train, train.documents)

@@ -1,4 +1,4 @@
-"""Passages of a split that are in train, too, wherever lines and documents begin and end."""
+"""Passages of a split that are also in train, wherever lines and documents begin and end."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -9,11 +9,11 @@ from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 WINDOW = 50  # tokens of a passage
-# A split with more tokens is looked for in part: in blocks of this many tokens, from everywhere.
+# A split with more tokens is searched in part: blocks of this size at equal distances.
 MOST, BLOCK = 1 << 20, 512
 PIECE = 1 << 16  # tokens of train at a time, few enough for a processor's cache
-_BASE = 0x9E3779B97F4A7C15  # of the rolling hash; odd, so that it has an inverse modulo 2**64
-_KEY_BITS = 25  # of a hash, by which most windows of train are passed over
+_BASE = 0x9E3779B97F4A7C15  # base of the rolling hash; odd, so that it has an inverse modulo 2**64
+_KEY_BITS = 25  # bits of a hash, by which most windows of train are skipped
 
 
 def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary) -> float:
@@ -21,7 +21,7 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
 
     Special symbols are left out of both, so that a window may begin and end anywhere. Text in other
     case or other words is not found. Train is read in pieces; the hashes of at most MOST windows of
-    the split are held, and compared with those of all windows of train.
+    the split are held, and compared with the hashes of all windows of train.
     """
     values = np.random.default_rng(0).integers(1, 1 << 64, len(vocabulary), np.uint64)
     values[list(vocabulary.specials)] = 0
@@ -54,7 +54,7 @@ def sample(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return a number for each token, without those whose number is 0, uint64 (n,).
+    """Return the number of each token, leaving out tokens with number 0, uint64 (n,).
 
     Ids outside the vocabulary, which the doctor reports, count as the nearest symbol.
     """
@@ -75,7 +75,7 @@ def window_hashes(numbers: np.ndarray) -> np.ndarray:
     """Return the hash of each window, sum of numbers[i + j] * BASE**j modulo 2**64 for j < WINDOW.
 
     It is a difference of two sums from the start (Karp and Rabin 1987). (n,) to (n - WINDOW + 1,),
-    uint64; there are none of fewer than WINDOW numbers.
+    uint64; empty for fewer than WINDOW numbers.
     """
     count, largest = len(numbers), max(MOST, PIECE + WINDOW)
     sums = np.append(np.uint64(0), np.cumsum(numbers * powers(_BASE, largest)[:count]))

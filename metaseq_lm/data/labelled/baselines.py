@@ -1,4 +1,4 @@
-"""Classifiers that see words alone: what a model of a labelled set is compared with.
+"""Classifiers that see only words: baselines for a model of a labelled set.
 
 Shapes: N items to learn from, M to classify, K classes; tokens and words are numbers below V.
 """
@@ -16,7 +16,7 @@ class Bags:
 
     Attributes:
         tokens: The tokens of all texts, int64 (tokens,).
-        texts: The number of the text that each is in, int64 (tokens,).
+        texts: The number of each token's text, int64 (tokens,).
         count: The number of texts.
     """
 
@@ -26,7 +26,7 @@ class Bags:
 
 
 def majority(labels: np.ndarray, n_classes: int) -> int:
-    """Return the most frequent of the classes (N,), the first of equals."""
+    """Return the most frequent of the classes (N,), the first one of a tie."""
     return int(np.bincount(labels, minlength=n_classes).argmax())
 
 
@@ -35,7 +35,7 @@ def class_of_word(
 ) -> np.ndarray:
     """Return the most frequent class of each word in `others`, (M,).
 
-    That of all words for one that does not occur, and where two are equally frequent.
+    A word that does not occur gets the most frequent class of all words, which also wins ties.
 
     Args:
         words: Words with a class, (N,).
@@ -44,7 +44,7 @@ def class_of_word(
         n_classes: K.
     """
     known, number = np.unique(words, return_inverse=True)
-    table = np.zeros((len(known) + 1, n_classes))  # the last row is that of unknown words
+    table = np.zeros((len(known) + 1, n_classes))  # the last row is for unknown words
     np.add.at(table, (number, labels), 1)
     table[:, majority(labels, n_classes)] += _SMOOTHING
     position = np.minimum(np.searchsorted(known, others), len(known) - 1)

@@ -7,11 +7,11 @@ from collections.abc import Container, Iterator, Mapping
 
 from metaseq_lm.core.registry import abbreviated
 
-NO_LABEL = ""  # of a row whose label is empty or null
-NO_GOLD = ("-", "-1")  # what SNLI and MNLI, and exports of HF datasets, write for no gold label
+NO_LABEL = ""  # stands for an empty or null label
+NO_GOLD = ("-", "-1")  # stand for no gold label in SNLI, MNLI and exports of HF datasets
 _NULL_WORDS = {"?", "#n/a", "<na>", "n.a.", "n/a", "na", "nan", "nat", "nil", "none", "null"}
-_RARE_SHARE = 0.05  # of rows whose label -1 means none; a class is more frequent
-_FEW_ROWS = 10  # too few to wonder about classes of one row
+_RARE_SHARE = 0.05  # share of rows below which a label -1 means none; a class is more frequent
+_FEW_ROWS = 10  # too few rows to warn about classes of one row
 _FEW_CLASSES = 20
 _SEPARATORS = (",", ";", "|", "+", "/", " ")
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?) ?(%?)")
@@ -27,16 +27,16 @@ def _sorted_labels(labels: set[str]) -> list[str]:
 
 
 def _beside_numbers(others: set[str]) -> bool:
-    """Return whether the classes beside -1 are 0, 1, ..., as in exports of HF datasets."""
+    """Return whether the classes other than -1 are 0, 1, ..., as in exports of HF datasets."""
     return len(others) > 1 and others == set(map(str, range(len(others))))
 
 
 def gold_classes(counts: Mapping[str, int]) -> list[str]:
-    """Return the classes, sorted, among the labels of the train split and how many rows have each.
+    """Return the sorted classes of the train split, given the number of rows of each label.
 
-    A whole number that is written in several ways, such as 1 and 1.0, is one class. Left out are
-    the empty label, "-" beside at least two classes other than "+", and a rare "-1" beside classes
-    0, 1, ..., which mean that a row has no gold label.
+    A whole number that is written in several ways, such as 1 and 1.0, is one class. Labels that
+    mean that a row has no gold label are left out: the empty label, "-" next to at least two
+    classes other than "+", and a rare "-1" next to classes 0, 1, ...
     """
     spellings = defaultdict(list)
     for label in counts:
@@ -69,10 +69,10 @@ def number_of(label: str) -> float | None:
 
 
 def spelling_key(label: str) -> str:
-    """Return what a label has in common with others that are perhaps the same class.
+    """Return a key that a label shares with others that are perhaps the same class.
 
-    That is the value of a number or a truth value, else the text without case, quotation marks,
-    characters that are not seen, and the difference between blanks, "_" and "-".
+    It is the value of a number or a truth value, else the text without case, quotation marks,
+    invisible characters, and the difference between blanks, "_" and "-".
     """
     text = "".join(
         c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf"
@@ -88,7 +88,7 @@ def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:
 
 
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield what looks wrong with the classes of a split; `counts` has the rows of each class."""
+    """Yield warnings about the classes of a split; `counts` are the rows of each class."""
     rows = sum(counts.values())
     words = [label for label in counts if label.casefold() not in _NULL_WORDS]
     numbers = [number for label in words if (number := number_of(label)) is not None]

@@ -18,7 +18,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 @dataclass(kw_only=True)
 class ClozeBatch(TokenBatch):
-    """Rows (B, S); `positions` (B, 1) are those of the blanks asked for, `targets` (B,) candidates.
+    """Rows (B, S) with `positions` (B, 1) of the blanks to fill and `targets` (B,), the candidates.
 
     Attributes:
         candidates: The tokens of each candidate (B, K, T), padded with -1.
@@ -49,7 +49,7 @@ class ClozeRows:
         assert data.places is not None
         self.data, self.vocabulary, self.room = data, vocabulary, tokens_per_sample - 2
         rows, self._columns = data.places[:, 0], data.places[:, 2:]
-        self._first = np.searchsorted(rows, np.arange(len(data) + 1))  # of each sample's blanks
+        self._first = np.searchsorted(rows, np.arange(len(data) + 1))  # first blank of each sample
         damaged = (np.diff(self._first) == 0).any() or data.places[:, 1].any()
         if damaged or len(data.inputs) != len(data.label_names) + 1:
             raise MetaseqError(
@@ -58,7 +58,7 @@ class ClozeRows:
         shrunk = np.bincount(rows, np.diff(self._columns)[:, 0] - 1, len(data)).astype(np.int64)
         sizes = data.inputs[0].sizes - shrunk
         self.is_cut: np.ndarray = sizes > self.room
-        # Of each row with its special tokens, int64 (N,).
+        # The length of each row with its special tokens, int64 (N,).
         self.lengths: np.ndarray = np.minimum(sizes, self.room) + 2
 
     def __len__(self) -> int:

@@ -37,7 +37,7 @@ _NULL_CELLS = frozenset(
         *("NaN", "nan", "NaT", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "None"),
     )
 )
-# Names of columns, in small letters, that a message offers.
+# Names of columns, in lower case, that a message suggests.
 _LIKELY_TEXTS = frozenset(
     (
         *("sentence", "sentence1", "sentence2", "content", "contents", "body", "title", "headline"),
@@ -69,7 +69,7 @@ class Columns:
     skip_malformed: bool = False  # count and leave out rows with a wrong number of fields
     null_is_empty: bool = False  # whether a null text is an empty one, as in a corpus
     quoting: str = QUOTING[0]  # one of tables.QUOTING: whether quotes around a field are syntax
-    text_separator: str | None = None  # what joins the text columns to one text
+    text_separator: str | None = None  # joins the text columns into one text
     separator: str = ""  # between the labels of a row that may have several
     indicators: tuple[str, ...] = ()  # the columns of labels that hold 1 or 0, instead of `label`
 
@@ -93,9 +93,9 @@ Label = str | float | tuple[str, ...] | None
 class Row:
     """One example of a file.
 
-    `label` is None in a file without labels, NO_LABEL in a row without one, a tuple where rows may
-    have several or none. `bad` says that invalid UTF-8 was replaced. A span is
-    (text, first character, character after the last). `facts` serve scorers and leaderboards.
+    `label` is None in a file without labels, NO_LABEL in a row without one, a tuple if rows may
+    have several or none. `bad` says that invalid UTF-8 was replaced. A span is (text, first
+    character, character after the last). `facts` serve scorers and leaderboards.
     """
 
     line: int
@@ -111,11 +111,11 @@ class Rows(Protocol):
 
     @property
     def counts(self) -> Counter[str]:
-        """The lines it passed over, by reason."""
+        """The numbers of skipped lines, by reason."""
 
     @property
     def remarks(self) -> list[str]:
-        """Warnings of a file that its suffix does not fit."""
+        """Warnings about a file whose suffix does not fit."""
 
     def __iter__(self) -> Iterator[Row]: ...
 
@@ -127,11 +127,11 @@ def may_lack_labels(split: str) -> bool:
 
 @dataclass
 class RowReader:
-    """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
+    """Iterates over the rows of a file; `counts` are the numbers of skipped lines, by reason.
 
-    `remarks` are warnings of a file that its suffix does not fit. A file without the label column
-    has rows without labels, if not `required`. `expand` turns a row into those that count. With a
-    `label_file` the lines of both files are texts and labels.
+    `remarks` are warnings about a file whose suffix does not fit. A file without the label column
+    has rows without labels, unless it is `required`. `expand` turns a row into the rows that count.
+    With a `label_file` the lines of the two files are texts and labels.
     """
 
     file: TextFile
@@ -223,7 +223,7 @@ class RowReader:
         return Row(number, texts, value, bad, facts=self._facts(record.where, fields))
 
     def _texts(self, record: Record, null_cells: Collection[str]) -> tuple[str, ...] | None:
-        """Return the texts of a row; None if one is null, or, where they are joined, all are."""
+        """Return the texts of a row; None if one is null or, if they are joined, if all are."""
         assert self.text_columns is not None
         texts, nulls = [], []
         for name in self.text_columns:
@@ -316,7 +316,7 @@ class RowReader:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text and where it stands, such as "good.txt:3"."""
+    """A text and its place, such as "good.txt:3"."""
 
     text: str
     location: str
@@ -338,10 +338,10 @@ def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
-    """Return the lines of a file ("-" is standard input), and how many bad UTF-8 made it skip.
+    """Return the lines of a file ("-" is standard input), and the number skipped for bad UTF-8.
 
-    `policy` is what becomes of invalid UTF-8: replace, skip or fail. A blank line is a sentence
-    without tokens. MetaseqError for a file that is missing, empty or no text.
+    `policy` says how to treat invalid UTF-8: replace, skip or fail. A blank line is a sentence
+    without tokens. MetaseqError for a file that is missing, empty or not text.
     """
     lines = list(source_lines(source, policy))
     sentences = [

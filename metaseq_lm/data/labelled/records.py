@@ -20,7 +20,7 @@ from metaseq_lm.data.storage.tables import QUOTING, joins_rows, repeated, table_
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
 TEXT, LABEL = "text", "label"  # the names of the columns unless others are given
-_MALFORMED_NAMED = 3  # of a file; the others are only counted
+_MALFORMED_NAMED = 3  # malformed rows of a file that are named; the others are only counted
 _KINDS = {
     str: "a text",
     int: "a whole number",
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def _kind_of(value: Any) -> str:
-    """Return what a value of JSON is, for messages; of one of Parquet that JSON lacks its type."""
+    """Return the JSON type of a value, for messages, or its Parquet type if JSON lacks it."""
     return unreadable_type(value) or _KINDS[type(value)]
 
 
@@ -41,8 +41,8 @@ def _kind_of(value: Any) -> str:
 class Record:
     """A JSON object of a file; an error names file, line and field, with the objects around it.
 
-    `counts` are the remarks on the file by reason. `remedy` ends the message on a missing field,
-    behind the fields that there are.
+    `counts` are the remarks on the file by reason. `remedy` ends the message about a missing field,
+    after the list of existing fields.
     """
 
     fields: dict[str, Any]
@@ -119,7 +119,7 @@ def label_word(value: Any, where: str) -> str:
 
 
 def structured(fields: dict[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Return fields with the values of `columns`, such as numbers, which a table has as texts.
+    """Return fields with `columns`, which a table holds as texts, as values such as numbers.
 
     "idx.query" and "idx.passage" become an object "idx", as before `datasets` flattened it.
     """
@@ -182,8 +182,8 @@ class LineRecords:
 class RecordReader:
     """Iterates over (number, fields, held bad UTF-8) of the records of a file.
 
-    The number is that of a line, or of a row in Parquet, Arrow and arrays of JSON; the fields of a
-    table are texts. `on_names` gets the names in the header row, or those of each object, with its
+    The number counts lines, or rows in Parquet, Arrow and arrays of JSON; the fields of a table are
+    texts. `on_names` gets the names in the header row, or the names of each object, with its
     number.
     """
 
@@ -221,7 +221,7 @@ class RecordReader:
             if not any(map(str.strip, fields)):
                 self.counts["blank"] += 1
                 continue
-            fields[0] = fields[0].removeprefix("\ufeff")  # of files put together
+            fields[0] = fields[0].removeprefix("\ufeff")  # BOM inside concatenated files
             stripped = tuple(map(str.strip, fields))
             if names is None:
                 names = stripped

@@ -27,11 +27,11 @@ class SentenceBatch(TokenBatch):
 
 
 class SentenceRows:
-    """One split of a labelled set, each sample one row, or with choices K rows.
+    """One split of a labelled set; each sample is one row, or with choices K rows.
 
-    A pair is cut to `tokens_per_sample` by `cut_pair`, and the spans with it; `is_cut` says of each
-    sample whether it lost tokens, boolean (N,). Raises UsageError for a length without room for
-    text and MetaseqError for a span that is cut away.
+    A pair is cut to `tokens_per_sample` by `cut_pair`, and the spans with it; `is_cut` marks the
+    samples that lost tokens, boolean (N,). Raises UsageError for a length without room for text and
+    MetaseqError for a span that is cut away.
     """
 
     def __init__(self, data: LabelledSet, vocabulary: Vocabulary, tokens_per_sample: int) -> None:
@@ -75,7 +75,7 @@ class SentenceRows:
         # A candidate without tokens is missing.
         self.absent = sizes[:, 1:] == 0 if self.choices else np.zeros((len(data), 1), bool)
         self.row_lengths = np.stack([n.sum(1) + 1 + n.shape[1] for n in self.n_tokens], 1)
-        # Of the longest row of each sample, with the special tokens, int64 (N,).
+        # The length of the longest row of each sample with special tokens, int64 (N,).
         self.lengths: np.ndarray = self.row_lengths.max(1)
         self.spans = self._place_spans() if data.form == "spans" else None
 

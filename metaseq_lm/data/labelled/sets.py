@@ -2,7 +2,7 @@
 
 The files of a split are `NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with a number
 per row (the place of the label in the list of the manifest, or a float64); `.spans` with three
-numbers per span; and `.rows.jsonl` with an object per row. The manifest lists those that exist.
+numbers per span; and `.rows.jsonl` with an object per row. The manifest lists the ones that exist.
 """
 
 import functools
@@ -43,12 +43,12 @@ class LabelledSet:
 
     Attributes:
         inputs: A token file for each text column.
-        form: What the columns are. "single" and "pair": one and two texts. "choices": a context and
-            K candidates, of which the label names one; a candidate without tokens is missing.
-            "spans": one or two texts with two spans in them. "tokens": two texts with any number of
-            spans, whose tokens are the answer. "multi_label": one or two texts of any number of
-            classes. "cloze": a passage with any number of blanks and K candidates, of which the
-            label names the one for the first blank listed.
+        form: The meaning of the columns. "single" and "pair": one and two texts. "choices": a
+            context and K candidates, of which the label names one; a candidate without tokens is
+            missing. "spans": one or two texts with two spans in them. "tokens": two texts with any
+            number of spans, whose tokens are the answer. "multi_label": one or two texts of any
+            number of classes. "cloze": a passage with any number of blanks and K candidates, of
+            which the label names the one for the first blank listed.
         labels: int64 or, for regression, float64 (rows,); boolean (rows, classes) of form
             "multi_label"; None for a split without labels.
         label_names: The classes; empty for regression.
@@ -92,7 +92,7 @@ class LabelledSet:
         self.places: np.ndarray | None = None
         if self.form in WITH_PLACES:
             self._read_spans()
-        # Of two files that were swapped each is sound.
+        # Each of two swapped files is sound by itself.
         require_sizes(self.folder)
 
     def _read_labels(self) -> np.ndarray | None:
@@ -150,7 +150,7 @@ class LabelledSet:
 
     @functools.cached_property
     def rows(self) -> list[dict[str, Any]] | None:
-        """What scorers and leaderboard files need of each row (ids, answers), or None.
+        """The fields of each row that scorers and leaderboard files need (ids, answers), or None.
 
         Read at first use; MetaseqError with file and line if the file is damaged.
         """
@@ -176,10 +176,10 @@ class LabelledSet:
 
 
 def held_out_from(data: LabelledSet, count: int, size: int) -> int:
-    """Return the first of the rows that are held out: the last of the first `count`.
+    """Return the first held-out row; the last of the first `count` rows are held out.
 
-    They are `size` or a few more: neighbours with a text in common, such as answers about one
-    passage, or a row and its copy with swapped texts, are not separated.
+    Their number is `size` or a few more: neighbours with a text in common, such as answers about
+    one passage, or a row and its copy with swapped texts, are not separated.
 
     Raises:
         UsageError: No row, or no other row, would be held out.

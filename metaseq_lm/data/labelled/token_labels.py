@@ -1,11 +1,11 @@
 """Labelled sets in the common format: tokens x and label tokens y of equal length.
 
-A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, n the number of the task; its label is an
-ordinary token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2
+A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, with n the number of the task; its label is
+an ordinary token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2
 [MASK]. In sets of form "tokens" y is instead the token itself where it belongs to the answer, and
 [SEP] elsewhere (Shen 2021, section 4.1 and code).
 
-A row that is longer than allowed is several windows, see `cut_windows`.
+A row that is too long is cut into several windows, see `cut_windows`.
 
 Shapes: N samples, W windows, B rows, S the longest row of the batch, K classes.
 """
@@ -131,7 +131,7 @@ class TokenLabels:
         return np.where(inside, np.where(answer, tokens, self.vocabulary.sep), -1)
 
     def _answers(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return which tokens of the rows are of an answer, boolean (B, S)."""
+        """Return which tokens of the rows belong to an answer, boolean (B, S)."""
         answers = np.zeros(shape, bool)
         assert self.data.places is not None
         owner, column, first, end = self.data.places.T
@@ -150,7 +150,7 @@ class TokenLabels:
     def batch(self, windows: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenLabelBatch:
         """Return windows, padded to at least `width`; sizes "targets" and "rows".
 
-        `samples` of the batch says whose windows they are. `keys` are not used.
+        `samples` of the batch are the samples that the windows belong to. `keys` are not used.
         """
         tokens, lengths, targets = self.rows(windows, width)
         samples = self.sample[windows]
@@ -170,11 +170,11 @@ class TokenLabels:
 
 
 def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
-    """Return how many tokens a window has of each text of rows (N, texts), together at most `room`.
+    """Return how many tokens of each text of rows (N, texts) a window has, at most `room` in all.
 
-    The closed form of "longest_first" of the tokenizers library: the longer text gives way, and
-    where both are too long each gets half of the room, the longer one (the second of equals) an
-    odd token more.
+    This is the closed form of "longest_first" of the tokenizers library: the longer text is cut,
+    and if both are too long, each gets half of the room and the longer one (the second of equals)
+    an odd token.
 
         >>> tokens_per_window(np.array([[9, 2], [9, 8], [1, 2]]), room=7)
         array([[5, 2],
@@ -193,14 +193,14 @@ def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
 def cut_windows(
     sizes: np.ndarray, room: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut the texts of rows (N, texts) into windows of together at most `room` tokens.
+    """Cut the texts of rows (N, texts) into windows of at most `room` tokens together.
 
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
-    window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that
-    share `stride` tokens with the one before, the last one shorter; of two texts every window of A
-    is combined with every one of B. That is what the tokenizers library does, but a window begins
-    at least m / 4 tokens after the one before it: the library stops with an error where m <=
-    stride, and makes hundreds of windows where m is hardly more.
+    window. A text with m tokens per window (see `tokens_per_window`) is cut into windows of m
+    tokens that share `stride` tokens with the previous one; the last one is shorter. With two
+    texts, every window of A is combined with every window of B. The tokenizers library does the
+    same, except that here a window begins at least m / 4 tokens after the previous one: the library
+    raises an error if m <= stride, and makes hundreds of windows if m is hardly more.
 
     A text of 9 tokens in windows of 4 that share 1, and one of 3 tokens:
 
@@ -214,7 +214,7 @@ def cut_windows(
     total = counts.prod(1)
     row = np.repeat(np.arange(len(sizes)), total)
     rank = ranges(np.zeros_like(total), total)
-    numbers = [rank]  # of the window within each text
+    numbers = [rank]  # index of the window within each text
     if sizes.shape[1] > 1:
         numbers = [rank // counts[row, 1], rank % counts[row, 1]]
     starts = np.stack(numbers, 1) * step[row]

@@ -22,14 +22,14 @@ class TranslationBatch(SequenceBatch):
     targets: Tensor | None = None  # tokens that it predicts (B, S), [SEP] last, -1 at padding
     words: Tensor | None = None  # source positions that word dropout may hide, boolean (B, S)
     mask_id: int = 0  # the token that hides them
-    weight: float = 1.0  # of the loss on unlabelled text
+    weight: float = 1.0  # weight of the loss on unlabelled text
 
 
 class TranslationRows:
     """Rows of a split: the source with [SEP] at its end, the target between [CLS0] and [SEP].
 
-    `vocabularies` are those of source and target. `chosen` are the sentences that count, all if it
-    is None; sample i is sentence chosen[i]. Without `with_target` rows have a source only.
+    `vocabularies` are the ones of source and target. `chosen` are the sentences to use, None for
+    all; sample i is sentence chosen[i]. Without `with_target` rows have a source only.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class TranslationRows:
                 check_ids(side, vocabulary)
         self.lengths = data.source.sizes[self.chosen] + 1
         if self.target is not None:
-            # One width serves both sides: what a row's random numbers fall on follows from it.
+            # Both sides have one width, because it decides where a row's random numbers fall.
             self.lengths = np.maximum(self.lengths, self.target.sizes[self.chosen] + 1)
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TranslationBatch:
-        """Return the rows of some samples, both sides of one width.
+        """Return the rows of some samples, with both sides of the same width.
 
-        Sizes: "rows"; "targets"; "later_targets", the targets but the first of each row.
+        Sizes: "rows"; "targets"; "later_targets", the targets except the first of each row.
         """
         chosen = self.chosen[samples]
         width = max(width, int(self.lengths[samples].max()))
@@ -85,7 +85,7 @@ class TranslationRows:
 
 
 def shorter(data: ParallelSet, most: int, with_target: bool = True) -> np.ndarray:
-    """Return the sentences of which no side is longer than `most` tokens (0 = all of them)."""
+    """Return the sentences with no side longer than `most` tokens (0 = all of them)."""
     sizes = data.source.sizes
     if with_target and data.target is not None:
         sizes = np.maximum(sizes, data.target.sizes)

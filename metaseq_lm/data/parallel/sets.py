@@ -1,8 +1,8 @@
 """Parallel text on disk.
 
 A set is a data folder of its own: `SPLIT.source.{bin,idx}`, `SPLIT.target.{bin,idx}` (none where a
-split has only source text), `SPLIT.references.txt`, the target lines as they stood, of every split
-but "train"; a tokenizer for each side, `source.*` and `target.*`; `manifest.json`.
+split has only source text), `SPLIT.references.txt`, the original target lines of every split except
+"train"; a tokenizer for each side, `source.*` and `target.*`; `manifest.json`.
 """
 
 import functools
@@ -71,7 +71,7 @@ class ParallelSet:
 
     @functools.cached_property
     def references(self) -> list[str]:
-        """The target lines as they stood in the file; MetaseqError if the split has none."""
+        """The original target lines of the file; MetaseqError if the split has none."""
         path = self.folder / references_name(self.split)
         if not path.is_file():
             raise MetaseqError(

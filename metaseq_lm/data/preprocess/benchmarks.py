@@ -48,7 +48,7 @@ from metaseq_lm.data.storage.text_files import OPENERS, TextFile, format_suffix,
 
 _RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 _SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
-_HUB_INDEX = "idx"  # of a row that the `datasets` library exported
+_HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
 def _official_files(name: str, source: Path) -> dict[str, list[Path]]:
     """Return the official files in a folder by split, packed ones (.xz, .gz, .bz2) included.
 
-    A missing one is left out with a message; MetaseqError if all are.
+    Missing files are left out with a message; MetaseqError if all are missing.
     """
     if not source.is_dir():
         raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
@@ -167,7 +167,7 @@ def _official_files(name: str, source: Path) -> dict[str, list[Path]]:
         names = {split: f"{task.lower()}.{split}.jsonl" for split in names}
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
-        published = source / split  # of CLOTH
+        published = source / split  # as CLOTH is published
         if name in LEVELS and any(published.rglob("*.json")) and not _is_saved(published):
             files[split] = sorted(published.rglob("*.json"))
         elif official := find_packed(source / file):
@@ -203,8 +203,8 @@ def _holds_challenge(source: Path) -> bool:
 def _exported_files(source: Path, split: str) -> list[Path]:
     """Return the files of a split that the library `datasets` exported or saved, or [].
 
-    A name is that of the split, perhaps behind others and before the number of a part, such as
-    "glue-train-00000-of-00002.arrow"; or the files are in a folder of this name.
+    A file is named after the split, perhaps after other words and before the number of a part, such
+    as "glue-train-00000-of-00002.arrow"; or the files are in a folder named after it.
     """
     stems = hub_forms.SPLITS.get(split, (split,))
     groups: dict[tuple[Path, str, str], list[Path]] = {}
@@ -241,7 +241,7 @@ def _exported_files(source: Path, split: str) -> list[Path]:
 
 
 def _with_swapped(row: Row) -> Iterator[Row]:
-    """Yield a row and a copy with its two texts swapped, as ELECTRA's fine-tuning trains on."""
+    """Yield a row and a copy with its two texts swapped, as in ELECTRA's fine-tuning."""
     yield row
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
@@ -249,7 +249,7 @@ def _with_swapped(row: Row) -> Iterator[Row]:
 def _renamed(
     name: str, expand: Callable[[Row], Iterable[Row]] | None
 ) -> Callable[[Row], Iterable[Row]]:
-    """Return `expand` for rows whose labels become those of the official file."""
+    """Return `expand` for rows that get the labels of the official file."""
     words = hub_forms.label_words(name)
 
     def renamed(row: Row) -> Iterable[Row]:
@@ -260,9 +260,9 @@ def _renamed(
 
 
 def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Columns:
-    """Return the columns of a file of GLUE, official or exported; what it is, their names decide.
+    """Return the columns of a file of GLUE, official or exported, told apart by their names.
 
-    MetaseqError, with the names that there are, for any other file.
+    Raises MetaseqError, with the names of the columns, for any other file.
     """
     names = column_names(file)
     present = {column.casefold() for column in names}

@@ -1,4 +1,4 @@
-"""A corpus: text files to a tokenizer and token files. The kind that no option needs to name."""
+"""A corpus: text files to a tokenizer and token files. The default kind."""
 
 import contextlib
 import sys
@@ -95,7 +95,7 @@ class TokenPipeline(Pipeline[Record, Written]):
     def note(
         self, split: Split, counts: Counts, frequencies: np.ndarray, has_words: bool = True
     ) -> None:
-        """Note what was written of a split, and how often it has each symbol."""
+        """Record the counts of a split, and the frequency of each symbol in it."""
         unk = self.tokenizer.vocabulary.unk
         counts.unknown = 0 if unk is None else int(frequencies[unk])
         split.counts = vars(counts)
@@ -120,9 +120,10 @@ class TokenPipeline(Pipeline[Record, Written]):
 class CorpusPipeline(TokenPipeline[Block, Encoded]):
     """Text in blocks, encoded in one or several processes.
 
-    With `options.documents` "blank", blank lines and the ends of files end documents and every
-    other line is a sequence, a sentence say; with "lines" every line is a document, and with
-    "paragraphs" the lines up to a blank one, which are a sequence of the document with "file".
+    With `options.documents` "blank", blank lines and the ends of files end documents, and every
+    other line is a sequence, such as a sentence. With "lines" every line is a document. With
+    "paragraphs" the lines up to a blank one are a document; with "file" they are a sequence of the
+    document.
     """
 
     holds_out = True
@@ -171,7 +172,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         )
 
     def _part(self, path: Path, split: str) -> TextFile:
-        """Return what a split has of a file."""
+        """Return the part of a file that belongs to a split."""
         file = self.text_file(path)
         if self._held is None or split not in (TRAIN, VALID):
             return file
@@ -183,7 +184,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             check_text_file(path, False)
             if not is_arrow(path):
                 super().check_file(path)
-            next(file.chunks(1), None)  # is the column there?
+            next(file.chunks(1), None)  # checks that the column exists
             return
         if self.options.plain_text:
             check_text_file(path, file.is_utf8)
@@ -195,7 +196,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         train = request.splits.get(TRAIN, [])
         if request.hold_out is not None:
             files = list(map(self.text_file, train))
-            # Paragraphs are lines by now.
+            # At this point a paragraph is one line.
             documents = options.documents.replace("paragraphs", "lines")
             self._held = HeldOutLines.of_documents(files, request.hold_out, documents)
         if options.tokenizer_from is not None:
@@ -279,9 +280,9 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
 def _with_progress(
     split: Split, encoded: Iterator[Encoded]
 ) -> Generator[tuple[Encoded, float], None, None]:
-    """Yield each block with the share of the files that is read by then.
+    """Yield each block with the share of the files read so far.
 
-    Shows a bar on a terminal, else a line now and then.
+    Shows a bar on a terminal, and elsewhere a line now and then.
     """
     total, done = sum(map(source_bytes, split.sources)), 0
     next_line = time.monotonic() + _PLAIN_PROGRESS_SECONDS
@@ -312,7 +313,7 @@ class _CountingWriter:
         self._writer, self._words = writer, words
         self._skip_bad = skip_bad
         self._blank_ends = blank_ends
-        # Of the pieces of the current line.
+        # Counts of the pieces of the current line.
         self._line = np.zeros_like(frequencies)
         self._line_words = 0
         self._text = self._bad = self._inside = False

@@ -1,4 +1,4 @@
-"""Documents of train that become the split valid: which, and how text files are read without."""
+"""The choice of documents of train that become valid, and text files read without them."""
 
 import re
 from array import array
@@ -23,7 +23,7 @@ class HoldOut:
     Attributes:
         size: "N" documents, or "P%" of them, drawn with `seed`.
         seed: The seed.
-        every: Every such document, in place of a size.
+        every: Hold out every `every`-th document, in place of a size.
     """
 
     size: str = ""
@@ -40,7 +40,7 @@ class HoldOut:
     def choose(self, count: int, unit: str) -> np.ndarray:
         """Return which of `count` documents are held out, bool (count,).
 
-        UsageError, which calls them `unit`, if that would leave nothing of either split.
+        Raises UsageError, which calls them `unit`, if either split would be empty.
         """
         if self.every:
             if count < 2 * self.every:
@@ -63,9 +63,9 @@ class HoldOut:
 
 
 class HeldOutLines:
-    """Which lines of the files of train are those of held-out documents.
+    """Marks of the lines of the files of train that belong to held-out documents.
 
-    Of each file HELD_OUT, KEPT or BLANK of every line; a blank line is in neither part.
+    Every line of a file is HELD_OUT, KEPT or BLANK; a blank line is in neither part.
     """
 
     HELD_OUT, KEPT, BLANK = 1, 0, -1
@@ -77,9 +77,9 @@ class HeldOutLines:
     def of_documents(
         cls, files: Sequence[TextFile], hold_out: HoldOut, documents: str
     ) -> "HeldOutLines":
-        """Return those of files in which a document is a line, or as `documents` says.
+        """Return the marks of files in which a document is a line, or as `documents` says.
 
-        Where it may end a document, a blank line belongs to the document before it.
+        A blank line that may end a document belongs to the document before it.
         """
         lines: dict[Path, array[int]] = {}
         count = 0

@@ -107,12 +107,12 @@ class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
 
 @dataclass(frozen=True)
 class LabelledForm:
-    """What a labelled set is, apart from its rows.
+    """The form of a labelled set, independent of its rows.
 
-    `labels` are the classes in order, None for those of the train split, sorted. `form` is one of
-    labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the
-    manifest. Labels that are numbers have these classes as names if `are_names`, the first of them
-    for the number `first`; None lets the labels of all splits decide.
+    `labels` are the classes in order, None for the sorted classes of the train split. `form` is one
+    of labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the
+    manifest. If `are_names`, the classes are the names of labels that are numbers, and the number
+    `first` stands for the first one; None lets the labels of all splits decide.
     """
 
     labels: list[str] | None = None
@@ -156,7 +156,7 @@ def _with_names(row: Row, names: Mapping[str, str]) -> Row:
     return replace(row, label=name(row.label)) if isinstance(row.label, str) else row
 
 
-_OpenRows = Callable[[str, Path], Rows]  # of a split and a file
+_OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
 
 
 @register_dataset_kind("labelled", LabelledOptions)
@@ -232,7 +232,7 @@ def _form_of(options: LabelledOptions, columns: Columns) -> LabelledForm:
 
 
 def _label_files(options: LabelledOptions, request: Request) -> dict[Path, Path]:
-    """Return the file of labels of each file of texts; UsageError unless they are as many."""
+    """Return the file of labels of each file of texts; UsageError for unequal numbers."""
     files: dict[Path, Path] = {}
     for split in (TRAIN, VALID, "test"):
         paths = getattr(options, f"{split}_labels")
@@ -252,7 +252,7 @@ _EncodedRows = tuple[list[Row], list[_EncodedTexts], list[list[int]]]
 
 
 class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
-    """Rows of any source to a labelled set; `open_rows` returns the rows of a file of a split."""
+    """Turns rows of any source into a labelled set; `open_rows` opens a file of a split."""
 
     kind, unit = LABELLED, "rows"
     reads_records = holds_out = True
@@ -301,7 +301,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
             raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
         if labels is None and not regression:
             self._classes = gold_classes(_count_labels(self._labels_of(TRAIN)))
-        # "1" and "1.0" are one class, as numbers are that a column of floats holds in one split.
+        # "1" and "1.0" are one class: one split may hold the numbers in a column of floats.
         self._spellings = {whole_number(name): name for name in self._classes or []}
         if self.form.are_names:
             self._spellings |= self._names_of_numbers(self._classes or [])
@@ -312,7 +312,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
     def _names_of_numbers(self, names: Sequence[str]) -> dict[str, str]:
         """Return the name of each label that is a number; UsageError if it could have two.
 
-        A split without labels says nothing, nor does one whose labels are all 0 in their place.
+        Ignores splits without labels, or with 0 in place of every label.
         """
         seen: set[int] = set()
         for split in self.request.splits:
@@ -332,7 +332,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
                     "--labels=-1,1"
                 )
             if -1 in seen and counted and counted[-1] == last - 2:
-                other = -1  # of "negative, neutral, positive"; else it says that there is no label
+                other = -1  # as in "negative, neutral, positive"; otherwise -1 means no label
             if other:
                 number = counted[0]
                 raise UsageError(
@@ -344,7 +344,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
         return {str(number): name for number, name in enumerate(names, first)}
 
     def _held_out_records(self, hold_out: HoldOut) -> set[tuple[Path, int]]:
-        """Return file and line of records drawn from those of train that have a label.
+        """Return file and line of records drawn from the labelled ones of train.
 
         A record may be several rows, which stay together.
         """
@@ -358,13 +358,13 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
         return set(compress(records, hold_out.choose(len(records), "rows")))
 
     def _is_elsewhere(self, split: str, path: Path, row: Row) -> bool:
-        """Return whether a row of the files of train belongs to the other part of them."""
+        """Return whether a row of the files of train belongs to the other split."""
         if not self._held or split not in (TRAIN, VALID):
             return False
         return ((path, row.line) in self._held) != (split == VALID)
 
     def _labels_of(self, split: str) -> Iterator[Label]:
-        """Yield the labels of a split before it is read, so that its classes are decided on."""
+        """Yield the labels of a split before it is read, to decide on its classes."""
         for path in self.request.splits[split]:
             for row in self.open_rows(split, path):
                 if not (row.bad and self.request.on_bad_utf8 == "skip"):
@@ -424,7 +424,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
                 labels.append((path, row.line, row.label))
                 yield path, row
             if self._held and split.name == VALID:
-                continue  # it was said of train
+                continue  # already reported for train
             counts.update(reader.counts)
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 

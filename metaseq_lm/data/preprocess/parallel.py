@@ -36,7 +36,7 @@ from metaseq_lm.data.unknown_tokens import count_unknown
 _BATCH = 1024
 _MAY_BE_EMPTY = (TRAIN, UNLABELLED)
 _MAIN_COUNTS = ("rows", "tokens", "unknown")
-# Words that occur less often are unknown; of the target as in Clark 2021, section 4.3.1.
+# Rarer words are unknown; the target's limit is from Clark 2021, section 4.3.1.
 _MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 
@@ -69,7 +69,7 @@ class ParallelOptions(TokenizerOptions, PlainTextOptions):
     )
 
 
-# Of a batch: ids end to end and sizes of each side, and the texts of the last side.
+# A batch: ids end to end and sizes for each side, and the texts of the last side.
 _EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 
@@ -164,7 +164,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
                     split.counts["empty"] += 1
 
     def _lines(self, pair: tuple[Path, Path]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
-        """Yield (number, lines) of two aligned files; MetaseqError if one goes on alone."""
+        """Yield (number, lines) of two aligned files; MetaseqError if one is longer."""
         sides = [self.request.text_file(path).lines() for path in pair]
         for number, lines in enumerate(zip_longest(*sides), 1):
             if None in lines:
@@ -177,7 +177,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             yield number, list(lines)
 
     def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
-        """Yield pairs; those with an empty side are counted where allowed, else a MetaseqError."""
+        """Yield pairs; one with an empty side is counted if allowed, else a MetaseqError."""
         held = self._held if split.name in (TRAIN, VALID) else None
         for pair in self._pairs[split.name]:
             for number, lines in self._lines(pair):

@@ -2,8 +2,8 @@
 
 A kind of dataset is a class (or factory function) registered with `register_dataset_kind`. Its
 dataclass of options declares its part of the command line; the object that it returns, a
-`Pipeline`, reads records, encodes them and writes the files of a split. What all kinds have in
-common is done once, in `preprocess`.
+`Pipeline`, reads records, encodes them and writes the files of a split. `preprocess` does the work
+that all kinds share.
 """
 
 import argparse
@@ -66,11 +66,11 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Request:
-    """What every kind of dataset needs: the folder to fill, the files of each split, and so on.
+    """Options common to all kinds of datasets: the folder to fill, the files of each split, etc.
 
-    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. Of a
-    pipeline that `holds_out`, documents of train become valid if `hold_out` says so. If
-    `on_bad_utf8` is None, invalid UTF-8 is replaced in files that have little of it.
+    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. If a
+    pipeline `holds_out`, `hold_out` says which documents of train become valid. If `on_bad_utf8` is
+    None, invalid UTF-8 is replaced in files that have little of it.
     """
 
     destdir: Path
@@ -87,7 +87,7 @@ class Request:
         return TextFile(path, self.on_bad_utf8 or "replace", self.encoding)
 
     def record_file(self, path: Path) -> TextFile:
-        """Return a file of rows; one of Parquet or Arrow is read as JSON lines."""
+        """Return a file of rows; Parquet and Arrow files are read as JSON lines."""
         if is_arrow(path):
             return ArrowFile(path, self.on_bad_utf8 or "replace", value_encoding=self.encoding)
         return self.text_file(path)
@@ -119,7 +119,7 @@ class Request:
 
 @dataclass
 class Split:
-    """A split while it is made: its sources, what is counted, and the names of the files written.
+    """A split in the making: its sources, its counts, and the names of the files written.
 
     A count that was never set is 0.
     """
@@ -145,7 +145,7 @@ class Pipeline(Generic[Record, Encoded]):
     Attributes:
         kind: The kind that the manifest names.
         unit: The count of a split that must not be zero.
-        reads_records: Whether the files may be of Parquet and Arrow, too, and folders of such.
+        reads_records: Whether the files may also be Parquet or Arrow files, or folders of them.
         reads: The kinds of files that it reads; `expected` names them.
         holds_out: Whether it can hold out documents of train.
         holds_lines: Whether lines are held whole, which bounds their length.
@@ -173,13 +173,13 @@ class Pipeline(Generic[Record, Encoded]):
         return list(chain.from_iterable(self.request.splits.values()))
 
     def check_file(self, path: Path) -> None:
-        """Raise a MetaseqError if an input file cannot be read, is no text or of another kind."""
+        """Raise a MetaseqError if an input file cannot be read, is not text or of another kind."""
         file = (self.request.record_file if self.reads_records else self.request.text_file)(path)
         check_content(file, self.request.on_bad_utf8 is not None, self.holds_lines)
         check_kind(file, self.reads, self.expected)
 
     def prepare(self) -> dict[str, Any]:
-        """Make or open the tokenizer; return what the manifest says of it."""
+        """Make or open the tokenizer; return its part of the manifest."""
         raise NotImplementedError
 
     def splits(self) -> Iterable[Split]:
@@ -217,7 +217,7 @@ class Pipeline(Generic[Record, Encoded]):
         return stack.enter_context(_text_file(self.folder / name))
 
     def skips(self, split: Split, bad: bool) -> bool:
-        """Count a record that held invalid UTF-8, if it did; return whether to leave it out."""
+        """Count a record if it held invalid UTF-8, `bad`; return whether to leave it out."""
         split.counts["bad_utf8"] += bad
         if not bad or self.request.on_bad_utf8 != "skip":
             return False
@@ -225,7 +225,7 @@ class Pipeline(Generic[Record, Encoded]):
         return True
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Write what depends on all splits; return the details of the manifest."""
+        """Write the files that depend on all splits; return the details of the manifest."""
         return {}
 
     def summary(self, split: Split) -> str:
@@ -233,18 +233,18 @@ class Pipeline(Generic[Record, Encoded]):
         raise NotImplementedError
 
     def report(self) -> str:
-        """Return what is printed at the end, if anything."""
+        """Return the text to print at the end, if any."""
         return ""
 
     def companions(self) -> "Iterable[Pipeline[Any, Any]]":
-        """Return what makes further data sets inside the folder, once this one is there."""
+        """Return pipelines for further data sets inside the folder, to run after this one."""
         return []
 
 
 def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     """Make a dataset and return its manifest.
 
-    Nothing appears under its final name before all of it is written.
+    No file gets its final name before all of the data are written.
 
     Raises:
         UsageError: An option cannot be used.
@@ -296,12 +296,12 @@ def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path
 
 
 def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
-    """Run the files of a split through the pipeline; MetaseqError if nothing is in them."""
+    """Run the files of a split through the pipeline; MetaseqError if they are empty."""
     encoded = pipeline.encode(split, pipeline.read(split))
     try:
         pipeline.write(split, encoded)
     finally:
-        # At once on an error, so that no worker process outlives the message.
+        # Close at once on an error, so that no worker process outlives the message.
         if isinstance(encoded, Generator):
             encoded.close()
     if not split.counts[pipeline.unit]:
@@ -313,7 +313,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
     """Yield an empty folder inside `dest`, on the same file system; it is removed at the end.
 
     UsageError if `dest` holds a data set and `overwrite` is false; MetaseqError if another
-    process is filling it. What a killed process left is removed.
+    process is filling it. Files left by a killed process are removed.
     """
     existed = dest.is_dir()
     if dest.exists() and not existed:
@@ -358,10 +358,10 @@ def is_half_published(dest: Path) -> bool:
 
 
 def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
-    """Move the files of `manifest` from the staging `folder` to `dest`, replacing what is there.
+    """Move the files of `manifest` from the staging `folder` to `dest`, replacing old files.
 
-    Indices go after their tokens and the manifest goes last; an old index is removed before new
-    tokens come, so that a kill in between never leaves a pair of old and new.
+    An index is moved after its tokens, the manifest last; an old index is removed before new tokens
+    arrive, so that a kill in between never leaves an old file paired with a new one.
     """
     names = sorted(manifest.files, key=lambda name: (name.endswith(".idx"), name))
     for name in names:
@@ -369,10 +369,10 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     manifest.save(folder)
     try:
         old = [*Manifest.load(dest).files, *names]
-    except MetaseqError:  # there is none, or a damaged one; files of the same names go all the same
+    except MetaseqError:  # missing or damaged; files of the same names are removed anyway
         old = names
     (dest / MANIFEST_FILE).unlink(missing_ok=True)
-    sync_folder(dest)  # after a power cut it must not be beside new files
+    sync_folder(dest)  # after a power cut the old manifest must not be among new files
     for name in sorted(old, key=lambda name: not name.endswith(".idx")):
         if name.endswith(".idx") or name not in manifest.files:
             (dest / name).unlink(missing_ok=True)
@@ -418,12 +418,12 @@ def all_kinds() -> dict[str, Any]:
 
 
 def add_kinds(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of every registered kind, a group for each; one of several kinds once."""
+    """Declare the options of every registered kind in a group; a shared one is declared once."""
     kinds = all_kinds()
     added: set[str] = set()
     for name, kind in kinds.items():
         group = parser.add_argument_group(kind.NOUN)
-        selectors = kinds.keys() - {name}  # each stands with its own kind
+        selectors = kinds.keys() - {name}  # each is declared with its own kind
         add_options(group, kind, without=added | selectors)
         added |= {item.name for item in fields(kind)} - selectors
 

@@ -1,4 +1,4 @@
-"""SQuAD and MRQA: paragraphs and questions to token files, places of tokens, gold spans."""
+"""SQuAD and MRQA: paragraphs and questions to token files, positions of tokens, gold spans."""
 
 import contextlib
 import json
@@ -155,8 +155,8 @@ def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[in
 def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
 
-    If the text is not there, it is looked for within the words that the place touches (as BERT's
-    code does it, white space runs being equal): starts in the data sets may be off by a few.
+    If the text is not there, it is searched for as in BERT's code, within the words that the place
+    touches and with runs of white space equal: starts in the data sets may be off by a few.
     """
     end = start + len(answer)
     if not answer.strip() or start < 0 or end > len(context):

@@ -27,16 +27,16 @@ from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, transformers_source
 from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP
 
-CHUNK = 1 << 22  # tokens that are copied at once
+CHUNK = 1 << 22  # tokens copied at once
 _SUFFIXES = (".bin", ".idx", ".ds")
 
 
 class DatatroveFile:
     """Documents as datatrove's DocumentTokenizer writes them: NAME.ds and NAME.ds.index.
 
-    The first is the tokens, u16 or u32, the second the end of each document in tokens, u64, both
-    little-endian. Has what `TokenFiles` reads of an IndexedDataset. MetaseqError if they do not
-    agree.
+    The first file holds the tokens, u16 or u32, the second the end of each document in tokens, u64,
+    both little-endian. The class has the members of an IndexedDataset that `TokenFiles` reads.
+    Raises MetaseqError if the files do not agree.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        # By NAME.* of a shell.
+        # A shell expands NAME.* to these as well.
         if path.suffix in (".idx", WORDS) and path.with_suffix(".bin") in paths:
             continue
         if path.is_dir():
@@ -98,9 +98,9 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def foreign_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder; special symbols that it lacks get the ids behind its own.
+    """Return the tokenizer of a folder; special symbols that it lacks get the ids after its own.
 
-    They are those of BERT or RoBERTa, whichever has more of them already: [MASK], say, in GPT-2's.
+    The symbols are BERT's or RoBERTa's, whichever it has more of; GPT-2's, say, lacks [MASK].
     MetaseqError if it cannot be read.
     """
     if (folder / OPTIONS_FILE).is_file():
@@ -120,7 +120,7 @@ def foreign_tokenizer(folder: Path) -> Tokenizer:
     has_own = [symbols.get(symbol) for symbol in (PAD, MASK, SEP)] == [0, 1, 2]
     if all(missing) and not has_own:
         library.add_special_tokens(min(missing, key=len))
-    # What it wraps around a text is no part of the text.
+    # Symbols that it adds around a text are not part of the text.
     content = json.loads(library.to_str()) | {"post_processor": None}
     try:
         return kind.restore(json.dumps(content).encode(), None, source.options)
@@ -136,13 +136,13 @@ _Piece = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
     """Copies token files, whose paths are the sources of the splits, into one corpus.
 
-    Where the words of the text begin is copied if all files of a split have it.
+    The starts of words are copied if all files of a split have them.
 
     Args:
-        request: Where to, and the files of each split.
-        tokenizer: The one that they were made with.
-        stripped: Special symbols that are taken off the beginning and the end of each sequence.
-        lines: The lines, blank ones and so on that `preprocess` counted for each split.
+        request: The destination, and the files of each split.
+        tokenizer: The tokenizer that made the files.
+        stripped: Special symbols to remove from the beginning and the end of each sequence.
+        lines: The counts of lines, blank lines and so on that `preprocess` recorded for each split.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
 
 
 def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
-    """Return what writes the corpora of `shards` as one, in this order; `request` has no splits.
+    """Return the pipeline that joins the corpora of `shards`, in order; `request` has no splits.
 
     Raises UsageError for a folder that is given twice, folders of other data or of several
     tokenizers, MetaseqError for damage.

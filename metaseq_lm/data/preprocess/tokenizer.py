@@ -75,7 +75,7 @@ class TokenizerOptions:
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what a manifest says of a tokenizer."""
+    """Return the description of a tokenizer in a manifest."""
     return {
         "name": tokenizer.name,
         "hash": tokenizer.fingerprint,
@@ -85,9 +85,9 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_for_set(data: Path, source: Path | None) -> Tokenizer:
-    """Return the tokenizer of `source`, by default that of the data folder that the set goes into.
+    """Return the tokenizer of `source`, by default of the data folder that the set goes into.
 
-    UsageError if the folder has another one.
+    Raises UsageError if the folder has another one.
     """
     if source is None and not data.is_dir():
         raise UsageError(

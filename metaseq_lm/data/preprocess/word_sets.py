@@ -112,7 +112,7 @@ class TreebankOptions(WordSetOptions):
 class WordSetPipeline(SentencePipeline[Sentence]):
     """Sentences with labels for each word.
 
-    All sentences are read first, as the classes depend on all splits.
+    All sentences are read first, because the classes depend on all splits.
     """
 
     reads_records = holds_out = True
@@ -278,8 +278,8 @@ class TagsPipeline(WordSetPipeline):
     kind = "tags"
     expected = "words and tags in columns"
     options: TaggedOptions
-    _spelling = ""  # how the tags are spelled in the files, if otherwise
-    _field = ""  # which field of CoNLL-U they are, if none was chosen
+    _spelling = ""  # how the files spell the tags, if differently
+    _field = ""  # the field of CoNLL-U that holds them, if none was chosen
 
     def __init__(self, options: TaggedOptions, request: Request) -> None:
         super().__init__(options.tagged, options, request)

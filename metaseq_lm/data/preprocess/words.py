@@ -52,7 +52,7 @@ from metaseq_lm.data.words.vocabulary import (
 
 _BATCH = 8192  # sentences
 WORDS = "words"  # the kind of the manifest
-# What the manifest counts, as the summary of a split names it.
+# The counts of the manifest, with their names in the summary of a split.
 _COUNTED = {
     "blank": "blank lines",
     "documents": "lines of documents passed over",
@@ -127,7 +127,7 @@ class WordForms(dict[str, int]):
 class SentencePipeline(Pipeline[Record, EncodedSentences]):
     """Numbers words by the vocabulary and by their form; for unlabelled text, tags and trees.
 
-    `word_column` is that of the words in `labelled_files`.
+    `word_column` is the column of the words in `labelled_files`.
     """
 
     unit = "sentences"
@@ -145,11 +145,11 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
         self.remarks: list[str] = []
 
     def labelled_reader(self, path: Path) -> SentenceReader:
-        """Return a reader of a labelled file of which only the words matter."""
+        """Return a reader of a labelled file for its words alone."""
         return words_reader(self.request.record_file(path), self.word_column)
 
     def describe_vocabulary(self) -> dict[str, Any]:
-        """Return what the manifest says of the vocabulary."""
+        """Return the description of the vocabulary in the manifest."""
         vocabulary = self.vocabulary
         if isinstance(vocabulary, SubwordVocabulary):
             return describe_tokenizer(vocabulary.tokenizer)
@@ -268,9 +268,9 @@ class WordsPipeline(SentencePipeline[list[str]]):
     def _make_vocabulary(self) -> WordVocabulary:
         """Return the vocabulary of the train split and the other files that the options name.
 
-        Its places are for "text" the normalised words that occur `min_frequency` times, at most the
-        `vocab_size` frequent ones; for "vectors" all words of the file of vectors; for "both" the
-        one and then the other.
+        For "text" it holds the normalised words that occur `min_frequency` times, at most the
+        `vocab_size` most frequent ones; for "vectors" all words of the file of vectors; for "both"
+        the former, then the latter.
         """
         options, forms = self.options, Counter[str]()
         open_file = self.request.text_file
@@ -313,7 +313,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
         return TextReader(file, self.options.split_text, paragraphs)
 
     def read(self, split: Split) -> Iterator[list[str]]:
-        """Yield the sentences; of train without those of evaluation splits, which are counted."""
+        """Yield the sentences; train without sentences of evaluation splits, which are counted."""
         counts = split.counts
         counts["dropped_overlap"] = 0
         for path in split.sources:

@@ -1,7 +1,7 @@
 """Documents of a world: a corpus, labelled sets for probes and minimal pairs, with their answers.
 
-The data folder is that of a corpus. Beside it are `world.json` with the constants of the world and
-what a perfect model scores, a set for each of the world's labels, and `pairs/KIND.jsonl`.
+The data folder is that of a corpus. It also holds `world.json` with the constants of the world and
+the scores of a perfect model, a set for each of the world's labels, and `pairs/KIND.jsonl`.
 """
 
 import contextlib
@@ -55,12 +55,12 @@ from metaseq_lm.data.worlds.base import (
 )
 
 WORLD_FILE = "world.json"
-_DIGITS = 8  # of the numbers in it
+_DIGITS = 8  # significant digits of the numbers in world.json
 _PAIRS = "pairs"
 _VALID, _TEST = "valid", "test"
 _BATCH = 4096  # documents
-_RARE = 1000  # documents in vain for one with a label, or that makes a pair
-_COUNTED = 20_000  # documents at most that n-grams are counted on
+_RARE = 1000  # most documents drawn for one with a label, or one that makes a pair
+_COUNTED = 20_000  # most documents on which n-grams are counted
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class WorldOptions:
 
 
 def load_world(data: Path) -> World:
-    """Return the world that a data folder is of.
+    """Return the world of a data folder.
 
     Raises:
         MetaseqError: The folder has no manifest, or a damaged one, or is of no world.
-        UsageError: The world is that of a plug-in, which is not loaded.
+        UsageError: The world belongs to a plug-in, which is not loaded.
     """
     world = Manifest.load(data).details.get("world")
     if not isinstance(world, dict):
@@ -100,8 +100,8 @@ def load_world(data: Path) -> World:
 def rounded(content: Any) -> Any:
     """Return nested mappings and lists with DIGITS significant digits of each float.
 
-    Processors compute exponentials and logarithms that differ in the last digit, and the hash of
-    the data must not.
+    Exponentials and logarithms differ between processors in the last digit, and the hash of the
+    data must not differ.
     """
     if isinstance(content, dict):
         return {key: rounded(value) for key, value in content.items()}
@@ -116,7 +116,7 @@ def _collect(
     """Return the first `count` documents that `select` makes of keys (N,) of a purpose.
 
     Raises:
-        MetaseqError: Of many keys none makes one.
+        MetaseqError: None of many keys makes one.
     """
     batches, size, start = [], 0, 0
     while size < count:
@@ -175,7 +175,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         self._samples: dict[str, Documents] = {}
         self._labelled: dict[str, dict[str, Documents]] = {}
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._exact: dict[str, Any] = {}  # what exact readers and others score, by labelled set
+        self._exact: dict[str, Any] = {}  # scores of exact readers and baselines, by labelled set
 
     def input_files(self) -> Iterable[Path]:
         return []
@@ -203,7 +203,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         names = [*self.world.label_sets, *([_PAIRS] if self.world.pair_kinds else [])]
         if all((dest / name / MANIFEST_FILE).exists() for name in names):
             return False
-        # Of other options the sets may be missing on purpose.
+        # With other options the sets may be missing on purpose.
         return (dest / MANIFEST_FILE).exists() and (
             Manifest.load(dest).command == self.request.command
         )
@@ -272,7 +272,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         return {**details, "world": {**describe(world), "constants": constants}}
 
     def references(self) -> dict[str, Any]:
-        """Return what a perfect model, n-grams and chance score, on valid and on the sets."""
+        """Return the scores of a perfect model, n-grams and chance on valid and on the sets."""
         world, valid = self.world, self._samples[_VALID]
         ngram = NGram(*measures.sequences(self._samples[TRAIN].tokens), len(world.symbols))
         losses = measures.losses(world, ngram, valid)
@@ -376,7 +376,7 @@ class DocumentLabels(LabelledPipeline):
 
 
 class WordLabels(TagsPipeline):
-    """Makes the tagged set of documents whose words have labels; that of others is UNLABELLED."""
+    """Makes the tagged set of documents with labelled words; other words are UNLABELLED."""
 
     def __init__(self, documents: LabelledDocuments, request: Request) -> None:
         options = TaggedOptions(
@@ -397,7 +397,7 @@ class WordLabels(TagsPipeline):
         self.labels = [*self.documents.classes, UNLABELLED]
 
     def warnings(self) -> list[str]:
-        """Return no warnings: those of long sentences are for text, not for documents."""
+        """Return no warnings: warnings of long sentences are for text, not for documents."""
         return []
 
     def summary(self, split: Split) -> str:

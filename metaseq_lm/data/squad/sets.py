@@ -70,7 +70,7 @@ class SquadSet:
         self.paragraph, self.first, self.last = table[:, 0], table[:, 1], table[:, 2]
         self.impossible = table[:, 3] != 0
         self._check_table(spans)
-        # Of two files that were swapped each is sound.
+        # Each of two swapped files is sound by itself.
         require_sizes(self.folder)
 
     def _refuse(self, data: IndexedDataset, fault: str) -> None:
@@ -94,14 +94,14 @@ class SquadSet:
 
     @property
     def answerable_only(self) -> bool:
-        """Whether the official scores of this version know no impossible questions."""
+        """Whether the official scores of this version lack impossible questions."""
         return self.version != "v2.0"
 
     @functools.cached_property
     def texts(self) -> tuple[list[str], list[dict[str, Any]]]:
         """Contexts (paragraphs,) and the id, question and answers of each question (questions,).
 
-        Read when first asked for; MetaseqError with file and line if the file is damaged.
+        Read at first use; MetaseqError with file and line if the file is damaged.
         """
         path = self.folder / rows_name(self.split)
         contexts, questions = [], []

@@ -29,7 +29,7 @@ class AnswerBatch(TokenBatch):
 
 
 class SquadWindows:
-    """The windows of one split: which rows there are, and batches of them.
+    """The windows of one split, and batches of them.
 
     Rows have at most `tokens_per_sample` tokens, questions at most `max_query_length`. A window
     starts `stride` tokens after the one before it, or where that one ends.
@@ -90,7 +90,7 @@ class SquadWindows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each row with its special ones, int64 (W,)."""
+        """The number of tokens of each row, special ones included, int64 (W,)."""
         return np.asarray(self.query[self.question] + self.length + SPECIALS)
 
     def context_at(self, windows: np.ndarray) -> np.ndarray:
@@ -98,11 +98,10 @@ class SquadWindows:
         return np.asarray(self.query[self.question[windows]] + 2)
 
     def max_context(self, window: int) -> np.ndarray:
-        """Return which tokens have most context in this window of all, bool (length,).
+        """Return which tokens have more context in this window than in any other, bool (length,).
 
-        A token that several windows of a question hold counts in one of them only: where the
-        smaller of its distances to the two ends, plus a hundredth of the length, is largest, the
-        first of equals (BERT).
+        A token in several windows of a question counts in only one: the first in which the smaller
+        of its distances to the two ends, plus a hundredth of the length, is largest (BERT).
         """
         question = self.question[window]
         low, high = np.searchsorted(self.question, [question, question + 1])

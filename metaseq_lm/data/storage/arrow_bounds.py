@@ -1,7 +1,7 @@
-"""How much memory the parts of Parquet and Arrow files take, known before they are unpacked.
+"""The memory that parts of Parquet and Arrow files take, known before they are unpacked.
 
-A few bytes may unpack to very many: values that a dictionary holds once, pages and buffers that
-compress well. Their sizes stand in front of them: in the headers of Parquet's pages
+A few bytes may unpack to very many: a dictionary holds repeated values once, and pages and buffers
+may compress well. Their sizes are stored before them, in the headers of Parquet's pages
 (parquet.thrift, in Thrift's compact protocol) and of Arrow's buffers (Message.fbs).
 """
 
@@ -14,13 +14,13 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.storage.text_files import LONGEST, check_length
 
-ROWS = 256  # read at once
+ROWS = 256  # rows read at once
 MOST_BYTES = 2 * LONGEST  # of a page or a batch of records, which is unpacked as a whole
 SLICE = 1 << 26  # bytes of rows that are converted at once
-_SMALL_DICTIONARY = 1 << 16  # bytes; the longest value of a larger one is looked for
+_SMALL_DICTIONARY = 1 << 16  # bytes; in a larger one the longest value is searched for
 _LONGEST_HEADER = 1 << 15  # bytes of the header of a page
 _DICTIONARY_PAGE = 2
-# The fields of a page's header that hold those of its kind: data, dictionary, data of version 2.
+# The fields of a page's header for each kind of page: data, dictionary, data of version 2.
 _KIND_FIELDS = (5, 7, 8)
 
 
@@ -163,7 +163,7 @@ def _pages(raw: IO[bytes], chunk: Any) -> Iterator[_Page]:
 
 
 def _longest_of_dictionary(raw: IO[bytes], chunk: Any, page: _Page) -> int:
-    """Return the bytes of the longest text in a page that holds the length of each before it."""
+    """Return the bytes of the longest text in a page that stores each length before its text."""
     import pyarrow
 
     raw.seek(page.start)
@@ -182,7 +182,7 @@ def _longest_of_dictionary(raw: IO[bytes], chunk: Any, page: _Page) -> int:
 
 
 class _ThriftReader:
-    """Reads structs in Thrift's compact protocol; IndexError where the data end."""
+    """Reads structs in Thrift's compact protocol; IndexError at the end of the data."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.offset = data, 0
@@ -253,7 +253,7 @@ def check_record_batches(source: Any, where: str) -> None:
         number += not is_dictionary
         buffers = _compressed_buffers(message.metadata.to_pybytes(), is_dictionary)
         if buffers is None and not is_dictionary:
-            return  # so are all others of a file
+            return  # the other batches of the file are not compressed either
         sizes = [
             struct.unpack("<q", message.body.slice(start, 8).to_pybytes())[0]
             for start, length in buffers or ()
@@ -283,7 +283,7 @@ def _follow(data: bytes, offset: int) -> int:
 
 
 def _table_field(data: bytes, table: int, number: int) -> int:
-    """Return where a field of a table of FlatBuffers stands, 0 if it has none."""
+    """Return the offset of a field of a FlatBuffers table, 0 if it is absent."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     (size,) = struct.unpack_from("<H", data, vtable)
     if 4 + 2 * number >= size:

@@ -18,13 +18,13 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def is_arrow(path: Path) -> bool:
-    """Return whether a file is one of Parquet or Arrow, which the package pyarrow reads."""
-    if path.exists() and not path.is_file():  # to open a pipe could take for ever
+    """Return whether a file is Parquet or Arrow, which the package pyarrow reads."""
+    if path.exists() and not path.is_file():  # opening a pipe could block for ever
         return False
     try:
         with open_source(path) as raw:
             return raw.read(6).startswith((_PARQUET, _ARROW_FILE, _ARROW_STREAM))
-    except OSError:  # reading it says why
+    except OSError:  # reading it reports why
         return False
 
 
@@ -35,7 +35,7 @@ def arrow_batches(
 ) -> Iterator[tuple[Any, float]]:
     """Yield record batches of at most ROWS rows, and the share of the file read by then.
 
-    `check_schema` gets the schema before; of Parquet only `columns` are read. MetaseqError for a
+    `check_schema` gets the schema first; from Parquet only `columns` are read. MetaseqError for a
     cell that is too long.
     """
     try:
@@ -106,10 +106,10 @@ def _batches(
 
 @dataclass(frozen=True)
 class ArrowFile(TextFile):
-    """A Parquet or Arrow file as JSON lines, a row each, with the values of `RowConverter`.
+    """A Parquet or Arrow file as JSON lines, one per row, with the values of `RowConverter`.
 
-    Bytes that are no UTF-8 are bytes of the lines, which are counted or skipped as those of other
-    files, unless `value_encoding` is another one.
+    Bytes that are not UTF-8 stay in the lines, which are counted or skipped like lines of other
+    files, unless `value_encoding` is another encoding.
     """
 
     value_encoding: str = "utf-8"

@@ -1,8 +1,9 @@
 """Rows of Arrow record batches as objects of JSON.
 
-Text may be marked as binary, as programs do that know no type of text. Numbers of classes have the
-names that the library datasets stored for them; NaN is null. A value of a type that JSON lacks,
-such as a timestamp, a map or an image, is an object that names the type, see `unreadable_type`.
+Text may be marked as binary by programs without a type for text. Numbers of classes become the
+names that the library datasets stored for them; NaN becomes null. A value of a type that JSON
+lacks, such as a timestamp, a map or an image, becomes an object that names the type, see
+`unreadable_type`.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from metaseq_lm.data.storage.tables import repeated
 from metaseq_lm.data.storage.text_files import SURROGATES
 
 _TYPE = "type of Arrow"
-# What the library datasets notes for columns that are no media.
+# The features that the library datasets records for columns that are not media.
 _PLAIN_FEATURES = (None, "Value", "ClassLabel", "Sequence", "List", "LargeList", "Translation")
 _Convert = Callable[[Any], Any]
 
@@ -29,7 +30,7 @@ def unreadable_type(value: Any) -> str:
 
 
 class BinaryColumn:
-    """Decodes the values of a binary column, unless most of the first ones are no text."""
+    """Decodes the values of a binary column, unless most of the first ones are not text."""
 
     def __init__(self, type_name: str, decode: _Convert) -> None:
         self.type_name, self.decode = type_name, decode
@@ -43,7 +44,7 @@ class BinaryColumn:
         return {_TYPE: self.type_name} if self.is_text is False else self.decode(data)
 
     def decide(self) -> None:
-        """Settle whether the column is text, if it has had values."""
+        """Decide whether the column is text, if it has had values."""
         if self.is_text is None and self._values:
             self.is_text = 2 * self._invalid <= self._values
 
@@ -51,8 +52,9 @@ class BinaryColumn:
 class RowConverter:
     """Converts record batches of one schema.
 
-    Bytes that are no UTF-8 are decoded from `encoding`, and stay in the text as surrogates where
-    they cannot be. MetaseqError, which begins with `where`, for a column name that occurs twice.
+    Bytes that are not UTF-8 are decoded from `encoding`; those that cannot be decoded stay in the
+    text as surrogates. MetaseqError, which begins with `where`, for a column name that occurs
+    twice.
     """
 
     def __init__(self, schema: Any, where: str, encoding: str = "utf-8") -> None:
@@ -85,7 +87,7 @@ class RowConverter:
             }
 
     def _convert(self, kind: Any, feature: Any) -> _Convert:
-        """Return the function that converts values of a type, with the notes of `datasets`."""
+        """Return the function that converts values of a type, given the feature of `datasets`."""
         import pyarrow
 
         types = pyarrow.types
@@ -190,14 +192,14 @@ def _as_binary(kind: Any) -> Any:
 def _values(column: Any, kind: Any) -> list[Any]:
     import pyarrow
 
-    # Where this version of pyarrow cannot convert what is nested, invalid UTF-8 is an error.
+    # If this version of pyarrow cannot convert nested types, invalid UTF-8 is an error.
     with contextlib.suppress(pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid):
         column = column if column.type == kind else column.cast(kind)
     return list(column.to_pylist())
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return the types of the columns that the library datasets notes in a file, if it wrote it."""
+    """Return the features of columns that the library datasets recorded, if it wrote the file."""
     try:
         note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = note["info"]["features"]

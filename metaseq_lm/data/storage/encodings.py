@@ -1,6 +1,6 @@
-"""Guesses the encoding of text that is not UTF-8: those in which it is plausible in some language.
+"""Guesses encodings in which text that is not UTF-8 is plausible in some language.
 
-A wrong guess would store nonsense, so there is none where no language fits, and several where they
+A wrong guess would store nonsense, so there is no guess if no language fits, and several if several
 do.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _FITTING = 0.95  # of the words with letters outside ASCII, or of the characters without words
-_FEW_WORDS = 0.1  # of the words, if names and borrowed words alone have such letters
-# Encodings of seven bits, and what other characters than ASCII begin with.
+_FEW_WORDS = 0.1  # share of the words, if only names and borrowed words have such letters
+# Encodings of seven bits, and the beginnings of characters outside ASCII in them.
 _SEVEN_BITS = {
     "iso2022_jp": re.compile(rb"\x1b\$[@B]"),
     "iso2022_kr": re.compile(rb"\x1b\$\)C"),
@@ -20,7 +20,7 @@ _SEVEN_BITS = {
     "utf-7": re.compile(rb"\+[A-Za-z0-9/]{3,}"),
 }
 _EBCDIC = ("cp037", "cp500", "cp273")  # not even their ASCII is ASCII
-# Signs around words and between them; any other sign in a word tells a wrong encoding.
+# Signs around words and between them; any other sign in a word reveals a wrong encoding.
 _EDGES = "“”‘’«»„‚‹›…–—¿¡°€£§™®©•·¶²³ªº\N{NO-BREAK SPACE}"
 _BETWEEN = re.compile(
     "[\\s!-@\\[-`{-~“”‘’–—…\N{SOFT HYPHEN}\N{NO-BREAK SPACE}"
@@ -30,13 +30,13 @@ _BETWEEN = re.compile(
 
 @dataclass(frozen=True)
 class Language:
-    """How text of a language, or of several with one alphabet, looks.
+    """Features of text in a language, or in several with one alphabet.
 
     Attributes:
-        encodings: In which it is looked for, the most frequent first.
-        alphabet: Its small letters outside ASCII, and the range of those that have no case.
-        frequent: Letters that make up a `share` of those outside ASCII at least.
-        never: A pattern that no word of it holds.
+        encodings: Its encodings to try, the most frequent first.
+        alphabet: Its lower-case letters outside ASCII, and the range of letters without case.
+        frequent: Letters that make up at least a `share` of the letters outside ASCII.
+        never: A pattern that none of its words contains.
     """
 
     encodings: tuple[str, ...]
@@ -56,7 +56,7 @@ _WESTERN = ("latin-1", "cp1252", "mac-roman", "cp850", *_EBCDIC)
 _CENTRAL = ("cp1250", "iso8859-2", "cp852", "mac-latin2")
 _BALTIC = ("cp1257", "iso8859-13", "iso8859-4")
 _CYRILLIC = ("cp1251", "koi8-r", "koi8-u", "iso8859-5", "cp866", "mac-cyrillic")
-# Hebrew is before Cyrillic, in whose encodings it can look like words, which the reverse cannot.
+# Hebrew comes before Cyrillic: Hebrew can look like Cyrillic words, but not the reverse.
 _WESTERN_LANGUAGES = tuple(
     Language(_WESTERN, alphabet)
     for alphabet in (
@@ -138,7 +138,7 @@ _OTHERS = (
 def guess_encodings(sample: bytes) -> list[str]:
     """Return the encodings in which text that is not UTF-8 is plausible, [] if there is none.
 
-    Of those that read the same in it only the first is named.
+    If several decode it to the same text, only the first is named.
     """
     candidates: dict[str, str] = {}
     for encoding in _WESTERN:
@@ -154,10 +154,10 @@ def guess_encodings(sample: bytes) -> list[str]:
 
 
 def guess_seven_bits(head: bytes) -> str:
-    """Return the encoding of ASCII that stands for other characters, "" if it stands for itself."""
+    """Return the seven-bit encoding of bytes that are all ASCII, "" if they are plain ASCII."""
     for encoding, sign in _SEVEN_BITS.items():
         marks = sign.findall(head)
-        if marks and encoding.startswith("iso2022"):  # an escape tells it
+        if marks and encoding.startswith("iso2022"):  # an escape reveals it
             return encoding
         # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
         text = _decoded(b" ".join(marks) if encoding == "hz" else head, encoding)
@@ -219,7 +219,7 @@ def _is_word(word: str, language: Language) -> bool:
 
 
 def _borrows(text: str) -> bool:
-    """Return whether text is of ASCII but for signs and for few words of any Western language."""
+    """Return whether text is ASCII except for signs and a few words of some Western language."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
     good = [word for word in foreign if any(_is_word(word, one) for one in _WESTERN_LANGUAGES)]

@@ -1,7 +1,7 @@
-"""The kind of a file, recognised by its first lines whatever its name; all readers ask here.
+"""The kind of a file, recognised by its first lines whatever its name, for all readers.
 
-A file of one kind that is given for another is refused by `check_kind`, which says what it is and
-which option reads it.
+`check_kind` refuses a file of another kind than expected, and says what it is and which option
+reads it.
 """
 
 import csv
@@ -15,8 +15,8 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import COLUMN_REMEDY, TextFile, blocks, format_suffix
 
-HEAD, _HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are looked at
-MOST = 0.95  # of the lines looked at
+HEAD, _HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are examined
+MOST = 0.95  # share of the examined lines
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
 FASTTEXT = "__label__"
@@ -26,17 +26,17 @@ _SQUAD = re.compile(r'"data"\s*:\s*\[\s*\{.*?"paragraphs"\s*:', re.DOTALL)
 _BLANK = re.compile(r"[ \t\r\f\v]+")
 _SPAN_TAG = re.compile(r"O|[BIESLUMW][-_:/|.]\S+|\S+[-_:/|.][BIESLUMW]", re.IGNORECASE)
 _WORD_CLASS = re.compile(r"[A-Z]{1,6}\$?|[^\w\s]{1,5}|-[A-Z]{3}-")
-# An id, a head (the seventh field) that is a number, and as many fields as these: tables have ids,
-# too.
+# An id, a head (the seventh field) that is a number, and exactly ten fields, because tables also
+# have ids.
 _CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){5}\t(?:\d*|_)(?:\t[^\t]*){3}")
-# A quoted text or a number, with the next field right behind it.
+# A quoted text or a number, with the next field right after it.
 _FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
 _COLUMN_NAME = re.compile(r"\w[\w .:/()#-]{0,39}")
 _DELIMITER_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
 class Kind(enum.Enum):
-    """What a file is; the values are the names in messages."""
+    """The kind of a file; the values are the names in messages."""
 
     TEXT = "plain text"
     JSON_LINES = "JSON lines"
@@ -78,7 +78,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Content:
-    """What the first lines of a file are.
+    """The content of a file by its first lines.
 
     Attributes:
         kind: The kind.
@@ -105,7 +105,7 @@ class Content:
 
 
 def recognise(file: TextFile) -> Content:
-    """Return what a file is; one of Parquet or Arrow that is read as an ArrowFile is JSON lines."""
+    """Return the content of a file; Parquet or Arrow read as an ArrowFile counts as JSON lines."""
     return recognise_lines(first_lines(file))
 
 
@@ -117,7 +117,7 @@ def first_lines(file: TextFile) -> list[str]:
 
 
 def recognise_lines(lines: Sequence[str]) -> Content:
-    """Return what the first lines of a file, without their line ends, are."""
+    """Return the content of a file, given its first lines without line ends."""
     filled = [line for line in lines if line.strip()]
     if not filled:
         return Content(Kind.TEXT)
@@ -141,7 +141,7 @@ def is_conllu(file: TextFile) -> bool:
 def check_kind(file: TextFile, kinds: frozenset[Kind], expected: str) -> None:
     """Raise a MetaseqError that names a file's kind and what reads it unless it is in `kinds`.
 
-    `expected` names these. What reads PLAIN text has an option --plain-text.
+    `expected` names these kinds. Commands that read PLAIN text have an option --plain-text.
     """
     content = recognise(file)
     if content.kind not in kinds:
@@ -177,8 +177,7 @@ def _json(lines: Sequence[str]) -> Content | None:
         return Content(Kind.JSON_ARRAY)
     if _SQUAD.search(text):
         return Content(Kind.SQUAD)
-    # A first line that is no JSON is longer than the lines looked at, damaged, or not the whole
-    # object.
+    # A first line that is not JSON is longer than the examined part, damaged, or part of an object.
     one_a_line = len(lines) == 1 or _share(v is not None for v in values[1:]) > 0.5
     return Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECTS)
 
@@ -216,7 +215,7 @@ def _conll(lines: Sequence[str]) -> Content | None:
 
 
 def _table(lines: Sequence[str]) -> Content | None:
-    # Tabs in front of a line indent it.
+    # Tabs at the start of a line indent it.
     tabs = [line.lstrip("\t ").count("\t") for line in lines]
     if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= MOST:
         header = tuple(map(str.strip, lines[0].split("\t")))
@@ -239,6 +238,6 @@ def _header(lines: Sequence[str], delimiter: str) -> list[str]:
     header = rows[0]
     if len(rows) < 2 or len(header) < 2 or not all(map(_COLUMN_NAME.fullmatch, header)):
         return []
-    # The last row may go on behind the lines looked at.
+    # The last row may continue after the examined lines.
     rows = rows[1:-1] or rows[1:]
     return header if _share(len(row) == len(header) for row in rows) >= MOST else []

@@ -1,8 +1,8 @@
-"""Token files in the Megatron-core `.bin/.idx` layout; fairseq's older header is read too.
+"""Token files in the Megatron-core `.bin/.idx` layout; fairseq's older header is also read.
 
 `.idx` is the magic `MMIDIDX\\0\\0`, u64 version, u8 dtype code, u64 sequence count, in Megatron's
 layout u64 document count, then int32 sizes (tokens), int64 pointers (bytes) and, in Megatron's
-layout, int64 document indices; all little-endian. `.bin` is the tokens and nothing else.
+layout, int64 document indices; all little-endian. `.bin` holds only the tokens.
 Layouts: megatron/core/datasets/indexed_dataset.py and fairseq/data/indexed_dataset.py.
 """
 
@@ -100,11 +100,11 @@ class IndexedDataset:
     """A read-only, memory-mapped list of token sequences stored as `prefix.bin`, `prefix.idx`.
 
     Opening checks the header, the size of both files and that they end together. The tables are
-    read, and every entry checked, when one of them is first asked for; what reads the token stream
+    read, and every entry checked, when one of them is first used; a reader of the token stream
     alone opens a corpus of any size in constant time and memory.
 
     Attributes:
-        sizes: The tokens of each sequence, int64.
+        sizes: The number of tokens of each sequence, int64.
         starts: The offset of each sequence in tokens, int64.
         documents: The first sequence of each document, and the number of sequences, int64
             (documents + 1).
@@ -130,7 +130,7 @@ class IndexedDataset:
         total = self._stored_total()
         actual = data.stat().st_size
         if actual != total * self.dtype.itemsize:
-            total = int(self.sizes.sum())  # raises what is said of a damaged table
+            total = int(self.sizes.sum())  # raises the error of a damaged table
             raise MetaseqError(
                 f"{data}: {actual} bytes, but {index.name} describes {total} tokens of "
                 f"{self.dtype.name}, {total * self.dtype.itemsize} bytes. The two files do not "
@@ -141,7 +141,7 @@ class IndexedDataset:
         self.tokens = np.asarray(memory)
 
     def _stored_total(self) -> int:
-        """Return the tokens that the last size and the last pointer give."""
+        """Return the number of tokens by the last size and the last pointer."""
         count, at = self._header.count, self._header.start
         if not count:
             return 0
@@ -252,8 +252,8 @@ class IndexedDataset:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return many sequences in one array, padded on the right.
 
-        Values are int64 (rows, `length`); longer sequences are cut. The second result is int64
-        (rows,), tokens kept. IndexError if outside.
+        Values are int64 (rows, `length`); longer sequences are cut. The second result is the number
+        of tokens kept, int64 (rows,). IndexError for an index out of range.
         """
         rows = np.asarray(indices, dtype=np.int64)
         lengths = np.minimum(self.sizes[rows], length)
@@ -280,9 +280,9 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class IndexedWriter:
     """Write a `.bin/.idx` pair under temporary names, renamed at a clean end.
 
-    A context manager: leaving it cleanly fsyncs and renames both files, an exception removes
-    what was written. Memory is 4 bytes per sequence. Every sequence is a document of its own, or,
-    with `documents`, only `end_documents` ends one.
+    A context manager: leaving it cleanly fsyncs and renames both files, an exception removes the
+    written files. Memory is 4 bytes per sequence. Every sequence is a document of its own, or, with
+    `documents`, only `end_documents` ends one.
     """
 
     def __init__(self, prefix: str | Path, dtype: npt.DTypeLike, documents: bool = False) -> None:
@@ -341,9 +341,9 @@ class IndexedWriter:
         self._file.truncate()
 
     def end_documents(self, ends: npt.ArrayLike) -> None:
-        """End a document before each of these sequences, given in rising order; 0 is the first.
+        """End a document before each of these sequences, in ascending order; 0 is the first.
 
-        None may lie before an earlier end. A document without sequences is none.
+        No end may lie before an earlier one. A document without sequences is not counted.
         """
         assert self._ends is not None
         new = np.unique(np.asarray(ends, np.int64))
@@ -352,7 +352,7 @@ class IndexedWriter:
 
     @property
     def documents(self) -> int:
-        """The documents so far, with the one that has not ended."""
+        """The number of documents so far, including the one that has not ended."""
         if self._ends is None:
             return len(self)
         return len(self._ends) - (self._ends[-1] == len(self))
@@ -399,7 +399,7 @@ class IndexedWriter:
             self._file.close()
             self._write_index()
         data, index = self._final
-        # An old index must not meet the new tokens, should we be killed between the renames.
+        # An old index must not meet the new tokens after a kill between the renames.
         index.unlink(missing_ok=True)
         os.replace(self._temporary[0], data)
         os.replace(self._temporary[1], index)

@@ -37,7 +37,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 def _parse_json(text: str, where: str) -> Any:
     """Return the JSON value of a text; MetaseqError, which begins with `where`, for anything else.
 
-    So is an object in which a key occurs twice with different values.
+    An object in which a key occurs twice with different values is also an error.
     """
     try:
         return _DECODER.decode(text)
@@ -56,7 +56,7 @@ def json_object(text: str, where: str) -> dict[str, Any]:
 def json_records(file: TextFile, counts: Counter[str]) -> Iterator[Record]:
     """Yield (number, object, held bad UTF-8) of each object, counting blank lines.
 
-    The number is that of the line on which the object begins, or of the object in an array.
+    The number is the line on which the object begins, or the object's number in an array.
     MetaseqError with file and number for anything else.
     """
     lines = (text.strip(_SPACE) for _, text, _ in file.lines())
@@ -155,7 +155,7 @@ class _Stream:
                 value, end = _DECODER.raw_decode(self._text, self._position)
                 break
             except json.JSONDecodeError as error:
-                # What ends with the text may go on in the next line.
+                # A value at the end of the text may continue in the next line.
                 if error.pos < len(self._text.rstrip(_SPACE)) or not self._read():
                     self._refuse(error.msg)
             except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ END: Token = ("end", "")
 
 
 def read_literal(text: str) -> Any:
-    """Return the list, object, number or quoted text that a text is; the text itself if it is none.
+    """Parse a list, object, number or quoted text; return any other text unchanged.
 
     Blanks may separate the items of a list, as in NumPy's "['a' 'b']", and array(...) is a list.
     """
@@ -41,7 +41,7 @@ def read_literal(text: str) -> Any:
 
 
 class _Tokens:
-    """The tokens of a text, read from left to right; ValueError for other text than a literal."""
+    """The tokens of a text, read from left to right; ValueError for text that is not a literal."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -56,7 +56,7 @@ class _Tokens:
             raise ValueError(f"no {token[1]!r}")
 
     def _skips(self, sign: str) -> bool:
-        """Return whether the next token is a sign, which is then behind."""
+        """Return whether the next token is `sign`, and skip it if so."""
         if self._next != ("sign", sign):
             return False
         self._take()
@@ -98,7 +98,7 @@ class _Tokens:
         return fields
 
     def _array(self) -> Any:
-        """Return the first argument of what NumPy writes, such as array([1, 2], dtype=int32)."""
+        """Return the first argument of NumPy's notation, such as array([1, 2], dtype=int32)."""
         self.expect(("sign", "("))
         value = self.value()
         while self._skips(","):

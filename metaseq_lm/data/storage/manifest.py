@@ -13,12 +13,12 @@ from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
-WORDS = ".words"  # the end of the names of files that say where words begin
-_HERE = "."  # among the names of sets in a data folder: the folder itself
+WORDS = ".words"  # suffix of the files that store where words begin
+_HERE = "."  # stands for the folder itself among the names of sets in a data folder
 FORMAT = 1
 VALID_REMEDY = "preprocess with --validpref FILE, or with --hold-out 5% to take it out of train"
 _BLOCK_BYTES = 64 << 20
-ALWAYS_VERIFIED = 64 << 20  # bytes of a data set whose checksums are read at each use
+ALWAYS_VERIFIED = 64 << 20  # most bytes of a data set whose checksums are read at each use
 CORPUS, LABELLED = "corpus", "labelled"
 _LABELLED_DETAILS = {
     "labels": list,
@@ -32,7 +32,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def _json(content: Any, indent: int | None = None) -> bytes:
     text = json.dumps(content, indent=indent, sort_keys=True, ensure_ascii=False)
-    # The name of a file may be no UTF-8; in JSON its bytes are then written as \\udcXX.
+    # The name of a file may not be UTF-8; in JSON its bytes are then written as \\udcXX.
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -59,7 +59,7 @@ class Manifest:
     tokenizer: dict[str, Any]  # name, hash and vocabulary size of the tokenizer
     splits: dict[str, dict[str, Any]]  # the counts of each split
     command: str  # the command line that made the folder
-    details: dict[str, Any] = field(default_factory=dict)  # what only this kind has
+    details: dict[str, Any] = field(default_factory=dict)  # fields of this kind alone
     # The size in bytes and the block checksums of each file.
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     block_bytes: int = _BLOCK_BYTES
@@ -109,15 +109,15 @@ class Manifest:
 
     @property
     def data_parts(self) -> list[Any]:
-        """What the manifest says of the data: nothing of the place, the command or the version.
+        """The parts of the manifest about the data, without the place, the command or the version.
 
-        Nor where words begin: folders of earlier versions hold the same data without it.
+        Files of where words begin are left out, because earlier folders hold equal data without.
         """
         return [self.data_files, self.block_bytes, self.tokenizer, self.details]
 
     @property
     def data_files(self) -> dict[str, dict[str, Any]]:
-        """The records of the files but those of words."""
+        """The records of the files, except files of where words begin."""
         return {name: about for name, about in self.files.items() if not name.endswith(WORDS)}
 
     @property
@@ -141,7 +141,7 @@ class Manifest:
     def check(self) -> None:
         """Raise TypeError, ValueError, KeyError or AttributeError for a part of a wrong form.
 
-        Names of files and splits are names: they lead out of no folder.
+        Names of files and splits must not lead out of the folder.
         """
         typed: dict[str, tuple[Any, type]] = {
             "tokenizer hash": (self.tokenizer["hash"], str),
@@ -226,7 +226,7 @@ def tokenizer_hash(folder: str | Path) -> str | None:
 
 
 def require_tokenizer(folder: Path, fingerprint: str) -> None:
-    """Raise MetaseqError unless a set's tokenizer, `fingerprint`, is that of the data folder."""
+    """Raise MetaseqError unless a set's tokenizer, `fingerprint`, is the data folder's."""
     corpus = tokenizer_hash(folder.parent)
     if corpus is not None and corpus != fingerprint:
         raise MetaseqError(
@@ -237,15 +237,15 @@ def require_tokenizer(folder: Path, fingerprint: str) -> None:
 def fingerprint(folder: str | Path, split: str = "") -> str:
     """Return a short hash (16 hex digits) of the tokens and the tokenizer of a data folder.
 
-    Of one `split` of a labelled set it is that of its rows and of the classes. It depends on the
-    content only: not on the place, the time or the command. It comes from the checksums of the
-    manifest, whose files must be there in full (MetaseqError); a folder without one (made by
-    another program) is read whole.
+    With a `split` of a labelled set, it covers the rows of the split and the classes. It depends
+    only on the content, not on the place, the time or the command. It is computed from the
+    checksums of the manifest, and raises MetaseqError unless the files are there in full; a folder
+    without a manifest (made by another program) is read whole.
     """
     folder = Path(folder)
     if (folder / MANIFEST_FILE).is_file():
         manifest = Manifest.load(folder)
-        # The checksums are those of other files if the sizes differ.
+        # If the sizes differ, the checksums belong to other files.
         require_sizes(folder)
         if is_small(manifest):
             _require_none(verify(folder))
@@ -269,12 +269,12 @@ def is_small(manifest: Manifest) -> bool:
 def fingerprint_of_run(folder: str | Path, options: Any) -> str:
     """Return the fingerprint of a data folder and of its sets that `options` name.
 
-    `options` are those of the task: any text in them that is the name of a set counts.
+    `options` are the options of the task; any text in them that is the name of a set counts.
     """
     folder = Path(folder)
     names = sets_named(folder, options)
     prints = [f"{name} {fingerprint(folder / name)}" for name in names]
-    # Beside labelled sets there need be no corpus.
+    # A folder of labelled sets need not hold a corpus.
     if not names or holds_tokens(folder):
         prints.insert(0, fingerprint(folder))
     return _checksum(prints)[:16] if names else prints[0]
@@ -283,13 +283,13 @@ def fingerprint_of_run(folder: str | Path, options: Any) -> str:
 def corpus_fingerprint(folder: str | Path) -> str | None:
     """Return the fingerprint of a data folder without the sets in it; None if it holds no tokens.
 
-    It is the same for runs on a corpus of which some read labelled sets, too.
+    It is the same for all runs on a corpus, even if some of them also read labelled sets.
     """
     return fingerprint(folder) if holds_tokens(Path(folder)) else None
 
 
 def train_words(folder: str | Path) -> int | None:
-    """Return the words of the train split of a corpus, None if its manifest does not say."""
+    """Return the number of words of the train split of a corpus, None if its manifest lacks it."""
     try:
         words = Manifest.load(folder).splits["train"].get("words")
     except (MetaseqError, KeyError):
@@ -298,7 +298,7 @@ def train_words(folder: str | Path) -> int | None:
 
 
 def holds_tokens(folder: Path) -> bool:
-    """Return whether a data folder holds data itself, besides the sets in it."""
+    """Return whether a data folder holds data itself, in addition to the sets in it."""
     return (folder / MANIFEST_FILE).is_file() or any(
         path.suffix in (".bin", ".idx") for path in folder.glob("*")
     )

@@ -74,11 +74,11 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
 
 
 def _tsv_format(file: TextFile) -> TableFormat:
-    """Return the format of a TSV file, decided by all of it.
+    """Return the format of a TSV file, decided by the whole file.
 
-    It is quoted if every quotation mark is one of RFC 4180 and the rows have one width only so; or
-    if they have it both ways, no quotes hold a line end, and some marks are doubled or all names in
-    the header quoted.
+    It is quoted if every quotation mark follows RFC 4180 and the rows have equal widths only when
+    read as quoted; or if they have equal widths both ways, no quotes hold a line end, and some
+    marks are doubled or all names in the header are quoted.
     """
     plain_width = width = rows = quoted_rows = tabs = 0
     is_plain, is_open, has_joined, evident = True, False, False, False
@@ -137,7 +137,7 @@ def _scan_quotes(text: str, is_open: bool) -> tuple[int, bool, bool] | None:
 
 
 def joins_rows(fields: Sequence[str], delimiter: str) -> bool:
-    """Return whether each line of a row of several would be a row by itself, but for the quotes."""
+    """Return whether each line of a row of several would be a row by itself without quotes."""
     lines = delimiter.join(fields).split("\n")
     return len(lines) > 1 and all(line.count(delimiter) == len(fields) - 1 for line in lines)
 
@@ -185,7 +185,7 @@ class _QuotedRows:
     def _fields(self) -> Iterator[str]:
         while True:
             if self._delimiter != "\t" and self._text.startswith(" ", self._position):
-                # Blanks in front of quotes are not of the field, others are.
+                # Blanks before quotes do not belong to the field, others do.
                 rest = self._text[self._position : self._position + _MOST_BLANKS]
                 blanks = len(rest) - len(rest.lstrip(" "))
                 if self._text.startswith('"', self._position + blanks):
@@ -204,7 +204,7 @@ class _QuotedRows:
             self._position += 1
 
     def _quoted(self) -> str:
-        """Return the field that begins here, which may go on over lines; move behind it."""
+        """Return the field that begins here, which may span several lines, and move past it."""
         field, size, start = io.StringIO(), 0, self._position + 1
         while True:
             end = self._text.find('"', start)

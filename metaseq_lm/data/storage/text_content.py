@@ -1,6 +1,6 @@
 """Checks by its bytes that a file is text: no binary data, no other encoding, no damage.
 
-Without them a model would be trained on such data without any error.
+Without these checks a model would be trained on such data without any error.
 """
 
 import codecs
@@ -23,8 +23,8 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     """Raise a MetaseqError unless a file is text in the encoding that it is read in.
 
     The whole file is read before any work is done. Several lines with invalid UTF-8 or NULs, and a
-    share above DAMAGED_SHARE of them, are an error unless `damage_allowed`; with `holds_lines`,
-    which is for readers that hold lines whole, so is a line that is too long.
+    share above DAMAGED_SHARE of them, are an error unless `damage_allowed`; with `holds_lines`, for
+    readers that hold lines whole, a line that is too long is also an error.
     """
     head = next((chunk for chunk, _ in file.raw_chunks(HEAD)), b"")
     if file.is_utf8:
@@ -41,7 +41,7 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     sample = b""
     last_damaged = 0  # a line may be several blocks
     most_of_one = 1  # damaged lines that need no permission
-    length = 0  # of the line that goes on
+    length = 0  # of the unfinished line
     for block in blocks(file):
         length = (length + len(block.data)) if block.piece else 0
         if holds_lines:
@@ -76,7 +76,7 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
 
 
 def _name_encoding(sample: bytes) -> str:
-    """Return what to do about a file, given lines of it that are no UTF-8."""
+    """Return the remedy for a file, given lines of it that are not UTF-8."""
     guesses = guess_encodings(sample)
     if not guesses:
         return (
@@ -113,7 +113,7 @@ def _is_other_utf8(head: bytes, encoding: str) -> bool:
 
 
 def _decodes(data: bytes, encoding: str) -> bool:
-    """Return whether the data, which may end inside a character, are of this encoding."""
+    """Return whether the data, which may end inside a character, are valid in this encoding."""
     try:
         codecs.getincrementaldecoder(encoding)().decode(data)
     except UnicodeDecodeError:
@@ -122,7 +122,7 @@ def _decodes(data: bytes, encoding: str) -> bool:
 
 
 def _describe_bytes(head: bytes) -> str:
-    """Return what the first bytes of a file say it is, with the remedy; "" for text."""
+    """Return the content of a file by its first bytes, with the remedy; "" for text."""
     for sign, meaning in SIGNS.items():
         if head.startswith(sign):
             return meaning

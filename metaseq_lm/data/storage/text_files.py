@@ -28,7 +28,7 @@ from metaseq_lm.core.files import human_bytes
 BLOCK = 1 << 20
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.
 PIECE = 1 << 16
-LONGEST = 1 << 28  # bytes of a line, a field or a cell, where it is held whole
+LONGEST = 1 << 28  # most bytes of a line, a field or a cell that is held whole
 BOM = b"\xef\xbb\xbf"
 SURROGATES = re.compile("[\ud800-\udfff]")
 STANDARD_INPUT = "-"
@@ -50,7 +50,7 @@ class ZstdReader:
         self._frame: Any = None
 
     def read(self, size: int) -> bytes:
-        """Return at least `size` bytes unless the data end before."""
+        """Return at least `size` bytes unless the data end earlier."""
         content = bytearray()
         # Little at a time: a few bytes may unpack to very many.
         while len(content) < size and (packed := self._raw.read(1 << 12)):
@@ -122,12 +122,12 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file, plain or packed, and what becomes of invalid UTF-8 in it."""
+    """A text file, plain or packed, and the treatment of invalid UTF-8 in it."""
 
     path: Path  # the file; `str` of a TextFile gives it, for messages
     # "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
     on_bad_utf8: str = "replace"
-    encoding: str = "utf-8"  # what the file is converted from, as Python names it
+    encoding: str = "utf-8"  # the encoding to convert from, by Python's name
 
     def __post_init__(self) -> None:
         if self.on_bad_utf8 not in BAD_UTF8:
@@ -151,7 +151,7 @@ class TextFile:
 
     @property
     def is_utf8(self) -> bool:
-        """Whether the file is read as it is."""
+        """Whether the file is read without conversion."""
         return codecs.lookup(self.encoding).name == "utf-8"
 
     def chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
@@ -202,7 +202,7 @@ class TextFile:
         """Return the text of a part of line `number`, and whether it held invalid UTF-8."""
         try:
             return data.decode("utf-8"), False
-        except UnicodeDecodeError:  # only then the place must be named, which takes as long
+        except UnicodeDecodeError:  # name the place only now: that takes as long as decoding
             return decode(data, f"{self}:{number}", self.on_bad_utf8)
 
 
@@ -228,7 +228,7 @@ def check_length(size: int, unit: str, where: str) -> None:
 
 
 def _source_name(path: Path) -> str:
-    """Return how messages call a file."""
+    """Return the name of a file in messages."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)
 
 
@@ -253,7 +253,7 @@ def _standard_input() -> IO[bytes]:
 
 
 def open_source(path: Path) -> IO[bytes]:
-    """Open a file, or what standard input was; only one reader of the latter at a time."""
+    """Open a file, or the copy of standard input, which allows one reader at a time."""
     if str(path) != STANDARD_INPUT:
         return open(path, "rb")
     file = os.fdopen(os.dup(_standard_input().fileno()), "rb")
@@ -271,7 +271,7 @@ def source_bytes(path: Path) -> int:
 def check_text_file(path: Path, is_utf8: bool = True) -> None:
     """Raise a MetaseqError unless `path` is a regular, readable file that is not empty.
 
-    With `is_utf8`, its first bytes may not be the sign of something else either.
+    With `is_utf8`, its first bytes must not mark another format either.
     """
     if str(path) == STANDARD_INPUT:
         if not source_bytes(path):
@@ -313,7 +313,7 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
 
 
 def text_files(paths: Iterable[Path]) -> list[Path]:
-    """Return files, and those in folders in order of names unless they begin with "." or "_"."""
+    """Replace folders by their files in order of names, unless names begin with "." or "_"."""
     files: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -323,7 +323,7 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
             saved = [file.parent for file in sorted(path.glob("*/state.json"))]
             split = min(saved, key=lambda folder: folder.name != "train", default=path / "train")
             raise MetaseqError(f"{path}: a dataset of several splits; give one, such as {split}")
-        # A folder of the library datasets has JSON files beside its Arrow files.
+        # A folder of the library datasets has JSON files next to its Arrow files.
         pattern = "*.arrow" if (path / "state.json").is_file() else "*"
         inside = []
         for file in sorted(path.rglob(pattern)):
@@ -344,7 +344,7 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def joined(lines: Iterable[tuple[bytes, int]], size: int) -> Iterator[tuple[bytes, int]]:
-    """Join lines, each with the bytes read from the disk by then, to chunks of `size` bytes."""
+    """Join lines, each with the bytes read from the disk by then, into chunks of `size` bytes."""
     content, read = bytearray(), 0
     for line, read in lines:
         content += line
@@ -375,7 +375,7 @@ def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]
                 chunk = file.read(size)
             except MetaseqError:
                 raise
-            except Exception as error:  # each way of packing has its own
+            except Exception as error:  # each packing format raises its own
                 raise MetaseqError(
                     f"{_source_name(path)}: damaged after {count} bytes of text: {error}. "
                     "Copy or pack the file again."
@@ -390,7 +390,7 @@ def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]
 
 
 def format_suffix(path: Path) -> str:
-    """Return the suffix of a file's format without that of its packing; "" if it has none."""
+    """Return the suffix of a file's format without the suffix of its packing; "" if it has none."""
     suffixes = [suffix for suffix in map(str.lower, path.suffixes) if suffix not in OPENERS]
     return suffixes[-1] if suffixes else ""
 
@@ -399,7 +399,7 @@ def _cut_point(line: bytes) -> int:
     """Return where to cut a line longer than PIECE: before a word if possible.
 
     It depends on the first PIECE + 1 bytes alone. Every tokenizer here starts a new token at a
-    single space in front of an ASCII character, so the ids are those of the uncut line.
+    single space in front of an ASCII character, so the ids are the same as for the uncut line.
     """
     at = line.rfind(b" ", 1, PIECE)
     while at > 0 and not 0x20 < line[at + 1] < 0x7F:
@@ -441,7 +441,7 @@ def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
             line += rest.count(b"\n", start, end)
         rest = rest[end:]
         if len(rest) > size + PIECE:
-            # The last piece stays: it may not have ended yet.
+            # Keep the last piece, which may not have ended yet.
             ready = sum(map(len, pieces(rest)[:-1]))
             length += ready
             check_length(length, "line", f"{file}:{line}")

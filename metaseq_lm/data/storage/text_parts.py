@@ -17,7 +17,7 @@ _ENDS_SENTENCE = re.compile(r"[.!?:;…。！？।؟]['\"’”»)\]]*$")
 
 @dataclass(frozen=True)
 class _OtherLines(TextFile):
-    """A file whose lines are made of those of `file`, which may be of any kind."""
+    """A file whose lines are made from the lines of `file`, which may be of any kind."""
 
     file: TextFile = field(kw_only=True)
 
@@ -31,13 +31,13 @@ class _OtherLines(TextFile):
     def _source_lines(self) -> Iterator[tuple[int, bytes, int]]:
         for number, line, read in self.file.numbered_lines():
             if self.on_bad_utf8 == "fail":
-                self.file.decode(line, number)  # later the number would be another one
+                self.file.decode(line, number)  # check now: the number changes later
             yield number, line, read
 
 
 @dataclass(frozen=True)
 class KeptLines(_OtherLines):
-    """The lines of a file whose place, from 0, is true in `keep`."""
+    """The lines of a file at the places, from 0, where `keep` is true."""
 
     keep: np.ndarray = field(kw_only=True)
 
@@ -60,10 +60,10 @@ class JoinedLines(_OtherLines):
 
 
 def wrapped_width(lines: Sequence[str]) -> int:
-    """Return the width at which the lines of a text are wrapped, 0 if they do not look so.
+    """Return the width at which the lines of a text are wrapped, 0 if they do not look wrapped.
 
-    Lines inside of paragraphs, before which and behind which are others, then have nearly the same
-    length, and few of them end a sentence.
+    In wrapped text, lines between two others of a paragraph have nearly the same length, and few of
+    them end a sentence.
     """
     lines = [line.rstrip() for line in lines]
     inside = [line for line, after in pairwise(lines) if line.strip() and after.strip()]
@@ -73,6 +73,6 @@ def wrapped_width(lines: Sequence[str]) -> int:
     near = sum(len(line) > _NEAR_WIDTH * width for line in inside)
     ends = sum(_ENDS_SENTENCE.search(line) is not None for line in inside)
     is_wrapped = near >= _MOST_WRAPPED * len(inside) and ends <= _MOST_ENDS * len(inside)
-    # Lines of one form, such as records, are of one length, too.
+    # Lines of one form, such as records, also have one length.
     is_varied = len({line.split()[0] for line in inside}) > 0.1 * len(inside)
     return width if width in _WIDTHS and is_wrapped and is_varied else 0

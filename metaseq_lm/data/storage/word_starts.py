@@ -2,7 +2,7 @@
 
 All numbers are little-endian: magic `MSLMWRD\\0`, u64 version, u64 tokens n, u64 further words m;
 then a bit for each token, the lowest of a byte first, 1 where a word begins, in ceil(n / 8) bytes,
-and m int64, rising: the token of each further word, one that begins in the same token as another.
+and m int64, ascending: the token of each further word, which begins in the same token as another.
 """
 
 import array
@@ -28,7 +28,7 @@ class WordStarts:
     """The words of the token files `prefix.bin`, `prefix.idx`, memory-mapped.
 
     Raises:
-        MetaseqError: The file is damaged, or not that of so many `tokens`.
+        MetaseqError: The file is damaged, or is not for `tokens` tokens.
     """
 
     def __init__(self, prefix: str | Path, tokens: int) -> None:
@@ -60,7 +60,7 @@ class WordStarts:
 
         Args:
             starts: The first token of each run (runs,).
-            lengths: The tokens of each run (runs,); there may be none.
+            lengths: The number of tokens of each run (runs,), possibly 0.
         """
         ends = starts + lengths
         first, sizes = starts >> 3, np.where(lengths > 0, (ends + 7 >> 3) - (starts >> 3), 0)
@@ -74,7 +74,7 @@ class WordStarts:
 
     @property
     def total(self) -> int:
-        """The words of all tokens."""
+        """The number of words in all tokens."""
         starts = np.arange(0, self.tokens, CHUNK)
         return sum(
             int(self.count(start, np.minimum(CHUNK, self.tokens - start)).sum())
@@ -91,7 +91,7 @@ class WordStarts:
 
 
 def open_word_starts(prefix: str | Path, tokens: int) -> WordStarts | None:
-    """Open the words of token files of so many `tokens`, None if they have no record of them."""
+    """Open the words of token files with `tokens` tokens; None if they have no record of them."""
     return WordStarts(prefix, tokens) if prefix_path(prefix, WORDS).is_file() else None
 
 
@@ -99,13 +99,13 @@ class WordStartsWriter:
     """Writes `prefix.words` in a folder that nobody reads yet; a context manager.
 
     Attributes:
-        tokens: The tokens so far.
+        tokens: The number of tokens so far.
     """
 
     def __init__(self, prefix: str | Path) -> None:
         self.path = prefix_path(prefix, WORDS)
         self.tokens = 0
-        self._tail = np.zeros(0, bool)  # of the last byte, which is not full
+        self._tail = np.zeros(0, bool)  # bits of the last byte, which is not full
         self._extra = array.array("q")
 
     def __enter__(self) -> "WordStartsWriter":

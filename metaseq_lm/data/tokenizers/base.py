@@ -1,4 +1,4 @@
-"""What every tokenizer can do: text to ids, without special symbols or templates, and back."""
+"""The interface of tokenizers: text to ids, without special symbols or templates, and back."""
 
 import hashlib
 import json
@@ -45,7 +45,8 @@ class Tokenizer(ABC):
     ) -> Self:
         """Learn from `lines`; `vocab_size` counts the special symbols and is an upper bound.
 
-        `options` are those of `learn`. Raises UsageError if `vocab_size` is too small for the kind.
+        `options` are passed to `learn`. Raises UsageError if `vocab_size` is too small for the
+        kind.
         """
         specials = special_symbols(task_tokens, cls.has_unk)
         least = len(specials) + cls.alphabet[0]
@@ -72,9 +73,9 @@ class Tokenizer(ABC):
         """Return the ids of `text`, as `encode_batch` gives them, and where each token stands.
 
         The second and third list are the start and the end (exclusive) of each token, counted in
-        characters of `text`; neither ever falls. Leading white space is left out of a token that
-        has more; a token of a part of a character covers that character; a token that stands for no
-        character of the text (a mark of a word's beginning) is empty, start = end.
+        characters of `text`; neither ever decreases. A token excludes its leading white space
+        unless it is all white space; a token for a part of a character covers that character; a
+        token for no character of the text (a mark of a word's beginning) is empty, start = end.
         """
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -91,7 +92,7 @@ class Tokenizer(ABC):
         """Return the text of symbols that are not special."""
 
     def begins_word(self, symbol: str) -> bool:
-        """Return whether a symbol that is not special begins a word wherever it stands."""
+        """Return whether a symbol that is not special begins a word in any context."""
         return True
 
     @property
@@ -104,27 +105,27 @@ class Tokenizer(ABC):
     def word_numbers(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the number of the word of each token of each text, int64 (tokens,).
 
-        The numbers rise along a text. A word is what the tokenizer cuts into tokens by itself: it
-        ends at white space and, for kinds that cut there, at punctuation.
+        The numbers ascend along a text. A word is a unit that the tokenizer cuts into tokens
+        separately: it ends at white space and, for kinds that cut there, at punctuation.
         """
         starts = self.word_starts
         return [np.cumsum(starts[np.array(ids, np.int64)]) for ids in self.encode_batch(texts)]
 
     def model_bytes(self) -> bytes:
-        """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
+        """Return the content of the model file; empty for kinds that need only `dict.txt`."""
         return b""
 
     @classmethod
     @abstractmethod
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild a tokenizer from what `save` wrote; ValueError if the model is malformed.
+        """Rebuild a tokenizer from the files of `save`; ValueError if the model is malformed.
 
         `vocabulary` is None when the folder has a model file but no `dict.txt`.
         """
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `restore` needs besides the model and the vocabulary."""
+        """Further arguments of `restore` in addition to the model and the vocabulary."""
         return {}
 
     @property
@@ -142,9 +143,9 @@ class Tokenizer(ABC):
     def encode_with_words(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return ids and sizes as `encode_packed` does, and how many words begin in each token.
 
-        A word is what stands between white space, as in `str.split`. It begins in the first token
-        that covers one of its characters; one without a token, such as a lone accent that is
-        stripped, in the token after it, or the last of its line. int32 (tokens,).
+        A word is text between white space, as in `str.split`. It begins in the first token that
+        covers one of its characters. A word without a token, such as a lone accent that is
+        stripped, begins in the token after it, or the last of its line. int32 (tokens,).
         """
         values, sizes = self.encode_packed(lines)
         words = self._words_by_symbols(values, sizes)
@@ -158,12 +159,12 @@ class Tokenizer(ABC):
         return values, sizes, words
 
     def text_of(self, symbol: str) -> str | None:
-        """Return the text of a symbol with its white space, None if symbols do not have it."""
+        """Return the text of a symbol with its white space, None if symbols do not include it."""
         return None
 
     def is_spelled(self, line: str) -> bool:
-        """Return whether the white space of a line is that of its symbols, as `text_of` has it."""
-        return line.isprintable()  # a space is the only white space that is
+        """Return whether the symbols of a line, by `text_of`, include all of its white space."""
+        return line.isprintable()  # a space is the only printable white space
 
     def words_by_offsets(self, line: str) -> np.ndarray:
         """Return how many words begin in each token of a line, int32 (tokens,)."""
@@ -179,9 +180,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def _spaces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How many words begin behind white space in each symbol, int32 (V,), and whether white
-        space opens and whether it closes it, boolean (V,).
-        """
+        """Words after white space, int32, leading and trailing white space, bool, by symbol."""
         unwritten = set(self.vocabulary.specials.tolist())
         symbols = enumerate(self.vocabulary.symbols)
         texts = ["" if i in unwritten else self.text_of(symbol) or "" for i, symbol in symbols]
@@ -192,7 +191,7 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of what decides the ids: kind, options, model, symbols; not the counts."""
+        """A short hash of what determines the ids: kind, options, model, symbols, no counts."""
         digest = hashlib.blake2b(digest_size=16)
         for part in (self.name, json.dumps(self.options, sort_keys=True), *self.vocabulary.symbols):
             digest.update(part.encode("utf-8") + b"\0")
@@ -218,7 +217,7 @@ class Tokenizer(ABC):
 def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tuple[int, int]:
     """Return (first token, token after the last) that share a character with [first, end).
 
-    `starts` and `ends` (tokens,) are those of `encode_with_offsets`. (0, 0) if there is none.
+    `starts` and `ends` (tokens,) are from `encode_with_offsets`. (0, 0) if there is none.
     """
     inside = np.flatnonzero((starts < end) & (ends > first) & (starts < ends))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
@@ -227,7 +226,7 @@ def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tu
 def _words_in_tokens(text: str, ends: np.ndarray) -> np.ndarray:
     """Return how many words of a text begin in each token, int32 (tokens,).
 
-    `ends` (tokens,) are those of `encode_with_offsets`; see `encode_with_words`.
+    `ends` (tokens,) are from `encode_with_offsets`; see `encode_with_words`.
     """
     words = [match.start() for match in re.finditer(r"\S+", text)] if len(ends) else []
     at = np.searchsorted(ends, words, side="right")

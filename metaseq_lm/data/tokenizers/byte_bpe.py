@@ -80,7 +80,7 @@ class PackedTokenizer(Tokenizer):
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
         """Rebuild from `tokenizer.json`; ValueError if it is damaged or of another kind.
 
-        Its post-processor goes: tasks add the special tokens.
+        Its post-processor is removed, because tasks add the special tokens.
         """
         try:
             content = json.loads(model)
@@ -119,7 +119,7 @@ class PackedTokenizer(Tokenizer):
 
 
 def symbols_in_order(library: tokenizers.Tokenizer) -> list[str]:
-    """Return the symbols of a library tokenizer, added ones too; ValueError if ids have gaps."""
+    """Return the symbols of a library tokenizer, with added ones; ValueError if ids have gaps."""
     symbols = library.get_vocab(with_added_tokens=True)
     by_id = sorted(symbols, key=symbols.__getitem__)
     if [symbols[s] for s in by_id] != list(range(len(by_id))):

@@ -1,7 +1,7 @@
 """Opening whichever tokenizer a folder holds; importing this module registers the built-in kinds.
 
 A folder holds `tokenizer_options.json` (the kind), the model file of that kind and `dict.txt`; or,
-without the first, the files of a transformers tokenizer, which are brought into one form here.
+without the first, the files of a transformers tokenizer, which are converted to one form here.
 """
 
 import json
@@ -25,7 +25,7 @@ _BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
 
 @dataclass(frozen=True)
 class Source:
-    """What a tokenizer is restored from: its kind, the file to name in messages, model, options."""
+    """The parts to restore a tokenizer from: kind, the file to name in messages, model, options."""
 
     kind: str
     path: Path
@@ -34,13 +34,13 @@ class Source:
 
 
 def tokenizer_class(name: str) -> type[Tokenizer]:
-    """Return the registered class; an unknown name is a UsageError with the near ones."""
+    """Return the registered class; UsageError with similar names for an unknown one."""
     kind: type[Tokenizer] = TOKENIZERS.entry(name).value
     return kind
 
 
 def _saved_source(folder: Path, prefix: str) -> Source:
-    """Return what the options file of a folder and the model file it asks for hold."""
+    """Return the content of the options file of a folder and of the model file that it names."""
     path = folder / (prefix + OPTIONS_FILE)
     try:
         options = read_json(path)
@@ -59,8 +59,8 @@ def _saved_source(folder: Path, prefix: str) -> Source:
 def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     """Open the tokenizer of a data folder; MetaseqError if it is missing, damaged or inconsistent.
 
-    The rows of `dict.txt` must be exactly the symbols of the model. With a `prefix` it is the one
-    that was saved with it.
+    The rows of `dict.txt` must be exactly the symbols of the model. `prefix` is the prefix that the
+    tokenizer was saved with.
     """
     folder = Path(folder)
     has_options = bool(prefix) or (folder / OPTIONS_FILE).is_file()
@@ -129,11 +129,11 @@ def transformers_source(folder: Path) -> Source:
 
 
 def _kind(model: bytes) -> str:
-    """Return the kind of a `tokenizer.json`; older files have no type, so ask what only one has."""
+    """Return the kind of a `tokenizer.json`, in older files by fields that only one kind has."""
     try:
         content = json.loads(model)
     except (ValueError, RecursionError):
-        return "byte_bpe"  # restoring says what is wrong
+        return "byte_bpe"  # restoring reports the error
     part = content.get("model") if isinstance(content, dict) else None
     if not isinstance(part, dict):
         return "byte_bpe"
@@ -147,7 +147,7 @@ def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
     """Return a `tokenizer.json` of WordPiece as the transformers library understands it.
 
     For the classes of BERT, DistilBERT and ELECTRA tokenizer_config.json, with the library's
-    defaults for what it does not say, wins over the normalizer in the file.
+    defaults for missing settings, overrides the normalizer in the file.
     """
     content = json.loads(model)
     normalizer = content.get("normalizer")
@@ -165,7 +165,7 @@ def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
 
 
 def _bert_flags(settings: dict[str, Any]) -> tuple[bool, bool | None, bool]:
-    """Return whether case goes, accents go (None: as case does), and ideographs stand alone."""
+    """Return whether to lower case, strip accents (None: as for case), and separate ideographs."""
     lower = settings.get("do_lower_case", True)
     accents = settings.get("strip_accents")
     cjk = settings.get("tokenize_chinese_chars", True)
@@ -190,7 +190,7 @@ def _wordpiece(path: Path, settings: dict[str, Any]) -> bytes:
         twice = next(s for i, s in enumerate(symbols) if ids[s] != i)
         raise ValueError(f"{path.name} has the symbol {twice!r} twice")
     lower, accents, cjk = _bert_flags(settings)
-    # 100 characters, as the transformers library has it for such files.
+    # 100 characters, as in the transformers library for such files.
     library = wordpiece_library(ids, 100, not lower, accents, cjk)
     library.add_special_tokens([s for s in FAMILIES["bert"] if s in ids])
     return str(library.to_str()).encode()

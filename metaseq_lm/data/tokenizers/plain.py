@@ -15,11 +15,11 @@ from metaseq_lm.core.registry import register_tokenizer
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space
 from metaseq_lm.data.tokenizers.vocabulary import UNK, Vocabulary
 
-PATTERN_SECONDS = 10  # on one text; a pattern may come with a tokenizer from elsewhere
+PATTERN_SECONDS = 10  # limit for one text; a pattern may come with a tokenizer from elsewhere
 
 
 class PlainTokenizer(Tokenizer):
-    """Common part of tokenizers whose units are looked up in the vocabulary; unknown is [UNK]."""
+    """Common part of tokenizers that look up units in the vocabulary; unknown ones are [UNK]."""
 
     joiner = ""
 
@@ -66,9 +66,9 @@ class PlainTokenizer(Tokenizer):
         min_frequency: int,
         **options: Any,
     ) -> Self:
-        """Keep the most frequent units; equal counts go in code point order.
+        """Keep the most frequent units; equal counts are in code point order.
 
-        `options` are those of the constructor.
+        `options` are passed to the constructor.
         """
         tokenizer = cls(Vocabulary(specials), **options)
         counts = Counter(chain.from_iterable(map(tokenizer.units, lines)))
@@ -103,7 +103,7 @@ class WordTokenizer(PlainTokenizer):
 
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
         if self.pattern is None:
-            # \S of re, not of regex, is what str.split leaves.
+            # \S of re, not of regex, matches the words of str.split.
             return (match.span() for match in re.finditer(r"\S+", line))
         try:
             matches = list(self._word.finditer(line, timeout=PATTERN_SECONDS))

@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizers.vocabulary import PAD, UNK, Vocabulary
 # A fixed number: the sums of unigram training depend on how the text is shared among threads.
 _TRAIN_THREADS = 4
 _LONGEST_LINE = 1 << 20
-_SPACE = "\u2581"  # what stands for a space in a piece
+_SPACE = "\u2581"  # stands for a space in a piece
 
 
 class SentencePiece(Tokenizer):
@@ -56,7 +56,7 @@ class SentencePiece(Tokenizer):
         min_frequency: int,
         character_coverage: float = 0.9995,
     ) -> Self:
-        """Learn pieces from `lines`, held in memory; `min_frequency` is not known to the library.
+        """Learn pieces from `lines`, held in memory; the library does not support `min_frequency`.
 
         `character_coverage` is the share of the text's characters that must have a piece.
         A text with too few pieces gives a smaller vocabulary. UsageError for options that do not

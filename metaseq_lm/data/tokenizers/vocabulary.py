@@ -10,7 +10,7 @@ from metaseq_lm.core.files import write_atomic
 
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
-_LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
+_LONGEST_ROW = 1 << 20  # most bytes of a row of dict.txt
 
 # Padding, mask, separator, class and unknown symbol of the vocabularies of the transformers
 # library: Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
@@ -44,7 +44,7 @@ def save_symbols(path: Path, symbols: Sequence[str], counts: Sequence[int]) -> N
 
 
 def load_symbols(path: Path) -> tuple[list[str], list[int]]:
-    """Read what `save_symbols` wrote; a malformed file is a MetaseqError naming the line."""
+    """Read a file of `save_symbols`; a malformed file is a MetaseqError naming the line."""
     if not path.is_file():
         raise MissingError(f"{path}: no such file; 'metaseq-lm preprocess' writes it")
     rows = path.read_bytes().split(b"\n")
@@ -75,7 +75,7 @@ class Vocabulary:
         counts: How often each occurs in the training text.
         layout: "own", or the name of the family.
         specials: The sorted ids of the special symbols.
-        unwritten: The ids that decoding leaves out: all special ones but [UNK].
+        unwritten: The ids that decoding leaves out: all special ones except [UNK].
 
     Raises:
         ValueError: Two symbols are equal, or the layout is neither of these.
@@ -124,9 +124,9 @@ class Vocabulary:
 
     @property
     def text_counts(self) -> np.ndarray:
-        """How often each symbol occurs as a token of the text, (V,): special ones but [UNK] do not.
+        """How often each symbol occurs as a token of the text, (V,), 0 for special ones but [UNK].
 
-        All are 0 where `dict.txt` has no counts.
+        All are 0 if `dict.txt` has no counts.
         """
         counts = np.asarray(self.counts, np.float64)
         counts[list(self.unwritten)] = 0.0

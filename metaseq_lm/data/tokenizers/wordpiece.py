@@ -1,7 +1,7 @@
 """WordPiece (Devlin et al. 2019) of the `tokenizers` library behind a cache of whole words.
 
 A word is normalised, cut at punctuation and then, from the left, into the longest pieces of the
-vocabulary; pieces inside a word begin with "##". A word that cannot be cut so is [UNK].
+vocabulary; pieces inside a word begin with "##". A word that cannot be cut that way is [UNK].
 """
 
 from collections import Counter, defaultdict
@@ -20,9 +20,9 @@ from metaseq_lm.data.tokenizers.vocabulary import UNK
 
 _INSIDE = "##"
 _LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
-_LEAST_ALPHABET = 1000  # characters that have a piece of their own, at least
+_LEAST_ALPHABET = 1000  # least number of characters with a piece of their own
 _WORDS_PER_LINE = 1 << 10
-PRIVATE = 0xF0000  # the first of 131,068 characters that BERT's normaliser leaves in no text
+PRIVATE = 0xF0000  # the first of 131,068 characters that no text has after BERT's normaliser
 
 
 def wordpiece_library(
@@ -30,7 +30,7 @@ def wordpiece_library(
 ) -> tokenizers.Tokenizer:
     """Return BERT's tokenizer for a vocabulary; words of more than `longest` characters are [UNK].
 
-    `accents` says whether they are stripped; None: as case is. `cjk` puts spaces around ideographs.
+    `accents` says whether to strip accents, None as for case. `cjk` puts spaces around ideographs.
     """
     model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest)
     library = tokenizers.Tokenizer(model)
@@ -80,7 +80,7 @@ class WordPiece(PackedTokenizer):
     ) -> Self:
         """Learn pieces from `lines`; the distinct words are held in memory.
 
-        Pairs are merged by how often they occur, as in the library's own trainer, until
+        Pairs are merged by frequency, as in the library's own trainer, until
         `vocab_size` or no pair occurs `min_frequency` times; `cased` keeps case and accents.
         """
         ids = {symbol: i for i, symbol in enumerate(specials)}
@@ -143,7 +143,7 @@ class WordPiece(PackedTokenizer):
 
 
 def _valid(text: str) -> str:
-    """Replace halves of surrogate pairs, one character by one, which the library refuses."""
+    """Replace halves of surrogate pairs, which the library refuses, each by one character."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -165,8 +165,8 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     """Return at most `room` pieces in the order they were learnt.
 
     The library's WordPiece trainer takes the pieces of single characters in a random order, on
-    which the rest depends. Here its BPE trainer, which has none, learns on words whose characters
-    after the first are replaced by marks.
+    which the rest depends. Its BPE trainer does not, so it is used here, on words with marks in
+    place of the characters after the first.
     """
     # Code point -> the private character that stands for it inside a word.
     marks: dict[int, int] = defaultdict(count(PRIVATE).__next__)

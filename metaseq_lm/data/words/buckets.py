@@ -1,8 +1,8 @@
 """Orders of training batches whose sentences are about equally long.
 
-As in the code of Clark et al. 2018: sentences are taken in pieces, each piece in buckets by length,
-and a batch is filled to a constant sum of the square roots of its lengths. There the pieces follow
-the file. Here each is a sample of the whole file, so that a run that ends early sees all texts.
+As in the code of Clark et al. 2018, sentences are taken in pieces, each piece in buckets by length,
+and a batch is filled to a constant sum of the square roots of its lengths. Their pieces follow the
+file. Here each piece is a sample of the whole file, so that a run that ends early sees all texts.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,25 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
-_FEW = 4  # batches; those of fewer would be of nearly the same sentences in every epoch
+_FEW = 4  # batches; fewer would have nearly the same sentences in every epoch
 
 
 class Bucketed:
     """Epochs of batches of sentences of about equal length.
 
-    A batch is a pure function of seed, name and its number. With `chunk` a permutation, the same in
-    all epochs, spreads the sentences over pieces, each put into buckets and shuffled by itself. So
-    memory holds the plan of one piece only. A bucket of less than FEW batches joins a neighbour.
+    A batch is a pure function of seed, name and its number. With `chunk`, a permutation that is the
+    same in all epochs spreads the sentences over pieces, and each piece is put into buckets and
+    shuffled by itself, so that memory holds the plan of one piece only. A bucket of less than FEW
+    batches joins a neighbour.
 
     Args:
-        lengths: The words of each sentence (sentences,).
+        lengths: The number of words of each sentence (sentences,).
         batch_size: The mean number of sentences of a batch; each holds a sum of sqrt(length) of
             about batch_size times the mean of sqrt(length).
         seed: The seed of the run.
         name: The name of the stream.
         samples: The sentences to use; all by default.
-        chunk: About how many sentences a piece has; 0 takes all together.
+        chunk: The approximate number of sentences in a piece; 0 takes all together.
         longest: Sentences of this many words or more are left out; 0 keeps all.
         buckets: The lengths at which a new bucket begins.
 

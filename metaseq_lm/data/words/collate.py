@@ -1,4 +1,4 @@
-"""Sentences of words to arrays, apart from the sets, which `preprocess` reads without torch.
+"""Arrays from sentences of words, apart from the sets, which `preprocess` reads without torch.
 
 Shapes: B sentences, S positions of a row (words, start and end), M characters of a word.
 """

@@ -1,9 +1,8 @@
 """Sentences in CoNLL columns and CoNLL-U: a word per line, a blank line after each sentence.
 
-In CoNLL columns words and labels stand between tabs or white space, in the first and last column
-unless others are named; lines of documents (-DOCSTART-, CoNLL-2012's "#begin document") are passed
-over (Clark et al. 2018, code).
-CoNLL-U is the format of Universal Dependencies.
+In CoNLL columns tabs or white space separate words and labels, which are in the first and last
+column unless others are named; lines that mark documents (-DOCSTART-, CoNLL-2012's "#begin
+document") are skipped (Clark et al. 2018, code). CoNLL-U is the format of Universal Dependencies.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "dep
 ID, _FORM, HEAD, RELATION = 0, 1, 6, 7
 DOCUMENT = "-DOCSTART-"
 _DOCUMENT = re.compile(rf"\s*(?:{DOCUMENT}(?!\S)|#(?:begin|end) document\b)")
-_COMMENTED = 0.9  # of the sentences that begin with "#" if that marks a comment
+_COMMENTED = 0.9  # share of the sentences that begin with "#" if that marks a comment
 _MARKS = ("#", "%", "//", ";")  # of comments; all but "#" only if they open (nearly) every sentence
 _LONE_TAG = "is a word with a tag that no other word has; if it is a comment, take it out"
 _FEWEST_COMMENTS = 3  # each with a last field of its own, such as the name of a document
@@ -49,17 +48,17 @@ class Sentence:
     heads: list[int] | None = None
 
     def location(self, word: int) -> str:
-        """Return the file and line of a word, for complaints."""
+        """Return the file and line of a word, for messages."""
         return f"{self.path}:{self.lines[word]}"
 
 
 @dataclass
 class SentenceReader:
-    """Iterates over the sentences of a file; `counts` are what it passed over, by reason.
+    """Iterates over the sentences of a file; `counts` are the numbers skipped, by reason.
 
     `remarks` are warnings for the end of the run. A subclass parses the lines of a sentence,
-    (number, text) each, in `_sentence`. Where the file skips invalid UTF-8, a sentence with some is
-    left out.
+    (number, text) each, in `_sentence`. If the file skips invalid UTF-8, a sentence that contains
+    some is left out.
     """
 
     file: TextFile
@@ -91,18 +90,18 @@ class SentenceReader:
 class ColumnReader(SentenceReader):
     """Reads words and labels from columns, counted from 0 or, if negative, from the right.
 
-    Tabs separate where each row looked at has some, so that a word may hold blanks; else white
-    space does. A header row and comments are passed over. MetaseqError with file and line for a row
-    that has not as many columns as the first one, or lacks a column that is asked for.
+    Tabs separate if each examined row has some, so that a word may contain blanks; else white space
+    does. A header row and comments are skipped. Raises MetaseqError with file and line for a row
+    with another number of columns than the first one, or without a requested column.
     """
 
     word_column: int = 0
     label_column: int = -1
-    n_columns: int = 0  # of the first row
+    n_columns: int = 0  # columns of the first row
     _separator: re.Pattern[str] = _BLANKS
     _seen: bool = False  # whether the first sentence was checked
     _comment: str = ""  # the first field of comments with as many columns as the rows
-    _opens_all: bool = False  # whether one opens (nearly) every sentence
+    _opens_all: bool = False  # whether a comment opens (nearly) every sentence
     _tags: set[str] = field(default_factory=set)  # the last fields of all rows
 
     def __iter__(self) -> Iterator[Sentence]:
@@ -119,13 +118,13 @@ class ColumnReader(SentenceReader):
         return super().__iter__()
 
     def _find_comments(self) -> None:
-        """Decide whether lines with a mark in front that are as wide as the rows are comments.
+        """Decide whether lines that begin with a mark and are as wide as the rows are comments.
 
-        "#" can be a word, too: its tag is that of other words, or at least of other "#".
+        "#" can also be a word: then other words, or at least other "#", have its tag.
         """
         openers: Counter[tuple[str, str]] = Counter()
         places: dict[tuple[str, str], str] = {}
-        inside: dict[str, str] = {}  # where tags of "#" behind the first word stand
+        inside: dict[str, str] = {}  # the places of tags of "#" after the first word
         others: set[str] = set()
         sentences = 0
         for group in self._groups():
@@ -171,7 +170,7 @@ class ColumnReader(SentenceReader):
             self.remarks.append(f"{where} {_LONE_TAG}")
 
     def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
-        """Return whether fields in front of the words of a sentence are those of a comment."""
+        """Return whether fields before the words of a sentence belong to a comment."""
         if fields[0].startswith("#") and len(fields) != width:
             return True
         opens = self._opens_all and is_first
@@ -188,7 +187,7 @@ class ColumnReader(SentenceReader):
         for i, (number, text) in enumerate(lines):
             fields = self._fields(text)
             rest = lines[i + 1 :]
-            # A comment has not as many columns as the rows have; "#" can be a word.
+            # A comment has another number of columns than the rows; "#" can be a word.
             width = len(self._fields(rest[-1][1])) if rest else self.n_columns
             if _DOCUMENT.match(text):
                 self.counts["documents"] += 1
@@ -241,7 +240,7 @@ class ColumnReader(SentenceReader):
     def _check_words(self, sentence: Sentence) -> None:
         """Raise a MetaseqError if the first sentence has its words in another column."""
         words, column = sentence.words, self.word_column
-        # Of CoNLL-U without its tabs, too, with the ids of multi-word tokens (1-2) and empty nodes
+        # Also in CoNLL-U without its tabs, with the ids of multi-word tokens (1-2) and empty nodes
         # (3.1).
         ids = [word for word in words if word.isdecimal()]
         from_zero = list(map(str, range(len(ids))))
@@ -260,9 +259,9 @@ class ColumnReader(SentenceReader):
 class HeadColumnReader(ColumnReader):
     """Reads trees from columns with labels HEAD-RELATION, 0 for the root (Clark et al. 2018, code).
 
-    Only the first "-" separates, so a relation may hold more of them, which the author's own reader
-    cannot read. MetaseqError with file and line for anything else, and for a head outside the
-    sentence.
+    Only the first "-" separates, so a relation may contain more of them, which the author's own
+    reader cannot read. MetaseqError with file and line for anything else, and for a head outside
+    the sentence.
     """
 
     def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
@@ -284,9 +283,10 @@ class HeadColumnReader(ColumnReader):
 class ConlluReader(SentenceReader):
     """Reads the words of .conllu files with one column as their label, and with heads if `trees`.
 
-    Comments, lines of multi-word tokens (3-4) and empty nodes (8.1) are passed over; subtypes of
-    relations (nsubj:pass) are kept with `subtypes`, else cut off (nsubj). MetaseqError with file
-    and line for rows that have not ten fields, ids out of order, and heads that make no tree.
+    Comments, lines of multi-word tokens (3-4) and empty nodes (8.1) are skipped; subtypes of
+    relations (nsubj:pass) are kept with `subtypes`, else cut off (nsubj). Raises MetaseqError with
+    file and line for rows without exactly ten fields, ids out of order, and heads that do not make
+    a tree.
     """
 
     label: int = RELATION
@@ -336,7 +336,7 @@ class ConlluReader(SentenceReader):
 
 
 def head_number(text: str, where: str) -> int:
-    """Return the place of a head; MetaseqError that begins with `where` if it is no number."""
+    """Return the place of a head; MetaseqError that begins with `where` if it is not a number."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise MetaseqError(f"{where}: head {text[:20]!r} is not a whole number")
     return int(text)
@@ -378,9 +378,9 @@ def checked_tree(sentence: Sentence) -> Sentence:
 
 
 def separator(lines: Iterable[str]) -> re.Pattern[str]:
-    """Return what separates the columns of a file with such first lines: tabs if each row has some.
+    """Return the separator of columns in a file with these first lines: tabs if each row has some.
 
-    Then it is a run of tabs where only that makes the rows equally long.
+    It is a run of tabs if only that makes the rows equally long.
     """
     rows = [line.strip(_WHITE) for line in lines]
     rows = [row for row in rows if row and not row.startswith(("#", DOCUMENT))]
@@ -406,7 +406,7 @@ def field_number(name: str) -> int:
 def conllu_text(words: Sequence[str], heads: Sequence[int], relations: Sequence[str]) -> str:
     """Return a sentence as rows of CoNLL-U with its blank line; heads from 1, 0 for the root.
 
-    What is not known of a word is "_". ValueError if the three differ in length.
+    Unknown fields are "_". ValueError if the three differ in length.
     """
     if not len(words) == len(heads) == len(relations):
         raise ValueError(f"{len(words)} words, {len(heads)} heads, {len(relations)} relations")

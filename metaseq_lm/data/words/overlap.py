@@ -1,8 +1,8 @@
 """Training sentences that occur in an evaluation split of another set (Clark et al. 2018, 4.3.1).
 
-Two sentences are the same if their letters and digits are: in lower case, every digit a 0, without
-blanks and signs, so that tokenisation does not matter. Sentences of signs alone are compared as
-they stand.
+Two sentences are the same if their letters and digits are equal in lower case, with every digit a 0
+and without blanks and signs, so that tokenisation does not matter. Sentences of signs alone are
+compared unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,7 +86,7 @@ def _sentences(
 
 
 def dropped_sentences(dropped: int) -> str:
-    """Return what to add to "no sentences" where so many were left out because of an overlap."""
+    """Return the addition to "no sentences" if `dropped` were left out because of an overlap."""
     if not dropped:
         return ""
     return (
@@ -95,7 +95,7 @@ def dropped_sentences(dropped: int) -> str:
 
 
 def words_reader(file: TextFile, word_column: int) -> SentenceReader:
-    """Return a reader of a labelled file of which only the words matter."""
+    """Return a reader of a labelled file for its words alone."""
     if is_json(file):
         return TokenListReader(file, has_tags=False)
     if is_conllu(file):

@@ -27,7 +27,7 @@ _WORD = re.compile(
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words and signs of untokenised English text, about as the Penn Treebank has them.
+    """Return the words and signs of untokenised English text, about as in the Penn Treebank.
 
     Straight quotation marks become `` where they open and '' where they close.
     """
@@ -38,8 +38,8 @@ def words_of(text: str) -> list[str]:
 def sentences_of(words: list[str]) -> Iterator[list[str]]:
     """Yield the sentences of a text in words: they end at . ! ? and the quotes and brackets after.
 
-    A full stop before a word in lower case ends none. A straight quotation mark closes if the ones
-    before it do not pair up.
+    A full stop before a word in lower case does not end one. A straight quotation mark closes if
+    the ones before it do not pair up.
     """
     start, at, count = 0, 0, len(words)
     quoted = False
@@ -65,7 +65,7 @@ def sentences_of(words: list[str]) -> Iterator[list[str]]:
 class TextReader:
     """Iterates over the sentences (lists of words) of a text file; `counts` are those left out.
 
-    `splitting` "lines": a line is a sentence, white space stands between words; "sentences": a line
+    `splitting` "lines": a line is a sentence, white space separates words; "sentences": a line
     holds several; "raw": running text, cut into words and sentences by rules. With `paragraphs` the
     lines up to a blank one belong together ("sentences" and "raw").
     """

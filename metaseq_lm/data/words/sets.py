@@ -1,6 +1,6 @@
 """Sentences of words on disk: unlabelled text, tagged sets and treebanks of one vocabulary.
 
-The data folder itself holds the vocabulary and unlabelled text, the folder DATA/NAME inside a
+The data folder itself holds the vocabulary and unlabelled text, a folder DATA/NAME inside it a
 labelled set. Each split is pairs of files: SPLIT (ids of the words of each sentence), SPLIT.forms
 (each different word as it stands in the text, as code points), SPLIT.surface (the number of the
 form of each word), SPLIT.labels (class of each word, or relation to its head) and SPLIT.heads
@@ -32,7 +32,7 @@ TEXT, TAGS, TREES = "text", "tags", "trees"
 # The kind of a manifest, and the form of its sets.
 KINDS = {"words": TEXT, "tags": TAGS, "trees": TREES}
 ROOT = "root"
-# Words: of a sentence, of the only one, and on average, that are more than any real sentences have.
+# More words than real sentences have: in one sentence, in the only sentence, and on average.
 _LONG_SENTENCE, _LONG_SINGLE, _LONG_MEAN = 256, 50, 100
 
 
@@ -44,7 +44,7 @@ class SentenceWords:
     missing: ClassVar[str] = ""
 
     def count(self, samples: np.ndarray, keys: np.ndarray, width: int) -> int:
-        """Return the words of some sentences (B,)."""
+        """Return the number of words of some sentences (B,)."""
         return int(self.lengths[samples].sum())
 
 
@@ -52,7 +52,7 @@ def missing_breaks(lengths: np.ndarray, form: str) -> str:
     """Return a warning if sentences run together, with the likely cause, else "".
 
     Args:
-        lengths: The words of each sentence, int64 (sentences,).
+        lengths: The number of words of each sentence, int64 (sentences,).
         form: "text", "tags" or "trees".
     """
     longest, count = int(lengths.max(initial=0)), len(lengths)
@@ -74,7 +74,7 @@ def part_name(split: str, part: str) -> str:
 
 
 class WordSet:
-    """One split of sentences, memory-mapped; `folder` is DATA for text and DATA/NAME else.
+    """One split of sentences, memory-mapped; `folder` is DATA for text, else DATA/NAME.
 
     Attributes:
         form: "text", "tags" or "trees".
@@ -85,7 +85,7 @@ class WordSet:
         words: The ids of words, a sequence for each sentence.
         labels: Tags or relations, a sequence for each sentence; None for text.
         heads: Heads, a sequence for each sentence; None except for trees.
-        lengths: The words of each sentence, int64 (sentences,).
+        lengths: The number of words of each sentence, int64 (sentences,).
 
     Raises:
         MetaseqError: Files are missing, damaged, or do not belong together.
@@ -119,7 +119,7 @@ class WordSet:
         self.labels = self._open("labels") if self.form != TEXT else None
         self.heads = self._open("heads") if self.form == TREES else None
         self._check()
-        # Of two files that were swapped each is sound.
+        # Each of two swapped files is sound by itself.
         require_sizes(self.folder)
 
     @property
@@ -154,7 +154,7 @@ class WordSet:
                     f"{data.prefix} and {self.words.prefix} differ in the words of their "
                     "sentences; the files do not belong together, preprocess again"
                 )
-            # Of text, which may be long, the first words only.
+            # Text may be long: take only its first words.
             sample = data.tokens[: 1 << 20] if self.form == TEXT else data.tokens
             if len(sample) and not 0 <= sample.min() <= sample.max() < bound:
                 raise MetaseqError(
@@ -216,12 +216,12 @@ class WordSet:
         return {i: BRACKETS[form] for i, form in self._short_forms.items() if form in BRACKETS}
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:
-        """Return which words of `sentences`, end to end, scores leave out, boolean (words,)."""
+        """Return which words of `sentences`, end to end, scores ignore, boolean (words,)."""
         forms = [i for i, form in self._short_forms.items() if is_punctuation(form)]
         return np.isin(self.form_numbers(sentences), forms)
 
     def fraction(self, share: float, seed: int) -> np.ndarray:
-        """Return the numbers of a random share of the sentences, rising, int64; at least one.
+        """Return the numbers of a random share of the sentences, ascending, int64; at least one.
 
         A smaller share of the same seed lies within a larger one.
         """

@@ -1,7 +1,7 @@
 """Tagged sentences as rows of subword tokens: a word's class is at its first token.
 
-A row is `[CLS] tokens [SEP]`, the tokens those of the words with single blanks between, as in
-running text. Apart from the sets, which `preprocess` reads without torch.
+A row is `[CLS] tokens [SEP]`, where the tokens encode the words joined by single blanks, as in
+running text. This module is apart from the sets, which `preprocess` reads without torch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from metaseq_lm.data.words.sets import TAGS, WordSet
 from metaseq_lm.data.words.tags import UNLABELLED, Span, bioes_tags
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary
 
-_SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
+_SPAN_CLASSES = {"E": "I", "S": "B"}  # from BIOES to BIO
 
 
 def bio_names(labels: Sequence[str]) -> list[str]:
@@ -36,11 +36,11 @@ def predicted_names(labels: Sequence[str]) -> list[str]:
 class TaggedRows:
     """One split of a tagged set as rows of at most `tokens_per_sample` tokens.
 
-    A longer sentence becomes several rows, cut between words; of a longer word the beginning is
-    left. Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence
-    `sentence[i]`, and has `lengths[i]` tokens with the special ones. `targets` are the classes of
-    all words of the split, -1 for a word with the tag UNLABELLED, which counts for nothing. Raises
-    UsageError for a length without room for text and for a set of another form.
+    A longer sentence becomes several rows, cut between words; a word that is too long keeps only
+    its beginning. Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of
+    sentence `sentence[i]`, and has `lengths[i]` tokens with the special ones. `targets` are the
+    classes of all words of the split, -1 for a word with the tag UNLABELLED, which counts for
+    nothing. Raises UsageError for a length without room for text and for a set of another form.
     """
 
     def __init__(self, folder: Path, split: str, tokens_per_sample: int) -> None:
@@ -77,9 +77,9 @@ class TaggedRows:
         is_later = np.ones(len(numbers), bool)
         is_later[(np.cumsum(data.lengths) - data.lengths)[data.lengths > 0]] = False
         numbers = numbers + len(forms) * is_later
-        # Of each word of the split: where its tokens begin, and how many there are.
+        # Where the tokens of each word of the split begin, and how many there are.
         self._starts, self._sizes = (np.cumsum(sizes) - sizes)[numbers], sizes[numbers]
-        self.is_cut = is_cut[numbers]  # of each word
+        self.is_cut = is_cut[numbers]  # for each word
 
     def _cut_sentences(self, room: int) -> None:
         rows, first, sizes = [], 0, self._sizes.tolist()
@@ -143,7 +143,7 @@ class TaggedRows:
 
         Args:
             spans_of: Reads spans from tags in BIO.
-            sentence: Its number.
+            sentence: The number of the sentence.
             classes: The classes of its words that have a target.
         """
         names = [self.classes[i] for i in classes]

@@ -3,8 +3,8 @@
 A tag is O or PREFIX-TYPE; the type begins after the first "-" and may hold more of them. In IOB1 a
 span begins with I, or with B where a span of the same type ends just before it; in BIO it begins
 with B; in BIOES it is S alone or B, I..., E. In IOE2 a span ends with E; in IOE1 it ends with I, or
-with E where a span of the same type begins just behind it. "conlleval" reads any of them as that
-program does: what continues no span opens one, and no tag is wrong.
+with E where a span of the same type begins right after it. "conlleval" reads any of them like that
+program: a tag that continues no span opens one, and no tag is wrong.
 
 Other spellings (b-per, PER_B, BEGIN:PER, B alone; o, OUT, 0) become this one by `standard_tags`.
 """
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from metaseq_lm.core.errors import UsageError
 
 SCHEMES = ("auto", "iob1", "bio", "bioes", "ioe1", "ioe2", "conlleval", "none")
-UNLABELLED = "unlabelled"  # the tag of a word that has none, in sets of some words of a text
+UNLABELLED = "unlabelled"  # the tag of words without one, in sets that label some words of a text
 OUTSIDE = "O"
 _PREFIXES = "BIES"
 _UNTYPED = "SPAN"  # the type of spans whose tags name none
@@ -30,8 +30,8 @@ _PREFIX_NAMES = {
 _SEPARATORS = "-_:/|.+"
 _BRACKETS = re.compile(r"(?:\([^()*\s]+)*\*\)*")
 SPELLING = "write spans as B-TYPE, I-TYPE and O, unless each tag is meant to be the class of a word"
-_MOST_OUTSIDE = 0.4  # of the words; a part of speech is more rare than what is no span
-# BILOU names the last and the unit tag otherwise.
+_MOST_OUTSIDE = 0.4  # share of the words; a part of speech is rarer than words outside spans
+# BILOU has other names for the last and the unit tag.
 _SAME = {"L": "E", "U": "S"}
 
 Span = tuple[int, int, str]  # first word, word after the last, type
@@ -57,7 +57,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 def standard_tags(tags: Collection[str]) -> dict[str, str]:
     """Return each tag as O or PREFIX-TYPE, if all are span tags in one spelling; else {}.
 
-    In another spelling than the standard one some tag must mean O, lest parts of speech be spans.
+    In another spelling some tag must mean O; otherwise parts of speech could count as spans.
     """
     for type_first in (False, True):
         for separator in _SEPARATORS:
@@ -125,7 +125,7 @@ def span_like(counts: Counter[str]) -> str:
 def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
     """Return the scheme, but "auto", that the tags of all sentences obey.
 
-    "none" if no tag is PREFIX-TYPE. UsageError if they are span tags of no one scheme.
+    "none" if no tag is PREFIX-TYPE. UsageError if they are span tags that obey no single scheme.
     """
     fits = dict.fromkeys(("bio", "iob1", "bioes", "ioe2", "ioe1"), True)
     word_tag, span_tag = "", ""  # an example of each
@@ -232,7 +232,7 @@ def bioes_tags(spans: Iterable[Span], words: int) -> list[str]:
 
 
 def bio_tags(spans: Iterable[Span], words: int) -> list[str]:
-    """Return the BIO tags of a sentence with these spans; ValueError as `bioes_tags` has it."""
+    """Return the BIO tags of a sentence with these spans; ValueError as in `bioes_tags`."""
     same = {"S": "B", "E": "I"}
     return [same.get(tag[0], tag[0]) + tag[1:] for tag in bioes_tags(spans, words)]
 

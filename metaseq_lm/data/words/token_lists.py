@@ -14,7 +14,7 @@ from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
 _WORD_FIELDS = ("tokens", "words", "form")
 _HEADS, RELATIONS = "head", "deprel"
 _REMEDY = "Rows of a text and a label are a labelled set: --labelled NAME"
-# Of a token that is several words, such as "don't", and of empty nodes.
+# Heads of tokens that are several words, such as "don't", and of empty nodes.
 _NO_HEAD = (None, "None", "_", "")
 
 
@@ -23,9 +23,8 @@ class TokenListReader(SentenceReader):
     """Reads words and the tags in `tag_field`; "" means the only other list of that length.
 
     `tag_names` are the names of tags that are numbers; without them a number is refused, unless
-    `keeps_numbers`. With `has_tags` False only the words are read, and the labels are words too.
-    With `trees` the heads are read, too. Tokens without a head beside others that have one are
-    passed over.
+    `keeps_numbers`. With `has_tags` False only the words are read, and also serve as labels. With
+    `trees` the heads are read as well. Tokens without a head are skipped if others have one.
     """
 
     tag_field: str = ""

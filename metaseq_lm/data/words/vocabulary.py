@@ -1,6 +1,6 @@
 """Vocabularies of whole words and of the characters in them, for word-level taggers and parsers.
 
-Words are lower case with every digit a 0; characters are those of the word as it stands (Clark et
+Words are lower case with every digit a 0; characters are taken from the unchanged word (Clark et
 al. 2018, code). Files in a data folder: words.txt and characters.txt, "symbol count" per line in id
 order, and, if word vectors were given, word_vectors.safetensors.
 """
@@ -50,7 +50,7 @@ class WordVocabulary:
         vectors: Word vectors, float32 (words, width) in id order, or None.
 
     Raises:
-        ValueError: The first symbols are others, or a symbol occurs twice.
+        ValueError: The first symbols are not the special ones, or a symbol occurs twice.
     """
 
     unknown = UNKNOWN
@@ -65,7 +65,7 @@ class WordVocabulary:
         self.words, self.characters = list(words), list(characters)
         self.counts = [0] * len(self.words) if counts is None else list(counts)
         self._vectors = vectors
-        self._folder: Path | None = None  # of vectors that are not read yet
+        self._folder: Path | None = None  # the folder of vectors that are not read yet
         for symbols, specials in (
             (self.words, SPECIAL_WORDS),
             (self.characters, SPECIAL_CHARACTERS),
@@ -166,7 +166,7 @@ class WordVocabulary:
 
 
 def count_words(forms: Mapping[str, int]) -> Counter[str]:
-    """Return how often each normalised word occurs, given how often each form of a text does."""
+    """Return how often each normalised word occurs, given the counts of the forms of a text."""
     counts: Counter[str] = Counter()
     for form, count in forms.items():
         counts[normalise(form)] += count
@@ -176,7 +176,7 @@ def count_words(forms: Mapping[str, int]) -> Counter[str]:
 
 
 def frequent_words(counts: Mapping[str, int], least: int = 1, most: int | None = None) -> list[str]:
-    """Return the `most` frequent words that occur `least` times; ties are sorted."""
+    """Return the `most` frequent words that occur at least `least` times; ties are sorted."""
     words = [word for word, count in counts.items() if count >= least]
     return sorted(words, key=lambda word: (-counts[word], word))[:most]
 
@@ -204,10 +204,10 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
     """Return the vectors, float32 (width,), of the normalised words of a file, in its order.
 
     The file is of GloVe's format: a word and its numbers per line, single blanks between. Only
-    vectors of `words` are kept, or all if it is None. Of words that are the same once normalised
-    (1990 and 1991) the one that stands in the file in its normalised form counts, else the first. A
-    first line "COUNT WIDTH", as word2vec writes it, is passed over. MetaseqError with file and line
-    for a row that has another number of fields or something that is no finite number.
+    vectors of `words` are kept, or all if it is None. If several words are equal once normalised
+    (1990 and 1991), the one that is written in normalised form counts, else the first. A first line
+    "COUNT WIDTH", as word2vec writes it, is skipped. Raises MetaseqError with file and line for a
+    row with another number of fields or a value that is not a finite number.
     """
     vectors: dict[str, np.ndarray] = {}
     exact: set[str] = set()
@@ -244,7 +244,7 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
 
 
 def _is_number(text: str, whole: str) -> bool:
-    """Return whether the end of a word is a number too many; GloVe has words such as ". . ."."""
+    """Return whether the end of a word is a surplus number; GloVe has words such as ". . ."."""
     try:
         float(text)
     except ValueError:
@@ -266,7 +266,7 @@ def vector_table(words: list[str], known: dict[str, np.ndarray]) -> np.ndarray:
     """Return float32 (words, width): the vectors of `known`, 0 for padding and <unk>.
 
     Other words, and <start>, <end> and <removed>, get random numbers of the same mean square, which
-    depend on the place only. MetaseqError if no word is known.
+    depend only on the place. MetaseqError if no word is known.
     """
     places = [i for i, word in enumerate(words) if word in known]
     if not places:
@@ -284,7 +284,7 @@ def vector_table(words: list[str], known: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class SubwordVocabulary:
-    """A tokenizer used as a vocabulary of words; a word's id is that of its first token."""
+    """A tokenizer used as a vocabulary of words; a word's id is the id of its first token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

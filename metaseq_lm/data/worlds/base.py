@@ -31,7 +31,7 @@ from metaseq_lm.core.registry import register_world as register_world
 
 NO_TOKEN = -1
 NO_LABEL = -1
-LEFT, RIGHT, BOTH = "left", "right", "both"  # of a word, what a reader sees
+LEFT, RIGHT, BOTH = "left", "right", "both"  # the side of a word that a reader sees
 CHUNK = 1 << 16  # documents or clauses whose probabilities are computed at once
 
 
@@ -40,9 +40,9 @@ class Documents:
     """Documents and the labels of each.
 
     Attributes:
-        tokens: Indices into the world's symbols, int64 (N, S), NO_TOKEN behind the last.
-        labels: For each labelled set indices into its classes, NO_LABEL where there is none: (N,)
-            for labels of documents, (N, S) for labels of tokens.
+        tokens: Indices into the world's symbols, int64 (N, S), NO_TOKEN after the last.
+        labels: For each labelled set, indices into its classes or NO_LABEL: (N,) for labels of
+            documents, (N, S) for labels of tokens.
     """
 
     tokens: np.ndarray
@@ -53,7 +53,7 @@ class Documents:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each document, int64 (N,)."""
+        """The number of tokens of each document, int64 (N,)."""
         return np.asarray((self.tokens != NO_TOKEN).sum(axis=1))
 
     def select(self, rows: np.ndarray) -> "Documents":
@@ -67,15 +67,15 @@ class World:
 
     Args:
         config: The options of the world, an instance of the dataclass it is registered with.
-        seed: Of the constants, if they are drawn, and of the documents.
+        seed: The seed of the documents, and of the constants if they are drawn.
 
     Attributes:
         name: The name that the world is registered under.
-        symbols: The words of the language; none holds white space.
-        longest: The most tokens of a document.
+        symbols: The words of the language; none contains white space.
+        longest: The maximum number of tokens of a document.
         label_sets: The classes of each labelled set by its name.
-        asked_later: Sets that ask for the label of a word at a later token, such as the end of its
-            clause, each with the set that asks at the word.
+        asked_later: Maps a set that asks for the label of a word at a later token, such as the end
+            of its clause, to the set that asks at the word.
         pair_kinds: The kinds of minimal pairs.
     """
 
@@ -91,9 +91,9 @@ class World:
         self.seed = seed
 
     def sample(self, keys: np.ndarray) -> Documents:
-        """Return one document for each of the keys, uint64 (N,); only the key decides it.
+        """Return one document for each of the keys, uint64 (N,), a function of the key alone.
 
-        Random numbers are those of `core.random_streams`, so that documents are the same on every
+        Random numbers come from `core.random_streams`, so that documents are the same on every
         machine and in batches of any size.
         """
         raise NotImplementedError
@@ -101,16 +101,16 @@ class World:
     def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
         """Return one document for each of the keys, uint64 (N,), for a split of a labelled set.
 
-        Override it where probes are not to be trained on what they are tested on.
+        Override it if probes must not be trained on what they are tested on.
         """
         return self.sample(keys)
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the log-probability of each document, (N, S) to (N,), in nats; -inf for none."""
+        """Return the log-probability of each document, (N, S) to (N,), in nats, -inf for none."""
         raise NotImplementedError
 
     def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the probability of each symbol in a gap, where all other tokens are seen.
+        """Return the probability of each symbol in a gap, given all other tokens.
 
         Each symbol is put into the gap, and the probabilities of the V documents are normalised:
         p(v | others) = p(document with v) / sum over u of p(document with u).
@@ -138,21 +138,21 @@ class World:
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set, (N, K) or (N, S, K).
 
-        NaN for tokens without a label. None for a set whose posterior the world does not know.
+        The result is NaN for tokens without a label, and None if the world cannot compute it.
 
         Args:
             name: One of `label_sets`.
             tokens: Documents (N, S).
-            sees: What a reader of a token's label sees: LEFT, the document up to and with the
-                token, and not how much follows; RIGHT, the mirror image; or BOTH. The label of a
-                document is always read from all.
+            sees: What a reader of a token's label sees: LEFT, the document up to and including the
+                token, without how much follows; RIGHT, the mirror image; or BOTH. Labels of
+                documents are always read from the whole document.
         """
         return None
 
     def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return pairs of documents that differ in one token, (M, S) each, the good ones first.
 
-        At most one for each of the keys, uint64 (N,): M is the number of those that make one.
+        Each of the keys, uint64 (N,), makes at most one pair, so M is at most N.
         """
         raise NotImplementedError
 
@@ -161,7 +161,7 @@ class World:
         return {}
 
     def references(self) -> dict[str, Any]:
-        """Return what else to compare a model with, beside `measures`, in a form for JSON."""
+        """Return further values to compare a model with, next to `measures`, in a form for JSON."""
         return {}
 
     def keys(self, purpose: str, start: int, count: int) -> np.ndarray:
@@ -177,7 +177,7 @@ class World:
         """Return texts as tokens (N, S).
 
         Raises:
-            KeyError: A word is no symbol of the world.
+            KeyError: A word is not a symbol of the world.
         """
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         tokens = np.full((len(texts), self.longest), NO_TOKEN)
@@ -200,11 +200,12 @@ def build_world(name: str, seed: int = 0, options: Sequence[str] = ()) -> World:
 
     Args:
         name: The name.
-        seed: Of its constants and documents.
+        seed: The seed of its constants and documents.
         options: The options.
 
     Raises:
-        UsageError: The world or an option is unknown, or a value of a wrong type or out of range.
+        UsageError: The world or an option is unknown, or a value has a wrong type or is out of
+            range.
     """
     entry = WORLDS.entry(name)
     config = read_words(entry.dataclass, options, f"world {name}")
@@ -219,7 +220,7 @@ def build_world(name: str, seed: int = 0, options: Sequence[str] = ()) -> World:
 
 
 def check_documents(world: World, documents: Documents, count: int) -> Documents:
-    """Return documents that a world drew for `count` keys; UsageError if they are none of its."""
+    """Return documents that a world drew for `count` keys; UsageError for wrong shapes or types."""
     tokens, longest, size = documents.tokens, world.longest, len(world.symbols)
     fits = tokens.ndim == 2 and len(tokens) == count and tokens.shape[1] <= longest
     fits = fits and np.issubdtype(tokens.dtype, np.integer)
@@ -245,5 +246,5 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def describe(world: World) -> dict[str, Any]:
-    """Return what identifies a world: name, seed and options."""
+    """Return the identity of a world: name, seed and options."""
     return {"name": world.name, "seed": world.seed, "options": asdict(world.config)}

@@ -16,8 +16,8 @@ from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT
 
 PHRASES = (0.4, 0.4, 0.2)  # probability of 0, 1, ... prepositional phrases
 _OBJECT = 0.5  # probability of an object noun
-_FILLERS = 2  # in a clause of brackets
-_DISTANCE = 3  # tokens from an opening to a closing bracket of a minimal pair, at least
+_FILLERS = 2  # fillers in a clause of brackets
+_DISTANCE = 3  # least tokens from an opening to a closing bracket of a minimal pair
 UNIFORMS = 24  # random numbers that a clause may use
 
 
@@ -30,7 +30,7 @@ class Symbols:
     forms: int = 1
 
     def contains(self, tokens: np.ndarray) -> np.ndarray:
-        """Return whether tokens are of the block."""
+        """Return whether tokens belong to the block."""
         return (tokens >= self.first) & (tokens < self.first + self.items * self.forms)
 
     def item(self, tokens: np.ndarray) -> np.ndarray:
@@ -59,7 +59,7 @@ def whole(uniforms: np.ndarray, count: int | np.ndarray) -> np.ndarray:
 
 
 def _lengths_of(clauses: np.ndarray) -> np.ndarray:
-    """Return the tokens of each clause, (M,)."""
+    """Return the number of tokens of each clause, (M,)."""
     return np.asarray((clauses != NO_TOKEN).sum(axis=1))
 
 
@@ -81,7 +81,7 @@ class Agreement:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a clause."""
+        """The maximum number of tokens of a clause."""
         return 2 * len(self.phrase_probs) + 1
 
     def sample(self, topics: np.ndarray, uniforms: np.ndarray, width: int) -> np.ndarray:
@@ -94,7 +94,7 @@ class Agreement:
         numbers = whole(uniforms[:, 2], 2)
         verbs = _pick(self.verb_probs[topics], uniforms[:, 3])
         for i in range(most + 2):
-            # The last turn is the object.
+            # The last iteration is the object.
             column, present = (2 * i, phrases >= i) if i <= most else (2 * phrases + 2, has_object)
             item = _pick(self.noun_probs[topics], uniforms[:, 4 + 3 * i])
             number = numbers if i == 0 else whole(uniforms[:, 5 + 3 * i], 2)
@@ -108,7 +108,7 @@ class Agreement:
         return clauses
 
     def parse(self, clauses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which clauses are of this kind, (M,), and their phrases, (M,), -1 for others."""
+        """Return which clauses are of this kind and how many phrases they have, (M,), else -1."""
         lengths = _lengths_of(clauses)
         phrases = np.full(len(clauses), -1)
         for count in range(len(self.phrase_probs)):
@@ -147,7 +147,7 @@ class Agreement:
     def attractors(self, clauses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the verb's column, -1 in other clauses, and whether the noun before misleads.
 
-        It misleads if its number is not that of the first noun. Both are (M,).
+        It misleads if its number differs from the first noun's. Both are (M,).
         """
         is_clause, phrases = self.parse(clauses)
         rows = np.arange(len(clauses))
@@ -158,8 +158,8 @@ class Agreement:
     def head_numbers(self, clauses: np.ndarray) -> np.ndarray:
         """Return the number of the head noun at the token before the verb, (M, L).
 
-        NO_LABEL elsewhere, and at a noun that is the head itself: the last noun of a phrase tells
-        nothing of the head, so that the word alone is at chance, neither right nor misled.
+        It is NO_LABEL elsewhere, and at a noun that is the head itself. The last noun of a phrase
+        says nothing about the head, so the word alone is at chance, neither right nor misled.
         """
         labels = np.full(clauses.shape, NO_LABEL)
         columns, _ = self.attractors(clauses)
@@ -175,7 +175,7 @@ class Agreement:
         Args:
             clauses: Clauses (M, L).
             uniforms: Not used.
-            attractor: Whether the last noun before the verb has the other number than the first.
+            attractor: Whether the last noun before the verb differs in number from the first.
         """
         columns, misleads = self.attractors(clauses)
         fits = (columns >= 0) & (misleads == attractor)
@@ -186,11 +186,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Chain:
-    """Words of a hidden Markov chain, whatever the topic; some may be shown as a blank.
+    """Words of a hidden Markov chain, independent of the topic; some may be shown as a blank.
 
     The probability of a clause is the sum of the forward variables: a_1(s) = E(s, w_1) / S and
     a_t(s) = E(s, w_t) sum over r of a_(t-1)(r) A(r, s) (Rabiner 1989, section III). With a
-    probability h of the blank E(s, w) is (1 - h) times that of the word, and E(s, blank) is h.
+    probability h of the blank, E(s, w) is (1 - h) times the word's emission probability, and E(s,
+    blank) is h.
     """
 
     words: Symbols
@@ -239,7 +240,7 @@ class Chain:
     def forward(self, clauses: np.ndarray) -> np.ndarray:
         """Return the forward variables of clauses of this kind, (M, length, states).
 
-        p(words up to t, state at t); their sum at the last one is the probability of the clause.
+        p(words up to t, state at t); their sum at the last word is the probability of the clause.
         """
         emitted = self.emitted(clauses)
         forward = np.empty_like(emitted)
@@ -271,10 +272,10 @@ class Chain:
     def posteriors(self, clauses: np.ndarray, sees: str = BOTH) -> np.ndarray:
         """Return the probability of each state at each word, (M, L, states); NaN elsewhere.
 
-        From all words of the clause, p(s_t | w) proportional to forward times backward; from those
-        up to the word, proportional to forward; or from the word and those after it, proportional
-        to E(s_t, w_t) times backward, as the columns of A sum to 1 and every state is as frequent
-        at every t. Other clauses tell nothing.
+        Given all words of the clause, p(s_t | w) is proportional to forward times backward; given
+        the words up to t, to forward; given the words from t on, to E(s_t, w_t) times backward,
+        because the columns of A sum to 1 and all states are equally frequent at every t. Other
+        clauses carry no information.
         """
         posteriors = np.full((*clauses.shape, len(self.transitions)), np.nan)
         rows = np.flatnonzero(self.parse(clauses))
@@ -287,7 +288,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Copy:
-    """CP, three names, EQ, the same names; each of names^3 is as probable, whatever the topic."""
+    """CP, three names, EQ, the same names; all names^3 are equally probable under every topic."""
 
     marks: Symbols  # CP, EQ
     names: Symbols
@@ -296,7 +297,7 @@ class Copy:
 
     @property
     def longest(self) -> int:
-        """The tokens of a clause."""
+        """The number of tokens of a clause."""
         return 2 * self.length + 2
 
     def sample(self, topics: np.ndarray, uniforms: np.ndarray, width: int) -> np.ndarray:
@@ -327,12 +328,12 @@ class Copy:
     def corrupt(self, clauses: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the column of one of the second names and another of the three, (M,) each.
 
-        -1 for other clauses and where all names are equal. Uniform among what is possible.
+        Both are -1 for other clauses and where all names are equal. The draw is uniform.
         """
         columns, others = np.full(len(clauses), -1), np.full(len(clauses), NO_TOKEN)
         is_clause = self.parse(clauses)
         names = clauses[:, 1 : self.length + 1]
-        differs = names[:, :, None] != names[:, None, :]  # the position, and that of the other name
+        differs = names[:, :, None] != names[:, None, :]  # the position, and the other name's
         choices = differs.reshape(len(clauses), -1)
         rows = np.flatnonzero(is_clause & choices.any(axis=1))
         weights = choices[rows] / choices[rows].sum(axis=1, keepdims=True)
@@ -369,15 +370,15 @@ class Brackets:
 
     @property
     def longest(self) -> int:
-        """The tokens of a clause."""
+        """The number of tokens of a clause."""
         return 2 * self.pairs + _FILLERS
 
     @cached_property
     def templates(self) -> np.ndarray:
         """Each shape with each choice of positions: the pair of each token, (T, longest).
 
-        An opening bracket is the number of its pair, from 0, a closing one -1 - number, a filler
-        `pairs`.
+        An opening bracket is stored as the number of its pair, from 0, a closing one as -1 -
+        number, a filler as `pairs`.
         """
         rows = []
         for shape in balanced(self.pairs):
@@ -461,7 +462,7 @@ class Brackets:
 
     def first_depth_probs(self) -> np.ndarray:
         """Return the probability of each depth at the first filler, (pairs + 1,)."""
-        steps = np.sign(self.pairs - self.templates)  # of a filler 0
+        steps = np.sign(self.pairs - self.templates)  # 0 for a filler
         steps = np.where(self.templates < 0, -1, steps)
         first = (steps == 0).argmax(axis=1)
         depths = steps.cumsum(axis=1)[np.arange(len(steps)), first]
@@ -470,7 +471,7 @@ class Brackets:
     def corrupt(self, clauses: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the column of a closing bracket and one of another kind, (M,) each; -1 for none.
 
-        The bracket's partner is at least DISTANCE tokens before it; uniform among these.
+        The draw is uniform among brackets at least DISTANCE tokens after their partner.
         """
         is_clause, _, partners = self.parse(clauses)
         far = (partners >= 0) & (np.arange(clauses.shape[1]) - partners >= _DISTANCE)
@@ -494,7 +495,7 @@ def lexeme_probs(normals: np.ndarray, sharpness: float) -> np.ndarray:
 
 
 def transition_probs(states: int) -> np.ndarray:
-    """Return A (states, states): .7 more from s to s + 1 than elsewhere, whose part is .05."""
+    """Return A (states, states), proportional to .05 plus .7 from s to s + 1."""
     weights = 0.05 + 0.7 * np.roll(np.eye(states), 1, axis=1)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
@@ -502,9 +503,8 @@ def transition_probs(states: int) -> np.ndarray:
 def emission_probs(words: int, states: int, uniforms: Sequence[np.ndarray]) -> np.ndarray:
     """Return E (states, words) for uniform numbers in [0, 1): three arrays (words,).
 
-    Word w is of the states a = w mod S with weight r, from .5 to .8, and
-    b = (a + 1 + (w div S) mod (S - 1)) mod S with 1 - r, each times a number from .5 to 1.5; then
-    the rows are normalised.
+    Word w has weight r, from .5 to .8, in state a = w mod S, and weight 1 - r in state b = (a + 1 +
+    (w div S) mod (S - 1)) mod S, each times a number from .5 to 1.5; then the rows are normalised.
     """
     weights = np.zeros((states, words))
     word = np.arange(words)

@@ -2,20 +2,20 @@
 
 A document is a few independent sentences, each ended with ".". A sentence is drawn from the grammar
 in Chomsky normal form below, conditioned on its length. A preterminal ends with its kind, 1 or 2. A
-third of the words are homonyms: both kinds have them with the same probabilities, so that
-only other words tell the kind.
+third of the words are homonyms: both kinds have them with the same probabilities, so that only
+other words reveal the kind.
 
-* An opener decides the kind (the sense) of a late word behind it, over modifiers and embedded
+* An opener decides the kind (the sense) of a late word after it, across modifiers and embedded
   sentences: `open1 mod late1`. Mirrored, a closer decides that of an early word: `early1 close1`.
-* Opener and closer together decide that of an inner word: 1 if they are of one kind.
+* Opener and closer together decide the kind of an inner word: 1 if their kinds are equal.
 * The kind of a verb decides whether a postposition attaches to it, `[[verb1 noun] post1]`, or to
   the noun, `[verb2 [noun post2]]`. Mirrored, a preposition before a noun and a final verb.
 * A verb and a final verb together decide what a link between them attaches to: the first,
-  `[[verb1 link1] final1]`, if they are of one kind, else the second, `[verb1 [link2 final2]]`.
+  `[[verb1 link1] final1]`, if their kinds are equal, else the second, `[verb1 [link2 final2]]`.
 
 Tags of the kind may follow a late word, or a postposition of a noun (mirrored: precede an early
-word, or a preposition), and stand on either side of an inner word or a link: what is learnt of the
-kinds has to be of use for other words, or no model learns it.
+word, or a preposition), and stand on either side of an inner word or a link: knowledge of the kinds
+has to help predict other words, or no model learns it.
 
 The language is its own mirror image: reversed, with words of `MIRROR` exchanged, a sentence has the
 same probability.
@@ -56,14 +56,14 @@ MIRROR = {
     "VP": "PV",
     "NPost": "PreN",
 }
-_INSERTED = (("mod", 0.7), ("S", 0.3))  # what stands between a cue and the word that it decides
+_INSERTED = (("mod", 0.7), ("S", 0.3))  # material between a cue and the word that it decides
 _LONGER = 0.45  # the probability of one more of these
-_CLOSE = 0.3  # that of none
-_TAGGED = 0.3  # the probability of one more tag of its kind behind (mirrored: before) such a word
-_SIDES = (0.4, 0.25, 0.25, 0.1)  # of cues of both sides: of kinds 1 1, 1 2, 2 1 and 2 2
+_CLOSE = 0.3  # the probability of none
+_TAGGED = 0.3  # the probability of one more tag of its kind after (mirrored: before) such a word
+_SIDES = (0.4, 0.25, 0.25, 0.1)  # probabilities of cues on both sides: kinds 1 1, 1 2, 2 1 and 2 2
 
 WORDS = 300
-# Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in what is said.
+# Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in sentences.
 _LEXICON = {
     "open": (6, 4, 0.1),
     "late": (8, 20, 0.5),
@@ -83,8 +83,8 @@ SETS = {
     "attachment_both": "link",
 }
 _AT_END = "_end"
-SENTENCES = 128  # whose sums are computed at once
-# Where nothing tells the kind, the posterior is 1/2: the order of a sum must not break the tie.
+SENTENCES = 128  # sentences summed over at once
+# Where nothing reveals the kind, the posterior is 1/2: the order of a sum must not break the tie.
 _EXACT_DIGITS = 12
 
 
@@ -158,14 +158,14 @@ class _Lexicon:
     """The words in blocks, and the probability of each by preterminal.
 
     Args:
-        preterminals: Their names.
+        preterminals: The names of the preterminals.
         config: Sizes.
 
     Attributes:
         symbols: The words in the order of their numbers; the first one ends a sentence.
         blocks: The numbers of the words of each block by its name: `late1` of kind 1 only, `late`
             of both kinds.
-        probs: (K, V + 1); the last column, that of NO_TOKEN, is 0.
+        probs: (K, V + 1); the last column, for NO_TOKEN, is 0.
     """
 
     def __init__(self, preterminals: list[str], config: GardenConfig) -> None:
@@ -271,12 +271,12 @@ class Garden(World):
 
         Args:
             sentences: Sentences, padded on the right.
-            sees: Which of the other words the second sum is of: LEFT, RIGHT or BOTH; None for no
-                second sum.
+            sees: Which other words the second sum covers: LEFT, RIGHT or BOTH; None for no second
+                sum.
 
         Returns:
-            The probability of each sentence, (M,), and that of the other words that are seen with
-            each preterminal at a word, (M, L, K), up to a factor.
+            The probability of each sentence, (M,), and the joint probability of the other words
+            that are seen and each preterminal at a word, (M, L, K), up to a factor.
         """
         count, longest = sentences.shape
         lengths = (sentences != NO_TOKEN).sum(axis=1)
@@ -334,7 +334,7 @@ class Garden(World):
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        At an end the right tells only that there is a label.
+        At the end of a sentence, the right side reveals only that there is a label.
         """
         of_word = self.asked_later.get(name, name)
         at_end = name != of_word
@@ -376,8 +376,8 @@ class Garden(World):
     def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return pairs of documents of a kind: see `World.minimal_pairs`.
 
-        The first word of one kind only is replaced by that of the other kind with the same rank.
-        Pairs whose bad document is possible are left out.
+        The first word that belongs to one kind only is replaced by the word of the other kind with
+        the same rank. Pairs whose bad document is possible are left out.
         """
         tokens = self.sample(keys).tokens
         first, second = (self.blocks[f"{SETS[kind]}{number}"] for number in "12")

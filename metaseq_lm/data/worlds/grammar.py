@@ -5,7 +5,7 @@ nonterminal has two words or more, and every sum over sentences of a bounded len
 Probabilities are not scaled: a sentence of 40 words stays far above the smallest float64.
 
 Shapes: A nonterminals, K preterminals, n words of the longest sentence, B sentences. Weights of
-words are (n, K, B): the probability of each word under each preterminal, 0 behind the end.
+words are (n, K, B): the probability of each word under each preterminal, 0 after the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ class Categorical:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The R rules whose left children are of one kind, and whose right ones are of one."""
+    """The R rules with one type of left children and one type of right children."""
 
     left: np.ndarray  # (R,)
     right: np.ndarray
-    probs: np.ndarray  # (A, R), 0 but at the parent
+    probs: np.ndarray  # (A, R), 0 except at the parent
     to_left: np.ndarray  # (A or K, R), 1 at the child
     to_right: np.ndarray
 
@@ -46,12 +46,12 @@ class Grammar:
 
     Args:
         rules: The probability of each rule (parent, left, right); the first parent is the start.
-        shortest: Words of a sentence.
-        longest: Words of a sentence.
+        shortest: The minimum number of words of a sentence.
+        longest: The maximum number of words of a sentence.
 
     Attributes:
         rules: As above.
-        preterminals: The children that are no parents, in the order of their names.
+        preterminals: The children that are never parents, sorted by name.
         of_length: The probability that a symbol has a number of words, (longest + 1, A + K).
         total: The probability of `shortest` to `longest` words.
     """
@@ -117,7 +117,7 @@ class Grammar:
     # ---------------------------------------------------------------- draws
 
     def _choices_of_nodes(self) -> tuple[Categorical, np.ndarray]:
-        """Return which rules and words of the left child (M, 2) a nonterminal of w words has."""
+        """Return draws of (rule, words of the left child), (M, 2), for nonterminals of w words."""
         rows: list[np.ndarray] = []
         choices: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
         for parent, width in product(range(self._size), range(self.longest + 1)):
@@ -130,10 +130,10 @@ class Grammar:
         return Categorical(rows), np.concatenate(choices)
 
     def sample(self, widths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Return the preterminals of sentences, (B, longest), -1 behind the last.
+        """Return the preterminals of sentences, (B, longest), -1 after the last.
 
         Args:
-            widths: The words of each sentence, (B,).
+            widths: The number of words of each sentence, (B,).
             uniforms: Uniform numbers, (B, longest - 1).
         """
         draws, choices = self._choices
@@ -164,8 +164,8 @@ class Grammar:
         """Return the probability of each span by each symbol.
 
         Returns:
-            Of each width w the spans that begin at 0, 1, ...: (n - w + 1, A, B), for words
-            (n, K, B); the first entry is empty.
+            For each width w, the spans that begin at 0, 1, ...: (n - w + 1, A, B), given words (n,
+            K, B); the first entry is empty.
         """
         n, _, batch = weights.shape
         inner = [weights[:0], weights]

@@ -1,4 +1,4 @@
-"""What to compare a model of a world with: the exact values, n-grams, chance.
+"""Baselines for a model of a world: exact values, n-grams and chance.
 
 Shapes: N documents, S positions; all cross-entropies are in nats.
 """
@@ -13,11 +13,11 @@ from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT, Documents, World
 
-_CHANCE = 0.5  # of a minimal pair
+_CHANCE = 0.5  # accuracy on minimal pairs
 READERS = {"bayes": BOTH, "bayes_left": LEFT, "bayes_right": RIGHT}
 EITHER = "either"
 _CLEAR, _MOST_OF_ONE, _HALF = 0.9, 0.7, 0.5  # shares of what can be known beyond the word
-_GAPS = 10_000  # gaps of which the cloze loss is the mean
+_GAPS = 10_000  # gaps over which the cloze loss is averaged
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def sequences(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pair_accuracy(good: np.ndarray, bad: np.ndarray) -> float:
-    """Return the share of pairs whose good score, (M,), is above the bad one; a tie is 1/2."""
+    """Return the share of pairs whose good score, (M,), is above the bad one; a tie counts 1/2."""
     return float(((good > bad) + (good == bad) / 2).mean())
 
 
@@ -72,13 +72,13 @@ def pair_references(
 
 
 def label_references(world: World, name: str, train: Documents, test: Documents) -> dict[str, Any]:
-    """Return the accuracies on a labelled set of what a probe of a model is compared with.
+    """Return the accuracies of the baselines of a probe on a labelled set.
 
     "bayes" takes the most probable class given the whole document, "bayes_left" and "bayes_right"
-    given the labelled token and what stands on that side of it; they are absent where the world
-    does not know them. "majority" takes the
-    class that is the most frequent in train, "word" (labels of tokens) that of the labelled word,
-    and "bag_of_words" (labels of documents) that of a naive Bayes classifier.
+    given the labelled token and the tokens on that side of it; they are absent where the world
+    cannot compute them. "majority" takes the most frequent class in train, "word" (labels of
+    tokens) the most frequent class of the labelled word, and "bag_of_words" (labels of documents)
+    the class of a naive Bayes classifier.
 
     Args:
         world: The world.
@@ -111,7 +111,7 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
         scores[key] = float((predicted == labels[mask]).mean())
     if labels.ndim > 1 and expected.keys() == READERS.keys():
         of_word = world.asked_later.get(name)
-        # What readers expect varies less from sample to sample than what they score.
+        # Expected accuracies vary less between samples than measured ones.
         scores |= {"asks": of_word} if of_word else {"needs": _need_of(scores | expected)}
     return scores
 
@@ -119,8 +119,9 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
 def _need_of(scores: Mapping[str, float]) -> str:
     """Return which side a label needs: "left", "right", "both", "either", or "" for none of these.
 
-    Of what the labelled word alone does not tell, one side tells at least CLEAR and the other at
-    most HALF; or neither tells more than MOST_OF_ONE; or each tells CLEAR.
+    The accuracy of each side is measured as a share of what both sides add to the labelled word
+    alone. One side is needed if it has at least CLEAR and the other at most HALF, both if neither
+    has more than MOST_OF_ONE, either if each has at least CLEAR.
 
     Args:
         scores: The accuracies of the exact readers, see `label_references`.
@@ -149,15 +150,15 @@ def losses(
 ) -> dict[str, Estimate]:
     """Return the cross-entropies of the exact probabilities and of n-grams, with standard errors.
 
-    "document" and "token" are those of the world itself, its entropy; "unigram" and "ngram" are per
-    token; "cloze" is that of one gap whose document is seen otherwise, the mean over the gaps of
-    the first documents.
+    "document" and "token" are the entropy of the world itself; "unigram" and "ngram" are per token;
+    "cloze" is the loss of one gap given the rest of its document, averaged over the gaps of the
+    first documents.
 
     Args:
         world: The world.
         ngram: A model of its training documents.
         documents: Other documents of the world.
-        gaps: About how many gaps "cloze" is the mean of.
+        gaps: The approximate number of gaps that "cloze" averages over.
     """
     tokens, lengths = documents.tokens, documents.lengths
     log_probs = world.log_probs(tokens)

@@ -1,9 +1,9 @@
 """The world "mirrored": the clauses of "quad", with labels that lie behind, ahead or on both sides.
 
-The same quantity is asked for where it lies behind a word and where it lies ahead, so that the
-direction is all that differs. Some words of the hidden chain are shown as "?": both sides of one
-tell its state. Each set of labels of words, X, has a set X_end that asks for the label at the end
-of its clause instead.
+Each quantity is asked for both where it lies behind a word and where it lies ahead, so that only
+the direction differs. Some words of the hidden chain are shown as "?": both sides of one reveal its
+state. Each set of labels of words, X, has a set X_end that asks for the label at the end of its
+clause instead.
 
 Shapes: N documents, S tokens, M clauses, L tokens of the longest clause, K classes.
 """
@@ -44,7 +44,7 @@ _AHEAD, _BEHIND, _AROUND = "ahead", "behind", "around"
 _PHRASES = {f"phrases_{place}": place for place in (_AHEAD, _BEHIND, _AROUND)}
 _PAIRS = {f"pairs_{place}": place for place in (_AHEAD, _BEHIND)}
 KIND = "pairs_around"
-_LAST = "pairs_behind"  # of the first closing bracket the label is 0
+_LAST = "pairs_behind"  # the label of the first closing bracket is 0
 _END_SUFFIX = "_end"
 
 
@@ -103,8 +103,8 @@ class Mirrored(Quad):
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        The topic, and with it other clauses, tell nothing of a label of words. At the end of a
-        clause a reader of the left has seen the clause, one of the right nothing of it.
+        Labels of words do not depend on the topic, and so not on other clauses. At the end of a
+        clause a reader of the left has seen the whole clause, a reader of the right none of it.
         """
         if name in (TOPIC, HALF):
             return super().posterior(name, tokens)
@@ -140,8 +140,8 @@ class Mirrored(Quad):
     def _phrases(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         """Return the probability of a clause's number of phrases, (M, L, K).
 
-        At the first noun, at the verb, or at each preposition and noun between them, of which a
-        reader of one side knows that there are at least as many phrases as it has seen.
+        It is asked at the first noun, at the verb, or at each preposition and noun between them.
+        There a reader of one side knows only that the phrases are no fewer than it has seen.
         """
         phrases = self.agreement.parse(clauses)[1][:, None]
         columns, verbs = np.arange(clauses.shape[1]), 2 * phrases + 1
@@ -151,7 +151,7 @@ class Mirrored(Quad):
         certain = one_hot(labels, len(self.agreement.phrase_probs))
         if sees == BOTH:
             return certain
-        # At the verb one more than there are: its reader of the left sees all.
+        # At the verb this is one more than the phrases, because a reader of the left sees them all.
         seen = np.broadcast_to((columns + 1) // 2, labels.shape)
         if sees == RIGHT:
             seen = phrases + 1 - seen
@@ -161,7 +161,7 @@ class Mirrored(Quad):
 
     @cached_property
     def _phrase_tails(self) -> np.ndarray:
-        """The probability of each number of phrases if there are at least n, (K, K), by n."""
+        """The probability of each number of phrases given at least n, (K, K), by n."""
         n_classes = len(self.agreement.phrase_probs)
         tails = np.triu(np.broadcast_to(self.agreement.phrase_probs, (n_classes, n_classes)))
         return np.asarray(tails / tails.sum(axis=1, keepdims=True))
@@ -169,8 +169,7 @@ class Mirrored(Quad):
     def _pairs(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         """Return the probability of the number of pairs inside a pair of brackets, (M, L, K).
 
-        At its opening bracket, or at its closing one. Read from right to left closing brackets
-        open.
+        It is asked at its opening or closing bracket. From right to left closing brackets open.
         """
         counts = _BracketCounts.of(self.brackets, clauses)
         labels = np.where(counts.is_closing, counts.inside, NO_LABEL)
@@ -187,7 +186,7 @@ class Mirrored(Quad):
     def _round_pairs(self, clauses: np.ndarray, sees: str) -> np.ndarray:
         """Return the probability of the number of pairs ( ) in a clause at its fillers, (M, L, K).
 
-        Pairs of which a reader has seen no bracket are of each kind alike.
+        A pair of which a reader has seen no bracket is of each kind with equal probability.
         """
         counts, brackets = _BracketCounts.of(self.brackets, clauses), self.brackets
         opening, closing = clauses == brackets.opening.first, clauses == brackets.closing.first
@@ -219,10 +218,10 @@ class Mirrored(Quad):
 
 @dataclass(frozen=True)
 class _BracketCounts:
-    """Of each token of clauses of brackets, (M, L): False, and without meaning, in other clauses.
+    """Counts at each token of clauses of brackets, (M, L); False or undefined in other clauses.
 
-    `opened` and `closed` brackets up to and with it, `depths` and `partners` as `Brackets.parse`
-    has them, and the pairs `inside` the pair that a closing bracket closes.
+    `opened` and `closed` count the brackets up to and including the token, `depths` and `partners`
+    are from `Brackets.parse`, and `inside` counts the pairs within the pair of a closing bracket.
     """
 
     is_closing: np.ndarray
@@ -246,15 +245,16 @@ class _BracketCounts:
 
 
 def _completions(pairs: int, height: int) -> int:
-    """Return in how many ways `pairs` further pairs and `height` open brackets are closed."""
+    """Return the number of ways to place `pairs` further pairs and close `height` open brackets."""
     return comb(2 * pairs + height, pairs) * (height + 1) // (pairs + height + 1)
 
 
 def _inside_probs(pairs: int) -> np.ndarray:
-    """Return how probable it is that a bracket that was just opened will have n pairs inside.
+    """Return the probability that a bracket that was just opened will have n pairs inside.
 
-    By the pairs that are not opened yet and the depth, (pairs, pairs + 1, pairs): of all balanced
-    sequences that begin alike, wherever the fillers are, the share that closes it after n pairs.
+    The axes are the pairs that are not yet opened, the depth and n: (pairs, pairs + 1, pairs). The
+    probability is the share of the balanced sequences with the same beginning, wherever the fillers
+    are, that close the bracket after n pairs.
     """
     ways = np.zeros((pairs, pairs + 1, pairs))
     for unopened in range(pairs):
@@ -268,7 +268,8 @@ def _inside_probs(pairs: int) -> np.ndarray:
 def _kind_probs(pairs: int, kinds: int) -> np.ndarray:
     """Return the probability of 0, 1, ... pairs of one kind among `pairs`.
 
-    By those that were seen, and those whose kind is not known: (pairs + 1, pairs + 1, pairs + 1).
+    The axes are the pairs of this kind that were seen, the pairs of unknown kind, and the number:
+    (pairs + 1, pairs + 1, pairs + 1).
     """
     probs = np.zeros((pairs + 1,) * 3)
     for seen in range(pairs + 1):
@@ -293,7 +294,7 @@ def _asked_at_ends(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return document, labelled word and end of each clause with a label, (A,) each.
 
-    Of several labelled words of a clause the first one counts, or the last one.
+    If a clause has several labelled words, the first one counts, or with `last` the last one.
     """
     width = tokens.shape[1]
     ends = np.where(tokens == 0, np.arange(width), width)

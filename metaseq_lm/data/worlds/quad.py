@@ -2,8 +2,8 @@
 
 A document has a topic z, uniform, and four clauses, whose kinds are uniform and independent of all
 else: subject-verb agreement over attractors, words of a hidden Markov chain, copies of names and
-nested brackets (`clauses` has their forms and probabilities). Each ends with ".". With the
-probability p(c | z) of a clause c, which is 1/4 that of its kind,
+nested brackets (`clauses` has their forms and probabilities). Each ends with ".". With p(c | z) the
+probability of a clause c, 1/4 of its probability within its kind,
 
     p(document) = 1/Z sum over z of the product over clauses c of p(c | z).
 
@@ -130,7 +130,7 @@ class Quad(World):
         self.longest = config.clauses * (self.width + 1)
         self.label_sets = {
             TOPIC: _numbered("topic", config.topics),
-            # Two classes are what objectives that learn from labels can take.
+            # Objectives that learn from labels can take two classes.
             HALF: ("lower", "upper"),
             STATE: _numbered("s", config.states),
             DEPTH: [str(depth) for depth in range(config.pairs + 1)],
@@ -154,7 +154,7 @@ class Quad(World):
         tables = []
         for name in ("nouns", "verbs", "fillers"):
             uniforms = self._constants(name, self.config.topics, getattr(self.config, name))
-            # inv_cdf takes no 0.
+            # inv_cdf does not accept 0.
             normals = normal(np.maximum(uniforms, 2.0**-54))
             tables.append(lexeme_probs(normals, self.config.sharpness))
         return tables
@@ -206,8 +206,8 @@ class Quad(World):
         """Return the clauses of documents (N, S).
 
         Returns:
-            Whether a document is of C clauses that end with ".", (N,); the clauses without their
-            ends, (N, C, L), of other documents without meaning; where each begins, (N, C).
+            Whether a document consists of C clauses that end with ".", (N,); the clauses without
+            their ends, (N, C, L), undefined for other documents; where each begins, (N, C).
         """
         return split_segments(tokens, self.config.clauses, self.width)
 
@@ -267,8 +267,9 @@ class Quad(World):
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        Topic and its half: Bayes' rule. States: forward-backward, or the forward part. Depth and
-        the head's number are certain, from the left, too. None for what is read from the right.
+        Topic and its half follow from Bayes' rule, states from forward-backward or its forward
+        part. Depth and the head's number are certain, also from the left. None for readers of the
+        right.
         """
         if sees == RIGHT:
             return None
@@ -347,6 +348,6 @@ def in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...])
 
 
 def one_hot(labels: np.ndarray, count: int) -> np.ndarray:
-    """Return probabilities (..., count) that are certain of labels (...), NaN for NO_LABEL."""
+    """Return one-hot probabilities (..., count) of labels (...), NaN for NO_LABEL."""
     certain = np.eye(count)[np.maximum(labels, 0)]
     return np.where((labels == NO_LABEL)[..., None], np.nan, certain)

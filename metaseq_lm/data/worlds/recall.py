@@ -1,20 +1,21 @@
-"""The world "recall": what the document told of a key before or after, and what the corpus tells.
+"""The world "recall": values of keys shown elsewhere in the document, and facts of the corpus.
 
 A document is `sections` sections of `units` units of three tokens and an end "."; by default 4 of
 21, 256 tokens. A unit is of one of two kinds, which are independent:
 
-* of a key: `key colour size`. In each document a key is bound to a colour and to a size anew,
-  uniformly. Each of the two is shown with probability `shown`, and hidden as "?" otherwise. The key
-  is that of the last such unit of its section with probability `again`, else uniform.
-* of an entity, with probability `facts`: `entity attribute value`, of frequencies 1/rank^`zipf`,
-  of an attribute, uniform. The value is a constant of the world: it holds in the whole corpus.
+* of a key: `key colour size`. Each document binds a key to a new colour and size, uniformly. Each
+  of the two is shown with probability `shown`, and hidden as "?" otherwise. With probability
+  `again` the unit repeats the key of the last such unit of its section; else the key is uniform.
+* of an entity, with probability `facts`: `entity attribute value`. Entities have frequencies
+  1/rank^`zipf`, attributes are uniform. The value is a constant of the world: it holds in the
+  whole corpus.
 
 So with V colours and V sizes, and k of the bindings shown once or more,
 
     p(document) = V^-k times the product over units of their probabilities without the values,
 
-or 0 where two values of a binding or of a fact contradict each other. But for the
-order within a unit the world is the same when it is read from its end.
+or 0 where two values of a binding or of a fact contradict each other. Apart from the order within a
+unit, the world is the same when it is read from its end.
 
 Shapes: N documents, S tokens, U units of a document, K keys, V colours or sizes, E entities,
 A attributes, F values of each, C classes; a first axis of 2 is for colours and sizes.
@@ -42,9 +43,9 @@ from metaseq_lm.data.worlds.clauses import Symbols, whole
 
 END, HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
-_UNIT = 3  # tokens
-_COLOUR, _PAIR, _MATCH = "colour", "pair", "match"  # what is asked of a key
-_NOWHERE, _BEFORE, _AFTER = 0, 1, 2  # on which side alone a hidden value is shown
+_UNIT = 3  # tokens of a unit
+_COLOUR, _PAIR, _MATCH = "colour", "pair", "match"  # questions about a key
+_NOWHERE, _BEFORE, _AFTER = 0, 1, 2  # the only side on which a hidden value is shown
 _PLACES = {"before": (_BEFORE, _BEFORE), "after": (_AFTER, _AFTER), "across": (_BEFORE, _AFTER)}
 _OF_KEYS = (
     "colour_before",
@@ -80,7 +81,7 @@ class RecallConfig:
 
 @dataclass(frozen=True)
 class Units:
-    """The units of documents; NO_TOKEN stands for what a unit does not have.
+    """The units of documents; NO_TOKEN stands for parts that a unit lacks.
 
     Attributes:
         good: Whether a document has units and ends where they belong, (N,).
@@ -105,7 +106,7 @@ class Units:
     bound: np.ndarray
 
     def of_key(self, table: np.ndarray) -> np.ndarray:
-        """Return what a table (2, N, K) has for the key of each unit, (2, N, U)."""
+        """Return the entries of a table (2, N, K) for the key of each unit, (2, N, U)."""
         return np.asarray(np.take_along_axis(table, np.maximum(self.keys, 0)[None], axis=2))
 
     @cached_property
@@ -115,7 +116,7 @@ class Units:
 
     @cached_property
     def shown_sides(self) -> np.ndarray:
-        """BEFORE or AFTER where only that side shows a value that a unit shows, too, (2, N, U)."""
+        """BEFORE or AFTER where only that side also shows a value that a unit shows, (2, N, U)."""
         return self._sides(self.shown != NO_TOKEN)
 
     def _sides(self, of_units: np.ndarray) -> np.ndarray:
@@ -147,7 +148,7 @@ class Recall(World):
         forms = tuple(_numbered("_", config.fact_values))
         self.value_words = block(_numbered("value", config.attributes), forms)
         self.symbols = words
-        self.width = _UNIT * config.units + 1  # of a section
+        self.width = _UNIT * config.units + 1  # tokens of a section
         self.longest = config.sections * self.width
         weights = np.arange(1, config.entities + 1.0) ** -config.zipf
         self.frequencies = weights / weights.sum()
@@ -199,7 +200,7 @@ class Recall(World):
         bound = whole(bindings, config.values).reshape(len(keys), 2, config.keys)
         is_fact = kind < config.facts
         drawn = whole(item, config.keys)
-        # A unit whose key is drawn, not that of the unit of a key before it in its section.
+        # A unit draws its key, or repeats the previous key of its section.
         is_first = self._keys_before(np.where(is_fact, NO_TOKEN, drawn)) == NO_TOKEN
         is_drawn = ~is_fact & (is_first | (again >= config.again))
         unit = np.arange(drawn.shape[1])
@@ -237,7 +238,7 @@ class Recall(World):
         return self._keys_before(keys[:, ::-1])[:, ::-1]
 
     def _steps(self, keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Return the probability of keys next to other keys; that of a draw next to NO_TOKEN."""
+        """Return the probability of keys given neighbouring keys; of a draw next to NO_TOKEN."""
         again, drawn = self.config.again, 1 / self.config.keys
         return np.where(others == NO_TOKEN, drawn, (1 - again) * drawn + again * (keys == others))
 
@@ -265,7 +266,7 @@ class Recall(World):
         first = np.full((2, count, config.keys), size)
         last, bound = np.full_like(first, -1), np.full_like(first, NO_TOKEN)
         shown[:, keys == NO_TOKEN] = NO_TOKEN
-        # Where an index occurs twice, numpy keeps what is assigned last.
+        # Where an index occurs twice, numpy keeps the last assignment.
         slot, row, unit = np.nonzero(shown != NO_TOKEN)
         last[slot, row, keys[row, unit]] = unit
         slot, row, unit = slot[::-1], row[::-1], unit[::-1]
@@ -295,7 +296,7 @@ class Recall(World):
     def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the probability of each symbol in a gap: see `World.cloze`.
 
-        In documents that are possible; in others each symbol is tried.
+        It is computed directly in possible documents; in others each symbol is tried.
         """
         possible = np.isfinite(self.log_probs(tokens))[rows]
         probs = np.zeros((len(rows), len(self.symbols)))
@@ -362,7 +363,7 @@ class Recall(World):
     # ---------------------------------------------------------------- labels
 
     def _questions(self, units: Units, word: str, place: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the units that a set might ask about, and those that it has labels of, (N, U)."""
+        """Return the units that a set might ask about, and the units that it labels, (N, U)."""
         if word == _FACT:
             is_fact = units.entities != NO_TOKEN
             is_stated = self._stated(units.entities, units.attributes == 0)
@@ -383,10 +384,10 @@ class Recall(World):
         return is_stated
 
     def _labelled(self, units: Units, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what a set has labels of: the document, the unit, and the token's position.
+        """Return the document, unit and token position of each label of a set, (M,) each.
 
-        (M,) each. A set NAME_end has one for each section whose first unit that NAME might ask
-        about has a label, and this is told before the section ends.
+        A set NAME_end has one label for each section in which the first unit that NAME might ask
+        about has a label that is told before the section ends.
         """
         config, later = self.config, name in self.asked_later
         word, _, place = name.removesuffix(_LATER).partition("_")
@@ -415,8 +416,8 @@ class Recall(World):
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        That a token has a label is known to a reader, and where the token stands: documents have
-        one length. The side that is not seen tells nothing then: its value is uniform.
+        A reader knows that a token has a label and where it stands, because all documents have one
+        length. The unseen side then tells nothing: its value is uniform.
         """
         units = self.parse(tokens)
         row, unit, column = self._labelled(units, name)
@@ -443,7 +444,7 @@ class Recall(World):
         return self._classes(word, self._certain(bound))
 
     def _classes(self, word: str, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (..., C), of that of values, (2, ..., V)."""
+        """Return class probabilities (..., C) from the probabilities of values, (2, ..., V)."""
         if word == _COLOUR:
             return np.asarray(values[0])
         is_high = 2 * np.arange(self.config.values) >= self.config.values
@@ -457,7 +458,7 @@ class Recall(World):
     def _answers_unseen(
         self, units: Units, name: str, rows: np.ndarray, sections: np.ndarray
     ) -> np.ndarray:
-        """Return the probability of each class at the end of sections for what follows it, (M, C).
+        """Return class probabilities at the end of sections for a reader of what follows, (M, C).
 
         The reader does not know which key or entity is asked about; all keys are alike.
         """
@@ -474,7 +475,7 @@ class Recall(World):
         total = np.zeros((len(rows), len(self.label_sets[name])))
         orders = {_PLACES[place], _PLACES[place][::-1]}
         for order in sorted(orders):
-            # What follows shows no colour or size that only what precedes the word tells.
+            # The tokens after the word show no colour or size that only tokens before it show.
             excluded = follows & (np.array(order) == _BEFORE)[:, None, None]
             weights = ~(excluded[0] if word == _COLOUR else excluded.any(axis=0))
             total += (weights[..., None] * self._classes(word, values)).sum(axis=1)
@@ -483,8 +484,8 @@ class Recall(World):
     def _fact_weights(self) -> np.ndarray:
         """Return the probability that the end of each section asks for an entity, (sections, E).
 
-        The first fact of the section is another one of the entity, and none before the end states
-        the one that is asked for.
+        The first fact of the section is another fact of the entity, and no fact before the end
+        states the one that is asked for.
         """
         config, inside = self.config, np.arange(self.config.units)[:, None]
         stated = config.facts * self.frequencies / config.attributes
@@ -498,8 +499,8 @@ class Recall(World):
     def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return pairs of documents of a kind: see `World.minimal_pairs`.
 
-        One value is another one. The bad document has probability 0: it contradicts a fact, or the
-        only other units that tell the value, which stand before it (recall_left) or after it.
+        One value is replaced. The bad document has probability 0: it contradicts a fact, or the
+        only other units that show the value, which stand before it (recall_left) or after it.
         """
         tokens = self._draw(keys)
         units, rows = self.parse(tokens), np.arange(len(keys))
@@ -534,13 +535,13 @@ class Recall(World):
         return np.stack(words, axis=-1)
 
     def bits_known(self, probabilities: np.ndarray) -> dict[str, float]:
-        """Return the bits of facts that a model knows, of its probabilities of the values.
+        """Return the bits of facts that a model knows, from its probabilities of the values.
 
         A fact is worth log2(F) bits plus log2 of the probability of its value: log2(F) where it is
         certain, 0 where nothing is known, less for an error that the model believes.
 
         Args:
-            probabilities: Of each value of an attribute, of an entity, (E, A, F); they sum to 1.
+            probabilities: The values' probabilities, (E, A, F), which sum to 1 for an attribute.
 
         Returns:
             "bits", the sum over all facts; "bits_per_fact", its mean; "bits_per_mention", the mean
@@ -556,7 +557,7 @@ class Recall(World):
         }
 
     def references(self) -> dict[str, Any]:
-        """Return the bits of the facts, of all and of one: the entropy of a model without them."""
+        """Return the bits of all facts and of one: the entropy of a model without them."""
         per_fact = float(np.log2(self.config.fact_values))
         return {"facts": {"bits": self.facts.size * per_fact, "bits_per_fact": per_fact}}
 

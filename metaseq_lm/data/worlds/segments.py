@@ -15,8 +15,8 @@ def join_segments(
     """Return documents (N, C (L + 1)) of segments (N, C, L + 1), padded on the right.
 
     Args:
-        segments: Segments, each with an unused last token at least; their ends are written here.
-        values: Of each token, (N, C, L + 1), which are joined in the same order.
+        segments: Segments with at least one unused last token, where their ends are written.
+        values: Values of each token, (N, C, L + 1), joined in the same order.
     """
     count = len(segments)
     lengths = (segments != NO_TOKEN).sum(axis=2)
@@ -36,12 +36,12 @@ def split_segments(
 
     Args:
         tokens: Documents.
-        segments: C, how many a document has.
+        segments: C, the number of segments of a document.
         longest: L.
 
     Returns:
-        Whether a document is of C segments with their ends, (N,); the segments without their ends,
-        (N, C, L), of other documents without meaning; where each begins, (N, C).
+        Whether a document consists of C segments with their ends, (N,); the segments without their
+        ends, (N, C, L), undefined for other documents; where each begins, (N, C).
     """
     count, width = tokens.shape
     is_end = tokens == 0
