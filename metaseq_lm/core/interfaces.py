@@ -1,6 +1,6 @@
-"""What plug-ins register: is it as the core calls it, and does it return what the core needs?
+"""Checks of plug-ins: whether the core can call their classes, and what their methods return.
 
-The signatures and annotations of the package's base classes say so.
+The signatures and annotations of the package's base classes are the standard.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from metaseq_lm.core.errors import UsageError
 
 Function = Callable[..., Any]
 DOCS = "see docs/how_to/plugins.md"
-_CALLED = ("__init__", "__call__")  # of the methods of a base whose names begin with "_"
-# Numbers of NumPy count as those of Python.
+_CALLED = ("__init__", "__call__")  # methods to check although their names begin with "_"
+# NumPy's numbers count as Python's.
 _NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
 
 
 def place_of(value: Any) -> str:
-    """Return "file:line" of a class or function, for another object what Python shows."""
+    """Return "file:line" of a class or function, the `repr` of another object."""
     code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -40,18 +40,18 @@ def check_call(
     """Raise UsageError unless a function or class can be called as the core does.
 
     Args:
-        title: What it is, such as "schedule 'restarts'".
+        title: Name of the function in messages, such as "schedule 'restarts'".
         function: The function.
-        arguments: The arguments that it is given by position.
-        by_name: The arguments that it is given by name, with blanks between them.
-        at: The class or function whose place the message names; None for `function`.
+        arguments: The arguments that it gets by position.
+        by_name: The arguments that it gets by name, separated by blanks.
+        at: The class or function that the message locates; None for `function`.
     """
     place = place_of(function if at is None else at)
     if not callable(function):
         raise UsageError(f"{place}: {title} is a {type(function).__name__}, no function; {DOCS}")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of some classes written in C
+    except ValueError:  # some classes written in C
         return
     try:
         signature.bind(*arguments, **dict.fromkeys(by_name.split()))
@@ -70,13 +70,13 @@ def check_class(
 ) -> None:
     """Raise UsageError unless the core can call a class as it calls the first of its bases.
 
-    From then on, what its own methods return is checked by the annotations of the bases.
+    From then on, the results of its methods are checked against the annotations of the bases.
 
     Args:
-        title: What it is, such as "task 'groups'".
-        value: What was registered.
-        bases: The class that it derives from, and protocols whose methods it may have.
-        required: The methods that it has to define.
+        title: Name of the class in messages, such as "task 'groups'".
+        value: The registered class.
+        bases: The class that it must derive from, and protocols that it may implement.
+        required: The methods that it must define.
     """
     base = bases[0]
     if not isinstance(value, type) or not issubclass(value, base):
@@ -127,8 +127,8 @@ def _check_method(title: str, value: type, interface: type, name: str) -> None:
 
 
 def _with_check(title: str, method: Function, hint: Any) -> Function:
-    """Return a method that raises UsageError where its result is not of a type."""
-    torch = sys.modules.get("torch")  # worlds do without
+    """Return a method that raises UsageError if its result is not of a type."""
+    torch = sys.modules.get("torch")  # worlds do not import it
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling if torch else bool
 
     @wraps(method)
@@ -146,7 +146,7 @@ def _with_check(title: str, method: Function, hint: Any) -> Function:
 
 
 def _owner(value: type, name: str) -> type | None:
-    """Return the class that defines a method, None if none but object does."""
+    """Return the class that defines a method; None if only `object` does."""
     return next((c for c in value.__mro__[:-1] if name in vars(c)), None)
 
 
@@ -155,13 +155,13 @@ def _is_of_package(value: type) -> bool:
 
 
 def _unbound(method: Any) -> Any:
-    """Return the function of a class method or a static one, anything else as it is."""
+    """Return the function of a class method or static method, anything else unchanged."""
     return getattr(method, "__func__", method)
 
 
 @cache
 def _hints_of(value: Any) -> dict[str, Any]:
-    """Return the annotations of a class or function, {} if some are imported for types only."""
+    """Return the annotations of a class or function; {} if one is imported only for types."""
     try:
         return get_type_hints(value)
     except NameError:
@@ -169,10 +169,10 @@ def _hints_of(value: Any) -> dict[str, Any]:
 
 
 def _misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
-    """Yield what in a value is not of an annotated type, and where: "a float as its ['a'].sum".
+    """Yield the parts of a value with a type other than annotated: "a float as its ['a'].sum".
 
-    Types that cannot be told, such as a TypeVar, fit everything. A list fits tuple[X, ...], and a
-    tuple a named one.
+    Types that cannot be checked, such as a TypeVar, fit everything. A list fits tuple[X, ...], and
+    a tuple fits a named tuple.
     """
     kind, parts = get_origin(hint) or hint, get_args(hint)
     described = f"a {type(value).__name__}{place and f' as its {place.strip()}'}"
@@ -202,7 +202,7 @@ def _misfits(value: Any, hint: Any, place: str = "") -> Iterator[str]:
 
 
 def _parts_of(value: Any, kind: type, parts: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str]]:
-    """Yield the parts of a container, or of a dataclass of the package, with type and place."""
+    """Yield the parts of a container, or of a package's dataclass, with their types and places."""
     if issubclass(kind, Mapping) and parts:
         for key, item in value.items():
             yield key, parts[0], f" key {key!r}"

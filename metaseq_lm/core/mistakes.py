@@ -15,7 +15,7 @@ from yaml import MarkedYAMLError, YAMLError
 from metaseq_lm.core.registry import ALL, abbreviated, nearest
 from metaseq_lm.core.synonyms import answer
 
-# Exceptions of reading and composing configs.
+# Exceptions while reading and composing configs.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError)
 
 

@@ -45,7 +45,7 @@ class Outermost(nn.Module):
 class FullySharded:
     """The parameters of a model that fully_shard has sharded.
 
-    All methods are calls of all replicas, which must call the same blocks in the same order, except
+    All methods are collective calls, which must call the same blocks in the same order, except
     inside `whole`.
 
     Args:

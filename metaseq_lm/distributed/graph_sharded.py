@@ -28,7 +28,7 @@ Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parame
 class GraphSharded:
     """The sharded parameters of a model.
 
-    All methods are calls of all replicas.
+    All methods are collective calls.
 
     Args:
         model: The model.

@@ -344,7 +344,7 @@ def from_first(value: T) -> T:
 
 
 def stop_if_signalled(progress: str) -> None:
-    """Raise Interrupted if any replica received a stop signal; a call of all replicas.
+    """Raise Interrupted if any replica received a stop signal; a collective call.
 
     `progress` is the state of the work, for the message.
     """

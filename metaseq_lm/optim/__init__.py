@@ -141,7 +141,7 @@ class Optimizer:
     def slots(self, name: str) -> list[Tensor]:
         """Return one moment of every parameter, whole, zeros where no step was taken yet.
 
-        A call of all replicas.
+        A collective call.
         """
         return shards.whole(self.placed_slots(name)) if self.is_sharded else self._slots(name)
 

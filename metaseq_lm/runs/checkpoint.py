@@ -325,7 +325,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def open_lazily(path: Path) -> Checkpoint:
-    """Return a checkpoint with StoredTensors; a call of all replicas, which share its verification.
+    """Return a checkpoint with StoredTensors; a collective call, which share its verification.
 
     Errors as in `load`, on all replicas.
     """
@@ -340,7 +340,7 @@ def open_lazily(path: Path) -> Checkpoint:
 def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
     """Read the weights of a checkpoint into `module`, of shards this process's rows.
 
-    A call of all replicas. Raises CheckpointError on all if they do not fit or are not finite.
+    A collective call. Raises CheckpointError on all if they do not fit or are not finite.
     """
     with agreed():
         load_into(module, stored.weights, stored.path)

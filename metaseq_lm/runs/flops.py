@@ -228,7 +228,7 @@ class FlopMeter:
         self.total += self.known[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the total over all replicas and the table of shapes; a call of all replicas."""
+        """Return the total over all replicas and the table of shapes; a collective call."""
         total = sum(process_group.gather_objects(self.total))
         return {"total": total, "known": dict(self.known)}
 
