@@ -21,7 +21,7 @@ def _target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
 
 
 class Translation(Criterion):
-    """The loss of the primary head on targets that are known (teacher forcing).
+    """The loss of the primary head given the true targets (teacher forcing).
 
     Targets are smoothed in training only.
     """
@@ -30,7 +30,7 @@ class Translation(Criterion):
 
     @property
     def gold_smoothing(self) -> float:
-        """The label smoothing of targets that are known."""
+        """The label smoothing of true targets."""
         return float(self.config.label_smoothing)
 
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
