@@ -392,7 +392,7 @@ def _fields_of(schema: type) -> dict[str, Field[Any]]:
 
 
 def effect(key: str, values: Mapping[str, Any], recorded: Mapping[str, str] | None = None) -> str:
-    """Return what an option affects, as `option` says: LOSS, DATA, ..., NOTHING.
+    """Return the effect of an option, as in `option`: LOSS, DATA, ..., NOTHING.
 
     Args:
         key: The dotted name.

@@ -26,7 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
-# What an option changes, besides its own value, see `option`.
+# Effects of an option, see `option`.
 LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING = (
     *("loss", "data", "function"),
     *("weights", "speed", "nothing"),

@@ -138,7 +138,7 @@ class Registry(Generic[T]):
         return add
 
     def declare(self, name: str, dataclass: type, path: str, takes: Sequence[str] = ()) -> None:
-        """Register a class or function whose module is imported when it is first used.
+        """Register a class or function without importing its module before the first use.
 
         The package registers classes that need torch this way: names and options need no import.
 

@@ -90,7 +90,7 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 def hidden_options(options: Any, name: str = "") -> list[str]:
-    """Return the dotted names of the options whose values `mask_options` has masked."""
+    """Return the dotted names of the options with values that `mask_options` has masked."""
     if isinstance(options, dict):
         pairs = [(f"{name}.{key}" if name else str(key), value) for key, value in options.items()]
         return [hidden for key, value in pairs for hidden in hidden_options(value, key)]

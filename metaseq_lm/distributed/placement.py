@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
     """Return the mesh (shards,) or (replicas, shards) of engine.parallel; None without sharding.
 
-    "shard" divides every parameter among all processes, "hybrid" among those of a node
+    "shard" divides every parameter among all processes, "hybrid" among the processes of a node
     (LOCAL_WORLD_SIZE), with a replica on each node if there are several. Raises UsageError if nodes
     have different numbers of processes.
     """

@@ -56,7 +56,7 @@ def handled() -> list[signal.Signals]:
 def _record(number: int, frame: FrameType | None) -> None:
     if not _received and sys.stderr.isatty():
         # Not print: the signal may have interrupted one.
-        with contextlib.suppress(OSError):  # the terminal may be what hung up
+        with contextlib.suppress(OSError):  # the terminal may have hung up
             os.write(2, b"\nmetaseq-lm: stopping after this update or the next\n")
     _received.append(number)
 

@@ -107,7 +107,7 @@ class FiniteCheck:
 
     Attributes:
         defers: Whether the device itself skips such a step, and `skipped` says so later.
-        refused: Names of the optimizers whose steps the host has refused in this update.
+        refused: Names of the optimizers with steps that the host has refused in this update.
         gradient: Name of their first parameter with a gradient that was not finite here.
     """
 
@@ -189,7 +189,7 @@ class FiniteCheck:
         return skipped
 
     def nonfinite_replicas(self, update: int) -> list[int]:
-        """Return the replicas whose part of an update's losses was not finite.
+        """Return the replicas with a part of an update's losses that was not finite.
 
         A collective call. The update is the last one, or with `defers` one that `skipped` has
         just returned.
@@ -239,7 +239,7 @@ class Weights:
         unstored = [inner for inner in self._inner if inner.origin is None]
         origin = self.copies() if unstored else None
         for inner in unstored:
-            # Autograd refuses a graph whose parameters have changed in place.
+            # Autograd refuses a graph if its parameters have changed in place.
             inner.origin, inner.graph, inner.forward = origin, None, None
 
     @contextlib.contextmanager

@@ -239,7 +239,7 @@ class FineTune(Suite[list[Path], FineTuning]):
             return {OVERALL: by_metric(references[items[0].name])}
         majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
         macro = _macro_means(items, majorities) if len(majorities) == len(items) else {}
-        macro.pop(_F1_MACRO, None)  # a column of its own for one number
+        macro.pop(_F1_MACRO, None)  # a separate column for one number
         by_name = {name: by_metric(of_set) for name, of_set in references.items()}
         return {OVERALL: by_metric({"majority": macro}), **by_name}
 

@@ -117,7 +117,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                 yield PredictedItem(conditions, formula, groups, counts)
 
     def score(self, items: list[PredictedItem], probabilities: SentenceProbabilities) -> Results:
-        """Return the share of items with a formula that holds, and how many compare equal values."""
+        """Return the share of items where the formula holds, and how many compare equal values."""
         sentences, parts, regions_scored = [], [], []
         for item in items:
             for name, condition in item.conditions.items():

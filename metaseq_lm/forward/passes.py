@@ -326,7 +326,7 @@ class LossRecord:
     has_items: bool | None = None
 
     def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
-        """Record terms; `totals` are the sizes of a global batch whose loss is differentiated."""
+        """Record terms; `totals` are the global batch's sizes if its loss is differentiated."""
         losses = {name: term for name, term in terms.items() if is_optimized(term)}
         self.loss_terms |= {name: term.kind for name, term in losses.items()}
         if totals is not None and losses and not self.has_items:
@@ -521,7 +521,7 @@ def _traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
 
 
 def is_optimized(term: Term) -> bool:
-    """Return whether a term counts in the loss; one whose weight is a tensor always does."""
+    """Return whether a term counts in the loss; a tensor as its weight always does."""
     return isinstance(term.weight, Tensor) or term.weight != 0
 
 

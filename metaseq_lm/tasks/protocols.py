@@ -120,10 +120,10 @@ class Ensembles(Protocol):
 
 @runtime_checkable
 class LoadsFrozen(Protocol):
-    """Has frozen networks whose weights come from another run."""
+    """Has frozen networks with weights from another run."""
 
     def load_frozen(self, model: nn.Module) -> None:
-        """Load the frozen weights, before those of init_from.
+        """Load the frozen weights, before the weights of init_from.
 
         Parameters may be shards, which `runs.checkpoint.load_into` fills like others. Not called if
         all weights come from a checkpoint of this task, as in evaluation.
@@ -132,7 +132,7 @@ class LoadsFrozen(Protocol):
 
 @runtime_checkable
 class UsesOtherRuns(Protocol):
-    """Uses runs besides the one of init_from, such as teachers or a frozen language model."""
+    """Uses runs besides init_from, such as teachers or a frozen language model."""
 
     def further_costs(self) -> Costs:
         """Return the costs of these runs, see runs.lineage_cost."""

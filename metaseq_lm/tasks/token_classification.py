@@ -113,6 +113,6 @@ def _tagged_rows(config: RunConfig, split: str) -> TaggedRows:
 
 
 def _training_rows(config: RunConfig, rows: TaggedRows) -> int:
-    """Return how many rows of train are used, those of the first task.train_size sentences."""
+    """Return the number of rows of train in use, from the first task.train_size sentences."""
     n_sentences = limited_count(len(rows.data), config.task.train_size)
     return int(np.searchsorted(rows.sentence, n_sentences))

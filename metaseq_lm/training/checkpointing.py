@@ -201,7 +201,7 @@ class Checkpointer:
     def origin(self, reset: Collection[str]) -> Checkpoint:
         """Return the checkpoint of branch_from as `newest` does.
 
-        Raises UsageError if the run would have no updates of its own.
+        Raises UsageError if the run would make no update after the branch.
         """
         config = self.parts.config
         stored = self._read(reset, manifests.resolve(str(config.branch_from)))

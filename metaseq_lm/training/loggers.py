@@ -204,7 +204,7 @@ LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raise UsageError for a logger whose package is missing."""
+    """Raise UsageError if the package of a logger is missing."""
     for name in names:
         if find_spec(name) is None:
             raise UsageError(

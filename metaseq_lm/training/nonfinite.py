@@ -1,4 +1,4 @@
-"""Updates whose loss or gradient is not finite: stop, skip the update, or roll back."""
+"""Handles updates with a loss or gradient that is not finite: stop, skip or roll back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from metaseq_lm.tasks import Task
 class NonfinitePolicy:
     """Counts refused updates and undoes their changes.
 
-    The engine refuses a step whose gradient is not finite (`engine.finite_check.refused` then
+    The engine refuses a step if its gradient is not finite (`engine.finite_check.refused` then
     names its optimizer). By `trainer.on_nonfinite`, "stop" raises, "skip" undoes the update
     and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.

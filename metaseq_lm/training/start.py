@@ -1,4 +1,4 @@
-"""The start of a run: from new weights, those of init_from, or those of its own checkpoint."""
+"""The start of a run: from new weights, the weights of init_from, or its own checkpoint."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of a decoder's states to those of an encoder (Vaswani et al. 2017).
+    """Attention of a decoder's states to an encoder's states (Vaswani et al. 2017).
 
     There are no positions between the two rows. Arguments as for SelfAttention.
     """
