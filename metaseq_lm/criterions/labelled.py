@@ -128,7 +128,7 @@ class Cloze(Criterion):
 
 
 class SquadCriterion(Criterion):
-    """Mean cross-entropy of start and end, plus the cross-entropy of the answerability head.
+    """Mean cross-entropy of start and end, plus that of the answerability head.
 
     A question without an answer has start and end at position 0.
     """

@@ -21,7 +21,7 @@ def _target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
 
 
 class Translation(Criterion):
-    """The loss of the primary head given the true targets (teacher forcing).
+    """The loss of the primary head on targets that are known (teacher forcing).
 
     Targets are smoothed in training only.
     """

@@ -22,7 +22,7 @@ class MovingAverage:
     averaged.
 
     Args:
-        model: The model; its parameters hold the weights in training, and their averages inside
+        model: The model; its parameters hold the trained weights, and their averages inside
             `shown`.
         decay: The decay of trainer.average_decay, from 0 to below 1.
     """
@@ -30,7 +30,7 @@ class MovingAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        # Inside `shown` these are the weights in training.
+        # Inside `shown` these are the trained weights.
         self.averages: dict[str, Tensor] = {}
         if decay:
             self.averages = {name: p.detach().clone() for name, p in self.weights.items()}
@@ -77,8 +77,8 @@ class MovingAverage:
         """Load `hidden_weights` from a checkpoint's state; the model must have its weights already.
 
         If the checkpoint has no averages, they start at its weights. If this run has none, the
-        model continues with the checkpoint's weights in training. Raises KeyError if one is
-        missing, ValueError for another shape.
+        model continues with the checkpoint's trained weights. Raises KeyError if one is missing,
+        ValueError for another shape.
         """
         trained = state.get("trained_weights")
         for name, weight in self.weights.items():

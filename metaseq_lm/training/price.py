@@ -160,7 +160,7 @@ def _count_steps(engine: Engine) -> list[int]:
 
 
 def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
-    """Return the divisor of a dry run's batches: 1 on a GPU; on a CPU parts keep _DRY_ROWS rows."""
+    """Return the divisor of a dry run's batches; on a CPU parts have _DRY_ROWS or all rows."""
     if parts.engine.device.type != "cpu":
         return 1
     needed = [streams[name] for _, needs in kinds_of(parts.task) for name in needs]
@@ -330,8 +330,7 @@ def _updates_of_budget(config: RunConfig, price: float) -> int:
 def _updates_for_words(config: RunConfig) -> int:
     """Return the number of updates that see trainer.max_words words of the corpus, or more.
 
-    If warm-ups depend on the number of updates, it is found by iteration: warm-ups computed for it
-    see enough words within it.
+    If warm-ups depend on that number, it is the smallest one that is consistent with itself.
     """
     updates, needed = 0, 1
     while needed > updates:

@@ -337,7 +337,7 @@ class SentenceScorer:
 
 
 def longest_row(config: RunConfig) -> int:
-    """Return the longest row in tokens, with special ones; later positions were never trained."""
+    """Return the most tokens in a row, with special ones; later positions were never trained."""
     sizes = [
         getattr(config.task, "tokens_per_sample", 0),
         getattr(config.model, "max_positions", 0),
