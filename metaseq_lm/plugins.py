@@ -1,6 +1,6 @@
 """The composition root: loading of the built-in methods, installed plug-ins and --user-dir.
 
-Only commands and programs import this module: what they run finds the names in the registries.
+Only commands and programs import this module; the code they run finds names in the registries.
 """
 
 import importlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ENTRY_POINTS = "metaseq_lm.plugins"
 LOADED: list[Path] = []  # files and folders of plug-ins
 _CORE = ("config",)
-# By kind of registered classes: the base class, and the methods that they have to define.
+# For each kind of registered classes, their base class and the methods that they must define.
 _CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "task": ("metaseq_lm.tasks", "Task", ("build_streams", "build_model")),
     "criterion": ("metaseq_lm.criterions", "Criterion", ("__call__",)),
@@ -36,9 +36,9 @@ _CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 # Abilities of tasks and criterions, see tasks.protocols.
 _OF_CRITERIONS = ("NeedsEager", "ScoresTokens", "ComparesTokens", "HasLayout")
-# By kind of registered functions: their arguments.
+# For each kind of registered functions, the arguments that they are called with.
 _FUNCTIONS = {"optimizer": ("config", "parameters"), "schedule": ("config",)}
-# Modules that earlier versions had, for plug-ins that import them.
+# Modules of earlier versions, for plug-ins that import them.
 _MOVED = {
     "metaseq_lm.core.arguments": "metaseq_lm.core.options",
     "metaseq_lm.core.overrides": "metaseq_lm.core.loading",
@@ -67,9 +67,9 @@ def load(name_or_path: str) -> None:
             path = file if is_file else file.parent
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         place = _where(error)
-        if isinstance(error, UsageError):  # of a registry, or where the plug-in is not to be found
+        if isinstance(error, UsageError):  # from a registry, or because there is no such plug-in
             raise type(error)(f"{place}{error}") from error
-        message = error.msg if isinstance(error, SyntaxError) else error  # its text has the place
+        message = error.msg if isinstance(error, SyntaxError) else error  # str repeats the place
         problem = " ".join(f"{type(error).__name__}: {message}".split())
         raise UsageError(
             f"{place or f'{name_or_path}: '}{problem}{_where_now(error)}; plug-in {name_or_path} "
@@ -81,7 +81,7 @@ def load(name_or_path: str) -> None:
 
 
 def _check_registered() -> None:
-    """Raise UsageError for what plug-ins registered if the core cannot call it; forget it then."""
+    """Raise UsageError, and unregister it, for a plug-in's object that the core cannot call."""
     errors = []
     for kind, registry in ALL.items():
         for entry in list(registry.entries.values()):
@@ -119,7 +119,7 @@ def _check_entry(kind: str, entry: Entry[Any]) -> None:
 
 
 def _where_now(error: BaseException) -> str:
-    """Return a hint at where what a plug-in imports from the package is now, "" without one."""
+    """Return a hint at the new place of a name that a plug-in imports from the package, or ""."""
     if isinstance(error, ModuleNotFoundError) and error.name in _MOVED:
         return f"; it is {_MOVED[error.name]} now"
     named = re.match(r"cannot import name '(\w+)' from '(metaseq_lm\.[\w.]+)'", str(error))
@@ -137,14 +137,14 @@ def _where_now(error: BaseException) -> str:
 def describe_failure(error: BaseException) -> str:
     """Return the deepest line of a plug-in that led to an error, and the error; "" if none did.
 
-    Without such a line it is the class or function of a plug-in that the deepest function had.
+    Without such a line, names the plug-in's class or function among the deepest function's values.
     """
     problem = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if _is_loaded(frame.filename):
             return f"{frame.filename}:{frame.lineno}: in {frame.name}: {frame.line}: {problem}"
-    last = frames[-1]  # an error that was raised has one
+    last = frames[-1]  # a raised error has at least one
     for scope, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for value in _values_in(scope.f_locals):
             kind = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
@@ -157,7 +157,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def _title_of(value: Any) -> str:
-    """Return the name that a class or function is registered under, else its own."""
+    """Return the registered name of a class or function; its own name if it has none."""
     for kind, registry in ALL.items():
         for entry in registry.entries.values():
             if entry.is_imported and entry.value is value:
@@ -166,12 +166,12 @@ def _title_of(value: Any) -> str:
 
 
 def _is_loaded(file: str | None) -> bool:
-    """Return whether a file is of a plug-in."""
+    """Return whether a file belongs to a plug-in."""
     return file is not None and any(Path(file).is_relative_to(path) for path in LOADED)
 
 
 def _values_in(scope: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the values of variables, and what the attributes of `self` are."""
+    """Yield the values of variables, and of the attributes of `self`."""
     yield from scope.values()
     yield from getattr(scope.get("self"), "__dict__", {}).values()
 
@@ -199,8 +199,8 @@ def check_runs(runs: Iterable[str], user_dir: str | None, overrides: Sequence[st
 def load_all(user_dir: str | None = None) -> None:
     """Load the names of the core and of every wing, every installed plug-in, then `user_dir`.
 
-    What the package registers is imported when it is first used. A broken installed plug-in is
-    remembered and named when a name is not found; a broken `user_dir` or wing is an error.
+    The package's registered classes are imported at their first use. A broken installed plug-in is
+    remembered and reported when a name is not found; a broken `user_dir` or wing is an error.
     """
     for package in _CORE:
         path = importlib.import_module(f"metaseq_lm.{package}").__path__
@@ -233,8 +233,8 @@ def installed() -> list[importlib.metadata.EntryPoint]:
 def check_named(config: "RunConfig", user_dir: str | None) -> None:
     """Raise UsageError if a configuration names another plug-in than --user-dir did.
 
-    Code is run only if the command line names it, never because a file does. Plug-ins of one name,
-    such as a job's copy, are the same.
+    Code runs only if the command line names it, never because a file does. Plug-ins of the same
+    name, such as a job's copy, count as equal.
     """
     if config.user_dir is None or Path(config.user_dir).name == Path(user_dir or "").name:
         return
@@ -295,5 +295,5 @@ def _where(error: BaseException) -> str:
 
 
 def _is_loader(file: str) -> bool:
-    """Return whether a file is this one, or of what imports modules."""
+    """Return whether a file is this one, or part of the import system."""
     return file in (__file__, importlib.__file__) or file.startswith("<frozen importlib")

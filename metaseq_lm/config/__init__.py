@@ -1,1 +1,1 @@
-"""Every option of the package, in modules that do not import torch; their files of presets."""
+"""Every option of the package, in modules that do not import torch, and files of presets."""

@@ -12,8 +12,8 @@ _BOTH, CAUSAL = "both", "causal"
 class BatchSumConfig:
     """Reduction of the losses of a batch.
 
-    The sum over the batch is what the authors of ELECTRA clip to a norm of 1, so that nearly every
-    step has that norm. An evaluation has no batch: there it is the mean over samples.
+    The authors of ELECTRA clip the gradient of the sum over the batch to norm 1, so that nearly
+    every step has that norm. Evaluations take the mean over samples.
     """
 
     batch_sum: bool = option(
@@ -53,7 +53,7 @@ class TokenLossConfig(ZLossConfig, LabelSmoothingConfig):
 
 @dataclass
 class ReadConfig:
-    """As what a mixture is read."""
+    """The objective that represents a mixture."""
 
     read: str = option(
         "",

@@ -4,8 +4,8 @@
                      {task: masked_lm, weight: [0, 1], mask_prob: 0.4}]
     trainer.final_suites=[{suite: blimp, folder: blimp, first: 100}]
 
-An entry is a mapping of the keys of its dataclass; all others are options of the task and criterion
-or of the suite. Earlier versions wrote an entry as text, "masked_lm weight=[0,1]
+An entry is a mapping with the keys of its dataclass; all other keys are options of the task and
+criterion or of the suite. Earlier versions wrote an entry as text, "masked_lm weight=[0,1]
 task.mask_prob=0.4", which `as_mapping` converts.
 """
 
@@ -30,8 +30,8 @@ class ObjectiveEntry:
 
     Attributes:
         task: A task, or a preset of one.
-        criterion: Its criterion; "" for the one that is called as the task.
-        name: Its name, also that of its losses; "" for that of the task.
+        criterion: Its criterion; "" for the one with the task's name.
+        name: Its name, also the prefix of its losses; "" for the task's name.
         weight: Its weight, or one for each phase.
         options: Options of the task and the criterion, by their names or as task.NAME.
     """
@@ -54,10 +54,10 @@ class SuiteEntry:
     Attributes:
         suite: The registered name.
         folder: The folder of its data, in the data folder or absolute.
-        name: What reports call the results; "" for the name of the suite.
+        name: Name of the results in reports; "" for the name of the suite.
         too_long: What to do with sentences that are longer than the run's rows; "" for the default.
-        pll: What a masked LM does not see of a token's word; "" for the default.
-        optional: Whether a run that does not give what the suite takes goes without it.
+        pll: Which tokens of a token's word a masked LM does not see; "" for the default.
+        optional: Whether to skip the suite for a run that does not give what it takes.
         options: Options of the suite.
     """
 
@@ -71,7 +71,7 @@ class SuiteEntry:
 
 
 def as_mapping(entry: str | Mapping[str, Any], schema: type[E]) -> dict[str, Any]:
-    """Return an entry as a mapping, also one that is written as text; UsageError if it is wrong."""
+    """Return an entry as a mapping, also if it is written as text; UsageError if it is wrong."""
     if not isinstance(entry, str):
         return dict(entry)
     positional = [key for key in entry_keys(schema) if key in ("task", "suite", "folder")]
@@ -116,7 +116,7 @@ def read_entry(entry: str | Mapping[str, Any], schema: type[E]) -> E:
 
 
 def usage(schema: type[ObjectiveEntry] | type[SuiteEntry]) -> str:
-    """Return how an entry is written."""
+    """Return the syntax of an entry, for messages."""
     if schema is ObjectiveEntry:
         return (
             "{task: TASK, criterion: CRITERION, name: NAME, weight: W or [W, ...], OPTION: VALUE}"
@@ -128,18 +128,18 @@ def usage(schema: type[ObjectiveEntry] | type[SuiteEntry]) -> str:
 
 
 def objective_entries(values: Mapping[str, Any]) -> dict[str, ObjectiveEntry]:
-    """Return the entries of task.objectives of a flat configuration by their names."""
+    """Return the entries of task.objectives in a flat configuration, by name."""
     entries = [read_entry(item, ObjectiveEntry) for item in values.get("task.objectives") or []]
     return {entry.name or entry.task: entry for entry in entries}
 
 
 def entry_keys(schema: type) -> list[str]:
-    """Return the keys of an entry that are no options."""
+    """Return the keys of an entry that are not options."""
     return [item.name for item in fields(schema) if item.name != "options"]
 
 
 def _value(text: str) -> Any:
-    """Return the value of a text in Hydra's grammar, else the text."""
+    """Return the value of a text in Hydra's grammar; the text itself if it is not in it."""
     return override_value(f"x={text}") if is_valid(f"x={text}") else text
 
 

@@ -1,7 +1,7 @@
 """Parameter groups: options of an optimizer by rules over the roles and names of parameters.
 
-Learning rates that decay with depth, biases and norms without weight decay, and matrices that an
-optimizer treats in a way of their own are all rules of this kind.
+Such rules set learning rates that decay with depth, exempt biases and norms from weight decay, and
+select matrices that an optimizer treats specially.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NamedParameters = Sequence[tuple[str, "nn.Parameter"]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Options of the parameters with a name, a number of dimensions, a role and a level.
+    """Options of the parameters with certain names, numbers of dimensions, roles and levels.
 
     Attributes:
         pattern: The regular expression that their whole name matches.
         options: Options of their group, such as "lr" and "weight_decay".
-        dims: The numbers of dimensions that they have; any if empty.
+        dims: Their numbers of dimensions; any if empty.
         roles: Their roles; any if empty.
-        levels: The numbers of levels that they are below the heads; any if empty.
+        levels: Their numbers of levels below the heads; any if empty.
     """
 
     pattern: str
@@ -61,14 +61,14 @@ def options_of(name: str, parameter: Tensor, rules: Sequence[Rule]) -> dict[str,
 
 
 def parameter_groups(parameters: NamedParameters, rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """Group the parameters whose options are equal, as torch's optimizers take them.
+    """Group the parameters with equal options, in the form that torch's optimizers take.
 
-    Groups with a higher rate come first, of these the ones with weight decay. Checkpoints number
-    the parameters in this order.
+    Groups with a higher rate come first, and among equal rates those with weight decay. Checkpoints
+    number the parameters in this order.
 
     Args:
         parameters: Names and parameters.
-        rules: Rules whose options are hashable. Each parameter needs an "lr".
+        rules: Rules with hashable options. Each parameter needs an "lr".
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -87,7 +87,7 @@ def parameter_groups(parameters: NamedParameters, rules: Sequence[Rule]) -> list
 def spared_from_decay() -> Rule:
     """Return the rule that gains and biases have no weight decay.
 
-    They are a group of their own even where the weight decay of all is 0.
+    They form a separate group even if the weight decay of all is 0.
     """
     options = {"weight_decay": 0.0, "is_spared": True}
     return Rule(".*", options, roles=(Role.GAIN, Role.BIAS))
@@ -118,7 +118,7 @@ def rates_by_level(parameters: NamedParameters, lr: float, decay: float) -> list
 
 
 def check_roles(parameters: NamedParameters, reader: str) -> None:
-    """Raise UsageError if a matrix has no role, which `reader` goes by."""
+    """Raise UsageError if a matrix has no role; `reader`, for the message, depends on roles."""
     unknown = [
         f"{name} {tuple(parameter.shape)}"
         for name, parameter in parameters

@@ -7,9 +7,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import WEIGHTS, option
 from metaseq_lm.core.registry import MODELS
 
-LONGEST_WORD = 20  # characters of a word that are read
-# Padding, word start, the characters, word end, padding. Always so wide: what a convolution and a
-# maximum over the padding give must not depend on the other words of the batch.
+LONGEST_WORD = 20  # characters read from a word
+# Padding, word start, the characters, word end, padding. The width is constant, because the result
+# of a convolution and a maximum over the padding must not depend on the batch's other words.
 CHARACTERS = LONGEST_WORD + 4
 POSITIONAL, _BATCH = "positional", "batch"
 ROOTS = ("linear", "vector")
@@ -34,7 +34,7 @@ class BiLSTMConfig:
 
     @property
     def width(self) -> int:
-        """The width of the states that a head sees: those of both directions."""
+        """The width of the states that a head sees, of both directions."""
         return 2 * self.encoder_embed_dim
 
 
@@ -58,7 +58,7 @@ class AveragingConfig:
 
 @dataclass
 class EncoderDecoderConfig:
-    """Sizes and dropout; the paper's decoder is not described, these follow its other LSTMs."""
+    """Sizes and dropout; the paper does not describe its decoder: these follow its other LSTMs."""
 
     layers: int = option(
         2, "LSTM layers of the encoder and of the decoder", at_least=1, affects=WEIGHTS
@@ -197,7 +197,7 @@ class CNNBiLSTMConfig(WordEmbeddingConfig):
 
 @dataclass
 class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
-    """Sizes and dropout; encoder_layers are those that see everything."""
+    """Sizes and dropout; encoder_layers are the layers that see all words."""
 
     encoder_layers: int = option(2, "layers that see all words", at_least=1, affects=WEIGHTS)
     directed_layers: int = option(

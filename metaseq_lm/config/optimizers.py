@@ -56,7 +56,7 @@ class LinearConfig(ConstantConfig):
         at_least=0,
         at_most=1,
     )
-    # 0 until the updates are known that trainer.max_flops pays for.
+    # 0 until the number of updates that trainer.max_flops pays for is known.
     total_updates: int = option(
         0, "updates until the rate is at its end", at_least=0, follows="trainer.max_update"
     )
@@ -121,7 +121,7 @@ class OptimizerConfig:
     )
 
     def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
-        """Return the parameter groups of these options and of further rules, which come last.
+        """Return the parameter groups of these options and of further rules, applied last.
 
         Raises UsageError if `layer_decay` is not 1 and the model has no layers with levels.
         """
@@ -160,9 +160,9 @@ class AdamConfig(OptimizerConfig):
     def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
         """Return the parameter groups as `OptimizerConfig` does, with rates by width.
 
-        Adam's steps do not shrink with the gradient, and the more inputs a matrix has, the more of
-        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too, and for
-        a matrix without a role.
+        Adam's steps do not shrink with the gradient, and more of them add up in a matrix with more
+        inputs (Yang et al. 2021, table 8). Also raises UsageError for scaled rates with
+        `layer_decay`, and for a matrix without a role.
         """
         if self.width_ratio == 1.0:
             return super().groups(parameters, *rules)

@@ -49,7 +49,7 @@ class AdaptConfig(ProbeConfig):
 
 @dataclass
 class FilePart:
-    """Which items of each file are scored: `first` of those after the first `skip`."""
+    """Which items of each file are scored: the `first` ones after `skip` items."""
 
     first: int = option(0, "only the first items of each file (0 = all)", at_least=0)
     skip: int = option(
@@ -60,7 +60,7 @@ class FilePart:
     )
 
     def of(self, items: Iterable[Item], file: Path) -> Iterator[Item]:
-        """Yield the items of a file that are in the part; MetaseqError if there is none."""
+        """Yield the items of a file that belong to the part; MetaseqError if there is none."""
         is_empty = True
         for item in islice(items, self.skip, self.skip + self.first if self.first else None):
             is_empty = False
@@ -127,7 +127,7 @@ class PairsConfig(FilePart):
 
 @dataclass
 class BlimpConfig(PairsConfig):
-    """How pairs of BLiMP are grouped: by phenomenon, and in it by paradigm."""
+    """How pairs of BLiMP are grouped: by phenomenon, and within it by paradigm."""
 
     groups: tuple[str, ...] = option(
         ("linguistics_term", "UID"),
@@ -151,7 +151,7 @@ class SplitConfig:
 
 @dataclass
 class SquadSuiteConfig(SplitConfig):
-    """Which split is scored, and when a question counts as predicted to have no answer."""
+    """Which split is scored, and when a prediction counts as no answer."""
 
     null_threshold: float = option(
         NULL_THRESHOLD, "odds of no answer above which the prediction is empty (version 2.0)"
@@ -172,7 +172,7 @@ class SyntaxGymConfig(FilePart):
 
 @dataclass
 class WugConfig:
-    """What becomes of damaged lines."""
+    """Treatment of damaged lines."""
 
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
 

@@ -18,19 +18,19 @@ TOKEN, WORD, SPAN, SHORT_SPAN = "token", "word", "span", "short_span"
 _UNITS = (TOKEN, WORD, SPAN, SHORT_SPAN)
 WORDS, TOKENS = "words", "tokens"
 ROWS = "rows"
-_TOLERANCE = 1e-9  # of shares that are 1 together
+_TOLERANCE = 1e-9  # for shares that must sum to 1
 STRIDE = 64
 UNLABELLED = "unlabelled"
 BUCKETS = (15, 40)
 LONGEST = 100  # unlabelled sentences are shorter
-NULL_THRESHOLD = -2.75  # of ELECTRA's code
+NULL_THRESHOLD = -2.75  # as in ELECTRA's code
 W = TypeVar("W", bound="WarmupConfig")
 AUTO, BOTH, CAUSAL = "auto", "both", "causal"
 
 
 @dataclass
 class BucketsConfig:
-    """Which sentences stand in one batch (default: Clark et al. 2018, code)."""
+    """Which sentences form a batch (default: Clark et al. 2018, code)."""
 
     buckets: list[int] = option(
         list(BUCKETS),
@@ -90,7 +90,7 @@ class EpochsConfig:
 
 @dataclass
 class BatchConfig:
-    """The size of a batch, which is that of an update."""
+    """The size of the batch of an update."""
 
     batch_size: int = option(32, "rows of a batch", at_least=1, affects=WEIGHTS, reset="data")
 
@@ -104,7 +104,7 @@ class LabelledSetConfig:
 
 @dataclass
 class OneSetConfig(EpochsConfig, BatchConfig, LabelledSetConfig):
-    """The labelled set and the share of it."""
+    """The labelled set, its batches and the length of training."""
 
 
 @dataclass
@@ -121,10 +121,10 @@ class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConf
 
 @dataclass
 class WarmupConfig:
-    """Batches, and rows, whose size changes in training.
+    """Batches, and rows, that change their size during training.
 
-    A warm-up, in which they grow linearly to their full size, has a number of updates or a share of
-    the run, whichever is longer. Rows can have another length in each phase of a run instead.
+    In a warm-up they grow linearly to their full size; its length is a number of updates or a share
+    of the run, whichever is longer. Instead, rows can have another length in each phase of a run.
     """
 
     batch_warmup_updates: int = option(
@@ -167,7 +167,7 @@ class WarmupConfig:
         [],
         "in training, in place of tokens_per_sample: the longest row in each phase, such as "
         "[128,256,512]",
-        at_least=5,  # two segments of a token
+        at_least=5,  # two segments of one token
         affects=WEIGHTS,
         reset="data",
     )
@@ -199,7 +199,7 @@ class WarmupConfig:
         return bool(self.row_lengths or self.length_phases)
 
     def in_phases(self: W) -> list[W]:
-        """Return the options of each phase of row_lengths; without phases these options alone.
+        """Return the options of each phase of row_lengths; without phases, only these options.
 
         Raises UsageError for lengths and shares that do not fit each other or other options.
         """
@@ -231,7 +231,7 @@ class WarmupConfig:
         return phases
 
     def warmup_lengths(self, total_updates: int) -> tuple[int, int]:
-        """Return the updates of the warm-up of the batch and of the length, of a run's total."""
+        """Return the updates of a run's warm-ups of the batch and of the length."""
         batch = max(self.batch_warmup_updates, round(self.batch_warmup_ratio * total_updates))
         length = max(self.length_warmup_updates, round(self.length_warmup_ratio * total_updates))
         return batch, length
@@ -336,7 +336,7 @@ class DrawingConfig(MaskRatesConfig):
 
 @dataclass
 class MaskingConfig:
-    """Masks: 15 % of the tokens, of those 10 % random and 10 % left (Devlin et al. 2019)."""
+    """Masks: 15 % of the tokens, 10 % of these random and 10 % unchanged (Devlin et al. 2019)."""
 
     mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
     random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
@@ -383,7 +383,7 @@ class MaskedCorpusConfig(
 
 @dataclass
 class MaskedLMConfig(MaskedCorpusConfig):
-    """Options of rows and masks; the defaults are those of BERT (Devlin et al. 2019)."""
+    """Options of rows and masks; the defaults are BERT's (Devlin et al. 2019)."""
 
     mask_rounding: str = option(
         "random",
@@ -502,7 +502,7 @@ class CorpusConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, 
 
 @dataclass
 class UnpackedConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
-    """Rows of one document each, or windows: their batches have no documents beside each other."""
+    """Rows of one document each, or windows: no rows that pack several documents."""
 
     sample_break_mode: str = with_default(
         BreakModeConfig,
@@ -643,8 +643,8 @@ class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 class WordTaskConfig(EvaluationConfig, AveragingConfig, BucketsConfig, BatchConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states.
 
-    The layers of a frozen language model (ELMo, Peters et al. 2018), mixed with learned weights, go
-    into the encoder, one mix for all sets, and into the heads, one mix for each set.
+    The layers of a frozen language model (ELMo, Peters et al. 2018) are mixed with learned weights:
+    one mix for all sets feeds the encoder, one for each set feeds its heads.
     """
 
     elmo: str = option(

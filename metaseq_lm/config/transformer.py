@@ -1,4 +1,4 @@
-"""Options of encoders, and what tells a classic block from a modern one."""
+"""Options of encoders, and the differences between classic and modern blocks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ C = TypeVar("C", bound="EncoderConfig")
 
 
 class Scope(NamedTuple):
-    """How far a layer of attention sees, and how it tells positions apart.
+    """How far an attention layer sees, and how it distinguishes positions.
 
     Attributes:
-        window: Number of keys on both sides together that a query sees at most, besides itself; 0
+        window: Largest number of keys that a query sees on both sides together, besides itself; 0
             for all.
         theta: Base of the wavelengths of rotary positions; 0 for none.
     """
@@ -38,7 +38,7 @@ class Scope(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """The parts that the blocks of an encoder, its embeddings and its LM heads are made of.
+    """The parts of the blocks, embeddings and LM heads of an encoder.
 
     Attributes:
         pre_norm: Whether norms come before attention and feed-forward networks.
@@ -49,7 +49,7 @@ class Style:
             SwiGLU; Shazeer 2020); "" for a two-layer GELU network.
         qk_norm: Whether queries and keys are normalised.
         rotary: Whether positions are rotary instead of learned.
-        depth: Number of layers by which initial output weights are scaled; 0 for not at all.
+        depth: Number of layers by which initial output weights are scaled; 0 for no scaling.
     """
 
     pre_norm: bool
@@ -109,22 +109,22 @@ class EncoderConfig:
 
     @property
     def init(self) -> str:
-        """How weights are initialised (see `encoder.initialise`)."""
+        """The initialisation of weights, see `encoder.initialise`."""
         raise NotImplementedError
 
     @property
     def width_ratio(self) -> float:
-        """The width relative to that for which rates and initial weights are; 1 for no scaling."""
+        """The width relative to the one that rates and initial weights are for; 1: no scaling."""
         return 1.0
 
     def heads_for(self, width: int) -> int:
-        """Return how many heads of the same size a net of another width has, at least 1."""
+        """Return how many heads of the same size a network of another width has, at least 1."""
         return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)
 
     def resized(self: C, width: int, layers: int, embed_dim: int) -> C:
         """Return the sizes of a network of another width, depth and width of the embeddings.
 
-        Heads are of the same size, and feed-forward networks as wide relative to the states.
+        Heads keep their size, and feed-forward networks keep their width relative to the states.
         """
         return replace(
             self,

@@ -20,8 +20,8 @@ from metaseq_lm.core.errors import UsageError
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
 # Tokens visible to a token of a row: all, itself and earlier ones, itself and later ones, a
-# bidirectional prefix and earlier ones, or those of its rank and lower ones. A tensor of reaches
-# holds indices into this.
+# bidirectional prefix and earlier ones, or the tokens of its own and lower ranks. A tensor of
+# reaches holds indices into this.
 REACHES = ("both", "causal", "anticausal", "prefix", "ranked")
 
 
@@ -31,19 +31,18 @@ class Layout:
 
     Attributes:
         padding: True at padding, which is not attended to, boolean (..., S); None without padding.
-        documents: Number of each token's document (..., S), rising along a row, where several are
-            packed into one: tokens see their document only, whose positions start at 0. None for
-            one document a row.
+        documents: Number of each token's document (..., S), rising along a row, if rows pack
+            several documents: tokens see only their document, and its positions start at 0. None
+            for one document per row.
         reach: One of REACHES for all rows, or an index into it for each row, (...,).
-        prefix: Number of tokens of each document that are seen from both sides, (...,), or where
-            documents differ (..., S), that of each token's document; for rows whose reach is
-            "prefix".
-        ranks: Rank of each token (..., S), for rows whose reach is "ranked": a token sees those of
-            its own rank and of lower ones. The number of its group, for example, lets it see its
-            group from both sides and the groups before it.
+        prefix: Number of tokens of each document that are seen from both sides, (...,), or (..., S)
+            with the number of each token's document if they differ; for rows of reach "prefix".
+        ranks: Rank of each token (..., S), for rows of reach "ranked": a token sees the tokens of
+            its own and lower ranks. With group numbers as ranks, it sees its own group from both
+            sides and the groups before it.
 
     Raises:
-        ValueError: the reach is unknown, "prefix" without `prefix`, or "ranked" without `ranks`.
+        ValueError: The reach is unknown, "prefix" without `prefix`, or "ranked" without `ranks`.
     """
 
     padding: Tensor | None = None
@@ -78,7 +77,7 @@ class Layout:
         return dataclasses.replace(self.map(lambda tensor: tensor[chosen]), sequences=0)
 
     def repeated(self, count: int) -> Layout:
-        """Return the layout of rows (..., count, S), `count` times each row of this one."""
+        """Return the layout of rows (..., count, S) that repeat each row `count` times."""
         repeated: dict[str, Any] = {"sequences": count * self.sequences}
         of_prefix = -2 if self.prefix_by_document else -1
         axes = {"padding": -2, "documents": -2, "ranks": -2, "reach": -1, "prefix": of_prefix}
@@ -90,24 +89,25 @@ class Layout:
 
     @property
     def prefix_by_document(self) -> bool:
-        """Whether the prefix is one number for each token, that of its document."""
+        """Whether `prefix` has a number for each token, of its document, rather than each row."""
         if self.prefix is None or self.documents is None:
             return False
         return self.prefix.dim() == self.documents.dim()
 
     def padding_of(self, tokens: Tensor) -> Tensor:
-        """Return where rows of token ids (..., S) are padding, boolean (..., S)."""
+        """Return the padding of rows of token ids (..., S), boolean (..., S)."""
         return torch.zeros_like(tokens, dtype=torch.bool) if self.padding is None else self.padding
 
     def last(self, tokens: Tensor) -> Tensor:
-        """Return the place of the last token (...,) of rows (..., S), wherever their padding is."""
+        """Return the position of the last token (...,) of rows (..., S), wherever padding is."""
         at = torch.arange(tokens.shape[-1], device=tokens.device)
         return at.masked_fill(self.padding_of(tokens), 0).amax(-1)
 
     def lengths(self, tokens: Tensor) -> Tensor:
         """Return the lengths (N,) of rows (..., S) with padding at their ends, all rows flattened.
 
-        For networks that read whole rows; UsageError if the layout asks for something else.
+        For networks that read whole rows; UsageError if the layout packs documents or restricts
+        which tokens are visible.
         """
         if self.documents is not None or not isinstance(self.reach, str) or self.reach != "both":
             raise UsageError(
@@ -124,12 +124,12 @@ ALL_VISIBLE = Layout()
 class Batch:
     """A micro-batch, which a stream yields and a criterion takes.
 
-    Each kind of batch is a subclass whose fields are tensors, numbers or names, or None. Arrays
-    become tensors, except `rows` and `samples`, which stay on the host.
+    Each kind of batch is a subclass; its fields are tensors, numbers, names or None. Arrays become
+    tensors, except `rows` and `samples`, which stay on the host.
 
     Attributes:
-        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or
-            a tensor (C,) with one for each of C independent copies.
+        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; numbers, or
+            tensors (C,) for C independent copies.
         rows: Number of each row, (B,) or (C, B), unsigned: the row's dropout masks and samples are
             drawn from it. The stream sets it if the collate function has not.
         samples: Index of each row's sample in the data set (B,); the stream sets it if the collate
@@ -146,7 +146,7 @@ class Batch:
         self._map_tensors(lambda tensor: tensor)
 
     def to(self: B, device: torch.device | str, dtype: torch.dtype | None = None) -> B:
-        """Return a copy with its tensors on a device, those of floating point as `dtype`."""
+        """Return a copy with its tensors on a device, floating-point ones as `dtype`."""
         placed = copy.copy(self)
         placed._map_tensors(
             lambda tensor: on_device(tensor, device, dtype if tensor.is_floating_point() else None)
@@ -190,7 +190,7 @@ def on_device(
     """Return a tensor on a device, as `dtype`; the host does not wait for a copy to a GPU."""
     device = torch.device(device)
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()  # else the copy would wait for the GPU
+        tensor = tensor.pin_memory()  # otherwise the host would wait for the copy
     return tensor.to(device, dtype, non_blocking=True)
 
 
@@ -219,8 +219,8 @@ class TokenBatch(SequenceBatch):
     Attributes:
         segments: Segment of each token, 0 or 1, (B, S); None for one segment.
         positions: Chosen positions (B, M), padded with 0.
-        targets: The targets: tokens at the chosen positions (B, M) or at every position (B, S), -1
-            where there is none; or the class or real value of each row (B,).
+        targets: The target tokens at the chosen positions (B, M) or at every position (B, S), -1
+            for none; or the class or real value of each row (B,).
         head: Name of the head that the batch is for, if the model has several.
     """
 
@@ -232,14 +232,14 @@ class TokenBatch(SequenceBatch):
 
 @dataclass(kw_only=True)
 class ScoredBatch(TokenBatch):
-    """Unmasked rows of tokens whose probabilities a criterion computes.
+    """Unmasked rows of tokens, for a criterion that computes the tokens' probabilities.
 
     Attributes:
         scored: The positions to score, boolean (B, S).
         mask_id: Id of [MASK].
         batch_tokens: Approximate number of tokens in a forward pass.
-        words: Number of the word of each token (B, S), where the later tokens of its word are
-            hidden beside a token that is scored; None where it alone is.
+        words: Number of each token's word (B, S), to hide the later tokens of the word together
+            with a scored token; None to hide only the scored token.
     """
 
     scored: Tensor
@@ -302,9 +302,9 @@ class WordBatch(SequenceBatch):
         characters: Character ids (B, S, M); None if the model does not read them.
         labels: Label of each word (B, S), -1 where there is no word; None without labels.
         heads: Position of each word's head (B, S), 0 for the root, -1 where there is no word;
-            None unless the labels are those of trees.
+            None unless the labels are of trees.
         set_name: Name of the labelled set of the sentences.
-        learners: Names of the sets whose heads learn from unlabelled sentences.
+        learners: Names of the sets with heads that learn from unlabelled sentences.
         weight: Weight of the loss on unlabelled sentences.
         layers: States (B, S, X) of each layer of a frozen language model; None until computed.
     """
@@ -328,13 +328,12 @@ class Term:
         sum: The sum over items: a scalar, or (C,) for C independent copies, each with its own size.
         per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches
             and replicas; None for a sum over the global batch.
-        weight: A number or (C,); 0 for a term that is logged only.
-        is_summed: Whether the gradient is that of the sum instead of the mean. Logs show the
-            mean.
-        kind: What the mean measures, for gates: CAUSAL_NLL or CLOZE_NLL, the cross-entropy over
-            the vocabulary of tokens that are not seen, given what stands before or all else, which
-            an exact loss of a world bounds from below; NLL, another one; DETECTION, the binary one
-            of a discriminator; "" anything else.
+        weight: A number or (C,); 0 for a term that is only logged.
+        is_summed: Whether to differentiate the sum instead of the mean. Logs show the mean.
+        kind: What the mean measures, for gates. CAUSAL_NLL and CLOZE_NLL are cross-entropies over
+            the vocabulary of unseen tokens, given the tokens before them or all other tokens; an
+            exact loss of a world bounds them from below. NLL is another cross-entropy, DETECTION
+            the binary one of a discriminator, "" anything else.
     """
 
     sum: Tensor
@@ -350,7 +349,7 @@ Terms = dict[str, Term]
 def number_of(mask: Tensor) -> Tensor:
     """Return the number of true items of a boolean tensor as a float64 scalar.
 
-    Not in the precision of the logits: bfloat16, under autocast, cannot count beyond 256.
+    The precision of the logits would not do: bfloat16, under autocast, cannot count beyond 256.
     """
     return mask.sum().double()
 
@@ -358,7 +357,7 @@ def number_of(mask: Tensor) -> Tensor:
 def count_targets(targets: Any) -> dict[str, Any]:
     """Return the sizes of targets (..., B, M), -1 for none: their number, and rows with targets.
 
-    Those of an array are integers, those of a tensor tensors of its leading axes.
+    Sizes of an array are integers, sizes of a tensor have its leading axes.
     """
     counts = (targets >= 0).sum(-1)
     sizes = {"targets": counts.sum(-1), "rows_with_targets": (counts > 0).sum(-1)}

@@ -1,6 +1,6 @@
 """The configuration of a run: a dataclass with a typed section for each choice, trainer and engine.
 
-`core.loading` makes it; what reads it sees plain values of the declared types only.
+`core.loading` makes it; its readers see only plain values of the declared types.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from metaseq_lm.core.options import (
 )
 from metaseq_lm.core.registry import ALL
 
-# What sets options of its runs, which its files cannot set: `set_by` of an option says why.
+# These set some options of their runs, so their files cannot: `set_by` of an option says why.
 SWEEP, SEARCH, LEAGUE = "sweep", "search", "league"
 
 
@@ -212,7 +212,7 @@ class RunConfig:
     """The configuration of a run.
 
     The sections `task` to `schedule` are instances of the dataclass that their class is registered
-    with, and have its name too, as `_name`.
+    with; `_name` is the registered name.
     """
 
     data: str = option(
@@ -249,14 +249,14 @@ class RunConfig:
         None,
         "checkpoint, or run folder (its last checkpoint), whose weights to start from",
         source="pretraining",
-        movable=True,  # checkpoints record its weights, wherever it lies
+        movable=True,  # checkpoints record its weights' hash, wherever it lies
     )
     branch_from: str | None = option(
         None,
         "checkpoint, or run folder (its last one), that a new run goes on from with moments, data "
         "and counts, under a schedule or an end of its own",
         source="plateau",
-        movable=True,  # the run has a checkpoint of its own before its first update
+        movable=True,  # the run has its own checkpoint before its first update
     )
     task: Any = None
     criterion: Any = None
@@ -267,9 +267,9 @@ class RunConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 
-# The files of presets and of the base configuration.
+# The folder of presets and of the base configuration.
 FOLDER = Path(__file__).parents[1] / "config"
-RECIPES = "recipes"  # its folder of primary configs
+RECIPES = "recipes"  # subfolder of primary configs
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
 TOP = {item.name for item in fields(RunConfig)}
 PATHS = ("data", "save_dir", "user_dir")  # besides options that name other runs
@@ -282,7 +282,7 @@ def named(base: type, name: str) -> type:
 
 
 def section(group: str, _name: str, **options: Any) -> Any:
-    """Return the section of a registered name: options of its class, the others at their defaults.
+    """Return the section of a registered name with some options, the others at their defaults.
 
     Raises UsageError for a name that is not registered, or a value out of range.
     """
@@ -345,10 +345,10 @@ def options_with(
     """Return the dotted names of the options that have the metadata `key`, with its value.
 
     Args:
-        key: "source" for options that name other runs, whose value is what reports call those;
+        key: "source" for options that name other runs (the value is the runs' name in reports);
             "movable" for options that may change when a run is resumed.
-        config: a run's configuration, for the options of its classes; None for all registered ones.
-        groups: the groups of options to search, besides those of every run.
+        config: A run's configuration, for the options of its classes; None for all registered ones.
+        groups: The groups of options to search, besides the options that every run has.
     """
     schemas: list[tuple[str, type]] = [("", RunConfig), ("trainer.", TrainerConfig)]
     for group in groups:
@@ -362,7 +362,7 @@ def options_with(
     return values
 
 
-# What an option affects whose declaration does not say so, by its section.
+# What an option affects if its declaration does not say so, by section.
 _USUAL_EFFECTS = {
     **dict.fromkeys(("task", "criterion"), LOSS),
     "model": FUNCTION,
@@ -372,7 +372,7 @@ _USUAL_EFFECTS = {
 
 
 def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
-    """Return the field that declares an option, None where its class is not registered.
+    """Return the field that declares an option; None if its class is not registered.
 
     Args:
         key: The dotted name.
@@ -392,12 +392,12 @@ def _fields_of(schema: type) -> dict[str, Field[Any]]:
 
 
 def effect(key: str, values: Mapping[str, Any], recorded: Mapping[str, str] | None = None) -> str:
-    """Return what an option affects, as `option` says: LOSS, DATA, ..., NOTHING.
+    """Return the effect of an option, as in `option`: LOSS, DATA, ..., NOTHING.
 
     Args:
         key: The dotted name.
         values: The flat configuration of the run.
-        recorded: What options of classes that are not registered affect, by dotted names.
+        recorded: Effects of options of classes that are not registered, by dotted names.
     """
     declared = declaration(key, values)
     usual = _USUAL_EFFECTS.get(key.partition(".")[0], LOSS)
@@ -407,9 +407,9 @@ def effect(key: str, values: Mapping[str, Any], recorded: Mapping[str, str] | No
 
 
 def describe_tuned_loss(keys: Iterable[str], metric: str, config: RunConfig) -> str:
-    """Return why a metric should not choose the values of options, "" where it may.
+    """Return why a metric should not choose the values of options; "" if it may.
 
-    A loss that is another function for other values of an option does not say which is the best.
+    A loss cannot choose an option that changes its function.
     """
     values = flatten(as_dict(config))
     changing = [key for key in keys if effect(key, values) in (LOSS, DATA)]
@@ -422,9 +422,9 @@ def describe_tuned_loss(keys: Iterable[str], metric: str, config: RunConfig) -> 
 
 
 def effects_of_plug_ins(config: RunConfig) -> dict[str, str]:
-    """Return what the options affect that classes of plug-ins declare, by dotted names.
+    """Return the effects of the options that classes of plug-ins declare, by dotted names.
 
-    A run records them, for reports that do not import its plug-in.
+    A run records them for reports that do not import its plug-in.
     """
     effects = {}
     for group in GROUPS:
@@ -444,7 +444,7 @@ def names_runs(key: str) -> bool:
 
 
 def why_set(key: str, *setters: str) -> str:
-    """Return why files of SWEEP, SEARCH or LEAGUE cannot set an option; "" where they can."""
+    """Return why files of SWEEP, SEARCH or LEAGUE cannot set an option; "" if they can."""
     groups = [group for group in GROUPS if key.startswith(f"{group}.")]
     reasons = options_with("set_by", groups=groups).get(key, {})
     return next((reasons[setter] for setter in setters if setter in reasons), "")
@@ -467,7 +467,7 @@ def require_data_folder(folder: str | Path) -> None:
 
 
 def check_names(config: RunConfig) -> None:
-    """Raise UsageError if a group names something that is not registered."""
+    """Raise UsageError if a group has a name that is not registered."""
     for group in GROUPS:
         name = getattr(getattr(config, group), "_name", None)
         if not isinstance(name, str):

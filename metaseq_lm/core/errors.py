@@ -1,11 +1,10 @@
 """Errors of commands, each with its documented exit code.
 
 0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted with a checkpoint saved, 130 interrupted.
-Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or
-not what the command needs. An error is what became of the rest: damaged files, a full disk. A
-user's mistake is raised as one of these classes and printed by the command line as one message; any
-other exception is a bug of this package and keeps its traceback, or one of a plug-in, whose line is
-named.
+Wrong usage is a mistake in the command: a wrong name, option or configuration, or a path that does
+not exist or is not of the kind needed. Errors are other failures, such as damaged files or a full
+disk. These classes are printed by the command line as one message. Any other exception is a bug:
+of this package, which keeps its traceback, or of a plug-in, where the message names the line.
 """
 
 import contextlib
@@ -16,9 +15,9 @@ from pathlib import Path
 
 from metaseq_lm.core.output import hide_status, is_quiet, printable
 
-# Environment variable of runs that no user watches one by one: those of sweeps and scripts.
+# Environment variable for runs of sweeps and scripts, which no user watches one by one.
 NO_HINTS = "METASEQ_LM_NO_HINTS"
-# Environment variable with which an error inside a plug-in keeps its traceback.
+# Environment variable that keeps the traceback of an error inside a plug-in.
 TRACEBACK = "METASEQ_LM_TRACEBACK"
 
 
@@ -74,7 +73,7 @@ def hint(message: str) -> None:
 def run_script(main: Callable[[], None]) -> None:
     """Run a script of `examples`; a MetaseqError ends it with its message and exit code.
 
-    A reader that closes the pipe early (head, less) is no error.
+    It is no error if a reader closes the pipe early (head, less).
     """
     try:
         main()

@@ -1,4 +1,4 @@
-"""Writing files so that a reader finds the old content or the new one, never a part."""
+"""Writes files atomically: a reader finds the old content or the new, never a part."""
 
 import ctypes
 import errno
@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 from metaseq_lm.core.errors import MetaseqError
 
-# A quota (EDQUOT) and a file size limit (EFBIG) are the same news to the user as a full disk.
+# To the user, a quota (EDQUOT) and a file size limit (EFBIG) mean the same as a full disk.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # The manifest of a corpus of 10 TB is smaller; parsed, JSON can be twenty times its size.
 LARGEST_JSON = 12 << 20
 LARGEST_SWEEP = 64 << 20  # sweep.json of some 30,000 runs
-LARGEST_LOG = 1 << 30  # of a run or a job, and of an archive of runs
+LARGEST_LOG = 1 << 30  # log of a run or a job, or an archive of runs
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -39,7 +39,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise MetaseqError for a link, pipe or device instead of a file that is appended to."""
+    """Raise MetaseqError if a file to append to is a link, pipe or device."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise MetaseqError(
             f"{path}: not a file of this folder but a link, a pipe or a device; remove it"
@@ -47,14 +47,15 @@ def check_regular(path: Path) -> None:
 
 
 def without_link(path: str, flags: int) -> int:
-    """Open a file that is appended to, as the `opener` of `open`; MetaseqError for a link."""
+    """Open a file to append to, as the `opener` of `open`; MetaseqError for a link."""
     check_regular(Path(path))
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_folder(path: Path, root: Path | None = None) -> None:
-    """Raise MetaseqError for a link instead of a folder inside the one that a command fills, which
-    is `root` (default: the parent).
+    """Raise MetaseqError if a folder, or one between it and `root`, is a link.
+
+    `root` is the folder that a command fills (default: the parent).
     """
     root = root or path.parent
     for folder in (path, *itertools.takewhile(lambda parent: parent != root, path.parents)):
@@ -89,7 +90,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Form:
-    """What a number or a text of a JSON file is: types, words for messages, and a further test."""
+    """Form of a number or text in a JSON file: types, words for messages, and a further test."""
 
     kind: type | tuple[type, ...]
     noun: str
@@ -143,9 +144,9 @@ def schema_error(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
     A form is a type; a `Form`; a range of whole numbers; a pattern that a text matches; a tuple of
-    forms, of which one fits; a list with the form of its items, of which there must be at least one
-    unless an ellipsis follows, or with the forms of exactly as many items; or a dict with the forms
-    of its keys. A key may be missing or null if a question mark ends it; "*" matches every key.
+    alternative forms; a list with one form, of at least one item unless an ellipsis follows; a list
+    with the forms of exactly as many items; or a dict with the forms of its keys. A key that ends
+    with a question mark may be missing or null; "*" matches every key.
     """
     if isinstance(form, range):
         numbers, noun = form, f"a whole number from {form.start} to {form.stop - 1}"
@@ -224,7 +225,7 @@ def checksum(content: Any) -> str:
 
 
 def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with the checksum of what else is in it."""
+    """Return a JSON object with a checksum of its other entries."""
     return {**content, "checksum": checksum(content)}
 
 
@@ -233,7 +234,7 @@ def is_altered(content: dict[str, Any]) -> bool:
     rest = {key: value for key, value in content.items() if key != "checksum"}
     try:
         return bool(content.get("checksum") != checksum(rest))
-    except RecursionError:  # nested as we write nothing
+    except RecursionError:  # nested deeper than any file of this package
         return True
 
 
@@ -280,7 +281,7 @@ def free_bytes(path: Path) -> int:
 def full_disk_message(path: Path, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Turn "no space left" inside the block into a MetaseqError with path, bytes needed and free.
 
-    `needed` is called only then, and returns 0 if that is not known; other errors pass through.
+    `needed` is called only then, and returns 0 if the size is unknown; other errors pass through.
     """
     try:
         yield
@@ -305,12 +306,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# What renameat2 says where the system, or the file system (as NFS), cannot exchange names.
+# Errors of renameat2 if the system, or the file system (such as NFS), cannot exchange names.
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange two names atomically; return False, with nothing changed, where that is impossible.
+    """Exchange two names atomically; return False, with nothing changed, if that is impossible.
 
     Linux only, and not on every file system. Raises OSError if it is possible but fails.
     """
@@ -328,7 +329,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Flush the content of a file written by somebody else to the disk."""
+    """Flush the content of a file written by another library to the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -343,21 +344,21 @@ def require_folder(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a name beside `path` that nobody can guess, and plant a link at."""
+    """Return a random name in the folder of `path`, so that nobody can plant a link there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove leftovers of killed processes that wrote `path`, while nobody else writes it."""
+    """Remove leftovers of killed processes that wrote `path`; nobody may be writing it now."""
     for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         file.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing(path: Path, needed: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
-    """Yield a new file that takes the place of the one at `path` when the block ends well.
+    """Yield a new file that replaces the one at `path` when the block ends without an error.
 
-    What is at `path` is never written through, also if it is a link.
+    If `path` is a link, its target is not written.
     """
     require_folder(path.parent)
     temporary = temporary_name(path)

@@ -14,7 +14,7 @@ _CALLED = ("__init__", "__call__")  # the special methods that are checked
 
 
 def place_of(value: Any) -> str:
-    """Return "file:line" of a class or function, for another object what Python shows."""
+    """Return "file:line" of a class or function, the `repr` of another object."""
     code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -30,11 +30,11 @@ def check_call(
     """Raise UsageError unless a function or class can be called as the core does.
 
     Args:
-        title: What it is, such as "schedule 'restarts'".
+        title: Name of the function in messages, such as "schedule 'restarts'".
         function: The function.
-        arguments: The arguments that it is given by position.
-        by_name: The arguments that it is given by name, with blanks between them.
-        at: The class or function whose place the message names; None for `function`.
+        arguments: The arguments that it gets by position.
+        by_name: The arguments that it gets by name, separated by blanks.
+        at: The class or function that the message locates; None for `function`.
     """
     place = place_of(function if at is None else at)
     if not callable(function):
@@ -62,10 +62,10 @@ def check_class(
     """Raise UsageError unless the core can call a class as it calls the first of its bases.
 
     Args:
-        title: What it is, such as "task 'groups'".
-        value: What was registered.
-        bases: The class that it derives from, and protocols whose methods it may have.
-        required: The methods that it has to define.
+        title: Name of the class in messages, such as "task 'groups'".
+        value: The registered class.
+        bases: The class that it must derive from, and protocols that it may implement.
+        required: The methods that it must define.
     """
     base = bases[0]
     if not isinstance(value, type) or not issubclass(value, base):
@@ -118,5 +118,5 @@ def _is_of_package(value: type) -> bool:
 
 
 def _unbound(method: Any) -> Any:
-    """Return the function of a class method or a static one, anything else as it is."""
+    """Return the function of a class method or static method, anything else unchanged."""
     return getattr(method, "__func__", method)

@@ -1,7 +1,7 @@
-"""Files of JSON lines that are appended to, such as the log of a run, each with a checksum.
+"""Append-only files of JSON lines with checksums, such as the log of a run.
 
-A kill, a full disk or a power cut can tear the last line of a journal: it is left out, and cut off
-before the next line is appended. A journal that is damaged elsewhere is refused.
+A kill, a full disk or a power cut can tear the last line of a journal. Readers leave it out, and
+the next append cuts it off first. A journal that is damaged elsewhere is refused.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ BLOCK = 1 << 16
 
 
 class Journal:
-    """A journal, read from where it was last read on.
+    """A journal; each reading continues where the last one ended.
 
     Args:
         path: The file.
-        find_problem: Returns what is wrong with a line and its number, "" if nothing is.
+        find_problem: Given a line and its number, returns what is wrong with it, or "".
         remedy: What the user can do about a damaged line.
         limit: The largest size in bytes.
-        sync: Whether an appended line is to survive a power cut.
+        sync: Whether an appended line must survive a power cut.
 
     Attributes:
-        torn: The number of the torn last line, 0 if there was none when it was last read.
+        torn: The number of the torn last line at the last reading, 0 for none.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Journal:
     ) -> None:
         self.path, self.limit, self.remedy = path, limit, remedy
         self._find_problem, self._sync = find_problem, sync
-        self._start, self._number = 0, 1  # of what was not read yet, and the line it is in
+        self._start, self._number = 0, 1  # offset and line number of the unread rest
         self._warned = self._mended = self._lacks_break = False
         self.torn = 0
 
@@ -63,13 +63,13 @@ class Journal:
 
     @property
     def next(self) -> int:
-        """The number of the line that is appended next, if all were read."""
+        """The number of the next appended line, if all lines were read."""
         return self._number + self._lacks_break
 
     def new_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the lines that were appended since the last call; MetaseqError for a damaged one.
 
-        A torn last line may be one that another process is writing: it is read again.
+        Another process may be writing a torn last line, so the next call reads it again.
         """
         self.torn = 0
         if not (content := self._read()):
@@ -102,7 +102,7 @@ class Journal:
             return "it is no mapping"
         if problem := self._find_problem(row, self._number):
             return problem
-        # Most lines are as `write` wrote them, which is seen without writing them again.
+        # Most lines are exactly as `write` wrote them: check those without serialising them again.
         content, _, seal = line.rpartition(b', "checksum": "')
         is_intact = seal == checksum(content + b"}").encode() + b'"}'
         # Lines of earlier versions have no checksum.
@@ -133,12 +133,12 @@ class Journal:
     # ---------------------------------------------------------------- writing
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append lines, all or none; raises MetaseqError where there is no room."""
+        """Append lines, all or none; raises MetaseqError if the disk is full."""
         with full_disk_message(self.path):
             self.write(rows)
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append lines, all or none; raises OSError where there is no room."""
+        """Append lines, all or none; raises OSError if the disk is full."""
         text = "".join(to_json(with_checksum(row)) + "\n" for row in rows)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = without_link(str(self.path), flags)
@@ -159,7 +159,7 @@ class Journal:
             os.close(descriptor)
 
     def _mend(self, descriptor: int) -> bytes:
-        """Cut a torn last line off; return the line break that a complete one lacks, if it does."""
+        """Cut off a torn last line; return the line break if a complete one lacks it, else b""."""
         end = os.fstat(descriptor).st_size
         if not end or (self._mended and os.pread(descriptor, 1, end - 1) == b"\n"):
             return b""
@@ -185,7 +185,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _last_line(descriptor: int, end: int) -> tuple[int, bytes]:
-    """Return the last line of a file, with its line break if it has one, and where it starts."""
+    """Return the offset of the last line of a file and the line, with its line break if any."""
     size = BLOCK
     while True:
         start = max(0, end - size)

@@ -1,8 +1,8 @@
-"""The loading of a run's configuration: key=value words, composed by Hydra, then typed once.
+"""Loads a run's configuration: key=value words, composed by Hydra, then typed once.
 
-Hydra composes the files and the choices of names, without types. What it gives, and then the values
-of the command line, are set in the schema of the chosen classes, where OmegaConf checks each. Then
-references (${key}) are resolved, and the result becomes a `RunConfig`.
+Hydra composes the files and the choices of names, without types. The result, and then the values of
+the command line, are set in the schema of the chosen classes, where OmegaConf checks each value.
+Then references (${key}) are resolved, and the result becomes a `RunConfig`.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
 
 _SECTIONS = (*GROUPS, "trainer", "engine")
-KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")  # of an override
+KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")  # the key of an override
 Compositions = dict[tuple[str, ...], DictConfig]
 
 
 class PlainFiles(FileConfigSource):
-    """Files of configs; Hydra reads those of the user's after `read_yaml` found them plain."""
+    """Files of configs; Hydra reads the user's files only after `read_yaml` has accepted them."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return what Hydra makes of a file; UsageError, which names it, for what is not plain."""
+        """Return Hydra's result for a file; UsageError, which names it, if it is not plain."""
         file = Path(self.path) / self._normalize_file_name(config_path)
         try:
             if FOLDER not in file.parents:
@@ -83,10 +83,10 @@ def load_config(
     Args:
         overrides: Options as key=value in Hydra's grammar; objective=CRITERION stands for the
             criterion and its task.
-        config_dir: Folder with configs of the user's; None for those of the package.
+        config_dir: Folder with the user's configs; None for the package's.
         config_name: The primary config (it can name `base` in its defaults); None for `base`.
-        compositions: What was composed so far, by its choices: for callers that load many
-            configurations of a folder of the user's which differ in values only.
+        compositions: Compositions so far, by their choices: a cache for callers that load many
+            configurations from one of the user's folders which differ only in values.
 
     Raises:
         UsageError: An option, name or value is wrong; the message names the nearest.
@@ -116,10 +116,10 @@ def load_config(
 
 
 def _pair_of(override: str) -> list[str]:
-    """Return the task and the criterion that objective=CRITERION stands for, or another override.
+    """Return the task and criterion that objective=CRITERION stands for; other overrides unchanged.
 
-    The task is called as the criterion, or names its class, or is the only one that takes it.
-    Raises UsageError for a criterion of several tasks.
+    The task has the criterion's name, or names its class, or is the only one that takes it. Raises
+    UsageError for a criterion of several tasks.
     """
     key, _, name = override.partition("=")
     if key != "objective":
@@ -161,8 +161,8 @@ def recipe_names() -> list[str]:
 def config_file(name: str) -> tuple[str, str]:
     """Return folder and name of the primary config that --config names.
 
-    That is a recipe of the package, such as recipes/bert, or a YAML file. Raises UsageError if
-    there is no such one.
+    --config takes a recipe of the package, such as recipes/bert, or a YAML file. Raises UsageError
+    if it does not exist.
     """
     recipes = recipe_names()
     file = FOLDER / f"{name}.yaml" if name in recipes else Path(name)
@@ -179,7 +179,7 @@ def config_file(name: str) -> tuple[str, str]:
 def literal_path(override: str) -> str:
     """Return key=value with its value in quotes if the option names paths, else unchanged.
 
-    A path is taken as it is typed, unless it is null, in quotes, or refers to another key (${key}).
+    A path is taken literally, unless it is null, in quotes, or refers to another key (${key}).
     """
     key, equals, value = override.partition("=")
     if not equals or "${" in value or not (key in PATHS or names_runs(key)):
@@ -197,7 +197,7 @@ def literal_path(override: str) -> str:
 def _is_choice(override: Override, folder: Path) -> bool:
     """Return whether an override selects a config (Hydra's part) instead of setting a value.
 
-    A folder beside the user's configs is a group of configs, unless it is called like an option.
+    A folder next to the user's configs is a group of configs, unless it has the name of an option.
     """
     key = override.key_or_group
     if key in GROUPS:
@@ -220,7 +220,7 @@ def typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
 def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry[Any], ...]) -> DictConfig:
     """Return a composition of the package's files, which stay the same while a process runs.
 
-    What they compose to depends on the `registered` classes.
+    The composition depends on the `registered` classes.
     """
     return _compose_typed(FOLDER, name, choices)
 
@@ -260,7 +260,7 @@ def _compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictCon
             return compose(name, list(words))
     except mistakes.MISTAKES as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk; it names its file
+            raise  # an error of the disk names its file
         if choices and _lacks_groups(folder, name):
             raise UsageError(mistakes.without_base(folder / f"{name}.yaml")) from error
         text = mistakes.explain_composition(error, choices, source_of(folder, name))
@@ -268,7 +268,7 @@ def _compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictCon
 
 
 def source_of(folder: Path, name: str) -> str:
-    """Return the description, for messages, of a configuration's files and values."""
+    """Describe the source of a configuration's values, for messages."""
     return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
 
 
@@ -281,7 +281,7 @@ def _fill_store() -> None:
 
 @cache
 def _name_node(group: str, name: str) -> ConfigNode:
-    """Return the config of a registered name without a file: the name alone."""
+    """Return the config of a registered name that has no file: only the name."""
     return ConfigNode(f"{name}.yaml", OmegaConf.create({"_name": name}), group, None, None)
 
 
@@ -303,7 +303,7 @@ def _hydra_choices(whole: bool) -> Iterator[None]:
 
 
 def _lacks_groups(folder: Path, name: str) -> bool:
-    """Return whether a primary config without choices of a command line lacks groups."""
+    """Return whether a primary config, without choices from the command line, lacks groups."""
     try:
         return not set(GROUPS) <= set(_compose_choices(folder, name, ()))
     except UsageError:
@@ -311,7 +311,7 @@ def _lacks_groups(folder: Path, name: str) -> bool:
 
 
 def _check_sections(composed: DictConfig, folder: Path, name: str) -> None:
-    """Raise UsageError if a composition lacks the name of a class, or has a value for a section."""
+    """Raise UsageError if a composition lacks a class name, or has a value instead of a section."""
     file = folder / f"{name}.yaml"
     if not set(GROUPS) <= set(composed):
         raise UsageError(mistakes.without_base(file))
@@ -324,7 +324,7 @@ def _check_sections(composed: DictConfig, folder: Path, name: str) -> None:
 
 def _file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
     """Return the config file that sets a key, the last in Hydra's order; None if unset."""
-    key = key.partition("[")[0]  # of a list, not of its entry
+    key = key.partition("[")[0]  # the key of a list, without the index of an entry
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -358,7 +358,7 @@ def schema(base: type, name: str) -> DictConfig:
 def schema_of(values: Mapping[str, Any]) -> DictConfig:
     """Return a typed config with the defaults of the classes that `values` names.
 
-    The sections of classes that are not registered have no types.
+    Sections of unregistered classes have no types.
     """
     chosen = []
     for group in GROUPS:
@@ -371,7 +371,7 @@ def schema_of(values: Mapping[str, Any]) -> DictConfig:
 
 @cache
 def _schema_of_classes(*chosen: tuple[str, type, str]) -> DictConfig:
-    """Return the typed config of (group, dataclass, name), which takes longer to make than copy."""
+    """Return the typed config of (group, dataclass, name); cached, because copying is faster."""
     config: DictConfig = OmegaConf.structured(RunConfig)
     for group, base, name in chosen:
         config[group] = schema(base, name)
@@ -398,7 +398,7 @@ def _set_value(config: DictConfig, override: Override) -> None:
 
 
 def _whole_numbers(node: Any, value: Any) -> Any:
-    """Return a value with 1e3 as 1000 wherever the typed `node` that it is for is an integer."""
+    """Return a value with 1e3 as 1000 wherever the typed `node` it will be set in is an integer."""
     if isinstance(value, dict) and isinstance(node, DictConfig):
         names = node.keys()
         return {
@@ -427,7 +427,7 @@ def resolved(config: DictConfig) -> RunConfig:
 def _without_environment() -> Iterator[None]:
     """Refuse ${oc.env:NAME} inside the block: its value, which may be a secret, would be saved."""
 
-    refusals: list[UsageError] = []  # which OmegaConf would wrap
+    refusals: list[UsageError] = []  # OmegaConf would wrap them
 
     def refuse(name: str, default: Any = None, *, _node_: Any) -> None:
         text = (
@@ -457,7 +457,7 @@ def dotted(node: DictConfig) -> list[str]:
 def common_config() -> RunConfig:
     """Return the base configuration without the options of its task, criterion and so on.
 
-    Needs none of them, nor torch, whose import takes a second.
+    Imports neither these nor torch, which takes a second.
     """
     config = RunConfig()
     for default in OmegaConf.load(FOLDER / "base.yaml").defaults:
@@ -472,13 +472,13 @@ def common_config() -> RunConfig:
 
 @cache
 def parser() -> OverridesParser:
-    """Return Hydra's parser of overrides, which takes longer to make than to use."""
+    """Return Hydra's parser of overrides; cached, because it takes longer to make than to use."""
     return OverridesParser.create()
 
 
-@lru_cache(4096)  # of a sweep; nothing changes what it returns
+@lru_cache(4096)  # for a sweep; callers must not change the results
 def parse_override(word: str) -> Override:
-    """Parse key=value; UsageError if it is not in Hydra's grammar, or is no single value."""
+    """Parse key=value; UsageError if it is not in Hydra's grammar, or not a single value."""
     try:
         override = parser().parse_override(word)
     except HydraException as error:
@@ -497,8 +497,8 @@ def split_overrides(
 ) -> tuple[list[str], list[str]]:
     """Split words into paths or names, and key=value overrides.
 
-    A word with "=" is a path if what is before "=" is no key, as in runs/lr=0.001-seed=1, or if
-    there is such a file, unless it begins with one of `keys`.
+    A word with "=" is a path if the text before "=" is no key, as in runs/lr=0.001-seed=1, or if
+    such a file exists, unless the word begins with one of `keys`.
     """
 
     def is_override(word: str) -> bool:
@@ -527,7 +527,7 @@ def is_valid(override: str) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """Return a string, number, boolean, None or a list of them as in a Hydra override."""
+    """Return a string, number, boolean, None or list of these in the syntax of a Hydra override."""
     if isinstance(value, list):
         return f"[{','.join(map(format_value, value))}]"
     if value is None:
@@ -543,12 +543,12 @@ def quote(text: str) -> str:
 
 
 def quote_path(text: str) -> str:
-    """Return a string in quotes, so that Hydra takes no name of a path for a number or a list."""
+    """Return a string in quotes, so that Hydra does not read a path as a number or a list."""
     return QuotedString(text, Quote.single).with_quotes()
 
 
 def describe(config: RunConfig) -> str:
-    """Return a line for each key of a configuration: key=value, as it is typed, and its help."""
+    """Return a line for each key of a configuration: key=value, as typed by users, and its help."""
     helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
     for prefix, schema in sections(config).items():
         for item in fields(schema):

@@ -1,4 +1,4 @@
-"""One message where memory ran out: that of a GPU, of this machine, or of a limit set for it."""
+"""One message for running out of memory: of a GPU, of this machine, or of a limit set for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from metaseq_lm.core.errors import MetaseqError
 
-# How libraries say it in errors of other types: torch, the loader of shared objects, threads.
+# Texts of other types of errors: by torch, the loader of shared objects, threads.
 _SIGNS = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|can't start new "
     r"thread|failed to map segment|unable to mmap|paging file is too small",
@@ -25,9 +25,9 @@ _OF_HOST = (
 
 
 def memory_error(error: BaseException) -> MetaseqError | None:
-    """Return the error with a remedy for one that says that memory ran out, None for another."""
+    """Return an error with a remedy if `error` says that memory ran out, else None."""
     text = (str(error).splitlines() or [""])[0]
-    if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
         return MetaseqError(f"{_OF_GPU}: {text}")
     is_full = isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM

@@ -17,7 +17,7 @@ _LOSSES = set("loss losses entropy ppl perplexity nll bits bpc bpb".split())
 
 
 def is_loss(name: str) -> bool:
-    """Return whether the name of a metric is that of a loss, or of a function of it."""
+    """Return whether a metric's name is the name of a loss, or of a function of one."""
     return bool(_words_of(name) & _LOSSES)
 
 
@@ -27,12 +27,12 @@ def _words_of(name: str) -> set[str]:
 
 
 def is_fraction(name: str) -> bool:
-    """Return whether the name of a metric is that of a fraction, shown in per cent."""
+    """Return whether a metric's name is the name of a fraction, which is shown in per cent."""
     return bool(_words_of(name) & _FRACTIONS)
 
 
 def lower_is_better(name: str) -> bool | None:
-    """Return whether the smaller value of a metric is the better one, None if its name says not."""
+    """Return whether smaller values of a metric are better; None if its name does not tell."""
     words = _words_of(name)
     if words & _LOWER_IS_BETTER:
         return True

@@ -15,7 +15,7 @@ from yaml import MarkedYAMLError, YAMLError
 from metaseq_lm.core.registry import ALL, abbreviated, nearest
 from metaseq_lm.core.synonyms import answer
 
-# Exceptions of reading and composing configs.
+# Exceptions while reading and composing configs.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError)
 
 
@@ -37,7 +37,7 @@ def explain_composition(error: Exception, choices: Sequence[str], source: str) -
 
 
 def explain_value(error: Exception, known: Sequence[str]) -> str:
-    """Return the message for an option that is unknown, or whose value is wrong.
+    """Return the message for an unknown option or a wrong value.
 
     `known` are the dotted names of all options.
     """

@@ -1,15 +1,15 @@
-"""Options: fields of dataclasses with a default, a line of help and a range; flags of them.
+"""Options: fields of dataclasses with a default, a line of help and a range; and their flags.
 
-Of a dataclass `add_options` makes flags of a command, and `read_options` the dataclass again. A
-flag that is not given has the field's default. Further metadata of a field, for its flag:
+`add_options` makes flags of a command from a dataclass, and `read_options` a dataclass from their
+values. A flag that is not given has the field's default. Further metadata of a field, for its flag:
 
     metavar     placeholder of the value in the help
     positional  the option has no flag; its place on the command line counts
     required    the command line must have it
-    repeated    of a tuple: the flag is given once for each item
-    nargs       as argparse's; "+" for items with blanks between them (a tuple has commas else)
-    const       the value of a flag without one, with nargs "?"
-    converter   makes a number of the text; raises ArgumentTypeError
+    repeated    for a tuple: the flag is given once for each item
+    nargs       as argparse's; "+" for items separated by blanks (otherwise by commas)
+    const       the value of a flag that is given without one, with nargs "?"
+    converter   converts the text to a number; raises ArgumentTypeError
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
-# What an option changes, besides its own value, see `option`.
+# Effects of an option, see `option`.
 LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING = (
     *("loss", "data", "function"),
     *("weights", "speed", "nothing"),
@@ -55,26 +55,26 @@ def option(
     """Declare an option: a dataclass field with its default, its line of help and its range.
 
     `check_options` checks the range. Only conditions on other options or on the data are checked
-    elsewhere. Reports, tuning, resuming and the use of checkpoints ask what an option affects.
+    elsewhere. Reports, tuning, resuming and the use of checkpoints depend on `affects`.
 
     Args:
-        default: The default value; of a list, each config gets a copy.
+        default: The default value; if it is a list, each config gets a copy.
         help: One line for `--help` and the reference.
         at_least: The smallest value allowed; in a list, for each number. None always passes.
         above: A bound that values must exceed.
         at_most: The largest value allowed.
         below: A bound that values must stay below.
-        choices: The values allowed; of a list, for each of its entries.
-        affects: LOSS if evaluated losses with other values are another function, so that the
-            smaller one is not the better one; DATA if they are of other rows; FUNCTION if weights
-            of the same shapes compute something else; WEIGHTS if only the training, or the shapes
-            of weights, differ; SPEED or NOTHING if results are the same. None for the usual of its
-            section: LOSS of tasks and criterions, FUNCTION of models, WEIGHTS of optimizers,
-            schedules and the trainer, NOTHING of the engine.
+        choices: The values allowed; in a list, for each entry.
+        affects: LOSS if other values make the evaluated loss another function, so that the smaller
+            one is not the better one; DATA if they evaluate other rows; FUNCTION if weights of the
+            same shapes compute something else; WEIGHTS if only the training, or the shapes of
+            weights, differ; SPEED or NOTHING if results are the same. None for the section's
+            default: LOSS for tasks and criterions, FUNCTION for models, WEIGHTS for optimizers,
+            schedules and the trainer, NOTHING for the engine.
         metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
-            option, whose value a run's configuration has here unless it sets one. `reset` is the
-            part of a run, as of `train --reset`, with which the option may change. `set_by` has the
-            reasons why files of plans, searches or sweeps cannot set it (LEAGUE, SEARCH, SWEEP).
+            option that provides the value in a run's configuration, unless one is set. `reset` is
+            the part of a run (see `train --reset`) with which the option may change. `set_by` says
+            why files of plans, searches or sweeps cannot set it (LEAGUE, SEARCH, SWEEP).
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
@@ -96,7 +96,7 @@ def with_default(
         base: The dataclass that declares the option.
         name: The name of the option.
         default: The default value.
-        help: Its line of help; None for that of the option.
+        help: Its line of help; None to keep the option's.
         metadata: Bounds and choices that differ, as for `option`.
     """
     changes = metadata if help is None else {**metadata, "help": help}
@@ -115,12 +115,12 @@ def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return a float without a fraction as the integer that it is, anything else as it is."""
+    """Return a float without a fraction as an integer, anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _read_whole(text: Any) -> int:
-    """Return a whole number of a text, also 1000 for "1e3"; raises ValueError."""
+    """Parse a whole number, such as 1000 for "1e3"; raises ValueError."""
     number = whole(float(text)) if isinstance(text, str) and "e" in text.lower() else text
     if isinstance(number, float):
         raise ValueError(text)
@@ -133,7 +133,7 @@ def check_options(
     """Raise UsageError for the first value outside the range that its `option` declares.
 
     Args:
-        dataclass: The class whose fields are options.
+        dataclass: The class that declares the options.
         values: An instance of it, or a config node; missing keys are not checked.
         prefix: Prefix of an option's name in messages, such as "task.".
         name_option: Returns the name of a field's option in messages, instead of `prefix`.
@@ -179,9 +179,9 @@ def flag_of(name: str) -> str:
 
 
 def add_options(parser: Any, schema: type, without: Collection[str] = ()) -> None:
-    """Declare the fields of a dataclass as arguments of a parser or group, except those `without`.
+    """Declare the fields of a dataclass as arguments of a parser or group, leaving out `without`.
 
-    Its own fields come before those that it inherits.
+    Its own fields come before inherited ones.
     """
     hints = get_type_hints(schema)
     for item in sorted(fields(schema), key=lambda item: item.name not in schema.__annotations__):
@@ -190,7 +190,7 @@ def add_options(parser: Any, schema: type, without: Collection[str] = ()) -> Non
 
 
 def _add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> None:
-    """Declare a field whose value, or each item of it, is of a type."""
+    """Declare a field; its value, or each item of it, is of type `kind`."""
     allowed = item.metadata
     settings = {k: allowed[k] for k in ("metavar", "nargs", "const", "choices") if k in allowed}
     if kind is bool:
@@ -246,8 +246,8 @@ def read_words(schema: type, words: Sequence[str], owner: str) -> Any:
 
     Args:
         schema: The dataclass.
-        words: The words; items of a tuple have commas between them, and may stand in brackets.
-        owner: What has these options, such as "suite blimp", for messages.
+        words: The words; items of a tuple are separated by commas, and may stand in brackets.
+        owner: The owner of these options for messages, such as "suite blimp".
 
     Raises:
         UsageError: An option is unknown, or its value of a wrong type or out of its range.
@@ -269,7 +269,7 @@ def read_words(schema: type, words: Sequence[str], owner: str) -> Any:
 
 
 def value_of(hint: Any, text: str) -> Any:
-    """Return the value of a text by an annotation; ValueError or KeyError if it is none."""
+    """Parse a text as a value of an annotated type; ValueError or KeyError if it is none."""
     kind, is_tuple = _value_type(hint)
     if text == "null" and type(None) in get_args(hint):
         return None
@@ -288,7 +288,7 @@ def _value_type(hint: Any) -> tuple[type, bool]:
 
 
 def _whole_number(text: str) -> int:
-    """Return a whole number, such as 1000 for "1e3"; raises ArgumentTypeError."""
+    """Parse a whole number, such as 1000 for "1e3"; raises ArgumentTypeError."""
     try:
         return _read_whole(text)
     except ValueError:
@@ -296,7 +296,7 @@ def _whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return a number; raises ArgumentTypeError."""
+    """Parse a number; raises ArgumentTypeError."""
     try:
         return float(text)
     except ValueError:

@@ -15,8 +15,8 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGN
 
 
 _quiet = False
-_status_width = 0  # of the status line that a terminal shows, 0 for none
-_LOG_INTERVAL = 60.0  # seconds between lines of a status that is no terminal's
+_status_width = 0  # width of the status line on a terminal, 0 for none
+_LOG_INTERVAL = 60.0  # seconds between lines of a status outside terminals
 
 
 @contextmanager
@@ -42,10 +42,10 @@ def show_progress(text: str) -> None:
 
 
 class StatusLine:
-    """How far a long work is: one line that is rewritten on a terminal, elsewhere a few lines.
+    """Progress of a long operation: one line that is rewritten on a terminal, else a few lines.
 
-    Those come with each tenth of the work, and LOG_INTERVAL seconds, later a twentieth of the time
-    so far, after the last one.
+    Outside a terminal, a line is printed at each tenth of the work, and when the last one is older
+    than `_LOG_INTERVAL` seconds and a twentieth of the time so far.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StatusLine:
         self.tenths = -1
 
     def show(self, text: str, share: float) -> None:
-        """Show the state, unless only results are printed; `share` of the work, 0 to 1, is done."""
+        """Show the state, unless only results are printed; `share` is the work done, 0 to 1."""
         global _status_width
         if _quiet:
             return
@@ -69,7 +69,7 @@ class StatusLine:
 
 
 def hide_status() -> None:
-    """Clear the line of a `StatusLine`, so that others take its place."""
+    """Clear the line of a `StatusLine`, so that other output can take its place."""
     global _status_width
     if _status_width:
         print(f"\r{' ' * _status_width}\r", end="", flush=True)
@@ -77,13 +77,13 @@ def hide_status() -> None:
 
 
 def show(text: str = "", end: str = "\n") -> None:
-    """Print a text of lines on standard output, at once, without control characters."""
+    """Print lines of text on standard output, flushed, without control characters."""
     hide_status()
     print(printable(text), end=end, flush=True)
 
 
 def printable(text: str) -> str:
-    """Return a text of lines without terminal control characters."""
+    """Return lines of text without terminal control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
 
 
@@ -121,7 +121,7 @@ def seconds_text(seconds: float | None) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     for (big, size), (small, unit) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
-        # Rounded before it is split, so that 3599.9 s is 1 h and never 59 min 60 s.
+        # Round before splitting, so that 3599.9 s is 1 h and never 59 min 60 s.
         rounded = round(seconds / unit) * unit
         if rounded >= size:
             first, rest = divmod(rounded, size)

@@ -1,4 +1,4 @@
-"""YAML of nothing but numbers, texts, lists and mappings: configs of runs, plans, sweep files."""
+"""Reads YAML that has only numbers, texts, lists and mappings: run configs, plans, sweep files."""
 
 import itertools
 import re
@@ -12,9 +12,9 @@ import yaml
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import read_bounded
 
-_DEEPEST = 50  # lists and mappings in each other
+_DEEPEST = 50  # nested lists and mappings
 _LARGEST_YAML = 1 << 20
-# Values that aliases may add: some, nested, make a large file of a small text.
+# Values that aliases may add: nested aliases can expand a small text to a large file.
 _LARGEST_GROWTH = 5000
 
 
@@ -22,9 +22,9 @@ _OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")  # 010 is 
 
 
 class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads numbers as OmegaConf does, 1e-3 among them, by libyaml where PyYAML has it.
+    """Reads numbers as OmegaConf does, such as 1e-3, with libyaml if PyYAML has it.
 
-    A report opens hundreds of configs, and OmegaConf takes over ten times as long for each.
+    A report opens hundreds of configs, and OmegaConf would take over ten times as long for each.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
@@ -34,17 +34,17 @@ class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 PlainReader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",  # in YAML 1.1 a text, without a point and a sign
+    "tag:yaml.org,2002:float",  # YAML 1.1 reads it as a text without a point and a sign
     re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
 
 
 def read_yaml(path: Path, limit: int = _LARGEST_YAML) -> Any:
-    """Return the content of a file of one document.
+    """Return the content of a file with one document.
 
-    Raises ValueError, with line and column, for what is not plain, is nested more than DEEPEST
-    deep, or grows by its aliases (*name) by more than LARGEST_GROWTH; OSError without a file.
+    Raises ValueError, with line and column, if it is not plain, is nested deeper than `_DEEPEST`,
+    or its aliases (*name) add more than `_LARGEST_GROWTH` values; OSError without a file.
     """
     try:
         reader = PlainReader(read_bounded(path, limit).decode("utf-8"))
@@ -61,11 +61,11 @@ def read_yaml(path: Path, limit: int = _LARGEST_YAML) -> Any:
 
 @contextmanager
 def naming_place(path: Path | None, always: bool = False) -> Iterator[None]:
-    """Add FILE:LINE to a UsageError in the block that begins with the name of a key of a file.
+    """Add FILE:LINE to a UsageError in the block if its message begins with a key of a file.
 
     Args:
-        path: The file; None for none.
-        always: Whether errors that name no key of it get the file, too.
+        path: The file; None to add nothing.
+        always: Whether to also add the file to errors that name none of its keys.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def naming_place(path: Path | None, always: bool = False) -> Iterator[None]:
 def _line_of(path: Path, message: str) -> int:
     """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none.
 
-    An item of a list has its index as in stages[0].name.
+    List items are written with their index, as in stages[0].name.
     """
     named = re.match(r"(?:[\w.@/-]|:(?=\w)|\[\d+\])+", message)
     if named is None or not path.is_file():
@@ -101,16 +101,16 @@ def _line_of(path: Path, message: str) -> int:
 def _extent(
     node: yaml.Node, known: dict[int, tuple[int, int]], above: tuple[yaml.Node, ...]
 ) -> tuple[int, int]:
-    """Return how many nodes a node stands for, and how deep it is; each one is visited once.
+    """Return the number of nodes that a node expands to, and its depth; visits each node once.
 
     Args:
         node: The node.
-        known: What is known of nodes, by `id`.
+        known: Results for nodes so far, by `id`.
         above: The nodes that contain it.
 
     Raises:
         ValueError: It is nested too deep, too large, contains itself, has a key twice, or is a
-            number that is not read as it looks.
+            number that YAML reads differently than it looks.
     """
     place = _place(node.start_mark)
     if any(node is other for other in above):
@@ -139,7 +139,7 @@ def _extent(
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Raise ValueError for a key that is null, or stands in a mapping twice."""
+    """Raise ValueError for a key that is null, or occurs twice in a mapping."""
     keys = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
@@ -166,7 +166,7 @@ def _place(mark: yaml.Mark) -> str:
 
 
 def _problem(error: Exception) -> str:
-    """Return the message of PyYAML and its position as one line."""
+    """Return PyYAML's message and its position on one line."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     mark = getattr(error, "problem_mark", None)

@@ -1,8 +1,8 @@
 """Counter-based random numbers: pure functions of (seed, update, draw, row, position).
 
-Nothing here has a state that a checkpoint would have to carry, and nothing depends on how the rows
-of a batch are spread over micro-batches, workers or replicas. The generator is SplitMix64 (Steele,
-Lea and Flood 2014): word k of a row is mix(row key + k * GOLDEN). torch gives the same
+There is no state for checkpoints to store, and the numbers do not depend on how the rows of a batch
+are spread over micro-batches, workers or replicas. The generator is SplitMix64 (Steele, Lea and
+Flood 2014): word k of a row is mix(row key + k * GOLDEN). The torch implementation gives the same
 bits (forward.passes.Noise).
 """
 
@@ -38,7 +38,7 @@ def row_keys(root: int, rows: np.ndarray) -> np.ndarray:
 
 
 def subkeys(keys: np.ndarray, purpose: str) -> np.ndarray:
-    """Return keys (rows,) for one `purpose`, whose numbers are independent of those of `keys`."""
+    """Return keys (rows,) for a `purpose`; their numbers are independent of the ones of `keys`."""
     return mix(keys ^ np.uint64(key("subkeys", purpose)))
 
 

@@ -22,7 +22,7 @@ class Entry(Generic[T]):
         name: The name that a command line or config gives.
         dataclass: The dataclass of its options.
         origin: The module that defines it.
-        takes: Of a declared task the criterions that are not for any task.
+        takes: For a declared task, the criterions it takes that are not for every task.
     """
 
     def __init__(self, name: str, dataclass: type, path: str, value: T | None = None) -> None:
@@ -42,17 +42,17 @@ class Entry(Generic[T]):
 
     @property
     def is_of_package(self) -> bool:
-        """Whether the package registers it, not a plug-in."""
+        """Whether the package registers it, rather than a plug-in."""
         return self.origin.startswith("metaseq_lm.")
 
     @property
     def is_imported(self) -> bool:
-        """Whether the class or function is there without an import."""
+        """Whether the module of the class or function has been imported."""
         return self._value is not None
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring, which is read from the source before an import."""
+        """The first line of the docstring, read from the source if the module is not imported."""
         if self.is_imported:
             docstring = self.value.__doc__
         else:
@@ -61,7 +61,7 @@ class Entry(Generic[T]):
 
 
 def _docstring_in_source(module: str, name: str) -> str | None:
-    """Return the docstring of a class or function of the package, which is not imported."""
+    """Return the docstring of a class or function of the package without importing it."""
     folder = Path(__file__).parents[2].joinpath(*module.split("."))
     file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     for node in _parsed(file).body:
@@ -83,8 +83,8 @@ class NoOptions:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a hint " Did you mean 'x'?" for a misspelt name, or "" without a close match.
 
-    Of options (--x) and dotted keys what they have in common is not compared. What begins with the
-    name is near.
+    The common prefix of options (--x) and dotted keys is not compared. A name that begins with
+    `name` is a close match.
     """
     names = list(names)
     group = re.match(r"--|(\w+\.)*", name)
@@ -98,7 +98,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def abbreviated(names: Iterable[str], most: int = 10, width: int = 60) -> str:
-    """Return names with commas between them: the first `most`, each cut to `width` characters."""
+    """Return the first `most` names joined by commas, each cut to `width` characters."""
     names = list(names)
     shown = [name if len(name) <= width else f"{name[:width]}..." for name in names[:most]]
     others = f" and {len(names) - most:,} more" if len(names) > most else ""
@@ -138,15 +138,15 @@ class Registry(Generic[T]):
         return add
 
     def declare(self, name: str, dataclass: type, path: str, takes: Sequence[str] = ()) -> None:
-        """Register a class or function whose module is imported when it is first used.
+        """Register a class or function without importing its module before the first use.
 
-        The package registers in this way what needs torch: its names and options are there at once.
+        The package registers classes that need torch this way: names and options need no import.
 
         Args:
             name: The name that a command line or config gives.
             dataclass: The class of its options.
             path: The module and the name in it, with a dot between them.
-            takes: Of a task the criterions that it takes and not every task does.
+            takes: For a task, the criterions it takes that are not for every task.
         """
         entry: Entry[T] = Entry(name, dataclass, path)
         entry.takes = tuple(takes)
@@ -166,7 +166,7 @@ class Registry(Generic[T]):
         return sorted(self.entries)
 
     def entry(self, name: str) -> Entry[T]:
-        """Return the entry called `name`; UsageError with the near names for an unknown one."""
+        """Return the entry called `name`; UsageError with similar names for an unknown one."""
         if name not in self.entries:
             raise UsageError(self.describe_unknown(name))
         return self.entries[name]
@@ -215,7 +215,7 @@ def takes(name: str, task: Any, criterion: Any) -> bool:
 
 
 def tasks_for(criterion: Any) -> list[str]:
-    """Return the names of the tasks that a class of criterion is for; none if it is for any.
+    """Return the names of the tasks that a criterion class is for; [] if it is for every task.
 
     Imports every task.
     """

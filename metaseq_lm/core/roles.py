@@ -1,9 +1,9 @@
-"""Roles of parameters in a network, which optimizers go by.
+"""Roles of parameters in a network, from which optimizers choose rates and rules.
 
-A module declares them in tables, whose keys are names of its children or parameters, "" for all of
-the module: `parameter_roles` (a Role), `parameter_pieces` (of how many equal matrices, one above
-the other, a matrix consists) and `parameter_levels` (how many levels below the heads). The tables
-of inner modules count before those of outer ones. `metaseq_lm.optim.roles` reads them.
+A module declares them in tables. Their keys are names of its children or parameters, or "" for the
+whole module: `parameter_roles` (a Role), `parameter_pieces` (the number of equal matrices that are
+stacked in a matrix) and `parameter_levels` (how many levels below the heads). Tables of inner
+modules take precedence over tables of outer ones. `metaseq_lm.optim.roles` reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """What a parameter does. Gains and biases are all parameters of less than two dimensions."""
+    """What a parameter does. Every parameter of fewer than two dimensions is a gain or a bias."""
 
     HIDDEN = "maps hidden states to hidden states"
     EMBEDDING = "embeds tokens or positions, or maps embeddings to hidden states"
@@ -33,9 +33,9 @@ class ParameterRole:
     """The role of one parameter.
 
     Attributes:
-        role: Its role; None for a matrix whose modules declare none.
-        pieces: The number of equal matrices, one above the other, that it consists of.
-        level: The number of levels that it is below the heads, for rates that decay with depth.
+        role: Its role; None for a matrix if its modules declare none.
+        pieces: The number of equal matrices that are stacked in it.
+        level: The number of levels below the heads, for rates that decay with depth.
     """
 
     role: Role | None
@@ -44,7 +44,7 @@ class ParameterRole:
 
 
 def role_of(name: str, parameter: Tensor) -> ParameterRole:
-    """Return the role that a parameter was given, else what its name and shape tell."""
+    """Return the role that a parameter was given; otherwise a role by its name and shape."""
     role: ParameterRole | None = getattr(parameter, "role", None)
     return role or ParameterRole(vector_role(name, parameter))
 

@@ -1,6 +1,6 @@
 """Removal of secrets from command lines and options before they are stored.
 
-What is recognised is said in docs/promises.md; a secret in free text, without a name, is not.
+docs/promises.md lists what is recognised; a secret in free text, without a name, is not.
 """
 
 import re
@@ -11,11 +11,11 @@ from typing import Any
 MASK = "***"
 SECRET = r"passw(?:or)?d\w*|passphrase\w*|pwd|secret\w*|credential\w*|authorization"
 NAME = re.compile(rf"\S*(?:token|key|{SECRET})", re.IGNORECASE)
-KEY = r"(?:[\w.-]*[_.-])?(?:api|access|auth|private|hub)?key"  # and no monkey=3 in a path
+KEY = r"(?:[\w.-]*[_.-])?(?:api|access|auth|private|hub)?key"  # but not monkey=3 in a path
 _COUNT = re.compile(r"\S*token", re.IGNORECASE)  # may be a number
 NUMBER = re.compile(r"[+-]?[\d.]+(/.*)?|true|false|null")  # task.task_token=2 is no secret
-_USER = re.compile(r"(\w+://)[^/\s]*@")  # of https://user:password@host
-# A value ends with its quotes, else at a blank or bracket, or where the next key=value begins.
+_USER = re.compile(r"(\w+://)[^/\s]*@")  # as in https://user:password@host
+# A value ends with its quotes; without quotes at a blank or bracket, or before the next key=value.
 VALUE = r"""
     "[^"]*" | '[^']*'
     | (?:bearer|basic)\s+[^\s'"]+
@@ -46,9 +46,9 @@ _ISSUED = re.compile(
 
 
 def masked(words: Sequence[str]) -> str:
-    """Return a command line for a shell, with *** for values named like secrets (hub_token=...)."""
+    """Return a command line for a shell, with *** as the values of secrets (hub_token=...)."""
     shown = []
-    hide = False  # the value of an option such as --hub-token
+    hide = False  # whether this word is the value of an option such as --hub-token
     for word in words:
         name, equals, _ = word.partition("=")
         if hide and not word.startswith("-"):
@@ -59,9 +59,9 @@ def masked(words: Sequence[str]) -> str:
 
 
 def mask(word: str) -> str:
-    """Return a word with *** for the value of key=value if the key is named like a secret.
+    """Return a word with *** as the value of key=value if the key is named like a secret.
 
-    In the value of another key, `mask_text` finds them.
+    `mask_text` masks secrets inside the values of other keys.
     """
     name, equals, value = word.partition("=")
     if equals and _is_secret(name, value):
@@ -77,7 +77,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Replace values of secret-like names, users in URLs, private and issued keys by ***."""
+    """Replace values of names like secrets, users in URLs, private and issued keys by ***."""
     return _ISSUED.sub(MASK, _USER.sub(rf"\1{MASK}@", _INNER.sub(_mask_match, text)))
 
 
@@ -90,7 +90,7 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 def hidden_options(options: Any, name: str = "") -> list[str]:
-    """Return the dotted names of the options whose values `mask_options` has masked."""
+    """Return the dotted names of the options with values that `mask_options` has masked."""
     if isinstance(options, dict):
         pairs = [(f"{name}.{key}" if name else str(key), value) for key, value in options.items()]
         return [hidden for key, value in pairs for hidden in hidden_options(value, key)]

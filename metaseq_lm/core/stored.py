@@ -1,4 +1,4 @@
-"""The configuration that a run stored, typed, and with changes."""
+"""Reads and changes the configuration that a run has stored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from metaseq_lm.core.loading import dotted, format_value, resolved, schema_of
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import answer
 
-# Engine options that earlier versions wrote, with the option and the values of today.
+# Engine options of earlier versions, with their current names and values.
 _OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
-# Tasks that earlier versions could mix with a causal LM, and their options of rows.
+# Tasks that earlier versions could mix with a causal LM, and their options on rows.
 _OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
 _OLD_ROWS = (
     *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
@@ -28,10 +28,10 @@ _OLD_ROWS = (
 
 
 def from_stored(values: Any) -> RunConfig:
-    """Return the configuration that a run stored, typed; options it lacks have their defaults.
+    """Return a stored configuration, typed; options that it lacks have their defaults.
 
-    Sections of classes that are not registered keep their values as they are. The file may be
-    damaged: raises ValueError, which names the option, for an unknown one or a wrong type.
+    Sections of unregistered classes keep their values unchanged. The file may be damaged: raises
+    ValueError, which names the option, for an unknown option or a wrong type.
     """
     if not isinstance(values, Mapping):
         raise ValueError("it is no mapping of keys to values")
@@ -50,7 +50,7 @@ def from_stored(values: Any) -> RunConfig:
 
 
 def with_current_names(config: Any) -> Any:
-    """Return the stored configuration of a run, in place, with the current names of its options."""
+    """Rename the options of a stored configuration to their current names, in place; return it."""
     if not isinstance(config, dict):
         return config
     engine, task, criterion = (config.get(group) for group in ("engine", "task", "criterion"))
@@ -64,9 +64,9 @@ def with_current_names(config: Any) -> Any:
 
 
 def _without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
-    """Return the sections of a run that could have a share of causal rows, which now is a mixture.
+    """Return sections of a run that used the removed options for a share of causal rows.
 
-    The options `causal_share` of the task and `read` of the criterion are gone.
+    These are `causal_share` of the task and `read` of the criterion; a mixture replaces them.
     """
     name, share, read = task["_name"], task.get("causal_share"), criterion.get("read")
     task = {key: value for key, value in task.items() if key != "causal_share"}

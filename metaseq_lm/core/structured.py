@@ -1,4 +1,4 @@
-"""Sections of plans and sweep files as dataclasses, whose types OmegaConf checks."""
+"""Reads sections of plans and sweep files into dataclasses; OmegaConf checks the types."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NOUNS |= {dict: "a mapping", Any: "a value"}
 def read_structured(schema: type[S], content: Any, place: str = "", **fixed: Any) -> S:
     """Return an instance of a dataclass with the values of a mapping, see `read_values`.
 
-    A UsageError of its `__post_init__`, which begins with a key, gets `place` before it.
+    If its `__post_init__` raises a UsageError that begins with a key, `place` is put before it.
 
     Args:
         schema: The dataclass.
         content: The mapping.
         place: The dotted key of the mapping in its file.
-        fixed: Values of fields that are no keys of the mapping.
+        fixed: Values of fields that are not keys of the mapping.
     """
     values = read_values(schema, content, place, fixed)
     try:
@@ -42,9 +42,9 @@ def read_structured(schema: type[S], content: Any, place: str = "", **fixed: Any
 def read_values(
     schema: type, content: Any, place: str = "", fixed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the values of a mapping by the fields of a dataclass and with their types.
+    """Return the values of a mapping by the fields of a dataclass, with the fields' types.
 
-    The key of a field is its name, or the `key` of its metadata. null stands for its default.
+    The key of a field is its name, or `key` in its metadata. null stands for its default.
 
     Raises:
         UsageError: A key is unknown or missing, a value of a wrong type, outside the range that
@@ -93,7 +93,7 @@ def _without_truth(value: Any) -> Any:
 
 
 def _assign(node: Any, name: str, value: Any, kind: Any, place: str) -> None:
-    """Assign a value to a key of a node; UsageError names the key of a value with another type."""
+    """Assign a value to a key of a node; UsageError names the place of a value of another type."""
     if get_origin(kind) is dict and isinstance(value, dict):
         node[name] = {}
         for key, item in value.items():
@@ -123,7 +123,7 @@ def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _noun(kind: Any) -> str:
-    """Return what the values of an annotation are called."""
+    """Return the noun for values of an annotated type, for messages."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _noun(args[0])

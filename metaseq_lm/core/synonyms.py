@@ -1,11 +1,11 @@
-"""Option names of transformers, fairseq, Lightning, Megatron-LM and nanoGPT, and ours for them."""
+"""Option names of transformers, fairseq, Lightning, Megatron-LM and nanoGPT, with ours."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
 class Synonyms(NamedTuple):
-    """An option, its names in other tools, and the difference to theirs, if any.
+    """An option, its names in other tools, and how it differs from theirs, if it does.
 
     The option is a key of the configuration, or a flag of some command.
     """

@@ -17,7 +17,7 @@ class Exported:
     It gives the states of `Encoder.forward` and the plain outputs of its heads.
 
     Attributes:
-        heads: Names of the heads whose outputs the class gives; others are left out.
+        heads: Names of the heads that the class evaluates; others are left out.
         pipeline: Whether the class's pipeline performs the trained task.
         generator: Whether the noise model, if there is one, is a masked language model.
         real_values: Whether the head predicts real values directly, up to a scale.
@@ -44,23 +44,22 @@ class Criterion:
         tasks: Names of the tasks that can use it; empty for no restriction by name.
         general: Whether any task can use it; otherwise only a task that names its class, or a base
             class of it, in `Task.criterions`.
-        exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of
-            the registered class alone: a subclass may compute something else, and says it again.
+        exported: What `metaseq-lm export` may write, or why it may not. Only the body of the
+            registered class counts: a subclass may compute something else, and must repeat it.
         differentiates: Whether the loss itself contains gradients, such as an adversarial
-            direction: torch.compile cannot take it, and sharded parameters are not gathered block
-            by block.
-        reach: What a token sees where frozen states are read, "both" sides or "causal"; None for
-            what `exported` says, or both.
-        score_reach: What the score of a token depends on, in the same words; None for what it sees
-            where states are read.
+            direction: torch.compile cannot compile it, and sharded parameters are not gathered
+            block by block.
+        reach: What a token sees when frozen states are read, "both" sides or "causal"; None for the
+            reach of `exported`, or both.
+        score_reach: What the score of a token depends on, in the same words; None for the reach of
+            states.
         normalised: Whether the probabilities of `token_log_probs` at a position, all else being the
             same, sum to one over the vocabulary; false for energies, bounds and estimates.
-        sees_targets: Whether tokens that are predicted are seen, as by a model that copies.
-        calls: What its `__call__` gives a model, by position and, behind a "*", by name, where a
-            plug-in's model can stand for the package's; () if that is not known.
-        evaluates_as: The criterion whose losses, in evaluations, are the same function as its own,
-            so that reports compare them. It counts in the body of the registered class alone, as
-            `exported`.
+        sees_targets: Whether the model sees the tokens that it predicts, as one that copies does.
+        calls: Arguments that `__call__` gives a model, by position and, after a "*", by name, if a
+            plug-in's model can replace the package's; () if unknown.
+        evaluates_as: The criterion with the same evaluation losses, so that reports compare them.
+            Only the body of the registered class counts, as for `exported`.
     """
 
     tasks: tuple[str, ...] = ()

@@ -17,11 +17,11 @@ from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.layers import cross_entropy
 
-_ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
+_ANSWERABILITY_WEIGHT = 0.5  # of its loss; the span's is 1 (Clark et al. 2020, code)
 
 
 def is_batch_sum(config: BatchSumConfig, model: nn.Module) -> bool:
-    """Return whether the gradient of a pass of `model` is that of the sum over a batch."""
+    """Return whether a pass of `model` differentiates the sum over a batch, not the mean."""
     return config.batch_sum and model.training
 
 
@@ -63,7 +63,7 @@ class SentencePrediction(Criterion):
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
         """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression.
 
-        Boolean targets (B, K) say which classes each row has; the loss is the mean over them.
+        Boolean targets (B, K) say which classes each row has; the loss is the mean over classes.
         """
         is_summed = is_batch_sum(self.config, model)
         if targets.dim() == 2:

@@ -40,7 +40,7 @@ class CausalLM(Criterion):
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token given [CLS] and those before it, in one pass."""
+        """Return the log-probability of each token given [CLS] and earlier ones, in one pass."""
         losses = cross_entropy(self.logits(model, batch), next_tokens(batch))
         return at_tokens(-losses).masked_fill(~batch.scored, 0.0)
 

@@ -36,7 +36,7 @@ def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 def smoothing_of(config: Any, model: nn.Module) -> float:
     """Return the label smoothing of LabelSmoothingConfig in training, 0 in evaluations.
 
-    A `config` without the option has none.
+    0 also if `config` has no such option.
     """
     return float(getattr(config, "label_smoothing", 0.0)) if model.training else 0.0
 
@@ -55,8 +55,8 @@ def labelled_terms(logits: Tensor, batch: TokenBatch, label_smoothing: float = 0
 def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: Any) -> Terms:
     """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any.
 
-    The loss of an evaluation, which is compared between runs, does not have it. A `config` without
-    the option has no such term.
+    Evaluation losses, which are compared between runs, do not include it. There is no term if
+    `config` has no such option.
     """
     weight = getattr(config, "z_loss", 0.0)
     if not weight or not model.training:
@@ -90,7 +90,7 @@ class MaskedLM(Criterion):
 
 
 class Rows(NamedTuple):
-    """Rows (R, S) with masked tokens, of which those at `columns` (R, 1) are predicted."""
+    """Rows (R, S) with masked tokens; the tokens at `columns` (R, 1) are predicted."""
 
     tokens: Tensor
     layout: Layout
@@ -100,12 +100,12 @@ class Rows(NamedTuple):
 
 @torch.no_grad()
 def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor]) -> Tensor:
-    """Return the log-probability of each scored token where it alone is masked, (B, S).
+    """Return the log-probability of each scored token if only it is masked, (B, S).
 
-    Where the batch has `words`, the later tokens of its word are masked, too (Kauf and Ivanova
-    2023, "within_word_l2r"). `predict` returns the logits (R, 1, V) of the tokens at `columns` of
-    rows. The rows of the micro-batch go through the model in chunks of about batch_tokens. Rows
-    that are equal once they are masked, as those of a minimal pair, take one pass.
+    If the batch has `words`, the later tokens of its word are also masked (Kauf and Ivanova 2023,
+    "within_word_l2r"). `predict` returns the logits (R, 1, V) of the tokens at `columns` of rows.
+    The rows go through the model in chunks of about batch_tokens. Rows that are equal once they are
+    masked, as in a minimal pair, take one pass.
     """
     tokens, segments = batch.tokens, batch.segments
     rows, columns = batch.scored.nonzero(as_tuple=True)
@@ -160,5 +160,5 @@ class BertPretraining(Criterion):
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return what masked_lm does: the head "lm" knows the sentence as a first segment."""
+        """Return the values of masked_lm; for the head "lm", a sentence is a first segment."""
         return MaskedLM().token_log_probs(model, batch)

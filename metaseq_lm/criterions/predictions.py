@@ -1,7 +1,7 @@
-"""Criterions of rows of which some positions predict tokens, see data/corpus/predictions.py.
+"""Criterions for rows in which some positions predict tokens, see data/corpus/predictions.py.
 
-Prefix LM, masked next token and masked diffusion. Only the states that predict something go through
-the head.
+Prefix LM, masked next token and masked diffusion. Only states that predict a token go through the
+head.
 
 Shapes: B rows, S length, N predictions, V vocabulary.
 """
@@ -30,7 +30,7 @@ def logits_at(model: nn.Module, tokens: Tensor, layout: Layout, sources: Tensor)
 
 
 def without_symbol(logits: Tensor, symbol: int) -> Tensor:
-    """Return logits (N, V) with that of one symbol at -inf, so that its probability is 0."""
+    """Return logits (N, V) with one symbol's at -inf, so that its probability is 0."""
     hidden = torch.arange(logits.shape[-1], device=logits.device) == symbol
     return logits.masked_fill(hidden, float("-inf"))
 
@@ -40,7 +40,7 @@ def _smoothed_without_symbol(
 ) -> Tensor:
     """Return the loss of each target (N,), smoothed over all symbols of logits (N, V) but one.
 
-    That has probability 0 and is no target.
+    `symbol` has probability 0 and is never a target.
     """
     others = torch.cat([logits[:, :symbol], logits[:, symbol + 1 :]], 1)
     return cross_entropy(others, targets - (targets > symbol).to(targets), label_smoothing)
@@ -49,7 +49,7 @@ def _smoothed_without_symbol(
 class PrefixLM(Criterion):
     """The mean loss of the tokens after a prefix that is seen from both sides (Raffel et al. 2020).
 
-    The score of a sentence is its exact log-likelihood, that of a prefix of [CLS] alone.
+    The score of a sentence is its exact log-likelihood, with only [CLS] as the prefix.
     """
 
     exported = (
@@ -71,7 +71,7 @@ class PrefixLM(Criterion):
         return terms | z_terms(self.config, model, logits, batch)
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token given [CLS] and those before it, in one pass."""
+        """Return the log-probability of each token given [CLS] and earlier ones, in one pass."""
         return CausalLM().token_log_probs(model, batch)
 
 
@@ -96,9 +96,9 @@ class MaskedNextToken(Criterion):
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token where it alone is masked, in a pass for each.
+        """Return the log-probability of each token if only it is masked, with one pass each.
 
-        So Salazar et al. 2020, section 2, score sentences.
+        This is the sentence score of Salazar et al. 2020, section 2.
         """
 
         def predict(rows: Rows) -> Tensor:
@@ -112,8 +112,8 @@ class MaskedDiffusion(Criterion):
     """Masked diffusion (Sahoo et al. 2024).
 
     The probability of [MASK] is 0, and tokens that are not masked have no loss. The loss is the sum
-    of weighted losses of masked tokens per token that could be masked; with weights 1 / t and in
-    evaluation a bound on the negative log-likelihood per token.
+    of the weighted losses of masked tokens, divided by the number of tokens that could be masked.
+    With weights 1 / t, and in evaluation, it bounds the negative log-likelihood per token.
     """
 
     exported = Exported(heads=("lm",), pipeline=False)  # a pipeline might choose [MASK]
@@ -140,8 +140,8 @@ class MaskedDiffusion(Criterion):
         """Return each token's part of a lower bound on the log-likelihood of the scored tokens.
 
         The bound is estimated from criterion.score_samples maskings of a sentence of n tokens. The
-        numbers k of masked tokens are spread evenly over 1 to n; log-probabilities weigh n / k.
-        Sentences of the same length are masked alike, so that pairs compare well.
+        numbers k of masked tokens are spread evenly over 1 to n; log-probabilities have weight
+        n / k. Sentences of the same length get the same masks, which helps comparing pairs.
         """
         count = self.config.score_samples
         draw = np.arange(count)
@@ -166,7 +166,7 @@ class MaskedDiffusion(Criterion):
         return total
 
     def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token where it alone is masked, (B, S).
+        """Return the log-probability of each token if only it is masked, (B, S).
 
         Its sum over a sentence is no likelihood, and no bound on one.
         """
@@ -178,20 +178,20 @@ class MaskedDiffusion(Criterion):
         return single_mask_log_probs(batch, predict)
 
     def sources(self, places: Tensor) -> Tensor:
-        """Return the positions whose states predict the tokens at `places`."""
+        """Return the positions of the states that predict the tokens at `places`."""
         return source_of(places) if self.config.shifted else places
 
     @torch.no_grad()
     def masked_log_probs(
         self, model: nn.Module, batch: ScoredBatch, rows: Tensor, chosen: Tensor
     ) -> Tensor:
-        """Return log-probabilities of the tokens that are masked, (R, S), 0 elsewhere.
+        """Return the log-probabilities of masked tokens, (R, S), 0 elsewhere.
 
         Args:
             model: The model.
             batch: The rows to choose from.
-            rows: Numbers of rows (R,).
-            chosen: Which of their tokens are masked together, boolean (R, S).
+            rows: Numbers of the chosen rows (R,).
+            chosen: The tokens to mask together, boolean (R, S).
         """
         originals = batch.tokens[rows]
         tokens = originals.masked_fill(chosen, batch.mask_id)

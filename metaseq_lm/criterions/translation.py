@@ -30,7 +30,7 @@ class Translation(Criterion):
 
     @property
     def gold_smoothing(self) -> float:
-        """The label smoothing of targets that are known."""
+        """The label smoothing of true targets."""
         return float(self.config.label_smoothing)
 
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:

@@ -1,9 +1,8 @@
 """Sharded parameters for first derivatives: torch's fully_shard.
 
-It cuts second derivatives without a word, gives no gradients to autograd.grad and none to
-backward(inputs=), and gathers only for calls of the modules that it was applied to. So every pass
-is the forward pass of an outermost module of our own (`Outermost`), and gradients are read from
-the shards.
+It silently drops second derivatives, gives no gradients to autograd.grad or backward(inputs=), and
+gathers only for calls of the modules that it was applied to. So every pass is the forward pass of
+our own outermost module (`Outermost`), and gradients are read from the shards.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ class Outermost(nn.Module):
 class FullySharded:
     """The parameters of a model that fully_shard has sharded.
 
-    All methods are calls of all replicas, which must call the same blocks in the same order, except
+    All methods are collective calls. Replicas must call the same blocks in the same order, except
     inside `whole`.
 
     Args:
-        model: The model; what is on the meta device gets memory before `prepare`.
-        mesh: Replicas and shards. Only the shards are fully_shard's, whose own sum over replicas
-            would stop the backward pass of a CPU.
-        by_block: Whether a block (see `blocks_of`) is gathered when it is called; otherwise
-            everything is together.
+        model: The model; parameters on the meta device get memory before `prepare`.
+        mesh: Replicas and shards. fully_shard only gets the shards, because its sum over replicas
+            would block the backward pass on a CPU.
+        by_block: Whether each block (see `blocks_of`) is gathered when it is called; otherwise
+            everything is gathered together.
         low: Whether gradients are rounded to bfloat16 and summed in it.
 
     Attributes:
         shards: The sharded parameters, a tied one once.
-        full: The full parameters, by the ids of the shards, of what has been gathered before. They
-            have memory while they are gathered.
+        full: The full parameters gathered so far, by the ids of the shards. They have memory only
+            while they are gathered.
         present: The ids of the shards that the losses of this pass have depended on so far.
         calls: The numbers of the blocks that were gathered since `take_calls`.
     """
@@ -78,7 +77,7 @@ class FullySharded:
         for block in reversed(self.blocks):
             shard(block, reshard_after_forward=True)
         shard(self.outermost, reshard_after_forward=False)
-        for unit in self.units:  # the setting of the outermost one is not one of those inside
+        for unit in self.units:  # the outermost unit does not pass the setting on to inner ones
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         self._summed: list[int] = []  # numbers of units, in this backward pass
@@ -87,7 +86,7 @@ class FullySharded:
             replicas = mesh[REPLICAS].get_group()
             for number, unit in enumerate(self.units):
                 unit.set_all_reduce_hook(partial(self._start_sum, replicas, number, low))
-        # Replicas may use different heads, and must send as many gradients.
+        # Replicas may use different heads, but must send the same number of gradients.
         self._fills_in = not hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch < 2.13
         if not self._fills_in:
             self.units[0].set_reduce_scatter_unused_params(True)
@@ -120,13 +119,13 @@ class FullySharded:
                 self.slots.append((module, name, shard))
         self.shards = list({id(shard): shard for _, _, shard in self.slots}.values())
         with torch.no_grad():
-            # The first module that is called counts as the outermost.
+            # fully_shard takes the first module that is called as the outermost one.
             self.outermost(self._note_gathered)
         self.units[0].reshard()
         self.outer = [id(shard) for shard in self.shards if shard.dim() and id(shard) in self.full]
 
     def _shard_numbers(self) -> None:
-        """Place parameters without axes, which every process holds, as the others."""
+        """Give parameters without axes, which every process holds, a placement like the others."""
         numbers: dict[int, nn.Parameter] = {}
         for module in self.model.modules():
             for name, number in list(module.named_parameters(recurse=False)):
@@ -138,7 +137,7 @@ class FullySharded:
                     setattr(module, name, numbers[id(number)])
 
     def _note_gathered(self, block: nn.Module | None = None) -> None:
-        """Note the full parameters that are gathered now, of a block or of all modules."""
+        """Record the full parameters that are gathered now, of a block or of all modules."""
         inside = None if block is None else set(map(id, block.modules()))
         for module, name, shard in self.slots:
             if inside is None or id(module) in inside:
@@ -147,7 +146,7 @@ class FullySharded:
                     self._note(shard, full)
 
     def _note(self, shard: nn.Parameter, full: nn.Parameter) -> None:
-        """Note the full parameter of a shard, and from now on which losses depend on it."""
+        """Record the full parameter of a shard, and from now on whether losses depend on it."""
         number = id(shard)
         if number not in self.full:
             self.full[number] = full
@@ -164,15 +163,15 @@ class FullySharded:
             self._note_gathered(block)
 
     def take_calls(self) -> list[int]:
-        """Return which blocks were gathered since the last time, which replicas compare.
+        """Return the blocks gathered since the last call, for replicas to compare.
 
-        Blocks of equal shapes that are called in different orders would be mixed without a word.
+        Blocks of equal shapes that are called in different orders would be mixed silently.
         """
         calls, self.calls = self.calls, []
         return calls
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Copy changed shards to the full parameters inside `whole`, if in one."""
+        """Copy changed shards to the full parameters, if inside `whole`."""
         stale = [p for p in parameters if self.is_whole and id(p) in self.full]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -182,7 +181,7 @@ class FullySharded:
     def whole(self, write: bool = False) -> Iterator[None]:
         """Gather full parameters inside the context; `write` copies changes back to the shards.
 
-        Calls of modules gather nothing inside.
+        Inside, calls of modules gather nothing.
         """
         if self.is_whole:
             yield
@@ -234,8 +233,8 @@ class FullySharded:
     def _forget_order(self) -> None:
         """Forget which blocks earlier passes have called.
 
-        A backward pass gathers ahead in the order of all forward passes since the last one. Passes
-        inside `whole` are among these, and may be more on one replica than on another.
+        A backward pass prefetches in the order of all forward passes since the last one. These
+        include passes inside `whole`, which may differ in number between replicas.
         """
         if hasattr(FSDPModule, "reset_iter_state"):
             self.units[0].reset_iter_state()
@@ -249,7 +248,7 @@ class FullySharded:
     def call(self, function: Callable[[], T]) -> T:
         """Return function(), a forward pass.
 
-        Raises MetaseqError if a gradient inside of it has released parameters.
+        Raises MetaseqError if a gradient inside it has released parameters.
         """
         try:
             with process_group.passing():
@@ -265,7 +264,7 @@ class FullySharded:
 
     @contextlib.contextmanager
     def differentiating(self, wrt: Sequence[Tensor]) -> Iterator[None]:
-        """Let none but some shards require gradients inside the context."""
+        """Let only the shards in `wrt` require gradients inside the context."""
         self.present.clear()
         chosen = set(map(id, wrt))
         others = [s for s in self.shards if s.requires_grad and id(s) not in chosen]
@@ -287,16 +286,16 @@ class FullySharded:
         return self.call(lambda: self._attached(function()))
 
     def _attached(self, loss: Tensor) -> Tensor:
-        """Return a loss with a graph, of which all replicas run the backward pass."""
+        """Return a loss with a graph, so that all replicas can run its backward pass."""
         self.is_attached = not loss.requires_grad
         root = [self.full[number] for number in self.outer if self.full[number].requires_grad]
         return loss + 0.0 * root[0].sum() if self.is_attached and root else loss
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Add up the gradients of a loss, and with the last one of a global batch sum them."""
+        """Accumulate the gradients of a loss; sum them at the last one of a global batch."""
         self.units[0].set_is_last_backward(is_last)
         self.units[0].set_requires_gradient_sync(is_last)
-        # What is outside the blocks is not gathered anew for each micro-batch.
+        # Parameters outside the blocks are not gathered again for each micro-batch.
         self.units[0].set_reshard_after_backward(is_last and not self.is_whole, recurse=False)
         present = set(self.present)
         if self._fills_in and is_last:
@@ -314,7 +313,7 @@ class FullySharded:
     def _start_sum(self, replicas: dist.ProcessGroup, number: int, low: bool, part: Tensor) -> None:
         """Start summing a unit's gradients, which will be views of `part`, over the replicas."""
         self._waits.append(process_group.start_sum(part, replicas))
-        # What is rounded is copied next, and what another call of the unit left is added to.
+        # A rounded part is copied next; a part from another call of the unit is added to.
         if low or number in self._summed:
             self._finish_sums()
         self._summed.append(number)
@@ -325,7 +324,7 @@ class FullySharded:
         self._waits.clear()
 
     def take_gradients(self, wrt: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the summed gradients of some shards, and forget those of all."""
+        """Return the summed gradients of some shards, and reset the gradients of all."""
         grads = [shard.grad for shard in wrt]
         for shard in self.shards:
             shard.grad = None

@@ -1,8 +1,9 @@
-"""Connections between the nodes of a run, which only those get who know its secret.
+"""Connections between the nodes of a run, only for processes that know its secret.
 
-torch's store asks nobody who he is. It listens on the loopback address of the first node, and so
-does a gate on each other node. What connects there is carried to the gate of the first node, after
-both ends have proved, by an HMAC of a number that the other has drawn, that they know the secret.
+torch's store does not authenticate clients. It listens on the loopback address of the first node,
+and a gate listens on each other node. Connections there are forwarded to the gate of the first
+node, after both ends have proved that they know the secret, by an HMAC of a number that the other
+end has drawn.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _FIRST, OTHER = b"first", b"other"
 
 
 def key_of(secret: bytes, meeting: str) -> bytes:
-    """Return the key of one meeting, so that the steps of a run do not join each other."""
+    """Return the key of one meeting, so that different steps of a run cannot join each other."""
     return hmac.digest(secret, meeting.encode(), "sha256")
 
 
 def read_secret(folder: str, create: bool) -> bytes | None:
-    """Return the secret of a run, from the environment or a file of its folder, which is for its
-    owner only; None if there is no such file yet and this process may not `create` it.
+    """Return the secret of a run, from the environment or a file in its folder that only the owner
+    can read; None if there is no such file yet and this process may not `create` it.
 
-    Raises MetaseqError for a file that is a link, somebody else's, or open to others.
+    Raises MetaseqError for a file that is a link, is somebody else's, or can be read by others.
     """
     if value := os.environ.get(SECRET):
         return value.encode()
@@ -53,7 +54,7 @@ def read_secret(folder: str, create: bool) -> bytes | None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with open(os.open(path, flags, 0o600), "wb") as file:
                 file.write(secrets.token_hex(32).encode())
-    # The list, because NFS keeps for a while that a file does not exist.
+    # List the folder, because NFS caches for a while that a file does not exist.
     if not path.parent.is_dir() or FILE not in os.listdir(path.parent):
         return None
     try:
@@ -69,16 +70,16 @@ def read_secret(folder: str, create: bool) -> bytes | None:
                 f"can join the run; remove it, or set {SECRET}"
             )
         secret = file.read(1024)
-    return secret if len(secret) == 64 else None  # it is being written
+    return secret if len(secret) == 64 else None  # else it is still being written
 
 
 class Gate:
-    """Carries what connects to a listening socket to another address, in a thread of its own.
+    """Forwards connections from a listening socket to another address, in its own thread.
 
     Args:
-        listening: The socket, of the first node reached by others, of others by its own processes.
+        listening: The socket; on the first node for other nodes, elsewhere for local processes.
         target: The store, or the gate of the first node.
-        key: What both gates have to know.
+        key: The key that both gates must know.
         is_first: Whether this is the gate of the first node.
     """
 
@@ -95,7 +96,7 @@ class Gate:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
-        # Who does not know the secret, or is gone, is hung up on.
+        # Hang up on clients that do not know the secret, or are gone.
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
             if self.is_first:
                 await _prove(reader, writer, self.key, _FIRST)
@@ -111,7 +112,7 @@ class Gate:
 async def _prove(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, role: bytes
 ) -> None:
-    """Prove to the other side that this one knows the key; PermissionError unless it does, too."""
+    """Prove to the other side that this one knows the key; PermissionError unless both do."""
     size = hashlib.sha256().digest_size
     mine = secrets.token_bytes(size)
     writer.write(mine)
@@ -124,7 +125,7 @@ async def _prove(
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes until the connection ends."""
+    """Copy data until the connection ends."""
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)
@@ -134,7 +135,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def find(host: str, ports: Sequence[int], key: bytes) -> int | None:
-    """Return the port of a host at which a gate knows the key, None if there is none."""
+    """Return the port of a host with a gate that knows the key; None if there is none."""
 
     async def answers(port: int) -> bool:
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):

@@ -1,15 +1,15 @@
 """Sharded weights that autograd gathers, and differentiates twice.
 
-In a pass for second derivatives the leaves of the graph are the rows that a process holds. Where a
-module reads a parameter, its unit (the parameters of a Transformer layer, or those that another
-module has itself) is gathered by `Gather`, whose backward is `ScatteredSum`, whose backward is
-`Gather`. So gradients, vectors and products of Hessians are shards from the start. The graph saves
-a description of a gathered weight (`SavedWeight`) and gathers it again in the backward pass: at
-most as much as the two largest units is whole at a time.
+In a pass for second derivatives the leaves of the graph are the rows that a process holds. When a
+module reads a parameter, `Gather` gathers its unit (the parameters of a Transformer layer, or the
+direct parameters of another module). The backward of `Gather` is `ScatteredSum`, and the other way
+round, so gradients, vectors and Hessian products are shards from the start. The graph saves a
+description of a gathered weight (`SavedWeight`) and gathers it again in the backward pass: at most
+the size of the two largest units is whole at a time.
 
-Every gather and sum is a collective in the midst of a graph, so all processes must run the same
-graph. Each therefore says before a collective which one it is about to run, and a difference is an
-error, not a wrong sum or a wait without end.
+Every gather and sum is a collective inside a graph, so all processes must run the same graph.
+Before each collective, processes therefore announce which one they are about to run: a difference
+is an error, not a wrong sum or an endless wait.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import is_dtensor, local, rows_each
 
-_GATHER, SUM, END = range(3)  # what a process is about to run
+_GATHER, SUM, END = range(3)  # the next operation of a process
 
 
 class Agreement:
-    """What the processes of a group are about to run, which must be the same.
+    """Checks that the processes of a group are about to run the same operation.
 
     Args:
         group: The processes that hold the rows of the parameters.
-        width: The most flags that they exchange.
+        width: Largest number of flags that they exchange.
         device: The device of the parameters.
     """
 
@@ -49,9 +49,9 @@ class Agreement:
     def __call__(self, kind: int, unit: int = -1, flags: Sequence[bool] = ()) -> list[bool]:
         """Return the flags that are set in any process.
 
-        Raises MetaseqError in all of them if they run something else.
+        Raises MetaseqError in all of them if their operations differ.
         """
-        # On the host, which looks at it: a GPU does not have to be waited for.
+        # On the host, which reads the result without waiting for a GPU.
         mine = torch.zeros(2 + self.width, dtype=torch.int64, device="cpu")
         mine[: 2 + len(flags)] = torch.tensor([kind, unit, *flags])
         everyone = mine.new_empty(self.count * mine.numel())
@@ -67,10 +67,10 @@ class Unit:
     """Parameters that are gathered together, in one message for each of their dtypes.
 
     Attributes:
-        number: Its number, by which processes compare what they run.
-        shapes: The full shapes, of a number (1,): its row is the first process's.
+        number: Its number, by which processes compare their operations.
+        shapes: The full shapes; (1,) for a scalar, held by the first process.
         dtypes: The dtypes.
-        lead: Axes of copies in front of the shapes.
+        lead: Leading axes of copies before the shapes.
         agree: The agreement of the processes.
     """
 
@@ -82,13 +82,13 @@ class Unit:
 
     @property
     def bytes(self) -> int:
-        """The size of the full tensors, with the rows that fill up the last parts."""
+        """The size of the full tensors, with the padding rows of the last parts."""
         count, copies = self.agree.count, math.prod(self.lead)
         rows = [count * rows_each(shape, count) * math.prod(shape[1:]) for shape in self.shapes]
         return copies * sum(size * dtype.itemsize for size, dtype in zip(rows, self.dtypes))
 
     def gather(self, parts: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the full tensors of which this process has `parts`; None where all have None."""
+        """Return the full tensors from each process's `parts`; None where all have None."""
         count, axis = self.agree.count, len(self.lead)
         result: list[Tensor | None] = [None] * len(parts)
         for chosen, device in self._messages(_GATHER, parts):
@@ -128,7 +128,7 @@ class Unit:
     def _messages(
         self, kind: int, tensors: Sequence[Tensor | None]
     ) -> Iterator[tuple[list[int], torch.device]]:
-        """Yield the indices of the tensors of each message, those that any process has."""
+        """Yield the indices of the tensors in each message: the tensors that any process has."""
         present = self.agree(kind, self.number, [tensor is not None for tensor in tensors])
         device = next((t.device for t in tensors if t is not None), self.agree.device)
         for dtype in dict.fromkeys(self.dtypes):
@@ -137,7 +137,7 @@ class Unit:
                 yield chosen, device
 
     def _padded(self, tensor: Tensor | None, i: int, parts: int, device: torch.device) -> Tensor:
-        """Return `parts` parts of tensor i with rows of zeros up to the number that each sends."""
+        """Return `parts` parts of tensor i, each padded with zero rows to the number it sends."""
         shape, axis = self.shapes[i], len(self.lead)
         rows = parts * rows_each(shape, self.agree.count)
         if tensor is None:
@@ -150,7 +150,7 @@ class Unit:
 
 
 class Gather(torch.autograd.Function):
-    """Gathers the parts of a unit; `values` are the full tensors if they have been gathered."""
+    """Gathers the parts of a unit; `values` are the full tensors if they are gathered already."""
 
     @staticmethod
     def forward(
@@ -187,21 +187,21 @@ class ScatteredSum(torch.autograd.Function):
 
 
 def _needed_of(grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
-    """Return the gradients of inputs that need one; another process may have had more inputs."""
+    """Return the gradients of inputs that need one; another process may have more inputs."""
     return [grad if need else None for grad, need in zip(grads, needed, strict=True)]
 
 
 class ShardedWeights:
     """Weights that modules read, given by the rows that this process holds.
 
-    Those of a pass are the parameters themselves; those of a virtual model take their place while
-    it is called.
+    In a pass they are the parameters themselves; while a virtual model is called, its weights
+    replace them.
 
     Args:
         pool: The units of the model.
-        parts: This process's rows by the id of the parameter, which may have axes of copies in
-            front; of a number (1,) on the first process and (0,) on the others.
-        leaves: The leaves of the graph that are the parts of parameters, by the id of these.
+        parts: This process's rows by the id of the parameter, possibly with leading axes of copies;
+            for a scalar, (1,) on the first process and (0,) on the others.
+        leaves: The leaves of the graph that are parts of parameters, by the parameters' ids.
     """
 
     def __init__(
@@ -231,13 +231,13 @@ class ShardedWeights:
         return self.leaves.get(id(tensor), local(tensor))
 
     def read(self, parameter: Tensor) -> Tensor:
-        """Return the full tensor of a parameter, or of its copies, as a module computes with it."""
+        """Return the full tensor of a parameter, or of its copies, for a module's computation."""
         number, i = self.places[id(parameter)]
         full = self.pool.linked(self, number)[i]
         return full if parameter.dim() else full.squeeze(-1)
 
 
-_active: tuple[ShardedWeights, ...] = ()  # the last one that has a parameter gives its value
+_active: tuple[ShardedWeights, ...] = ()  # a parameter's value comes from the last one that has it
 
 
 def active_weights() -> tuple[ShardedWeights, ...]:
@@ -247,7 +247,7 @@ def active_weights() -> tuple[ShardedWeights, ...]:
 
 @contextlib.contextmanager
 def use_weights(*weights: ShardedWeights) -> Iterator[None]:
-    """Let modules read these weights, of a parameter the last that have it, inside the context."""
+    """Let modules read these weights inside the context; later ones take precedence."""
     global _active
     outer, _active = _active, weights
     try:
@@ -257,9 +257,9 @@ def use_weights(*weights: ShardedWeights) -> Iterator[None]:
 
 
 class Slots(dict[str, Any]):
-    """The parameters of a module, of which a shard is read as the active weights give it.
+    """The parameters of a module; reading a shard returns its value in the active weights.
 
-    An attribute of a module is looked up here, so that modules need not know of shards. Iteration
+    Attribute access of a module looks here, so that modules need not know about shards. Iteration
     gives the shards.
     """
 
@@ -274,7 +274,7 @@ class Slots(dict[str, Any]):
 
 @dataclass
 class Gathered:
-    """The full tensors of a unit, and the same as outputs of `Gather` once a graph needs them."""
+    """The full tensors of a unit, also as outputs of `Gather` once a graph needs them."""
 
     weights: ShardedWeights
     number: int
@@ -298,10 +298,10 @@ class SavedWeight:
 
 
 class UnitPool:
-    """The units of a model, and those of them that are gathered now.
+    """The units of a model, and the currently gathered ones.
 
-    These have at most as many bytes as the two largest: one may still be in use when another is
-    read.
+    The gathered ones have at most the bytes of the two largest units: one may still be in use when
+    another is read.
 
     Args:
         shards: The sharded parameters of each unit.
@@ -313,8 +313,8 @@ class UnitPool:
         self.agree = Agreement(group, max(map(len, shards)), local(shards[0][0]).device)
         sizes = sorted(self.unit(number, unit).bytes for number, unit in enumerate(shards))
         self.most = sum(sizes[-2:])
-        self.gathered: dict[tuple[int, int], Gathered] = {}  # the last one read is the last
-        # By the storage of a full tensor. As long as it is here, no other has its address.
+        self.gathered: dict[tuple[int, int], Gathered] = {}  # least recently read first
+        # By the storage of a full tensor. While an entry exists, no other storage has its address.
         self.storages: dict[int, tuple[Gathered, int]] = {}
 
     def unit(self, number: int, shards: Sequence[Tensor], lead: Sequence[int] = ()) -> Unit:
@@ -326,7 +326,7 @@ class UnitPool:
     @contextlib.contextmanager
     def in_pass(self) -> Iterator[None]:
         """Save weights for the backward pass by description, and release all units at the end."""
-        # In one thread nodes of equal graphs run in the same order on every process.
+        # In one thread, nodes of equal graphs run in the same order on every process.
         with (
             saved_tensors_hooks(self._pack, self._unpack),
             torch.autograd.set_multithreading_enabled(False),
@@ -365,7 +365,7 @@ class UnitPool:
         return gathered
 
     def _make_room(self, unit: Unit) -> None:
-        """Release the units that were read longest ago if there is too much with another one."""
+        """Release the least recently read units if another one would exceed the limit."""
         held = sum(gathered.bytes for gathered in self.gathered.values())
         while self.gathered and held + unit.bytes > self.most * math.prod(unit.lead):
             oldest = self.gathered.pop(next(iter(self.gathered)))

@@ -1,10 +1,10 @@
 """Sharded parameters for second derivatives: passes gather them in the graph.
 
-Between passes a parameter is a DTensor: each process holds its rows, and the moments of its
-optimizer are as large. In a pass that differentiates, the graph itself gathers what it needs (see
-distributed.gathering); in others modules hold ordinary tensors (`GraphSharded.whole`).
+Between passes a parameter is a DTensor: each process holds its rows, and only their optimizer
+moments. In a pass that differentiates, the graph itself gathers the parameters it needs (see
+distributed.gathering); in other passes modules hold ordinary tensors (`GraphSharded.whole`).
 
-Not torch's fully_shard, which cuts second derivatives without a word.
+torch's fully_shard is not used, because it silently drops second derivatives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parame
 class GraphSharded:
     """The sharded parameters of a model.
 
-    All methods are calls of all replicas.
+    All methods are collective calls.
 
     Args:
         model: The model.
@@ -37,8 +37,8 @@ class GraphSharded:
 
     Attributes:
         shards: The sharded parameters, a tied one once.
-        pool: The units that passes gather: the blocks, and what any other module has itself;
-            unless `by_block` all parameters are one unit.
+        pool: The units that passes gather: the blocks, and the direct parameters of any other
+            module; unless `by_block`, all parameters are one unit.
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True) -> None:
@@ -84,7 +84,7 @@ class GraphSharded:
         """Complete the placement once all parameters have memory."""
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Copy changed shards to the full parameters inside `whole`, if in one."""
+        """Copy changed shards to the full parameters, if inside `whole`."""
         stale = [p for p in parameters if id(p) in self.leaves]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -131,8 +131,8 @@ class GraphSharded:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules that are gathered one at a time, inner ones after outer ones.
 
-    Those are the modules whose class sets `is_gathered_alone`, without those that share parameters
-    or modules with others.
+    These are the modules with a class that sets `is_gathered_alone`, except modules that share
+    parameters or modules with others.
     """
 
     def uses(root: nn.Module) -> Counter[int]:
@@ -153,7 +153,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that a module has itself."""
+    """Return the direct parameters of a module."""
     return [parameter for parameter in module._parameters.values() if parameter is not None]
 
 
@@ -161,16 +161,16 @@ def install(slots: Iterable[Slot], parameters: dict[int, nn.Parameter]) -> None:
     """Let modules hold other parameters, given by the ids of their shards."""
     for module, name, shard in slots:
         if id(shard) in parameters:
-            # Not module._parameters: an LSTM keeps a list of its weights beside them.
+            # Not into module._parameters: an LSTM keeps a second list of its weights.
             setattr(module, name, parameters[id(shard)])
 
 
 def _read_flat_weights(module: nn.RNNBase, args: Any) -> None:
-    """Give a recurrent layer the weights of this call: it computes with a list of its own."""
+    """Give a recurrent layer the weights of this call: it computes with its own list of them."""
     module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
 def _forget_flat_weights(module: nn.RNNBase, args: Any, output: Any) -> None:
-    """Reset that list to what the layer holds between calls."""
-    # get, unlike an attribute, gathers nothing: see Slots.
+    """Reset that list to the layer's parameters between calls."""
+    # `get`, unlike attribute access, gathers nothing: see Slots.
     module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]

@@ -1,7 +1,7 @@
 """`train --nproc N`: starts N replicas of a command on this machine and waits for them.
 
-As one of several tasks of an `srun` step it starts N of the step's replicas, and ends with the
-others.
+As one of several tasks of an `srun` step, it starts N of the step's replicas, and ends together
+with the other tasks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one
 
 
 def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a replica: torchrun's variables, its share of the cores, and what
-    all have.
-    """
+    """Return the environment of a replica: torchrun's variables, share of the cores, `shared`."""
     cores = max(1, _usable_cores() // count)
     variables = step.variables(rank, count) | {PARENT_DIES: os.getpid()}
-    # The log of the store would repeat our messages as stack traces.
+    # The store's log would repeat our messages as stack traces.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     numbers = {name: str(value) for name, value in variables.items()}
     return {**defaults, **os.environ, **numbers, **shared}
@@ -44,9 +42,9 @@ def _usable_cores() -> int:
 def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
     """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code of the run.
 
-    Each task of a step of `srun` starts `count`, and they all make one process group, with the
-    secret in the `folder` of the run. Signals are
-    passed on to all replicas. Raises MetaseqError naming a replica that was killed.
+    Each task of a step of `srun` starts `count` replicas, and all of them form one process group,
+    with the secret in the `folder` of the run. Signals are passed on to all replicas. Raises
+    MetaseqError naming a replica that was killed.
     """
     children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
@@ -66,7 +64,7 @@ def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
         for rank in range(count):
             environment = environment_of(rank, count, step, meeting.variables())
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
-        for number in signals:  # one may have come before all replicas were started
+        for number in signals:  # one may have arrived before all replicas were started
             _send(children, number)
         return watch(children, signals, meeting)
     finally:
@@ -92,7 +90,7 @@ def watch(
 
     Returns 0, or the exit code of the first that failed.
     """
-    outcome: tuple[int, str] | None = None  # of the replica that failed first
+    outcome: tuple[int, str] | None = None  # exit code and message of the first failed replica
     deadline = float("inf")
     # A list, not a generator: every child must be polled.
     while any([child.poll() is None for child in children]):  # noqa: C419
@@ -133,7 +131,7 @@ def _outcome_of(
 
 
 def failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Return the number of a failed replica, preferably a killed one: others fail because of it."""
+    """Return the number of a failed replica, preferably a killed one: it makes others fail."""
     ended = [r for r, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda r: children[r].returncode > 0, default=None)
 
@@ -141,8 +139,8 @@ def failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
 def program(root: Path | None = None) -> list[str]:
     """Return the start of a command line that runs this program from the package under `root`.
 
-    The default is the package that runs now. Not `-m metaseq_lm`: that takes the package of the
-    working directory first.
+    The default is the package that runs now. `-m metaseq_lm` would prefer a package in the working
+    directory.
     """
     folder = str((root or Path(__file__).parents[2]).resolve())
     return python(folder, "from metaseq_lm.cli import program; program()")

@@ -1,4 +1,4 @@
-"""What replicas tell each other, as UTF-8 JSON: reading a message runs no code that it names."""
+"""Messages between replicas as UTF-8 JSON: reading one runs no code that it names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import MetaseqError
 
 
 def encode(value: Any, classes: Iterable[type] = ()) -> bytes:
-    """Return a value as JSON: tensors, arrays, tuples and the dataclasses in `classes`, too."""
+    """Return a value as JSON, also tensors, arrays, tuples and the dataclasses in `classes`."""
     names = {kind: _name_of(kind) for kind in classes}
 
     def tagged(value: Any) -> Any:
@@ -71,7 +71,7 @@ def decode(message: bytes, classes: Iterable[type] = ()) -> Any:
 
 
 def subclasses(kind: type) -> list[type]:
-    """Return a class and all classes that are derived from it so far."""
+    """Return a class and all of its subclasses defined so far."""
     return [kind, *itertools.chain(*map(subclasses, kind.__subclasses__()))]
 
 

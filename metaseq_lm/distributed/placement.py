@@ -1,4 +1,4 @@
-"""Where the parameters of a model rest: whole in every process, or as shards."""
+"""The placement of a model's parameters: whole in every process, or as shards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
     """Return the mesh (shards,) or (replicas, shards) of engine.parallel; None without sharding.
 
-    "shard" divides every parameter among all processes, "hybrid" among those of a node
+    "shard" divides every parameter among all processes, "hybrid" among the processes of a node
     (LOCAL_WORLD_SIZE), with a replica on each node if there are several. Raises UsageError if nodes
-    differ in processes.
+    have different numbers of processes.
     """
     world = process_group.world_size()
     if parallel == "replicate" or world == 1:
@@ -53,24 +53,24 @@ def build_placement(
     """Shard a model's parameters over a mesh.
 
     Args:
-        model: The model; what is on the meta device gets memory from the caller, before
+        model: The model; the caller gives memory to parameters on the meta device before
             `Placement.prepare`.
         mesh: Replicas and shards.
-        by_block: Whether to gather the modules one at a time whose class sets `is_gathered_alone`;
-            otherwise all parameters together.
+        by_block: Whether to gather modules with a class that sets `is_gathered_alone` one at a
+            time; otherwise all parameters together.
         second_derivatives: Whether they are taken.
-        low: Whether gradients are rounded to bfloat16 and summed in it; without effect where
-            second derivatives are taken.
+        low: Whether gradients are rounded to bfloat16 and summed in it; without effect if second
+            derivatives are taken.
     """
     if second_derivatives:
         return GraphSharded(model, mesh, by_block)
-    # Late: the import takes a second, which a run without shards does not need.
+    # Late: the import takes a second, and a run without shards does not need it.
     from metaseq_lm.distributed.fully_sharded import FullySharded
 
     return FullySharded(model, mesh, by_block, low)
 
 
 def is_fully_sharded(placement: Any) -> TypeIs[FullySharded]:
-    """Return whether fully_shard holds the parameters, without importing it if it does not."""
+    """Return whether fully_shard holds the parameters, without importing it otherwise."""
     module = sys.modules.get("metaseq_lm.distributed.fully_sharded")
     return module is not None and isinstance(placement, module.FullySharded)

@@ -1,7 +1,7 @@
-"""The process group: from torchrun's, Slurm's or our own environment, or none; and its collectives.
+"""The process group, from torchrun's, Slurm's or our own environment or none, and its collectives.
 
-Every collective goes through `together`, so that a replica that dies or hangs ends all of them with
-a message that names it, within the timeout and 30 s.
+Every collective goes through `together`: if a replica dies or hangs, all end with a message that
+names it, within the timeout plus 30 s.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 GRACE = 5.0  # seconds for the surviving replicas to report why they stop
 _store: dist.Store | None = None
-_meeting: Meeting | None = None  # of a step's tasks; the first must hold its store to the end
+_meeting: Meeting | None = None  # of a step's tasks; the first must keep its store until the end
 _timeout = 600.0
 _armed = 0.0
-_axes: list[dist.ProcessGroup | None] = [None]  # of the grid in which hosts sum; None: all
-# torch 2.13 has new names for them, and warns of the old.
+_axes: list[dist.ProcessGroup | None] = [None]  # axes of the grid over which hosts sum; None: all
+# torch 2.13 renamed them, and warns about the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -52,12 +52,11 @@ def rank() -> int:
 
 def initialise(device: str, timeout_seconds: float = 600.0, folder: str = "") -> None:
     """Join the process group of the environment: RANK, WORLD_SIZE and the launcher's file or, as
-    by torchrun, MASTER_ADDR and MASTER_PORT.
+    set by torchrun, MASTER_ADDR and MASTER_PORT.
 
-    In a step of `srun` with several tasks the same is read from Slurm, and the secret from the
-    `folder` of the run. Tensors on a GPU are summed
-    by NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their
-    GPUs. Does nothing in a single process.
+    In a step of `srun` with several tasks they are read from Slurm, and the secret from the
+    `folder` of the run. NCCL sums tensors on GPUs, gloo tensors on hosts: decisions of the hosts
+    wait only for hosts, not for GPUs. Does nothing in a single process.
     """
     global _store, _timeout, _axes
     if "WORLD_SIZE" not in os.environ and "SLURM_PROCID" in os.environ:
@@ -91,9 +90,7 @@ def initialise(device: str, timeout_seconds: float = 600.0, folder: str = "") ->
 
 
 def axes_through(rank: int, world: int) -> list[list[int]]:
-    """Return the ranks along each axis through one of a grid whose axes are prime factors of
-    `world`.
-    """
+    """Return the ranks along each axis through `rank` in a grid of `world`'s prime factors."""
     axes, stride = [], 1
     while stride < world:
         rest = world // stride
@@ -123,7 +120,7 @@ def choose_gpu(environment: Mapping[str, str], count: int) -> int:
 def join_step(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
     """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
 
-    Its tasks meet at the first port that is free; the first holds the store.
+    The tasks meet at the first free port; the first task holds the store.
     """
     global _meeting
     step = step_of(environment)
@@ -189,7 +186,7 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def passing() -> Iterator[None]:
-    """As `together`, for passes in which torch calls collectives between other operations."""
+    """Like `together`, for passes in which torch calls collectives between other operations."""
     try:
         yield
     except RuntimeError as error:
@@ -219,7 +216,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         _wait(lambda: all(map(reported, others)), GRACE)
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
-        # To the others, a replica that timed out first seems to have ended.
+        # A replica that timed out first looks to the others as if it had ended.
         ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
@@ -235,9 +232,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 
 
 def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
-    """Start an in-place sum of a tensor over the replicas, or those of a group; call the result to
-    wait for it.
-    """
+    """Start an in-place sum of a tensor over all replicas or a group; call the result to wait."""
     with together():
         work = dist.all_reduce(flat, group=group, async_op=True)
     return lambda: _finish(work)
@@ -247,7 +242,7 @@ def start_sum_of_hosts(numbers: Tensor) -> Callable[[], None]:
     """Start an in-place sum of a few numbers on the hosts; call the result to wait for it.
 
     Gloo's sum goes round all processes of a group, so it takes 2 (N - 1) messages one after the
-    other; along the axes of a grid in turn these are as many for each prime factor of N.
+    other. Summing along the axes of a grid in turn takes 2 (p - 1) for each prime factor p of N.
     """
     wait = start_sum(numbers, _axes[0])
 
@@ -260,7 +255,7 @@ def start_sum_of_hosts(numbers: Tensor) -> Callable[[], None]:
 
 
 def start_scattered_sum(part: Tensor, flat: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
-    """Start summing `flat` over a group, of which `part` receives that of this replica.
+    """Start summing `flat` over a group; `part` receives this replica's part of the sum.
 
     Call the result to wait for it.
     """
@@ -310,7 +305,7 @@ def sum_(tensors: Sequence[Tensor]) -> None:
 
 
 def sum_of_hosts(numbers: Sequence[float]) -> list[float]:
-    """Return the sums over the replicas of a few numbers."""
+    """Return the sums of a few numbers over the replicas."""
     if world_size() == 1:
         return list(numbers)
     total = torch.tensor(numbers, dtype=torch.float64)
@@ -321,7 +316,7 @@ def sum_of_hosts(numbers: Sequence[float]) -> list[float]:
 def gather_objects(value: T, classes: Sequence[type] = ()) -> list[T]:
     """Return the values of all replicas, in the order of their ranks.
 
-    Values are what `messages.encode` takes; objects are those of the dataclasses in `classes`.
+    Values are as `messages.encode` takes them, with instances of the dataclasses in `classes`.
     """
     if world_size() == 1:
         return [value]
@@ -344,7 +339,7 @@ def from_first(value: T) -> T:
 
 
 def stop_if_signalled(progress: str) -> None:
-    """Raise Interrupted if any replica received a stop signal; a call of all replicas.
+    """Raise Interrupted if any replica received a stop signal; a collective call.
 
     `progress` is the state of the work, for the message.
     """
@@ -354,7 +349,7 @@ def stop_if_signalled(progress: str) -> None:
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's bits as integers, which differs for any single difference."""
+    """Return the sum of a tensor's bits as integers; any single changed entry changes it."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().reshape(-1).view(kinds[tensor.element_size()])
     return bits.sum(dtype=torch.int64)
@@ -363,7 +358,7 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
 def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     """Raise MetaseqError naming the tensors that are not bitwise equal on all replicas.
 
-    Compares the sums of their bits; of a sharded tensor, which is a DTensor, that of all shards.
+    Compares the sums of their bits; for a sharded tensor, a DTensor, the sum over all shards.
     """
     if world_size() == 1:
         return

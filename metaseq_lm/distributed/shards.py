@@ -1,4 +1,4 @@
-"""Tensors of which each process holds some rows, and messages of them."""
+"""Sharded tensors, of which each process holds some rows, and messages of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from metaseq_lm.distributed.vectors import (
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-BUCKET_BYTES = 25 << 20  # of one message
+BUCKET_BYTES = 25 << 20  # size of one message
 OTHER_ORDER = (
     "the replicas do not compute the same layers in the same order, so sharded parameters cannot "
     "be gathered layer by layer; start with engine.gather=model"
@@ -35,7 +35,7 @@ OTHER_ORDER = (
 def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return this process's rows of a replicated tensor; scalars are not sharded.
 
-    Those of a tensor on the meta device are not initialised.
+    The rows of a tensor on the meta device are not initialised.
     """
     from torch.distributed.tensor import DTensor  # late: see is_dtensor
 
@@ -50,21 +50,21 @@ def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def part_number(shard: Tensor) -> int | None:
-    """Return which part of a sharded tensor this process writes; None if another replica does."""
+    """Return the number of this process's part of a sharded tensor; None if a replica writes it."""
     assert is_dtensor(shard)
     mesh = shard.device_mesh[SHARDS]
     return mesh.get_local_rank() if 0 in mesh.mesh else None
 
 
 def first_row(shard: Tensor) -> int:
-    """Return which row of a sharded tensor is the first that this process holds."""
+    """Return the index of the first row of a sharded tensor that this process holds."""
     assert is_dtensor(shard)
     mesh = shard.device_mesh[SHARDS]
     return min(rows_each(shard.shape, mesh.size()) * mesh.get_local_rank(), shard.shape[0])
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    """Return the part of a parameter that this process holds, as an optimizer steps it."""
+    """Return the part of a parameter that this process holds, for its optimizer."""
     if not is_dtensor(parameter):
         return parameter
     part = nn.Parameter(local(parameter.detach()), parameter.requires_grad)
@@ -97,13 +97,13 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
-    """Return a shard with rows of zeros up to the number that every shard sends."""
+    """Return a shard padded with zero rows to the number of rows that every shard sends."""
     missing = rows_each(shape, shards) - rows.shape[0]
     return torch.cat([rows, rows.new_zeros(missing, *shape[1:])]) if missing else rows
 
 
 def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return `numbers`, in order, in groups of about BUCKET_BYTES of their tensors.
+    """Group `numbers`, in order, so that the tensors of a group have about BUCKET_BYTES.
 
     The tensors of a group have one dtype, and are all sharded or all whole.
     """

@@ -14,9 +14,9 @@ from types import FrameType
 from metaseq_lm.core.errors import Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-# scancel sends TERM alone; a preemption sends TERM and then submitit's signal, some seconds later.
+# scancel sends only TERM; a preemption sends TERM and, some seconds later, submitit's signal.
 SECOND_SIGNAL = 5.0
-# Environment variable with the id of the parent process, with which this process must end.
+# Environment variable with the id of the parent process; this process must end with it.
 PARENT_DIES = "METASEQ_LM_PARENT_DIES"
 
 _received: list[int] = []
@@ -29,12 +29,12 @@ def received() -> int:
 
 
 def votes() -> list[float]:
-    """Return 1.0 for the last signal received and 0.0 for the others, to sum over replicas."""
+    """Return 1.0 for the last received signal and 0.0 for all others, to sum over replicas."""
     return [float(received() == number) for number in SIGNALS]
 
 
 def elected(votes: Sequence[float]) -> int:
-    """Return the signal that replicas voted for, the highest of several, or 0."""
+    """Return the signal with votes from replicas, the highest of several, or 0."""
     return max((number for number, count in zip(SIGNALS, votes, strict=True) if count), default=0)
 
 
@@ -55,8 +55,8 @@ def handled() -> list[signal.Signals]:
 
 def _record(number: int, frame: FrameType | None) -> None:
     if not _received and sys.stderr.isatty():
-        # Not print: the signal may have come in the middle of one.
-        with contextlib.suppress(OSError):  # the terminal may be what hung up
+        # Not print: the signal may have interrupted one.
+        with contextlib.suppress(OSError):  # the terminal may have hung up
             os.write(2, b"\nmetaseq-lm: stopping after this update or the next\n")
     _received.append(number)
 
@@ -87,7 +87,7 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT_DIES, "")
     if parent:
         follow_parent()
-        if os.getppid() != int(parent):  # it died before that
+        if os.getppid() != int(parent):  # it died before the request
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -101,7 +101,7 @@ def follow_parent() -> None:
 def name_process(name: str) -> None:
     """Set the name that `ps -e` shows, of at most 15 characters (Linux only).
 
-    Forked processes share the command line of the first.
+    Forked processes share the first one's command line.
     """
     if sys.platform.startswith("linux"):
         PR_SET_NAME = 15

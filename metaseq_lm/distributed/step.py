@@ -18,7 +18,7 @@ from metaseq_lm.distributed import gate
 
 HOST = "127.0.0.1"
 STORE_FILE = "METASEQ_LM_STORE"  # environment variable with the file of a store
-_PORTS = 8  # to choose from
+_PORTS = 8  # number of ports to choose from
 _MEETING = 300.0  # seconds until all tasks must have started
 _LEAVING = 30.0  # seconds that the first task waits for the others to end
 
@@ -31,7 +31,7 @@ class Step:
     tasks: int = 1
     local_number: int = 0
     local_tasks: int = 1  # on this node
-    name: str = ""  # of this start of the step; after a requeue it is another
+    name: str = ""  # identifies this start of the step; it changes with a requeue
     ports: tuple[int, ...] = (0,)
     nodes: str = ""
     address: str = HOST
@@ -60,7 +60,7 @@ class Step:
 def step_of(environment: Mapping[str, str]) -> Step:
     """Return the rank of this process in a step of several tasks, `Step()` outside one.
 
-    SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS exists in a batch script too, where no
+    SLURM_STEP_NUM_TASKS exists only in steps; SLURM_NTASKS also exists in a batch script, where no
     other process would join.
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
@@ -102,9 +102,9 @@ def machine() -> str:
 class Meeting:
     """The launchers of a step's tasks, which communicate through a store of the first task.
 
-    On one machine it is a file that only this user can open. Between nodes it is behind a `Gate`,
-    whose secret the first task leaves in `folder`, which all nodes see. `command` names the
-    meeting, besides the step; `signals` that arrive end the waiting for others.
+    On one machine the store is a file that only this user can open. Between nodes it is behind a
+    `Gate`, and the first task leaves the secret in `folder`, which all nodes see. The step and
+    `command` identify the meeting. `signals` that arrive end the wait for others.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Meeting:
         )
 
     def _listen(self, port: int) -> socket.socket:
-        """Return a socket that all nodes reach, by IPv6, too, where there is one."""
+        """Return a socket that all nodes can reach, also by IPv6 if available."""
         if self.step.is_local:
             return socket.create_server((HOST, port))
         if socket.has_dualstack_ipv6():
@@ -240,8 +240,10 @@ class Meeting:
         return None
 
     def leave(self) -> None:
-        """Mark this task as ended and remove its files; the first task waits for the others, which
-        may need its store."""
+        """Mark this task as ended and remove its files.
+
+        The first task waits for the others, which may need its store.
+        """
         if self.private is not None:
             self.private.cleanup()
         if self.step.tasks == 1 or self.store is None:

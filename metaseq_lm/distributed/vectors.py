@@ -1,7 +1,7 @@
 """Vectors of parameters: lists of tensors, with None for a missing gradient.
 
-The tensors may be shards, DTensors of which a process holds some rows (see distributed.shards);
-numbers such as a norm are those of the whole.
+The tensors may be shards: DTensors of which a process holds some rows, see distributed.shards.
+Numbers such as a norm are always over the whole vector.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Vector = Sequence[Tensor | None]
-REPLICAS, SHARDS = "replicate", "shard"  # the axes of a mesh; one without replicas has the second
+REPLICAS, SHARDS = "replicate", "shard"  # axes of a mesh; one without replicas has only SHARDS
 
 # ---------------------------------------------------------------- shards
 
 
 def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
-    """Return whether a tensor is a DTensor, without importing what defines it.
+    """Return whether a tensor is a DTensor, without importing the class.
 
-    That takes half a second, and a run without shards needs none of it.
+    The import takes half a second, and a run without shards does not need it.
     """
     defined = sys.modules.get("torch.distributed.tensor")
     return defined is not None and isinstance(tensor, defined.DTensor)
@@ -44,12 +44,12 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds; it shares its memory."""
+    """Return the part of a tensor that this process holds; it shares the tensor's memory."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def like_shard(part: Tensor, like: DTensor) -> DTensor:
-    """Return this process's part of a tensor of the shape and placement of `like`."""
+    """Wrap this process's part of a tensor as a DTensor with the shape and placement of `like`."""
     return type(like).from_local(
         part,
         like.device_mesh,
@@ -69,7 +69,7 @@ def placements_on(mesh: DeviceMesh, axis: int | None) -> list[Placement]:
 
 
 def replicas_of(shard: DTensor) -> ProcessGroup | None:
-    """Return the processes that hold the same rows of a sharded tensor; None if there is one."""
+    """Return the group of processes with the same rows of a sharded tensor; None for just one."""
     mesh = shard.device_mesh
     return mesh[REPLICAS].get_group() if mesh.ndim > 1 else None
 
@@ -80,7 +80,7 @@ def rows_each(shape: torch.Size, shards: int) -> int:
 
 
 def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the rows of a whole tensor that this process holds of `like`."""
+    """Return the rows of a whole tensor that this process holds of a tensor placed like `like`."""
     if not is_dtensor(like) or is_dtensor(tensor) or not like.dim():
         return local(tensor)
     mesh = like.device_mesh[SHARDS]
@@ -102,7 +102,7 @@ def place_like(
 
 
 def _elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return an elementwise `function` of tensors that are placed alike."""
+    """Return an elementwise `function` of tensors with equal placements."""
     like = tensors[0]
     if not is_dtensor(like):
         return function(*tensors)
@@ -110,7 +110,7 @@ def _elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
-    """Return a + scale * b; None counts as zero, and stays None where both are."""
+    """Return a + scale * b; None counts as zero, and the result is None where both are."""
     total: list[Tensor | None] = []
     for x, y in zip(a, b, strict=True):
         if x is None or y is None:
@@ -128,14 +128,14 @@ def scale(a: Vector, factor: float | Tensor) -> Vector:
 def flat(a: Sequence[Tensor | None]) -> Tensor:
     """Return the entries of `a` except None as one vector.
 
-    Of shards it is a DTensor of this process's entries, for `_elementwise`, `dot` and `norm`.
+    For shards it is a DTensor of this process's entries, for `_elementwise`, `dot` and `norm`.
     """
     present = [x for x in a if x is not None]
     return place_flat(torch.cat([part(x).reshape(-1) for x in present]), present)
 
 
 def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
-    """Return vectors (..., P) of this process's entries of tensors `like`, placed as these."""
+    """Return vectors (..., P) of this process's entries of tensors `like`, placed like them."""
     first = next((x for x in like if is_dtensor(x)), None)
     if first is None:
         return vector
@@ -153,12 +153,12 @@ def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors of which `flat` makes a vector (P,), placed as `like`."""
+    """Return the tensors, placed like `like`, of a vector (P,) of `flat`."""
     tensors: list[Tensor] = []
     pieces = local(vector).split([part(x).numel() for x in like])
     for piece, x in zip(pieces, like):
         if is_dtensor(x):
-            # The first process has the numbers of all.
+            # The first process holds all scalars.
             values = piece.view_as(local(x)) if x.dim() else summed(piece.sum(), [x])
             tensors.append(like_shard(values, x))
         else:
@@ -167,9 +167,9 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def part(x: Tensor) -> Tensor:
-    """Return the rows of a tensor that this process adds to a sum, those that it holds.
+    """Return the rows of a tensor that this process contributes to a sum: the ones it holds.
 
-    A number, which all hold, is a row of the first process.
+    A scalar, which all processes hold, is contributed by the first.
     """
     if x.dim() or not is_dtensor(x):
         return local(x)
@@ -177,7 +177,7 @@ def part(x: Tensor) -> Tensor:
 
 
 def row(tensor: Tensor, index: int) -> Tensor:
-    """Return a copy of a row of a tensor; of a shard, a call of all that hold its rows."""
+    """Return a copy of a row of a tensor; for a shard, a collective call of its processes."""
     if not is_dtensor(tensor):
         return tensor[index].detach().clone()
     mesh = tensor.device_mesh[SHARDS]
@@ -188,7 +188,7 @@ def row(tensor: Tensor, index: int) -> Tensor:
 
 
 def summed(term: Tensor, a: Sequence[Tensor]) -> Tensor:
-    """Return the sum of a tensor of each process over the shards of `a`."""
+    """Return the sum of each process's `term` over the shards of `a`."""
     for x in a:
         if is_dtensor(x):
             process_group.sum_within(term, x.device_mesh[SHARDS].get_group())
@@ -197,7 +197,7 @@ def summed(term: Tensor, a: Sequence[Tensor]) -> Tensor:
 
 
 def dot(a: Vector, b: Vector) -> Tensor:
-    """Return the inner product over the entries that both have."""
+    """Return the inner product over the tensors that are None in neither."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     left, right = [x for x, _ in pairs], [y for _, y in pairs]
     product = torch.dot(local(flat(left)), local(flat(right)))

@@ -1,9 +1,9 @@
 """The arithmetic of an update, exact under gradient accumulation and over replicas.
 
-The Engine is final: nothing subclasses it. A batch is a list of micro-batches, the part of the
-global batch that this replica holds, which may be none. Each verb divides a term by its size summed
-over all micro-batches and replicas, so that any way to cut the batch gives the same result, up to
-the order of summation.
+The Engine is final: nothing subclasses it. A batch is a list of micro-batches, this replica's part
+of the global batch; it may be empty. Each method divides a term by its size summed over all
+micro-batches and replicas, so that any way to cut the batch gives the same result, up to the order
+of summation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class GlobalLoss:
         batches: This replica's micro-batches; there may be none.
         rng_key: Key of the random numbers of its passes.
         count: The sizes of the global batch.
-        fillers: How many of the last micro-batches count nothing: all processes run as many.
+        fillers: How many of the last micro-batches have weight 0: they only give all processes the
+            same number.
     """
 
     loss_fn: LossFn
@@ -79,17 +80,17 @@ class GlobalLoss:
 class InnerGradient:
     """A gradient that can itself be differentiated; made by `Engine.inner`.
 
-    Without `replay` it belongs to the values of the parameters at its computation.
+    Without `replay` it belongs to the parameter values at which it was computed.
 
     Attributes:
         value: The gradient, in the order of `wrt`.
         logs: Means of the terms of the loss.
-        loss: The loss, which is enough to build the graph again.
+        loss: The loss, from which the graph can be built again.
         wrt: The leaves that it was differentiated with respect to.
-        graph: This process's part of the gradient with its graph, where one micro-batch is all;
+        graph: This process's part of the gradient with its graph, if there is one micro-batch;
             freed by its first use, and by the first change of a parameter.
-        forward: The pass of the graph.
-        origin: What this process held of the optimizers' parameters, if they have changed since.
+        forward: The pass that built the graph.
+        origin: This process's part of the optimizers' former parameters, if they have changed.
     """
 
     value: Vector
@@ -106,8 +107,8 @@ class FiniteCheck:
 
     Attributes:
         defers: Whether the device itself skips such a step, and `skipped` says so later.
-        refused: Names of the optimizers whose steps the host has refused in this update.
-        gradient: The first parameter of theirs, by name, whose gradient was not finite here.
+        refused: Names of the optimizers with steps that the host has refused in this update.
+        gradient: Name of their first parameter with a gradient that was not finite here.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -116,7 +117,7 @@ class FiniteCheck:
         self.refused: list[str] = []
         self.gradient = ""
         self._update = 0
-        self._sum: Any = 0.0  # of all that must be finite in this update
+        self._sum: Any = 0.0  # of all values that must be finite in this update
         # This replica's part of the losses, by update, until the host knows whether it is finite.
         self._local_losses: dict[int, Any] = {}
         # Numbers of steps that the device skipped, by update and optimizer, until the host looks.
@@ -127,7 +128,7 @@ class FiniteCheck:
         self._update, self._sum = update, 0.0
         self.refused, self.gradient = [], ""
         if self.defers:
-            self._local_losses.pop(update, None)  # of the same number before a rollback
+            self._local_losses.pop(update, None)  # from before a rollback
         else:
             self._local_losses.clear()
 
@@ -175,7 +176,7 @@ class FiniteCheck:
     def skipped(self) -> dict[int, list[str]]:
         """Return the updates in which the device skipped steps, with their optimizers' names.
 
-        It waits for the device, and forgets what it returns.
+        Waits for the device. Each skipped step is returned once.
         """
         names = [(update, name) for update, counts in self._found_inf.items() for name in counts]
         counts = [count for counts in self._found_inf.values() for count in counts.values()]
@@ -188,9 +189,9 @@ class FiniteCheck:
         return skipped
 
     def nonfinite_replicas(self, update: int) -> list[int]:
-        """Return the replicas whose part of an update's losses was not finite.
+        """Return the replicas with a part of an update's losses that was not finite.
 
-        A call of all replicas. The update is the last one, or with `defers` one that `skipped` has
+        A collective call. The update is the last one, or with `defers` one that `skipped` has
         just returned.
         """
         loss = self._local_losses.pop(update, torch.zeros(()))
@@ -199,9 +200,9 @@ class FiniteCheck:
 
 
 class Weights:
-    """The local part of the optimizers' parameters.
+    """This process's part of the optimizers' parameters.
 
-    Inner gradients that belong to the current values store them before they change.
+    Inner gradients of the current values store these before they change.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer], passes: ForwardPasses) -> None:
@@ -238,7 +239,7 @@ class Weights:
         unstored = [inner for inner in self._inner if inner.origin is None]
         origin = self.copies() if unstored else None
         for inner in unstored:
-            # Autograd refuses a graph whose parameters have changed in place.
+            # Autograd refuses a graph if its parameters have changed in place.
             inner.origin, inner.graph, inner.forward = origin, None, None
 
     @contextlib.contextmanager
@@ -264,17 +265,17 @@ class Engine:
         seed: Seed of all random numbers inside passes.
         device: Device that batches are moved to.
         precision: fp32, bf16 (autocast) or fp64.
-        placement: The model's sharded parameters; None if they rest whole in every process.
+        placement: The model's sharded parameters; None if every process holds them whole.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `gradients` runs losses through torch.compile.
-        reduce_precision: fp32, in which gradients are summed in the dtype of the parameters, or
-            bf16; those that are part of second derivatives never are in bf16.
+        reduce_precision: fp32 sums gradients in the dtype of the parameters, bf16 in bfloat16,
+            except gradients that are part of second derivatives.
 
     Attributes:
-        passes: The forward passes of all verbs.
+        passes: The forward passes of all methods.
         finite_check: The check that refuses steps.
         norms: Gradient norm of the last step of each optimizer, before clipping.
-        record: What the losses of the run have shown.
+        record: Statistics of the run's losses.
     """
 
     def __init__(
@@ -291,7 +292,7 @@ class Engine:
         self.optimizers = optimizers
         self.seed = seed
         self.device = torch.device(device)
-        if self.device.type == "cuda":  # the current device is set by thread
+        if self.device.type == "cuda":  # each thread has its own current device
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.precision = precision
         self.placement = placement
@@ -306,19 +307,19 @@ class Engine:
         # State of the optimizers inside `restoring`; None until a step changes it.
         self._saved: dict[str, dict[str, Any] | None] = {}
         self._others: Sequence[float] = ()  # to be sent with the next sizes
-        self._carrier: GlobalCount | None = None  # which has them
+        self._carrier: GlobalCount | None = None  # the sizes that they were sent with
 
     def begin(self, update: int, others: Sequence[float] = ()) -> None:
         """Start an update; its random numbers depend only on the seed and its number.
 
-        The replicas sum their `others` in the same message as their first sizes, for `take_sums`.
+        The replicas sum `others` in the same message as their first sizes, see `take_sums`.
         """
         self._others, self._carrier = others, None
         self.passes.begin(update)
         self.finite_check.begin(update)
 
     def take_sums(self) -> list[float] | None:
-        """Return the sums of what `begin` was given, once; None if no sizes were sent since."""
+        """Return the sums of `others` of `begin`, once; None if no sizes were sent since then."""
         carrier, self._carrier = self._carrier, None
         return None if carrier is None else carrier.others
 
@@ -340,7 +341,7 @@ class Engine:
         rng_key: RngKey | None = None,
         full_precision: bool = False,
     ) -> tuple[Vector, Logs]:
-        """Return the exact gradient of the global mean loss, and its logs; a call of all replicas.
+        """Return the exact gradient of the global mean loss, and its logs; a collective call.
 
         Args:
             loss_fn: Returns the terms of a micro-batch.
@@ -352,7 +353,7 @@ class Engine:
 
         Returns:
             The gradient in the order of `wrt`, None for leaves that no replica's loss depends on;
-            and the means of the terms with their weighted sum, "loss".
+            the means of the terms, and their weighted sum as "loss".
         """
         loss = self._global_loss(loss_fn, batches, rng_key)
         return self._gradients(loss, wrt, full_precision)
@@ -368,11 +369,11 @@ class Engine:
         """Return a gradient as `gradients` does, in a form that `hypergradients` can differentiate.
 
         The graph of a single micro-batch is stored. With several, or with `replay`, each graph is
-        built again when it is needed, so that memory is that of one graph.
+        built again when it is needed, so that memory holds one graph at a time.
 
         The gradient belongs to the current values of the parameters: `move`, `step` and `restoring`
-        may precede `hypergradients`, which needs copies of the optimizers' parameters then. With
-        `replay` it belongs to the values that the caller has restored by then, without copies.
+        may precede `hypergradients`, at the price of a copy of the optimizers' parameters. With
+        `replay` no copy is made: the caller must have restored the values by then.
         """
         if self.placement is not None and is_fully_sharded(self.placement):
             raise UsageError(
@@ -392,7 +393,7 @@ class Engine:
     def hypergradients(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
     ) -> Vector:
-        """Return d<vector, inner gradient>/d wrt over the global batch; a call of all replicas.
+        """Return d<vector, inner gradient>/d wrt over the global batch; a collective call.
 
         Args:
             inner: The inner gradient.
@@ -464,8 +465,8 @@ class Engine:
     def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
         """Gather full parameters inside the context; `write` copies changes back to the shards.
 
-        A method needs it only to read weights between passes. Not to be read from state_dict(),
-        which gives shards. A call of all replicas.
+        A method needs it only to read weights between passes. Do not read them from state_dict(),
+        which gives shards. A collective call.
         """
         return self.passes.whole(write)
 
@@ -473,9 +474,8 @@ class Engine:
         """Clip the global gradient, in place, and take one scheduled step.
 
         Returns False, and changes nothing, if the gradient, a loss of this update or a value passed
-        to `finite_check.require` is not finite. With `finite_check.defers` the device changes
-        nothing then, nor in a later step of the update, and the host, which does not wait for it,
-        gets True.
+        to `finite_check.require` is not finite. With `finite_check.defers` the device skips such a
+        step and the later ones of the update; the host does not wait for it and returns True.
         """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:
@@ -534,9 +534,10 @@ class Engine:
     def _global_loss(
         self, loss_fn: LossFn, batches: Sequence[Batch], rng_key: RngKey | None
     ) -> GlobalLoss:
-        """Return the loss of a global batch, with its sizes; a call of all replicas.
+        """Return the loss of a global batch, with its sizes; a collective call.
 
-        Of shards, which passes gather, all have as many micro-batches.
+        Sharded runs use the same number of micro-batches on every replica, because each forward
+        pass gathers parameters.
         """
         rng_key = self.passes.key(rng_key)
         sizes: dict[str, Any] = {}
@@ -548,7 +549,7 @@ class Engine:
             if self._others:
                 self._others, self._carrier = (), count
         if not batches or self.placement is not None:
-            _ = count.totals  # before any other collective, as in passes of replicas with batches
+            _ = count.totals  # before any other collective, as replicas with batches do
         fillers: list[Batch] = []
         if self.placement is not None and not count.are_equal:
             fillers = self.to_device(reduction.fillers(batches))
@@ -566,8 +567,7 @@ class Engine:
             sums = self._reduction(leaves, wrt, self.reduces_low and not full_precision)
             for number in range(len(loss.batches)):
                 mean = loss.mean(forward, number, logs)
-                # A graph that gathers its parameters has sums of its own, which must not mix with
-                # these.
+                # A graph that gathers its parameters has its own sums, which must not interleave.
                 is_last = number == len(loss.batches) - 1 and forward.weights is None
                 if mean.requires_grad:
                     with sums if sums and is_last else contextlib.nullcontext():
@@ -577,7 +577,7 @@ class Engine:
     def _sharded_gradients(
         self, placement: FullySharded, loss: GlobalLoss, wrt: Sequence[Tensor]
     ) -> tuple[Vector, Logs]:
-        """Return the same where fully_shard sums the gradients."""
+        """Return what `_gradients` does, with the gradients summed by fully_shard."""
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True) as forward, placement.differentiating(wrt):
             for number in range(len(loss.batches)):
@@ -597,11 +597,11 @@ class Engine:
         return [grads[id(p)] if has_it else None for p, has_it in zip(wrt, present)], logs
 
     def _check_order(self, total: Tensor, square: Tensor) -> None:
-        """Raise MetaseqError unless the sums of numbers and of squares say that all are equal.
+        """Raise MetaseqError unless all replicas' numbers are equal, by their sum and squares' sum.
 
-        A GPU is not waited for: steps are refused.
+        On a GPU the steps are refused instead, so that the host does not wait for it.
         """
-        # Equal numbers, and no others, have the variance 0.
+        # The variance is 0 if and only if the numbers are equal.
         agree = total**2 == self.replicas * square
         if agree.is_cuda:
             self.finite_check.require(torch.where(agree, 0.0, float("nan")))
@@ -636,9 +636,9 @@ class Engine:
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
         """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time.
 
-        Each process differentiates the inner product of the parts that it has; of a sharded
-        parameter those are rows of the sum over shards. Their sum over all is that of the whole
-        vectors, and the graph adds up its derivatives as it does those of the loss.
+        Each process differentiates the inner product of its own parts; its part of a sharded
+        parameter is some rows of the sum over shards. The products of all processes add up to the
+        product of the whole vectors, and the graph sums their derivatives as it does the loss's.
         """
         loss, graph = inner.loss, inner.graph
         with self.passes.start(loss.rng_key, True, double_backward=True) as forward:

@@ -1,4 +1,4 @@
-"""Sums over replicas of sizes and gradients; buckets of these leave during the backward pass."""
+"""All-reduces sizes and gradients over replicas; gradients in buckets during the backward pass."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from metaseq_lm.distributed.vectors import (
     replicas_of,
 )
 
-_MOST_NUMBERS = 24  # sizes that travel with the comparison of the replicas
+_MOST_NUMBERS = 24  # sizes in the message that compares the replicas
 
 
 @dataclass(frozen=True)
 class LocalCount:
-    """The totals of the sizes of a batch that one process has.
+    """The summed sizes of a batch that lies in one process.
 
     Attributes:
-        totals: Every size summed over its micro-batches, a number or (C,) per copy.
-        are_alike: Whether there are any.
+        totals: Every size summed over the micro-batches, a number or (C,) per copy.
+        are_alike: Whether there is a micro-batch.
     """
 
     totals: dict[str, Any]
@@ -42,16 +42,15 @@ class LocalCount:
 
 
 class GlobalCount:
-    """The totals of the sizes of a global batch over all replicas.
+    """The sizes of a global batch, summed over all replicas.
 
-    They are on their way when it is made; the first look waits for them, and is one of all
-    replicas.
+    The constructor starts the all-reduce. The first access waits for it, and is a collective call.
 
     Args:
         micro_batches: How many micro-batches this replica has.
         sizes: Their sizes, summed over them.
-        device: The device of sizes of copies.
-        others: What is summed beside, equally many numbers on all replicas.
+        device: The device of sizes per copy.
+        others: Further numbers to all-reduce in the same message; the same count on every replica.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class GlobalCount:
         others: Sequence[float] = (),
     ) -> None:
         self.device = device
-        # A number stays on the host.
+        # Plain numbers stay on the host.
         self.sizes = {n: torch.as_tensor(sizes[n], dtype=torch.float64) for n in sorted(sizes)}
         digest = random_streams.key(*self.sizes)
-        # Of 20 bits: their squares add up exactly.
+        # Numbers of 20 bits, so that their squares add up exactly.
         values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
         mine = [*values, *(value**2 for value in values), micro_batches > 0, *others]
         self._numbers_before = len(mine)
@@ -76,7 +75,7 @@ class GlobalCount:
 
     @property
     def _sent(self) -> list[str]:
-        """The names of the sizes that travel with the comparison of the replicas."""
+        """The names of the sizes in the message that compares the replicas."""
         numbers = [n for n, size in self.sizes.items() if not size.dim() and not size.is_cuda]
         return numbers[:_MOST_NUMBERS]
 
@@ -86,18 +85,18 @@ class GlobalCount:
         return self._sums.tolist()
 
     def _is_same(self, at: int) -> bool:
-        # Equal numbers, and no others, have the variance 0.
+        # The variance is 0 if and only if the numbers are equal.
         total, square = self._values[at], self._values[at + 3]
         return total**2 == process_group.world_size() * square
 
     @property
     def are_equal(self) -> bool:
-        """Whether all replicas have equally many micro-batches."""
+        """Whether all replicas have the same number of micro-batches."""
         return self._is_same(0)
 
     @property
     def are_alike(self) -> bool:
-        """Whether every replica has at least one, and all have the same sizes."""
+        """Whether every replica has a micro-batch, and all have sizes of the same names."""
         replicas = process_group.world_size()
         return self._values[6] == replicas and self._is_same(1) and self._is_same(2)
 
@@ -118,7 +117,7 @@ class GlobalCount:
 
 
 def _sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
-    """Return the sums of the replicas' sizes, of which each may have others."""
+    """Return the sums of the replicas' sizes; a replica may lack some names."""
     totals: dict[str, Any] = {}
     for sizes in replicas:
         for name, size in sizes.items():
@@ -129,9 +128,9 @@ def _sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -
 
 
 def fillers(batches: Sequence[Batch]) -> list[Batch]:
-    """Return micro-batches that give every replica as many as the one with the most has.
+    """Return the micro-batches that this replica lacks to the largest number on any replica.
 
-    A replica without any gets one of another's. A call of all replicas.
+    A replica without micro-batches receives another's. A collective call.
     """
     counts = process_group.gather_objects(len(batches))
     sender = counts.index(max(counts))
@@ -150,20 +149,20 @@ class Reduction:
 
     The last backward pass runs inside the with block, and each bucket is sent as soon as its
     gradients are computed. Buckets are filled from the last leaf to the first, the order of the
-    backward pass, and are sent in that order on every replica. The last one has the logs, too, and
-    which gradients there are.
+    backward pass, and are sent in that order on every replica. The last one also carries the logs
+    and a flag per gradient: whether this replica has it.
 
     Args:
-        leaves: The leaves of the graph; of shards the parts that this process holds, whose
-            gradients are summed over the shards already.
+        leaves: The leaves of the graph. A leaf of a shard is the part that this process holds; its
+            gradient is already summed over the shards.
         wrt: The leaves themselves, or the shards. The gradient of a shard is a shard.
         others: Further numbers to sum.
         low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of
             `wrt`.
 
     Attributes:
-        present: Which of the gradients this replica has, after `finish` which there are on any.
-        totals: The sums of `others`, by `finish`.
+        present: Whether this replica has each gradient; after `finish`, whether any replica has.
+        totals: The sums of `others`, set by `finish`.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class Reduction:
         return hook
 
     def _take(self, at: int) -> Tensor:
-        """Return a leaf's gradient, zeros if it has none, and forget it."""
+        """Return a leaf's gradient, zeros if it has none, and reset it."""
         leaf = self.leaves[at]
         self.present[at] = leaf.grad is not None
         grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -213,7 +212,7 @@ class Reduction:
         return grad.detach().to(torch.bfloat16 if self.low else self.wrt[at].dtype)
 
     def _send(self, logs: Sequence[Tensor] | None = None) -> None:
-        """Start the sum of the next bucket, of the last one with `logs` and `present`."""
+        """Start the sum of the next bucket; the last one takes `logs` and `present` along."""
         bucket = self.buckets[len(self.sums)]
         parts = [self._take(at) for at in bucket]
         like = self.wrt[bucket[0]] if bucket else None
@@ -237,7 +236,7 @@ class Reduction:
         """Return the summed gradients and sum the logs.
 
         A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
-        other logs, or none, and learn here which there are.
+        different logs, or none, and exchange their names here.
         """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()
@@ -263,7 +262,7 @@ class Reduction:
 
 
 def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
-    """Return a leaf's part of a summed bucket in the shape, and the placement, of its gradient."""
+    """Return a leaf's part of a summed bucket with the shape and placement of its gradient."""
     if not is_dtensor(wrt):
         return piece.view_as(wrt)
     return like_shard(piece.view_as(local(wrt)), wrt)

@@ -1,10 +1,10 @@
-"""Fine-tuning for labels of words as a suite: what an encoder learns from few labelled sentences.
+"""A suite that fine-tunes on labels of words: what an encoder learns from few labelled sentences.
 
 The encoder of a checkpoint and a new linear layer on the state of a word's first token are trained
-on the first sentences of a tagged set, and all tokens see each other, as in what users make of a
-causal model whose end task needs both sides. The updates and the rates that are tried are the same
+on the first sentences of a tagged set. All tokens see each other, as when users adapt a causal
+model to an end task that needs both sides. The number of updates and the rates to try are the same
 for every run: AdamW with the defaults of task token_classification, a tenth of warm-up, then a
-linear decay. The valid split, or sentences of train that are not trained on, chooses the rate.
+linear decay. The valid split, or sentences held out from train, chooses the rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ from metaseq_lm.evaluation.suites import (
 
 
 class WordTuning(Protocol):
-    """Fine-tunes the encoder of a run for labels of words, which leaves the run as it is.
+    """Fine-tunes the encoder of a run on labels of words, without changing the run.
 
     Attributes:
-        longest: The most tokens of a row, with special ones.
+        longest: Largest number of tokens in a row, with special ones.
     """
 
     longest: int
@@ -47,7 +47,7 @@ class WordTuning(Protocol):
 
         Args:
             folder: The folder of the tagged set.
-            scored: What is scored.
+            scored: The parts to score.
             options: Options of the training by their keys.
 
         Raises:
@@ -100,7 +100,7 @@ class Adapt(Suite[ProbedSet, WordTuning]):
         return {OVERALL: GroupMetrics(len(test.labels), metrics, hits[rate])}
 
     def options_for(self, train: Part) -> dict[str, Any]:
-        """Return the options of the training on a part of train that begins with its first row."""
+        """Return the training options for a part of train that begins with its first row."""
         config = self.config
         assert isinstance(train.rows, TaggedRows)
         return {

@@ -1,9 +1,9 @@
 """The metrics of GLUE, SuperGLUE, CLOTH and BabyLM as suites, and files for leaderboards.
 
-Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
-of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
-that `LabelledSet.rows` gives, `label_names` the classes in order. All metrics are fractions, not
-per cent.
+Scores are float arrays: (rows, K) for K classes or candidates, where the greatest one wins, the
+first if equal; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the
+facts in `LabelledSet.rows`, `label_names` the classes in order. All metrics are fractions, not per
+cent.
 """
 
 import json
@@ -40,8 +40,8 @@ from metaseq_lm.evaluation.suites import (
 )
 
 Facts = Sequence[dict[str, Any]]
-_LABELLED = "labelled"  # the suite of sets that are of no benchmark
-THRESHOLD = 0.5  # a row has the classes with a greater probability
+_LABELLED = "labelled"  # the suite of sets without a benchmark
+THRESHOLD = 0.5  # a row has all classes of greater probability
 _AVERAGES = ("micro", "macro")
 
 
@@ -50,9 +50,9 @@ class LabelledItems:
     """The rows of a labelled set.
 
     Attributes:
-        benchmark: Its name, such as "glue/CoLA"; "" for a set that is of none.
-        gold: The place of each row's label among the `names`, or a number, (rows,); boolean
-            (rows, classes) where rows have any number of classes.
+        benchmark: Name of its benchmark, such as "glue/CoLA"; "" for none.
+        gold: Index of each row's label in `names`, or a number, (rows,); boolean (rows, classes)
+            if rows may have any number of classes.
         rows: The facts of each row, if the set has any.
         names: The labels in order; none for regression.
     """
@@ -65,7 +65,7 @@ class LabelledItems:
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored set: gold places or numbers (rows,), scores, facts, and the names of the labels."""
+    """A scored set: gold indices or numbers (rows,), scores, facts, and the names of the labels."""
 
     gold: np.ndarray
     scores: np.ndarray
@@ -88,7 +88,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
     Args:
         config: Which split is scored.
         scorer: Returns the metrics of a scored set, the main one first.
-        group: The fact of a row by which accuracies are grouped, if it has it.
+        group: The fact of rows by which accuracies are grouped, if they have it.
     """
 
     patterns = ("manifest.json", "{split}.*")
@@ -121,8 +121,8 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
     def score(self, items: LabelledItems, probabilities: np.ndarray) -> Results:
         """Return the metrics of all rows, and the accuracy of each group of them.
 
-        Where a benchmark has two metrics the first entry is their "mean", as the leaderboards count
-        it. All are nan if a score is not finite, for then nothing can be ranked.
+        If a benchmark has two metrics, the first entry is their "mean", as on the leaderboards. All
+        are nan if a score is not finite, because nothing can be ranked then.
 
         Raises:
             MetaseqError: The parts do not belong together, or needed facts are missing.
@@ -164,7 +164,7 @@ def metrics(
 ) -> dict[str, float]:
     """Return the official metrics of a task, the main one first: see `LabelledSuite.score`.
 
-    `gold` (rows,) are places in `label_names`, or numbers; of ReCoRD the answers in `rows` count.
+    `gold` (rows,) are indices in `label_names`, or numbers; ReCoRD uses the answers in `rows`.
     """
     find_benchmark(benchmark)
     items = LabelledItems(benchmark, np.asarray(gold), rows, list(label_names))
@@ -172,7 +172,7 @@ def metrics(
 
 
 def labelled_results(items: LabelledItems, scores: Any) -> Results:
-    """Return the results of the suite that a labelled set is of."""
+    """Return the results of a labelled set with the suite of its benchmark."""
     results: Results = SUITES.build(items.benchmark or _LABELLED, SplitConfig()).score(
         items, scores
     )
@@ -182,9 +182,9 @@ def labelled_results(items: LabelledItems, scores: Any) -> Results:
 def _checked_scores(
     benchmark: str, task: Benchmark, scores: Any, label_names: Sequence[str]
 ) -> np.ndarray:
-    """Return scores, float64 (rows,) for regression, else (rows, K); else MetaseqError.
+    """Return scores, float64 (rows,) for regression, else (rows, K); MetaseqError if they misfit.
 
-    Every task but those with candidates has as many columns as labels.
+    Tasks without candidates must have a column for each label.
     """
     values = np.asarray(scores, np.float64)
     if not task.labels and (values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)):
@@ -248,7 +248,7 @@ def _correlations(task: Scored) -> dict[str, float]:
 
 
 def _multirc(task: Scored) -> dict[str, float]:
-    """Return F1 over all answers, and the share of questions whose answers are all right."""
+    """Return F1 over all answers, and the share of questions with all answers right."""
     facts = _facts_of("superglue/MultiRC", task.rows, len(task.gold), ("passage", "question"))
     right: dict[Any, bool] = {}
     for row, correct in zip(facts, task.predicted == task.gold):
@@ -279,7 +279,7 @@ def _record(task: Scored) -> dict[str, float]:
 def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, float]:
     """Return F1 and EM of ReCoRD's queries, their mean first, for one predicted text per query.
 
-    Each is the maximum over the query's gold "answers" in `rows`; 0 where there are none.
+    Each is the maximum over the query's gold "answers" in `rows`; 0 if there are none.
     """
     facts = _facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
     if not facts:
@@ -293,9 +293,9 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
 
 
 def _gender_parity(task: Scored) -> dict[str, float]:
-    """Return accuracy, and the share of pairs (one word of gender changed) with one prediction.
+    """Return accuracy, and the share of pairs (differing in one gendered word) with one prediction.
 
-    The share is nan for rows that do not say which are a pair.
+    The share is nan if the rows do not say which form a pair.
     """
     name, count = "superglue/AX-g", len(task.gold)
     if not any("pair_id" in row for row in _facts_of(name, task.rows, count, ())):
@@ -310,7 +310,7 @@ def _gender_parity(task: Scored) -> dict[str, float]:
 
 
 def _accuracy_by_level(task: Scored) -> dict[str, float]:
-    """Return the accuracy over all questions, and over those of middle and of high schools."""
+    """Return the accuracy over all questions, and over middle and high school questions."""
     facts = _facts_of("cloth/CLOTH", task.rows, len(task.gold), ("level",))
     levels = np.array([row["level"] for row in facts])
     hits = task.gold == task.predicted
@@ -320,14 +320,14 @@ def _accuracy_by_level(task: Scored) -> dict[str, float]:
 
 
 def general_metrics(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Return the metrics of a set that is of no benchmark.
+    """Return the metrics of a set without a benchmark.
 
-    Of scores (N, K) that is accuracy and macro F1, of values (N,) classification.CORRELATIONS. Of
-    boolean gold labels (N, K) and probabilities it is the micro- and macro-averaged F1, and the
+    For scores (N, K) these are accuracy and macro F1, for values (N,) classification.CORRELATIONS.
+    For boolean gold labels (N, K) and probabilities they are micro- and macro-averaged F1, and the
     share of rows that are right in all classes.
 
-    Every class counts in the macro-averaged F1, one that is neither gold nor predicted as 0. The
-    micro-averaged F1 of single labels is the accuracy.
+    Every class counts in macro-averaged F1; one that is neither gold nor predicted counts as 0. For
+    single labels, micro-averaged F1 is the accuracy.
     """
     if scores.ndim == 1:
         return {n: metric(gold, scores) for n, metric in classification.CORRELATIONS.items()}
@@ -410,9 +410,10 @@ def submission(
     rows: Facts | None,
     label_names: Sequence[str],
 ) -> tuple[str, str]:
-    """Return the name and the content of the file a leaderboard takes for a split.
+    """Return the name and the content of the leaderboard's file for a split.
 
-    Numbers of STS-B are cut to 0 to 5. MetaseqError if a score is not finite, or as of `metrics`.
+    STS-B's numbers are clipped to [0, 5]. MetaseqError if a score is not finite, or as in
+    `metrics`.
     """
     task = find_benchmark(benchmark)
     values = _checked_scores(benchmark, task, scores, label_names)
@@ -440,8 +441,8 @@ def submission(
     return name, "".join(json.dumps(answer) + "\n" for answer in answers)
 
 
-# COPA's labels are numbers; WSC's, unlike those of the other tasks, begin with a capital letter
-# (as the benchmark's own tool jiant 1 writes them).
+# COPA's labels are numbers; WSC's, unlike other tasks', begin with a capital letter (as written by
+# the benchmark's tool jiant 1).
 _LEADERBOARD_LABELS: dict[str, Callable[[str], Any]] = {
     "superglue/COPA": int,
     "superglue/WSC": str.capitalize,

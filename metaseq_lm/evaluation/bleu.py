@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 
-# Of sacrebleu's: "none" cuts at white space, for text that is tokenised already; "13a" is mteval's.
+# sacrebleu's tokenizers: "none" splits at white space, for tokenised text; "13a" is mteval's.
 _TOKENIZERS = ("none", "13a", "intl", "char")
 
 
@@ -28,8 +28,8 @@ def corpus_bleu(
 ) -> float:
     """Return the BLEU of one hypothesis for each reference, 0 to 100, cased, n-grams up to 4.
 
-    Without smoothing: 0 if some n has no match, as multi-bleu.perl has it. MetaseqError if there
-    are none, or not as many of the one as of the other.
+    Without smoothing: 0 if some n has no match, as in multi-bleu.perl. MetaseqError if there are
+    none, or their numbers differ.
     """
     from sacrebleu.metrics import BLEU
 

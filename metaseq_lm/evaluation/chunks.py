@@ -1,9 +1,9 @@
 """F1 of spans (chunks, entities) in tagged sentences.
 
-A predicted span is correct if start, end and type are those of a gold span of the same sentence;
-counts are summed over all sentences. For badly formed tags there are two readers, used for gold
-tags too: `chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official script
-of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
+A predicted span is correct if a gold span of the same sentence has the same start, end and type;
+counts are summed over all sentences. Two readers differ in badly formed tags, and also read the
+gold tags: `chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official
+script of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
 """
 
 from collections import Counter
@@ -120,7 +120,7 @@ def span_counts(
 
 
 def conlleval_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> str:
-    """Return the lines that conlleval prints: counts, accuracy, scores of all and each type.
+    """Return the lines that conlleval prints: counts, accuracy, scores overall and by type.
 
     ValueError if the two differ in the number or length of sentences.
     """

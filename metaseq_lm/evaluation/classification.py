@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from metaseq_lm.core.errors import MetaseqError
 
-# scikit-learn and scipy are imported where they are used: they take a second, training needs none.
+# scikit-learn and scipy are imported where used: they take a second, and training needs neither.
 
 
 def accuracy(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Return the fraction of items whose predicted label is the gold one."""
+    """Return the fraction of items with the gold label predicted."""
     gold_n, predicted_n = checked(gold, predicted)
     return float(np.mean(gold_n == predicted_n))
 
@@ -27,7 +27,7 @@ def f1_macro(
 ) -> float:
     """Return the unweighted mean of the F1 of each label.
 
-    `labels` defaults to those that occur; one that is neither gold nor predicted counts as 0.
+    `labels` defaults to the labels that occur; one that is neither gold nor predicted counts as 0.
     """
     from sklearn.metrics import f1_score
 
@@ -48,16 +48,16 @@ def f1_multi_label(gold: npt.ArrayLike, predicted: npt.ArrayLike, average: str) 
 
 
 def f1_binary(gold: npt.ArrayLike, predicted: npt.ArrayLike, positive: Any = 1) -> float:
-    """Return the F1 of the label `positive`; 0 if it is never rightly predicted."""
+    """Return the F1 of the label `positive`; 0 if it is never correctly predicted."""
     return f1_macro(gold, predicted, [positive])
 
 
 def matthews(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Return Matthews' correlation, in [-1, 1]; 0 if either side has one label only."""
+    """Return Matthews' correlation, in [-1, 1]; 0 if either side has only one label."""
     from sklearn.metrics import matthews_corrcoef
 
     pair = checked(gold, predicted)
-    if len(np.unique(np.concatenate(pair))) < 2:  # scikit-learn's 0 comes with a warning
+    if len(np.unique(np.concatenate(pair))) < 2:  # scikit-learn would return 0 with a warning
         return 0.0
     return float(matthews_corrcoef(*pair))
 
@@ -79,7 +79,7 @@ def spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
 
 
 def _constant(pair: tuple[np.ndarray, np.ndarray]) -> bool:
-    # What scipy finds too, but with a warning, which the user of a run can do nothing about.
+    # scipy returns the same, but with a warning that the user of a run cannot act on.
     return any((side == side[0]).all() for side in pair)
 
 
@@ -88,7 +88,7 @@ def pearson_spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     return (pearson(gold, predicted) + spearman(gold, predicted)) / 2
 
 
-# Of real values that belong to no benchmark, the main one first.
+# Metrics of real values without a benchmark, the main one first.
 CORRELATIONS: dict[str, Callable[..., float]] = {
     "pearson_spearman": pearson_spearman,
     "pearson": pearson,

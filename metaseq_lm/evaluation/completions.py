@@ -1,8 +1,8 @@
-"""Completions: which of several texts a run finds most probable, scored in a part of each.
+"""Completions: which of several texts is the most probable for a run, scored on a part of each.
 
 COMPS (Misra et al. 2023), EWoK (Ivanova et al. 2024) and entity tracking (Kim and Schuster 2023),
 in the files of their authors or of the BabyLM challenges. Only the tokens of the part count: given
-the text before it for a causal model, and given all other tokens for a masked one.
+the text before it for a causal model, given all other tokens for a masked one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,32 +33,32 @@ from metaseq_lm.evaluation.suites import (
     Suite,
 )
 
-_ACCURACY = "accuracy"  # what the names of metrics end with that are averaged over groups
+_ACCURACY = "accuracy"  # metrics with names that end so are averaged over groups
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A text, of which the characters from `first` on are scored."""
+    """A text that is scored from character `first` on."""
 
     sentence: Sentence
     first: int
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """The characters that are scored."""
+        """The scored characters."""
         return [(self.first, len(self.sentence.text))]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Completions of which the first is the right one, and their groups, the widest first."""
+    """Completions, the right one first, and their groups, the widest first."""
 
     completions: tuple[Completion, ...]
     groups: Groups = ()
 
 
 def _completed(before: str, text: str, record: Record) -> Completion:
-    """Return a text with a completion, between which there is a space if neither has one."""
+    """Join a text and a completion, with a space between them if neither has one there."""
     if not before[-1:].isspace() and not text[:1].isspace():
         before += " "
     return Completion(Sentence(before + text, record.where), len(before))
@@ -69,8 +69,8 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
 
     Args:
         config: Which items are scored.
-        choice: Returns the choice of a record, given the name of its file without the ending.
-        metrics: Returns the metrics of a choice by the scores (completions,).
+        choice: Returns the choice of a record, given the stem of its file name.
+        metrics: Returns the metrics of a choice from its scores (completions,).
     """
 
     patterns = ("*.jsonl",)
@@ -101,7 +101,7 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
             raise MetaseqError(f"{file}: holds no item")
 
     def score(self, items: list[Choice], probabilities: SentenceProbabilities) -> Results:
-        """Return the metrics of choices all of whose completions fit into the run's rows."""
+        """Return the metrics of the choices for which all completions fit into the run's rows."""
         completions = [completion for item in items for completion in item.completions]
         sums = iter(
             probabilities.score_parts(
@@ -138,14 +138,14 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
 
 
 def _has_mean(metric: str) -> bool:
-    """Return whether a metric is averaged over groups: an accuracy of which ties are a part."""
+    """Return whether a metric is averaged over groups: an accuracy that counts ties in part."""
     return metric.endswith(_ACCURACY) and not metric.startswith((STRICT, SOFT))
 
 
 def first_is_best(scores: np.ndarray) -> dict[str, float]:
-    """Return the metrics of a choice whose first completion is the right one.
+    """Return the metrics of a choice with the right completion first.
 
-    Where the best of k are equal it counts 1 / k if the first is among them; strictly not at all.
+    A tie of the k best scores counts 1 / k if the first is among them; for the strict accuracy, 0.
     The soft accuracy is the share of the first.
     """
     best = scores == scores.max()
@@ -158,7 +158,7 @@ def first_is_best(scores: np.ndarray) -> dict[str, float]:
 
 
 def share_of_first(scores: Sequence[float] | np.ndarray) -> float:
-    """Return the share of the first score in the softmax, of two the sigmoid of the difference."""
+    """Return the first score's share in the softmax; for two, the sigmoid of the difference."""
     return float(np.exp(scores[0] - np.logaddexp.reduce(scores)))
 
 
@@ -168,12 +168,12 @@ def comparison(first: float, second: float) -> float:
 
 
 def world_knowledge(scores: np.ndarray) -> dict[str, float]:
-    """Return EWoK's metrics by the scores of target 1 and 2 in context 1, then in context 2.
+    """Return EWoK's metrics from the scores of targets 1 and 2 in context 1, then in context 2.
 
-    By "context" each target is to be likelier in its context, a mean of two comparisons (Ivanova et
-    al. 2024). By "target" the first is to be likelier than the second in context 1, as in the
-    BabyLM challenges, whose files hold each item with the contexts swapped, too. Ties are items
-    with a tie.
+    For "context", each target should be likelier in its context, a mean of two comparisons (Ivanova
+    et al. 2024). For "target", the first should be likelier than the second in context 1, as in the
+    BabyLM challenges; their files also hold each item with swapped contexts. Ties count items with
+    a tie.
     """
     target1, other2, other1, target2 = scores.tolist()
     of_context = (target1, other1), (target2, other2)
@@ -190,7 +190,7 @@ def world_knowledge(scores: np.ndarray) -> dict[str, float]:
 
 
 def _property_choice(record: Record, file: str) -> Choice:
-    """Return the choice of a record of COMPS: the property of an acceptable concept or another."""
+    """Return the choice of a record of COMPS: a property of an acceptable or of another concept."""
     phrase = record.text("property_phrase")
     prefixes = record.text("prefix_acceptable"), record.text("prefix_unacceptable")
     return Choice(tuple(_completed(prefix, phrase, record) for prefix in prefixes), (file,))
@@ -199,7 +199,7 @@ def _property_choice(record: Record, file: str) -> Choice:
 def _target_choice(record: Record, file: str) -> Choice:
     """Return the choice of a record of EWoK: two targets in each of two contexts.
 
-    The space before a target is a part of it, where that is a token by itself.
+    The space before a target belongs to it, which matters if a space is a token.
     """
     completions = tuple(
         _completed(record.text(context).rstrip(), f" {record.text(target).lstrip()}", record)
@@ -210,7 +210,7 @@ def _target_choice(record: Record, file: str) -> Choice:
 
 
 def _state_choice(record: Record, file: str) -> Choice:
-    """Return the choice of a record of entity tracking: what a box contains after operations."""
+    """Return the choice of a record of entity tracking: a box's contents after operations."""
     options = record.get("options", list)
     if len(options) < 2 or not all(isinstance(text, str) and text.strip() for text in options):
         raise MetaseqError(f"{record.where}: field 'options' does not hold two texts or more")

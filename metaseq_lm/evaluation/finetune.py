@@ -1,15 +1,15 @@
-"""Fine-tuning on labelled sets as a suite: what the encoder of a run learns from each set.
+"""A suite that fine-tunes on labelled sets: what the encoder of a run learns from each set.
 
-The recipe is that of the BabyLM challenge's evaluation pipeline of 2025 (eval_finetuning.sh and
-finetune/ at commit bf55c11) for all sets, with its exceptions for some: AdamW with betas (.9,
-.999), eps 1e-8 and a weight decay of .01 on all parameters, no clipping, warm-up over 6 % of the
-updates, then a cosine to a tenth of the rate, dropout of .1 in a head with a hidden layer (GELU).
+All sets use the recipe of the BabyLM challenge's evaluation pipeline of 2025 (eval_finetuning.sh
+and finetune/ at commit bf55c11), with its exceptions for some: AdamW with betas (.9, .999), eps
+1e-8 and a weight decay of .01 on all parameters, no clipping, warm-up over 6 % of the updates, then
+a cosine to a tenth of the rate, dropout of .1 in a head with a hidden layer (GELU).
 
-The pipeline chooses the epoch on the file that it reports, so that its scores are too high, the
-more so the smaller the file. By default a part of train that is not trained on chooses it here,
-and the learning rate, where several are tried: one rate for all encoders prefers some.
+The pipeline chooses the epoch on the file that it reports, so its scores are too high, the more so
+the smaller the file. Here, by default, a held-out part of train chooses the epoch, and the learning
+rate if several are tried: a single rate for all encoders favours some.
 
-Beside each score stands that of a linear probe of the frozen states, on the same rows.
+Each score comes with the score of a linear probe of the frozen states, on the same rows.
 """
 
 import math
@@ -42,7 +42,7 @@ from metaseq_lm.evaluation.suites import (
 )
 
 _TRAIN = "train"
-_SHARE = 0.1  # of train that is held out
+_SHARE = 0.1  # held-out share of train
 _ACCURACY, F1 = "accuracy", "f1"
 _FROZEN = "frozen"
 _F1_MACRO = f"{_ACCURACY}_{F1}{MACRO}"
@@ -52,12 +52,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a set is trained on, where sets differ."""
+    """The settings of training that differ between sets."""
 
     batch_size: int = 32
     epochs: float = 10
     train: int = 0
-    metric: str = "score"  # that chooses the epoch: the main one of the set, or another
+    metric: str = "score"  # chooses the epoch: the set's main metric, or another
 
 
 _RECIPES = {
@@ -72,12 +72,12 @@ _RECIPES = {
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A fine-tuned model on the split that is scored.
+    """The results of a fine-tuned model on the scored split.
 
     Attributes:
         metrics: The metrics of the set, the main one first.
-        choice: What chose the epoch, its metric at that epoch.
-        epoch: The epoch that was chosen.
+        choice: The value at the chosen epoch of the metric that chose it.
+        epoch: The chosen epoch.
         trained: The number of rows that it was trained on.
         choosing: The number of rows that chose the epoch.
         cut: The share of the scored rows that lost tokens.
@@ -103,11 +103,11 @@ class FineTuning(Protocol):
     def fine_tune(
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
     ) -> FineTuned:
-        """Return how a model that was trained on the set in a folder does on a split.
+        """Train a model on the set in a folder and return its results on a split.
 
         Args:
             folder: The folder of the set.
-            split: The split that is scored.
+            split: The split to score.
             seed: The seed of the head, the dropout and the order of the rows.
             options: Options of the training run by their keys.
 
@@ -129,7 +129,7 @@ class FineTune(Suite[list[Path], FineTuning]):
         return [path / MANIFEST_FILE for path in self.read(folder)]
 
     def read(self, folder: Path) -> list[Path]:
-        """Return the folders of the sets: the one that is named, or those in it."""
+        """Return the folders of the sets: the folder itself, or the folders in it."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; name a labelled set, or the data folder")
         names, split = self.config.sets, self.config.split
@@ -191,7 +191,7 @@ class FineTune(Suite[list[Path], FineTuning]):
         return GroupMetrics(len(LabelledSet(folder, split)), means | {"cut": runs[0].cut})
 
     def _at_best_rate(self, folder: Path, seed: int, tuning: FineTuning) -> tuple[float, FineTuned]:
-        """Return the learning rate that is chosen and its model; raises as `at_best_rate`."""
+        """Return the chosen learning rate and its model; raises like `at_best_rate`."""
         options, split = self.options_for(_recipe_of(folder)), self.config.split
         return at_best_rate(
             self.config.lr_choices or (self.config.lr,),
@@ -239,14 +239,14 @@ class FineTune(Suite[list[Path], FineTuning]):
             return {OVERALL: by_metric(references[items[0].name])}
         majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
         macro = _macro_means(items, majorities) if len(majorities) == len(items) else {}
-        macro.pop(_F1_MACRO, None)  # a column of its own for one number
+        macro.pop(_F1_MACRO, None)  # a separate column for one number
         by_name = {name: by_metric(of_set) for name, of_set in references.items()}
         return {OVERALL: by_metric({"majority": macro}), **by_name}
 
     def _references(self, folder: Path) -> dict[str, dict[str, float]]:
-        """Return the metrics of the class that is most frequent in train, and of bags of words.
+        """Return the metrics of the most frequent class in train, and of bags of words.
 
-        There are none for real values.
+        {} for real values.
         """
         train, scored = LabelledSet(folder, _TRAIN), LabelledSet(folder, self.config.split)
         if train.regression:
@@ -270,12 +270,12 @@ class FineTune(Suite[list[Path], FineTuning]):
 def at_best_rate(
     rates: Iterable[float], tuned: Callable[[float], T], choice: Callable[[T], float]
 ) -> tuple[float, T]:
-    """Return the learning rate with the greatest choice, of equal ones the first, and its model.
+    """Return the learning rate with the greatest `choice`, the first if equal, and its model.
 
     Args:
-        rates: The rates that are tried.
+        rates: The rates to try.
         tuned: Makes the model at a rate; a rate at which it raises DivergedError is left out.
-        choice: What chooses, such as the accuracy on held-out rows.
+        choice: Returns the value to maximise, such as the accuracy on held-out rows.
 
     Raises:
         DivergedError: The training diverged at each rate.
@@ -304,9 +304,9 @@ def _macro_means(
 ) -> dict[str, float]:
     """Return the mean over sets of their main metrics.
 
-    It is called accuracy_macro if that is the accuracy of all, else score_macro. Where F1 chooses
-    the epoch of some, accuracy_f1_macro takes F1 of these: so does the README of the challenge,
-    while its script takes the accuracy of all.
+    It is called accuracy_macro if the main metric of all sets is the accuracy, else score_macro. If
+    F1 chooses the epoch of some sets, accuracy_f1_macro uses F1 for these, like the challenge's
+    README; the challenge's script uses the accuracy of all.
 
     Args:
         folders: The folders of the sets.
@@ -334,7 +334,7 @@ def _recipe_of(folder: Path) -> Recipe:
 
 
 def _is_labelled(folder: Path) -> bool:
-    """Return whether a folder is that of a labelled set."""
+    """Return whether a folder is a labelled set."""
     return (folder / MANIFEST_FILE).is_file() and Manifest.load(folder).kind == LABELLED
 
 

@@ -1,8 +1,8 @@
 """The formulas of SyntaxGym's predictions (Gauthier et al. 2020).
 
 A formula compares surprisals: "[(5;%reduced%) > (5;%unreduced%)] & [(*;%a%) < (*;%b%)]". (R;%C%) is
-that of region R in condition C, * the sum of all regions. There are numbers, + and -, the
-comparisons <, > and =, which is near equality, & and |; brackets and parentheses are the same.
+the surprisal of region R in condition C, with * the sum of all regions. The syntax has numbers, +
+and -, the comparisons <, > and = (approximate equality), & and |. Brackets equal parentheses.
 """
 
 import re
@@ -13,7 +13,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 
-# Of "=", as in the reference implementation; surprisals are in bits.
+# Tolerance of "=", as in the reference implementation; surprisals are in bits.
 _EQUAL, _RTOL, _ATOL = "=", 1e-5, 1e-3
 _TOKENS = re.compile(
     r"\s*(?:\(\s*(?P<region>\d+|\*)\s*;\s*%(?P<condition>[^%]+)%\s*\)"
@@ -44,20 +44,20 @@ _Node = Callable[[_Surprisal, list[np.ndarray]], np.ndarray]
 
 
 class Formula:
-    """A formula, to be evaluated for any number of items at once.
+    """A formula that is evaluated for any number of items at once.
 
-    Operators of one kind are applied from the left to the right, and all operands count.
+    Operators of the same kind apply from left to right, and all operands are evaluated.
 
     Args:
         text: The formula.
-        location: Where it stands, for messages.
+        location: Its file and line, for messages.
 
     Attributes:
-        regions: The regions it is about.
-        has_equality: Whether it has an "=", which differences hold for that are next to none.
+        regions: The regions in it.
+        has_equality: Whether it has an "=", which holds for tiny differences.
 
     Raises:
-        MetaseqError: The text is no formula, or one without a truth value.
+        MetaseqError: The text is not a formula, or one without a truth value.
     """
 
     def __init__(self, text: str, location: str) -> None:
@@ -76,10 +76,10 @@ class Formula:
         """Return where the formula holds, and where it compares two equal values by < or >.
 
         Args:
-            surprisal: Returns the surprisals of a region in bits, an array of any shape.
+            surprisal: Returns the surprisals of a region in bits, in an array of any shape.
 
         Returns:
-            Two boolean arrays of this shape.
+            Two boolean arrays of that shape.
         """
         ties: list[np.ndarray] = []
         holds = self._node(surprisal, ties)
@@ -101,7 +101,7 @@ class Formula:
         return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
 
     def _operation(self, level: int) -> tuple[_Node, type]:
-        """Read operands with the operators of a level between them, and its kind of value."""
+        """Parse operands joined by the operators of a level; also return the type of the value."""
         if level == len(_OPERATORS):
             return self._operand()
         left, kind = self._operation(level + 1)
@@ -143,7 +143,7 @@ def applied(
     right: _Node,
     strict: bool,
 ) -> _Node:
-    """Return the node of an operator; one that is `strict` notes where its operands are equal."""
+    """Return the node of an operator; a `strict` one records where its operands are equal."""
 
     def evaluate(surprisal: _Surprisal, ties: list[np.ndarray]) -> np.ndarray:
         a, b = left(surprisal, ties), right(surprisal, ties)

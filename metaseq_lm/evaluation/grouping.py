@@ -9,17 +9,17 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, References, Results
 
-SEPARATOR = "/"  # between the name of a group and that of a group in it
+SEPARATOR = "/"  # between the names of a group and of a group inside it
 MACRO = "_macro"
-# What the names of metrics begin with, and what numbers of ties end with.
+# Prefix of metrics' names, and suffix of numbers of ties.
 STRICT, SOFT, TIES = "strict_", "soft_", "ties"
 
-# The groups of an item, the widest first.
+# Groups of an item, the widest first.
 Groups = tuple[str, ...]
 
 
 def group_value(text: str) -> str:
-    """Return a value of a field as the name of a group: BLiMP's "syntax/semantics" with "_"."""
+    """Return the value of a field as a group name: BLiMP's "syntax/semantics" with "_"."""
     return text.replace(SEPARATOR, "_")
 
 
@@ -49,16 +49,16 @@ def results_by_group(
 ) -> Results:
     """Return the metrics of all items and of each group.
 
-    Groups with groups in them, and all items, have metrics whose names end with MACRO, too: the
+    Groups that contain groups, and all items, also have metrics with the suffix MACRO: the
     unweighted mean over the narrowest groups in them, however many items these have. With
-    `of_widest` all items alone have them, and the means are over the widest groups.
+    `of_widest` only all items have them, and the means are over the widest groups.
 
     Args:
         items: The groups of each item.
-        values: What the metrics are of, with an entry for each item along its first axis.
-        metrics: Returns the metrics of some entries, of which there is at least one.
-        macro: The metrics that are averaged over groups, too.
-        of_widest: Whether the widest groups are averaged over.
+        values: The values from which metrics are computed; the first axis is over items.
+        metrics: Returns the metrics of some entries, at least one.
+        macro: The metrics that are also averaged over groups.
+        of_widest: Whether to average over the widest groups.
     """
     members: dict[str, list[int]] = {}
     for number, groups in enumerate(items):
@@ -80,7 +80,7 @@ def results_by_group(
 
 
 def chance_references(results: Results) -> References:
-    """Return the results of a guess as what metrics are compared with, but those without a value.
+    """Return the results of guessing as references of metrics, without undefined values.
 
     A guess has no ties: strict accuracies and numbers of ties are left out.
     """

@@ -1,10 +1,10 @@
-"""Minimal pairs: in which share of pairs the acceptable sentence is the more probable one.
+"""Minimal pairs: the share of pairs in which the acceptable sentence is the more probable one.
 
 Files are JSON lines, or a table with a header row, with the fields `sentence_good` and
 `sentence_bad`, as in BLiMP (Warstadt et al. 2020). The score of a sentence is the sum of its
-tokens' log-probabilities, not divided by its length. A tie counts 1/2, so that chance is 1/2
-whatever the model: one with constant logits has ties only, all of which an argmax that takes the
-first of equal scores, the good sentence's, would count as right.
+tokens' log-probabilities, not divided by its length. A tie counts 1/2, so that chance is 1/2 for
+every model: one with constant logits has only ties, and an argmax that takes the first of equal
+scores, the good sentence's, would count all of them as right.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from metaseq_lm.evaluation.suites import (
 
 _TABLES = (".tsv", ".csv")
 _GOOD, _BAD = "sentence_good", "sentence_bad"
-# Of the 13 terms in BLiMP's files, one is counted in another by the paper's 12 phenomena.
+# BLiMP's files have 13 terms; the paper's 12 phenomena count one of them as part of another.
 _PAPER_TERMS = {"s-selection": "argument_structure"}
 
 
@@ -56,7 +56,7 @@ class MinimalPair:
 class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
     """Minimal pairs of sentences, as in BLiMP: accuracy by group.
 
-    The files of its supplement (Warstadt et al. 2023) have no fields but the sentences.
+    The files of BLiMP's supplement (Warstadt et al. 2023) have only the fields of the sentences.
     """
 
     patterns = ("*.jsonl", "*.tsv", "*.csv")
@@ -94,7 +94,7 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
         groups = [pair.groups for pair in items]
         results = results_by_group(groups, np.zeros(len(items)), pair_metrics, "accuracy")
         references = chance_references(results)
-        # Only where groups are the files of a world, read as a whole.
+        # Only if groups are the files of a world, read as a whole.
         world = exact_scores(folder.parent, "pairs") if not self.config.groups else {}
         narrowest = [name for name in results if name != OVERALL]
         if all(name in world and world[name]["pairs"] == results[name].n for name in narrowest):
@@ -112,16 +112,16 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
 def read_pairs(
     source: str, groups: Sequence[str] = (), policy: str = "fail", name: str | None = None
 ) -> tuple[list[MinimalPair], int]:
-    """Return the pairs of a file, and how many were skipped for invalid UTF-8.
+    """Return the pairs of a file, and the number of pairs skipped for invalid UTF-8.
 
     Args:
         source: Path of the file, "-" for standard input.
-        groups: The fields whose values are the groups of a pair; none for one group called `name`.
-        policy: What becomes of invalid UTF-8: "replace", "skip" or "fail".
-        name: The name of the file's group, by default that of the file without its ending.
+        groups: The fields with the groups of a pair; none for one group called `name`.
+        policy: Treatment of invalid UTF-8: "replace", "skip" or "fail".
+        name: The name of the file's group, by default the stem of the file name.
 
     Raises:
-        MetaseqError: The file holds no pair, or something else; the message names file and line.
+        MetaseqError: The file has no pairs, or something else; the message names file and line.
     """
     pairs, skipped = [], 0
     for location, fields, is_bad in records_of(source, policy):
@@ -139,7 +139,7 @@ def read_pairs(
 
 
 def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield (file and line, fields, held bad UTF-8) of each line of JSON, or row of a table."""
+    """Yield (file and line, fields, had bad UTF-8) of each line of JSON, or row of a table."""
     if Path(source).suffix in _TABLES:
         for number, fields, is_bad in RecordReader(TextFile(Path(source), policy)):
             yield f"{source}:{number}", fields, is_bad
@@ -152,13 +152,13 @@ def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], 
 
 
 def pair_metrics(margins: np.ndarray) -> dict[str, float]:
-    """Return the metrics of pairs by their margins, (P,).
+    """Return the metrics of pairs from their margins, (P,).
 
     "accuracy" counts a tie as 1/2, "strict_accuracy" as wrong. "soft_accuracy" is the mean of
-    sigmoid(margin), which moves before an accuracy does. "ties" is a number of pairs.
+    sigmoid(margin), which changes before an accuracy does. "ties" is a number of pairs.
     """
     wins, ties = float((margins > 0).sum()), float((margins == 0).sum())
-    # tanh does not overflow where exp would.
+    # tanh does not overflow, unlike exp.
     soft = (1 + np.tanh(margins / 2)) / 2
     return {
         "accuracy": (wins + ties / 2) / len(margins),

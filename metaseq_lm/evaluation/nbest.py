@@ -3,7 +3,7 @@
 Lists are JSON, `{utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}`; scores
 are log-probabilities. Pseudo-log-likelihoods (PLLs) are lines `pll<TAB>tokens<TAB>text`. Lists are
 re-ranked by score + lambda * PLL (Salazar et al. 2020): the score is not scaled, lengths are not
-normalised, lambda is chosen on a development set. Words are what stands between white space.
+normalised, and a development set chooses lambda. Words are separated by white space.
 
 Shapes: H hypotheses of an utterance, U utterances.
 """
@@ -28,7 +28,7 @@ from metaseq_lm.data.storage.text_files import TextFile, blocks
 
 _REFERENCE = "ref"
 _HYPOTHESIS = re.compile(r"hyp_(\d{1,9})")
-DRAWS = 1000  # of the bootstrap
+DRAWS = 1000  # bootstrap samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class NBest:
 
 
 def read_nbest(path: Path) -> list[NBest]:
-    """Return the lists of a file; white space at the ends of a text and runs of it are one space.
+    """Return the lists of a file, with the white space of texts normalised as in `one_line`.
 
     MetaseqError with file and utterance for anything that is not such a list.
     """
@@ -98,18 +98,18 @@ def _score(hypothesis: dict[str, Any], where: str) -> float:
     value = hypothesis.get("score")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MetaseqError(f"{where}: its score is {json.dumps(value)[:60]}, not a number")
-    if not abs(value) <= 1e300:  # NaN too; a JSON number may be too large for a float
+    if not abs(value) <= 1e300:  # also catches NaN; a JSON number may be too large for a float
         raise MetaseqError(f"{where}: its score is {str(value)[:60]}, not a finite number")
     return float(value)
 
 
 def one_line(text: str) -> str:
-    """Return the words of `text` with one space between them: equal words are scored once."""
+    """Return `text` with one space between words, so that equal texts are scored once."""
     return " ".join(text.split())
 
 
 def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
-    """Return the file of `lists` under other scores, (H,) each, the best hypothesis first."""
+    """Return the file of `lists` with other scores, (H,) each, the best hypothesis first."""
     content: dict[str, Any] = {}
     for nbest, new_scores in zip(lists, scores):
         entry = content[nbest.utterance] = {_REFERENCE: nbest.reference}
@@ -119,15 +119,15 @@ def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
 
 
 def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
-    """Return the lines `pll<TAB>tokens<TAB>text`; the numbers read back as the same floats.
+    """Return the lines `pll<TAB>tokens<TAB>text`; numbers are read back as the same floats.
 
-    Texts are `inert`, because spreadsheets open such files.
+    `inert` escapes texts, because spreadsheets open such files.
     """
     return "".join(f"{pll!r}\t{tokens}\t{inert(text)}\n" for pll, tokens, text in rows).encode()
 
 
 def read_plls(path: Path) -> dict[str, float]:
-    """Return the PLL of each text of a file of `score_lines`; MetaseqError names the line."""
+    """Return the PLL of each text in a file of `score_lines`; MetaseqError names a wrong line."""
     plls = {}
     for number, line, _ in TextFile(path, "fail").lines():
         fields = line.split("\t", 2)
@@ -147,12 +147,12 @@ def read_plls(path: Path) -> dict[str, float]:
 
 
 def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
-    """Return the fewest insertions, deletions and substitutions of words to each, int64 (H,)."""
+    """Return the word edit distance of the reference to each hypothesis, int64 (H,)."""
     target = reference.split()
     words = [hypothesis.split() for hypothesis in hypotheses]
     longest = max(map(len, words), default=0)
     ids = {word: number for number, word in enumerate(dict.fromkeys(target))}
-    # -1 is a word that the reference lacks, or padding; neither can match.
+    # -1 is a word not in the reference, or padding; neither can match.
     table = np.full((len(words), longest), -1, np.int64)
     for i, hypothesis in enumerate(words):
         table[i, : len(hypothesis)] = [ids.get(word, -1) for word in hypothesis]
@@ -168,7 +168,7 @@ def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
 
 
 def error_rate(edits: np.ndarray, words: np.ndarray) -> float:
-    """Return all edits (U,) over all reference words (U,), a fraction that may exceed 1.
+    """Return the sum of edits (U,) over the sum of reference words (U,); it may exceed 1.
 
     An empty reference adds its edits and no words. MetaseqError if there is no word at all.
     """
@@ -182,15 +182,15 @@ def difference_interval(
 ) -> tuple[float, float]:
     """Return the central 95 % of WER(edits) - WER(baseline) over resampled utterances.
 
-    Utterances are drawn with replacement (Bisani and Ney 2004), for both systems the same. All
-    arguments (U,).
+    Utterances are drawn with replacement (Bisani and Ney 2004), the same ones for both systems. All
+    arguments are (U,).
     """
     rng = generator("word error rate", "bootstrap")
     count = len(words)
     differences = []
     for _ in range(DRAWS):
         drawn = rng.integers(count, size=count)
-        if total := words[drawn].sum():  # a draw of nothing but empty references has no rate
+        if total := words[drawn].sum():  # a draw of only empty references has no rate
             differences.append((edits[drawn] - baseline[drawn]).sum() / total)
     low, high = np.quantile(differences, [0.025, 0.975])
     return float(low), float(high)
@@ -202,14 +202,14 @@ def combined(lists: Sequence[NBest], plls: Sequence[np.ndarray], weight: float) 
 
 
 def _edits_of_best(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the edits (U,) of each list's best hypothesis, the first one of equals."""
+    """Return the edits (U,) of each list's best hypothesis, the first one if equal."""
     return np.array([nbest.edits[values.argmax()] for nbest, values in zip(lists, scores)])
 
 
 def choose_weight(
     lists: Sequence[NBest], plls: Sequence[np.ndarray], grid: Sequence[float]
 ) -> float:
-    """Return the weight of the fewest edits on `lists`, the smallest one of equals."""
+    """Return the weight with the fewest edits on `lists`, the smallest one if equal."""
     edits = [(_edits_of_best(lists, combined(lists, plls, w)).sum(), w) for w in grid]
     return min(edits)[1]
 

@@ -1,4 +1,4 @@
-"""The probabilities that n-grams of a run's corpus give sentences, as references of its scores."""
+"""Probabilities of sentences by n-grams of a run's corpus, as references for the run's scores."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,12 +19,12 @@ _ORDERS = {"unigram": 1, NGRAM: 3}  # the name of a reference, and its n
 
 
 class NGramProbabilities:
-    """The log-probabilities of the tokens of sentences given those before, as a suite takes them.
+    """The log-probabilities of sentences' tokens given earlier ones, as `SentenceProbabilities`.
 
     Args:
-        tokenizer: Makes tokens of sentences.
+        tokenizer: Splits sentences into tokens.
         ngram: The n-grams of such tokens.
-        order: The n of which it is.
+        order: The n to use.
     """
 
     def __init__(self, tokenizer: Tokenizer, ngram: NGram, order: int) -> None:
@@ -63,9 +63,9 @@ class NGramProbabilities:
 
 @lru_cache(maxsize=1)
 def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
-    """Return the probabilities by n-grams of the train split of a corpus, by name of ORDERS.
+    """Return the probabilities by n-grams of the train split of a corpus, by name in `_ORDERS`.
 
-    {} for a folder that holds no such split.
+    {} for a folder without such a split.
 
     Args:
         data: The data folder, with the tokenizer.

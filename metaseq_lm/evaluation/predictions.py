@@ -1,4 +1,4 @@
-"""Predictions of runs: files of a JSON object per example, ensembles, choice of runs."""
+"""Predictions of runs: files with a JSON object per example, ensembles, choice of runs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,8 @@ def write_predictions(
 ) -> None:
     """Write predictions.SPLIT.jsonl, one line per row by "index", and the `submissions`.
 
-    Rows of several labelled sets say which by "set"; each has a file predictions.SPLIT.SET.jsonl.
+    Rows of several labelled sets name theirs as "set"; each set has a file
+    predictions.SPLIT.SET.jsonl.
     """
     files: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["index"]):
@@ -44,12 +45,12 @@ def mean_scores(members: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray
 
 
 def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> list[dict[str, Any]]:
-    """Return SQuAD's prediction rows with the "nbest" and "null_odds" of the members together.
+    """Return SQuAD's prediction rows with the "nbest" and "null_odds" of an ensemble.
 
-    The probability of a text is the mean of those in the members' lists, 0 in a list without it,
-    its score the logarithm of that; the `n_best` most probable ones stay. The odds of no answer are
-    those of the mean of the members' probabilities, the sigmoids of their odds. One member is
-    returned as it is. Raises MetaseqError if the members are not predictions of the same questions.
+    The probability of a text is its mean over the members' lists (0 in a list without it), and its
+    score the logarithm; the `n_best` most probable ones stay. The no-answer odds come from the mean
+    of the members' probabilities, which are the sigmoids of their odds. A single member is returned
+    unchanged. Raises MetaseqError if the members are not predictions of the same questions.
     """
     ordered = _same_rows(members, lambda row: row["id"])
     if len(ordered) == 1:
@@ -59,7 +60,7 @@ def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> li
         shares: dict[str, list[float]] = {}
         for row in rows:
             scores = np.array([answer["score"] for answer in row["nbest"]], np.float64)
-            # In log space: the probability of a far worse text is 0, its logarithm is none.
+            # In log space: the probability of a much worse text underflows to 0.
             log_probs = scores - np.logaddexp.reduce(scores) - math.log(len(rows))
             for answer, share in zip(row["nbest"], log_probs):
                 shares.setdefault(answer["text"], []).append(share)
@@ -96,9 +97,9 @@ def _same_rows(
 
 
 def best(values: Sequence[float], most: int, lower_is_better: bool) -> list[int]:
-    """Return the numbers of the `most` best values, in their order; of equal ones the first wins.
+    """Return the indices of the `most` best values, in ascending order; the first of equals wins.
 
-    NaN is worst. Raises UsageError for fewer values than `most`, or none wanted.
+    NaN is worst. Raises UsageError for fewer values than `most`, or a `most` below 1.
     """
     if not 1 <= most <= len(values):
         raise UsageError(f"--best {most}: there are {len(values)} runs, take 1 to {len(values)}")

@@ -1,13 +1,13 @@
-"""Linear probes: how well a linear map of frozen states tells the labels of texts or of words.
+"""Linear probes: how well a linear map of frozen states predicts the labels of texts or of words.
 
 The data are a labelled set of texts, or a tagged set. A text is the mean of the states of its
-tokens, a word the state of its first token; of a pair, or two spans in a text, with means u and v,
-it is (u, v, |u - v|, u * v) (Conneau and Kiela 2018). Each layer has a ridge regression on
-standardised states, fitted to the one-hot labels of the train split; its ridge is that with the
-fewest errors when each item is left out in turn. (The squared error of the one-hot labels is no
-guide: where states tell little it is least with a ridge that predicts the majority class.) It
-chooses the ridge for real values, which are fitted as they are. The layer is chosen on the valid
-split, for the last one misleads: a causal model's last states are about the next token.
+tokens, a word the state of its first token; a pair, or two spans in a text, with means u and v is
+(u, v, |u - v|, u * v) (Conneau and Kiela 2018). Each layer has a ridge regression on standardised
+states, fitted to the one-hot labels of the train split, with the ridge of the fewest leave-one-out
+errors. (The squared error of one-hot labels is no guide: if states say little, it is least for a
+ridge that predicts the majority class.) For real values, which are fitted directly, the squared
+error chooses the ridge. The valid split chooses the layer, because the last one misleads: a causal
+model's last states are about the next token.
 
 Shapes: N items, D width, F inputs of the regression, K classes.
 """
@@ -46,9 +46,9 @@ from metaseq_lm.evaluation.suites import (
 _TRAIN, VALID = "train", "valid"
 ACCURACY = "accuracy"
 FORMS = ("single", "pair", "spans")
-PART = 5  # without a valid split one in so many training items chooses the layer
+PART = 5  # without a valid split, one in PART training items chooses the layer
 RIDGES = 10.0 ** np.arange(-6, 3.5, 0.5)  # per item
-_UNLIMITED = 1 << 30  # tokens of a row
+_UNLIMITED = 1 << 30  # tokens in a row
 
 
 _LabelledRows = SentenceRows | TaggedRows
@@ -56,7 +56,7 @@ _LabelledRows = SentenceRows | TaggedRows
 
 @dataclass
 class ProbedSet:
-    """A labelled or tagged set, whose splits are opened once.
+    """A labelled or tagged set; each split is opened once.
 
     Attributes:
         folder: Its folder.
@@ -72,8 +72,8 @@ class ProbedSet:
 
         Args:
             split: Its name.
-            longest: The most tokens of a row, if the split is not open yet. Words and labels do not
-                depend on it.
+            longest: Largest number of tokens in a row, if the split is not open yet. Words and
+                labels do not depend on it.
 
         Raises:
             UsageError: The split has no labels, or no items.
@@ -89,7 +89,7 @@ class Part:
 
     Attributes:
         rows: The rows of the whole split.
-        samples: The numbers of the rows that are read.
+        samples: The numbers of the rows to read.
         labels: The classes of the texts or words in the order of these rows, int64 (N,), or real
             values, float64.
     """
@@ -99,7 +99,7 @@ class Part:
     labels: np.ndarray
 
     def states(self, states: HiddenStates) -> list[np.ndarray]:
-        """Return for each layer the states of the texts or words, (N, D), or pairs, (N, 2, D)."""
+        """Return each layer's states of the texts or words, (N, D), or pairs, (N, 2, D)."""
         if isinstance(self.rows, TaggedRows):
             return states.at_targets(self.rows, self.samples)
         if self.rows.data.form == "single":
@@ -107,11 +107,11 @@ class Part:
         return states.means_of_parts(self.rows, self.samples)
 
     def metrics(self, values: np.ndarray) -> dict[str, float]:
-        """Return the metrics, the main one first: those of the set's benchmark, and the accuracy.
+        """Return the metrics of the set's benchmark, the main one first, and the accuracy.
 
         Args:
-            values: A value for each class, of which the greatest is predicted, (N, K); (N, 1) for
-                real values.
+            values: A value for each class, (N, K), the greatest is predicted; (N, 1) for real
+                values.
         """
         data = None if isinstance(self.rows, TaggedRows) else self.rows.data
         metrics: dict[str, float] = {}
@@ -124,7 +124,7 @@ class Part:
         return metrics
 
     def hits(self, values: np.ndarray) -> tuple[int, ...]:
-        """Return the right answers in blocks of the items, see `hits_of`; () of real values."""
+        """Return the right answers in blocks of the items, see `hits_of`; () for real values."""
         return hits_of(values.argmax(1) == self.labels) if values.shape[1] > 1 else ()
 
 
@@ -153,7 +153,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
     def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
         train, chooser, test = parts = self.parts(items, probabilities.longest)
-        scores, hits = [], []  # of each layer
+        scores, hits = [], []  # by layer
         exact = exact_labels(items.folder)
         for layers in zip(*(part.states(probabilities) for part in parts)):
             inputs = [inputs_of(layer) for layer in layers]
@@ -168,7 +168,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
             valid = {f"{VALID}_{name}": value for name, value in chosen_by.items()}
             scores.append({**metrics, **valid, "ridge": ridge.ridge})
         main = f"{VALID}_{next(iter(metrics))}"
-        # A correlation with constant values is nan, and the worst.
+        # A correlation with constant values is nan, which counts as worst.
         layer = int(np.argmax(np.nan_to_num([score[main] for score in scores], nan=-np.inf)))
         count = len(test.labels)
         overall = {**scores[layer], "layer": float(layer)}
@@ -202,9 +202,9 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         return {OVERALL: levels}
 
     def parts(self, items: ProbedSet, longest: int = _UNLIMITED) -> tuple[Part, Part, Part]:
-        """Return the items that the probe is fitted to, that choose the layer, that are scored.
+        """Return the items to fit the probe to, to choose the layer with, and to score.
 
-        Raises UsageError if there is none of one of them.
+        Raises UsageError if one of these parts has no item.
         """
         parts = self._split(items, longest)
         for part, use in zip(parts, ("to learn from", "to choose the layer by", "to score")):
@@ -216,7 +216,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         return parts
 
     def _split(self, items: ProbedSet, longest: int) -> tuple[Part, Part, Part]:
-        """Return the parts that may have no item."""
+        """Return the same parts, possibly without items."""
         options, rows = self.config, items.rows(_TRAIN, longest)
         held_out = options.test or _UNLIMITED
         test = part_of(items.rows(options.split, longest), 0, held_out)
@@ -234,7 +234,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
 
 def _check_set(folder: Path, manifest: Manifest) -> None:
-    """Raise UsageError for a set whose items have not one class, or one real value, each."""
+    """Raise UsageError unless each item of a set has one class, or one real value."""
     if manifest.kind not in ("tags", LABELLED):
         raise UsageError(
             f"{folder}: a probe reads labelled sets, and tagged sets made by preprocess --tagged "
@@ -263,7 +263,7 @@ def _open_rows(folder: Path, split: str, longest: int) -> _LabelledRows:
 
 
 def _item_numbers(rows: _LabelledRows) -> np.ndarray:
-    """Return the number of the text or sentence that each row is of."""
+    """Return the number of each row's text or sentence."""
     return rows.sentence if isinstance(rows, TaggedRows) else np.arange(len(rows))
 
 
@@ -284,7 +284,7 @@ def _classes_of(rows: _LabelledRows) -> list[str]:
 
 
 def _by_words(train: Part, test: Part) -> dict[str, np.ndarray]:
-    """Return the classes of a classifier that sees the labelled word alone, or a bag of words."""
+    """Return the predictions of classifiers that see only the labelled word, or a bag of words."""
     n_classes = len(_classes_of(train.rows))
     if isinstance(train.rows, TaggedRows):
         forms = [_words_of(train), _words_of(test)]
@@ -310,7 +310,7 @@ def _words_of(part: Part) -> np.ndarray:
 
 
 def _bags_of(part: Part) -> baselines.Bags:
-    """Return the texts of a part of a labelled set, those of a pair together, as bags of tokens."""
+    """Return the texts of a part of a labelled set as bags of tokens, one bag for a pair."""
     rows = part.rows
     assert isinstance(rows, SentenceRows)
     tokens, texts = [], []
@@ -325,7 +325,7 @@ def _bags_of(part: Part) -> baselines.Bags:
 
 
 def inputs_of(states: np.ndarray) -> np.ndarray:
-    """Return what a regression gets of states (N, D), or pairs of them, (N, 2, D): (N, F)."""
+    """Return the regression's inputs (N, F) for states (N, D), or for pairs of them, (N, 2, D)."""
     if states.ndim == 2:
         return states
     u, v = states[:, 0], states[:, 1]
@@ -333,17 +333,17 @@ def inputs_of(states: np.ndarray) -> np.ndarray:
 
 
 def effective_rank(states: np.ndarray) -> float:
-    """Return in how many directions states vary, as a share of the most possible, 0 to 1.
+    """Return in how many directions states vary, as a share of the largest number, 0 to 1.
 
-    The exponential of the entropy of the shares of the singular values (Roy and Vetterli 2007) of
-    the centred states, over min(N - 1, D). 0 for states that do not vary.
+    It is the exponential of the entropy of the singular values' shares (Roy and Vetterli 2007) of
+    the centred states, over min(N - 1, D); 0 for states that do not vary.
 
     Args:
         states: (N, D).
     """
     x = states.astype(np.float64)
     values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False)
-    # Of equal float32 states the mean differs by a rounding error.
+    # The mean of equal float32 states differs from them by a rounding error.
     values = values[values > np.finfo(np.float32).eps * np.linalg.norm(x)]
     if not len(values):
         return 0.0
@@ -356,11 +356,11 @@ class Ridge:
     """A ridge regression of one-hot labels, or of real values (K = 1), on standardised inputs.
 
     Attributes:
-        mean: Of the inputs, (F,).
-        scale: The standard deviations of the inputs, 1 for a constant one, (F,).
-        weights: For standardised inputs, (F, K).
+        mean: Means of the inputs, (F,).
+        scale: Standard deviations of the inputs, 1 for a constant one, (F,).
+        weights: Weights of standardised inputs, (F, K).
         intercept: The shares of the classes, (K,), or the mean of the values.
-        ridge: What multiplies the squared weights, per item.
+        ridge: Factor of the squared weights, per item.
     """
 
     mean: np.ndarray
@@ -371,14 +371,13 @@ class Ridge:
 
     @classmethod
     def fit(cls, inputs: np.ndarray, labels: np.ndarray, n_classes: int) -> "Ridge":
-        """Return the regression with the ridge of RIDGES that has the fewest errors.
+        """Return the regression with the ridge in RIDGES that has the fewest errors.
 
-        An error is an item that the regression on all others gives another class. With inputs X
-        (N, F) and labels Y (N, K), centred, X X^T = U S U^T and r = N * ridge the values that are
-        fitted are H Y, H = U S / (S + r) U^T + 1 / N, the last term for the intercept, and an item
-        left out has Y - (Y - H Y) / (1 - diag H) (Allen 1974); standardisation stays that of all.
-        Of equal ridges the one with the least squared error of the items left out is chosen, and
-        so it is for real values.
+        An error is an item to which the regression on all others gives another class. With centred
+        inputs X (N, F) and labels Y (N, K), X X^T = U S U^T and r = N * ridge, the fitted values
+        are H Y, H = U S / (S + r) U^T + 1 / N, where the last term is the intercept, and a left-out
+        item has Y - (Y - H Y) / (1 - diag H) (Allen 1974); all items share the standardisation.
+        Among equal ridges, and for real values, the least squared error of left-out items decides.
 
         Args:
             inputs: X, (N, F).
@@ -392,7 +391,7 @@ class Ridge:
         targets = np.eye(n_classes)[labels] if n_classes else labels[:, None]
         intercept = targets.mean(axis=0)
         y = targets - intercept
-        # X^T X has the same S, without the zeros, and F is mostly less than N.
+        # X^T X has the same S without the zeros, and F is usually less than N.
         squares, basis = np.linalg.eigh(x.T @ x)
         squares = squares.clip(min=0)
         rotated = x @ basis  # U S^(1/2), (N, F)
@@ -411,6 +410,6 @@ class Ridge:
         return cls(mean, scale, weights, intercept, best)
 
     def values(self, inputs: np.ndarray) -> np.ndarray:
-        """Return the values of the classes for each of the inputs, (M, F) to (M, K)."""
+        """Return the values of the classes (M, K) for inputs (M, F)."""
         values = (inputs - self.mean) / self.scale @ self.weights + self.intercept
         return np.asarray(values)

@@ -1,8 +1,8 @@
-"""SQuAD: answers from the spans that windows score, and the official scores, in percent.
+"""SQuAD: answers from the scored spans of windows, and the official scores, in per cent.
 
-Scores are those of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018); answers are decoded as BERT and
-ELECTRA do. `golds` maps the id of each question to its gold answers, none for a question without an
-answer; `predictions` maps ids to texts, "" for "there is no answer". Version 1.1 also scores MRQA.
+Scores follow SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018); answers are decoded as in BERT and
+ELECTRA. `golds` maps the id of each question to its gold answers, none for a question without an
+answer; `predictions` maps ids to texts, "" for "no answer". Version 1.1 also scores MRQA.
 """
 
 import math
@@ -31,7 +31,7 @@ from metaseq_lm.evaluation.suites import (
 
 _Golds = Mapping[str, Sequence[str]]
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Scores of the official scripts that are per cent; the others are counts and thresholds.
+# Scores of the official scripts in per cent; the others are counts and thresholds.
 _PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
 _GROUPS = ("HasAns", "NoAns")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -43,7 +43,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(gold: str, predicted: str) -> float:
-    """Return 1 if both texts are the same once normalised, else 0."""
+    """Return 1 if both texts are equal after normalisation, else 0."""
     return float(normalize_answer(gold) == normalize_answer(predicted))
 
 
@@ -55,7 +55,7 @@ def token_f1(gold: str, predicted: str) -> float:
 
 
 def token_f1_or_empty(gold: str, predicted: str) -> float:
-    """Return `token_f1`, but 1 if both are empty once normalised, as version 2.0 has it."""
+    """Return `token_f1`, but 1 if both are empty after normalisation, as in version 2.0."""
     empty = not normalize_answer(gold) and not normalize_answer(predicted)
     return 1.0 if empty else token_f1(gold, predicted)
 
@@ -63,7 +63,7 @@ def token_f1_or_empty(gold: str, predicted: str) -> float:
 def _best_of(
     score: Callable[[str, str], float], golds: _Golds, predictions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return the score of each predicted question against the gold answer that suits it best."""
+    """Return the best score of each predicted question over its gold answers."""
     scores = {}
     for question, answers in golds.items():
         if question in predictions:
@@ -72,10 +72,10 @@ def _best_of(
 
 
 def squad_v1(golds: _Golds, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Return "exact" and "f1" over all questions, their "total", and how many are "missing".
+    """Return "exact" and "f1" over all questions, their "total", and the number "missing".
 
     A question without a prediction counts as 0. Raises MetaseqError if there are no questions, or
-    one without gold answer.
+    one has no gold answer.
     """
     if not golds or not all(golds.values()):
         raise MetaseqError("version 1.1 needs at least one question, and gold answers for each")
@@ -97,11 +97,11 @@ def squad_v2(
 ) -> dict[str, float]:
     """Return the scores of version 2.0: over all, HasAns, NoAns, and with the best threshold.
 
-    A question whose `null_odds` are above `threshold` counts as predicted to have no answer. Gold
-    answers that normalise to nothing are left out; a question with none left has the answer "". As
-    in the official script a question without a prediction is left out of all means; "missing"
-    counts them, and best_exact and best_f1 take the threshold that suits the gold answers best.
-    Raises MetaseqError if no question has a prediction, or a prediction no odds.
+    `null_odds` above `threshold` count as a prediction of no answer. Gold answers that normalise to
+    nothing are left out; a question with none left has the answer "". As in the official script, a
+    question without a prediction is left out of all means; "missing" counts these. best_exact and
+    best_f1 use the best threshold for the gold answers. Raises MetaseqError if no question has a
+    prediction, or a prediction has no odds.
     """
     non_empty = {}
     for question, answers in golds.items():
@@ -144,11 +144,11 @@ def _best_threshold(
     odds: Mapping[str, float],
     answerable: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """Return the best mean score of any threshold on the odds of no answer, and that threshold.
+    """Return the best mean score of any threshold on the no-answer odds, and that threshold.
 
-    The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and lets
-    questions through by rising odds, equal odds in the order of `odds`: the official script may
-    stop between them, at a score that no threshold reaches.
+    The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and adds
+    questions by rising odds, equal odds in the order of `odds`. Like the official script, it may
+    stop between equal odds, at a score that no threshold reaches.
     """
     current = best = float(sum(not has for has in answerable.values()))
     threshold = 0.0
@@ -167,7 +167,7 @@ def _best_threshold(
 
 @dataclass(frozen=True)
 class SquadItems:
-    """The gold answers of each question by its id; `answerable_only`: each has at least one."""
+    """The gold answers of each question by id; `answerable_only` if each has at least one."""
 
     golds: _Golds
     answerable_only: bool
@@ -175,7 +175,7 @@ class SquadItems:
 
 @dataclass(frozen=True)
 class PredictedAnswers:
-    """The best text for each question by its id, and the odds that it has no answer."""
+    """The best text for each question by id, and the odds that it has no answer."""
 
     texts: Mapping[str, str]
     null_odds: Mapping[str, float]
@@ -203,7 +203,7 @@ class SquadSuite(Suite[SquadItems, PredictedAnswers]):
         return PredictedAnswers(texts, {row["id"]: row["null_odds"] for row in rows})
 
     def score(self, items: SquadItems, probabilities: PredictedAnswers) -> Results:
-        """Return the official scores as shares, in one report with those of other tasks."""
+        """Return the official scores as shares, so that one report holds them with other tasks'."""
         texts = probabilities.texts
         if items.answerable_only:
             scores = squad_v1(items.golds, texts)
@@ -220,12 +220,12 @@ class SquadSuite(Suite[SquadItems, PredictedAnswers]):
 
 
 def _suite_of(data: SquadSet) -> str:
-    """Return the name of the suite that a set is of."""
+    """Return the name of a set's suite."""
     return f"squad/{data.version}"
 
 
 def squad_results(data: SquadSet, answers: PredictedAnswers, null_threshold: float) -> Results:
-    """Return the results of the suite that a set is of."""
+    """Return the results of a set with its suite."""
     config = SquadSuiteConfig(data.split, null_threshold)
     items = SquadItems(data.golds(), data.answerable_only)
     results: Results = SUITES.build(_suite_of(data), config).score(items, answers)
@@ -239,7 +239,7 @@ def best_text(row: dict[str, Any]) -> str:
 
 
 # ------------------------------------------------------------------------ decoding
-# Shapes: B windows, K starts of a beam and ends for each.
+# Shapes: B windows, K starts of a beam and K ends for each.
 
 
 class WindowAnswers(NamedTuple):
@@ -252,7 +252,7 @@ class WindowAnswers(NamedTuple):
 
 @dataclass
 class Answers:
-    """Answers of a question's windows: the lowest "no answer" score, and (score, text)."""
+    """Answers to a question from its windows: the lowest "no answer" score, and (score, text)."""
 
     null: float = math.inf
     texts: list[tuple[float, str]] = field(default_factory=list)
@@ -283,9 +283,9 @@ def window_texts(
 ) -> list[tuple[float, str]]:
     """Return the `n_best` different texts of a window with their scores, best first.
 
-    `spans` are positions in its row, starts (K,) and ends (K, K) for each, and scores (K, K). A
-    span lies within the context, has at most `longest` tokens, and starts at a token that no other
-    window shows with more context. Equal scores keep the order of the beam.
+    `spans` are positions in its row, starts (K,) with ends (K, K), and scores (K, K). A span lies
+    within the context, has at most `longest` tokens, and starts at a token that no other window has
+    with more context. Equal scores keep the order of the beam.
     """
     starts, ends, scores = spans
     begin, length = int(windows.context_at(np.array([window]))[0]), int(windows.length[window])
@@ -311,7 +311,7 @@ def window_texts(
 def merged(
     windows: SquadWindows, answers: Iterable[WindowAnswers], n_best: int
 ) -> dict[int, Answers]:
-    """Return the answers of each question from those of all its windows, in any order."""
+    """Merge the answers of windows, given in any order, to the answers to each question."""
     by_question: dict[int, Answers] = {}
     for window in sorted(answers, key=lambda one: one.window):
         merged_answers = by_question.setdefault(int(windows.question[window.window]), Answers())

@@ -1,6 +1,6 @@
-"""Suites of evaluation: items read from files, scored with the probabilities of a run.
+"""Evaluation suites: items read from files and scored with the probabilities of a run.
 
-A suite is registered like a task and knows no model:
+A suite is registered like a task and does not depend on a model:
 
     @register_suite("my_suite", MySuiteConfig)
     class MySuite(Suite[list[Item], SentenceProbabilities]):
@@ -40,7 +40,7 @@ STATES = "states"
 TUNING = "fine-tuning"
 WORD_TUNING = "fine-tuning for labels of words"
 SHARE = "share"
-BLOCKS = 32  # of items
+BLOCKS = 32  # number of blocks of items
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -51,7 +51,7 @@ Probabilities = TypeVar("Probabilities")
 class GroupMetrics:
     """The metrics of a group of items by name, and the number of items `n`.
 
-    `hits` are the right answers in each block of the items, see `hits_of`, of an accuracy; else ().
+    `hits` are an accuracy's right answers in each block of the items, see `hits_of`; else ().
     """
 
     n: int
@@ -65,10 +65,10 @@ class GroupMetrics:
 
 
 def hits_of(right: np.ndarray) -> tuple[int, ...]:
-    """Return how many items of each of BLOCKS blocks of a list, as equal as can be, are right.
+    """Return the number of right items in each of BLOCKS blocks of a list of almost equal sizes.
 
-    They tell how far two runs agree on items, which their accuracies do not. () where blocks would
-    have fewer than two items.
+    They show how far two runs agree on items, which accuracies do not. () if blocks would have
+    fewer than two items.
 
     Args:
         right: Whether an item is right, bool (N,).
@@ -78,9 +78,9 @@ def hits_of(right: np.ndarray) -> tuple[int, ...]:
     return tuple(int(block.sum()) for block in np.array_split(right, BLOCKS))
 
 
-# The metrics of each group by its name; those of all items are called OVERALL and come first.
+# The metrics of each group by name; the group of all items is OVERALL and comes first.
 Results = dict[str, GroupMetrics]
-# For each group what its metrics are compared with: {metric: {such as "chance": value}}.
+# For each group, the references of its metrics: {metric: {name such as "chance": value}}.
 References = dict[str, dict[str, dict[str, float]]]
 
 
@@ -88,7 +88,7 @@ References = dict[str, dict[str, dict[str, float]]]
 class SentenceScore:
     """The tokens of a sentence, ids (n,), and the log-probability of each given the others, (n,).
 
-    A causal model conditions on the tokens before, and an energy-based one gives energies.
+    A causal model conditions on earlier tokens only, and an energy-based one gives energies.
     """
 
     tokens: np.ndarray
@@ -104,7 +104,7 @@ class SentenceProbabilities(Protocol):
     """The log-probabilities that a run gives sentences."""
 
     def score(self, sentences: Sequence[Sentence]) -> Sequence[SentenceScore | None]:
-        """Return the score of each sentence, None for one that is longer than the run's rows."""
+        """Return the score of each sentence; None if it is longer than the run's rows."""
 
     def score_changed(
         self, pairs: Sequence[tuple[Sentence, Sentence]]
@@ -112,7 +112,7 @@ class SentenceProbabilities(Protocol):
         """Return the scores of the tokens in which the sentences of each pair differ.
 
         None for a pair with a sentence that is longer than the run's rows. Raises MetaseqError if
-        the sentences of a pair have not as many tokens.
+        the sentences of a pair have different numbers of tokens.
         """
 
     def score_parts(
@@ -122,11 +122,11 @@ class SentenceProbabilities(Protocol):
 
         Args:
             sentences: The sentences.
-            parts: For each the (first character, character after the last) of its parts, which
+            parts: The (first character, character after the last) of each sentence's parts, which
                 do not overlap.
 
         Returns:
-            For each sentence float64 (parts,), None for one that is longer than the run's rows.
+            Float64 (parts,) for each sentence; None if it is longer than the run's rows.
         """
 
 
@@ -142,30 +142,30 @@ class Rows(Protocol):
 class HiddenStates(Protocol):
     """The frozen states of the layers of a run's encoder.
 
-    Layer 0 are the embeddings. A token sees what it saw in the training of the run: of a causal
-    language model only those before it.
+    Layer 0 is the embeddings. A token sees the same tokens as in the training of the run: in a
+    causal language model only earlier ones.
 
     Attributes:
-        longest: The most tokens of a row, with special ones.
+        longest: Largest number of tokens in a row, with special ones.
     """
 
     longest: int
 
     def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
-        """Return for each layer the states at the positions with a target, float32 (words, D).
+        """Return each layer's states at the positions with a target, float32 (words, D).
 
         Args:
             rows: The rows.
-            samples: The numbers of those that are read, (B,), in whose order the states are.
+            samples: The numbers of the rows to read, (B,); states are in this order.
         """
 
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
-        """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
+        """Return each layer's mean over a row's states without special tokens, (B, D)."""
 
     def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
-        """Return for each layer the means of both texts of a row's pair, or its spans, (B, 2, D).
+        """Return each layer's means over both texts of a row's pair, or its spans, (B, 2, D).
 
-        States of special tokens do not count.
+        Special tokens do not count.
         """
 
 
@@ -177,11 +177,11 @@ class Suite(Generic[Items, Probabilities]):
 
     Attributes:
         name: The name that the suite is registered under.
-        patterns: Which files of a folder it reads; {option} stands for the value of an option.
-        takes: What `score` gets: SENTENCES, a `SentenceProbabilities`, or PREDICTIONS, what
-            `from_predictions` makes of the predictions of a run for the split `config.split`, or
-            STATES, a `HiddenStates`, or TUNING, an `evaluation.finetune.FineTuning`, or
-            WORD_TUNING, an `evaluation.adapt.WordTuning`.
+        patterns: The files of a folder that it reads; {option} stands for the value of an option.
+        takes: What `score` gets: SENTENCES, a `SentenceProbabilities`; PREDICTIONS, the result of
+            `from_predictions` for a run's predictions of the split `config.split`; STATES, a
+            `HiddenStates`; TUNING, an `evaluation.finetune.FineTuning`; or WORD_TUNING, an
+            `evaluation.adapt.WordTuning`.
     """
 
     name: str = ""
@@ -192,9 +192,9 @@ class Suite(Generic[Items, Probabilities]):
         self.config = config
 
     def check(self, folder: Path) -> None:
-        """Check, without reading all, that a folder holds items; raises as `files` does.
+        """Check, without reading everything, that a folder has items; raises like `files`.
 
-        It is called before a training that ends with the suite.
+        Called before the training of a run that ends with the suite.
         """
         self.files(folder)
 
@@ -211,18 +211,18 @@ class Suite(Generic[Items, Probabilities]):
         raise NotImplementedError
 
     def from_predictions(self, rows: Sequence[dict[str, Any]]) -> Probabilities:
-        """Return the second argument of `score`, made of the prediction rows of a split."""
+        """Return the second argument of `score`, made from the prediction rows of a split."""
         raise NotImplementedError
 
     def references(self, items: Items, folder: Path) -> References:
-        """Return what the metrics on the items of a folder are compared with, such as chance."""
+        """Return references of the metrics on the items of a folder, such as chance."""
         return {}
 
     def files(self, folder: Path) -> list[Path]:
-        """Return the files that are read, in the order of their names.
+        """Return the files to read, in the order of their names.
 
         Raises:
-            UsageError: There is no such folder or file, or the folder holds no file of the suite.
+            UsageError: There is no such folder or file, or the folder has no file of the suite.
         """
         if folder.is_file():
             return [folder]
@@ -239,9 +239,9 @@ class Suite(Generic[Items, Probabilities]):
         return sorted(matches)
 
     def data_hash(self, folder: Path) -> str:
-        """Return a hash of the names and the contents of the files that are read.
+        """Return a hash of the names and the contents of the files to read.
 
-        Of the manifest of a set it is that of the data, not of the command that made them.
+        For the manifest of a set, it covers the data, not the command that made them.
         """
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files(folder):
@@ -259,7 +259,7 @@ def mean_by_group(items: Iterable[tuple[Sequence[str], Mapping[str, float]]]) ->
     """Return the mean of each metric over all items, and over the items of each group.
 
     Args:
-        items: For each item the names of its groups and its metrics, which all items have.
+        items: The names of each item's groups, and its metrics, which are the same for all items.
     """
     members: dict[str, list[Mapping[str, float]]] = {OVERALL: []}
     for groups, metrics in items:
@@ -274,9 +274,9 @@ def mean_by_group(items: Iterable[tuple[Sequence[str], Mapping[str, float]]]) ->
 
 
 def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
-    """Return what a perfect model and others score in the world of a data folder, by item set.
+    """Return the scores of a perfect model and others in the world of a data folder, by item set.
 
-    {} for data of no world.
+    {} for data that belong to no world.
 
     Args:
         folder: A data folder.
@@ -293,7 +293,7 @@ def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
 def exact_labels(folder: Path) -> dict[str, float]:
     """Return the accuracies of exact readers, of the word alone and of chance on a labelled set.
 
-    {} for a set of no world, and of a world that does not say which side its labels need.
+    {} for a set of no world, or of a world that does not say which side its labels need.
     """
     scores = exact_scores(folder.parent, "labelled").get(folder.name, {})
     if scores.keys().isdisjoint(("needs", "asks")):
@@ -302,21 +302,21 @@ def exact_labels(folder: Path) -> dict[str, float]:
 
 
 def share_known(accuracy: float, exact: Mapping[str, float]) -> dict[str, float]:
-    """Return {"share": ...}, an accuracy's part of what is known beyond the labelled word itself.
+    """Return {"share": ...}, an accuracy's share of the gain over the labelled word alone.
 
-    0 for the accuracy of the word alone, 1 for that of the exact reader of the whole document. {}
-    without an exact reader, or with one that knows no more than the word.
+    It is 0 at the accuracy of the word alone, 1 at the exact reader's of the whole document. {}
+    without an exact reader, or if it is no better than the word.
 
     Args:
         accuracy: The accuracy.
-        exact: What `exact_labels` returns for the set.
+        exact: The result of `exact_labels` for the set.
     """
     word, whole = exact.get("word", 0.0), exact.get("bayes", 0.0)
     return {SHARE: (accuracy - word) / (whole - word)} if whole > word and "word" in exact else {}
 
 
 def by_metric(references: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the values of references by metric, given the metrics of each reference."""
+    """Return the values of references by metric, from the metrics of each reference."""
     values: dict[str, dict[str, float]] = {}
     for reference, metrics in references.items():
         for name, value in metrics.items():

@@ -1,9 +1,9 @@
-"""SyntaxGym: whether the surprisals of regions of sentences are as a formula predicts.
+"""SyntaxGym: whether the surprisals of regions of sentences satisfy a formula.
 
-Files are suites in the JSON of Gauthier et al. (2020), as those of Hu et al. (2020). The surprisal
-of a region is -log2 of the probabilities that the objective gives its tokens, summed; of a masked
-LM these are its pseudo-log-likelihoods, which see the later regions, too. Texts are as people write
-them: regions are joined by a space, but not before one that begins with a comma or a full stop.
+Files are suites in the JSON of Gauthier et al. (2020), such as those of Hu et al. (2020). The
+surprisal of a region is the sum of -log2 of its tokens' probabilities. For a masked LM these are
+pseudo-likelihoods, which also depend on later regions. Texts are joined in natural spelling: with a
+space between regions, but not before one that begins with a comma or a full stop.
 """
 
 import math
@@ -39,13 +39,13 @@ from metaseq_lm.evaluation.suites import (
 )
 
 _ALL_REGIONS = "*"
-_EQUALITY = "equality_accuracy"  # of predictions with "=" that do not count
+_EQUALITY = "equality_accuracy"  # metric of predictions with "=" that do not count
 SUM = "sum"  # the metric of a region: the sum of the surprisals of its tokens
-_ATTACHED = tuple(",.;:!?")  # what begins with one follows without a space
-DRAWS = 200  # of surprisals, from which the level of chance is computed
-_ORDERS = 720  # of conditions at most, for each draw
+_ATTACHED = tuple(",.;:!?")  # a region that begins with one follows without a space
+DRAWS = 200  # draws of surprisals to compute the level of chance
+_ORDERS = 720  # largest number of orders of conditions for each draw
 
-# Where each region of a condition stands in its text, by number: (first character, end).
+# The place of each region of a condition in its text, by number: (first character, end).
 Spans = dict[str, tuple[int, int]]
 
 
@@ -63,9 +63,9 @@ class PredictedItem:
 
     Attributes:
         conditions: Its sentences by the name of the condition.
-        formula: What is predicted.
-        groups: The suite and, if it has several, the prediction; of one that does not count for
-            the suite a single group that is named after both.
+        formula: The prediction.
+        groups: The suite and, if it has several, the prediction; a prediction that does not count
+            for the suite has a single group named after both.
         counts: Whether it counts for the scores of its suite and of all items.
     """
 
@@ -79,8 +79,8 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
     """Suites of SyntaxGym: the share of items whose formula over surprisals of regions holds.
 
     An item with two predictions counts as two. Comparisons are strict, so that equal surprisals
-    satisfy none. A prediction with "=" is a group of its own that no other score has in it, unless
-    `equalities` says so: it holds best for a model that does not react to the context at all.
+    satisfy none. A prediction with "=" is a separate group that other scores leave out unless
+    `equalities` is set, because it holds best for a model that ignores the context.
     """
 
     patterns = ("*.json",)
@@ -117,7 +117,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                 yield PredictedItem(conditions, formula, groups, counts)
 
     def score(self, items: list[PredictedItem], probabilities: SentenceProbabilities) -> Results:
-        """Return the share of items whose formula holds, and how many compare equal values."""
+        """Return the share of items where the formula holds, and how many compare equal values."""
         sentences, parts, regions_scored = [], [], []
         for item in items:
             for name, condition in item.conditions.items():
@@ -142,7 +142,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
         return _results_by_suite(scored, np.array(outcomes, float))
 
     def references(self, items: list[PredictedItem], folder: Path) -> References:
-        """Return chance; groups with an item whose formula has an "=" have none."""
+        """Return chance; groups with a formula that has an "=" have none."""
         chances: dict[tuple[str, tuple[str, ...]], float] = {}
         values = []
         for item in items:
@@ -156,12 +156,12 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
 def _results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Results:
     """Return the metrics of items by suite and prediction, with the mean over suites.
 
-    A suite with several predictions weighs no more than another. Items that do not count have a
-    metric of their own, EQUALITY.
+    All suites have the same weight, however many predictions they have. Items that do not count
+    have a separate metric, `_EQUALITY`.
 
     Args:
-        items: The items, one of which counts at least.
-        outcomes: Of each whether its formula holds and compares equal values, (items, 2).
+        items: The items; at least one counts.
+        outcomes: Whether each formula holds, and compares equal values, (items, 2).
     """
     counts = np.array([item.counts for item in items])
     counted = [item.groups for item in items if item.counts]
@@ -176,7 +176,7 @@ def _results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> R
 
 
 def _item_metrics(outcomes: np.ndarray) -> dict[str, float]:
-    """Return the metrics of items, given (holds, compares equal values) of each, (items, 2)."""
+    """Return the metrics of items from their (holds, compares equal values), (items, 2)."""
     return {"accuracy": float(outcomes[:, 0].mean()), "ties": float(outcomes[:, 1].sum())}
 
 
@@ -209,7 +209,7 @@ def _check_regions(formula: Formula, conditions: dict[str, Condition], where: st
 
 
 def _regions_of(formula: Formula, name: str, condition: Condition) -> list[str]:
-    """Return the numbers of the regions of a condition that a formula is about, each once."""
+    """Return the numbers of the regions of a condition that a formula uses, each once."""
     numbers = [region.number for region in formula.regions if region.condition == name]
     return list(condition.spans if _ALL_REGIONS in numbers else dict.fromkeys(numbers))
 
@@ -223,11 +223,11 @@ def _surprisal_of(surprisals: dict[Region, np.ndarray], region: Region) -> np.nd
 
 
 def chance_of(formula: Formula, conditions: Sequence[str]) -> float:
-    """Return how often a formula holds where the conditions of an item do not matter.
+    """Return how often a formula holds if the conditions of an item do not matter.
 
-    That is the share of orders of the conditions in which it holds, a mean over draws of normal
-    surprisals: exact where it compares single regions, as 1/4 for two comparisons of two conditions
-    each. NaN for one with an "=", which holds the more often the less a model reacts to anything.
+    It is the share of orders of the conditions in which the formula holds, a mean over draws of
+    normal surprisals. It is exact if single regions are compared: 1/4 for two comparisons of two
+    conditions each. NaN for a formula with "=", which holds the more often the less a model reacts.
     """
     if formula.has_equality:
         return math.nan

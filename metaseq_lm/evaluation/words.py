@@ -1,6 +1,6 @@
 """Scores of tagged or parsed sentences.
 
-Predictions are lists with one array per sentence of its words, in the order of `sentences`.
+Predictions are lists with one array over words per sentence, in the order of `sentences`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _Tree = tuple[npt.ArrayLike, npt.ArrayLike]
 def tagging_accuracy(
     gold: npt.ArrayLike, predicted: npt.ArrayLike, unseen: int | None = None
 ) -> float:
-    """Return the share of words with the right class, punctuation too; `unseen` is never right.
+    """Return the share of words with the right class, with punctuation; `unseen` is never right.
 
     MetaseqError for arrays (words,) of unequal length or without words.
     """
@@ -37,11 +37,11 @@ def tagging_accuracy(
 def attachment_scores(
     gold: _Tree, predicted: _Tree, counted: npt.ArrayLike | None = None
 ) -> tuple[float, float]:
-    """Return the share of words with the right head (UAS), and with the right relation too (LAS).
+    """Return the share of words with the right head (UAS), and with head and relation right (LAS).
 
-    A tree is heads (words,) and relations (words,) of sentences end to end; whether the heads form
-    a tree is not checked. `counted` (words,) says which words count, all if None; both scores are
-    nan if none does. ValueError for arrays of unequal length.
+    A tree is heads (words,) and relations (words,) of concatenated sentences; whether the heads
+    form a tree is not checked. `counted` (words,) says which words count, all if None; both scores
+    are nan if none does. ValueError for arrays of unequal length.
     """
     gold_heads, gold_relations = map(np.asarray, gold)
     heads, relations = map(np.asarray, predicted)
@@ -63,9 +63,9 @@ def attachment_scores(
 def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> dict[str, float]:
     """Return the scores of predicted classes by name, from 0 to 1.
 
-    "accuracy" always, without words that are tagged as unlabelled; for spans "f1", "precision" and
-    "recall" as by Clark et al. 2018, and "conlleval_f1". MetaseqError if the predictions do not fit
-    the sentences.
+    Always "accuracy", without words that are tagged as unlabelled; for spans also "f1", "precision"
+    and "recall" as in Clark et al. 2018, and "conlleval_f1". MetaseqError if the predictions do not
+    fit the sentences.
     """
     rows = np.asarray(sentences, np.int64)
     gold = _gold(data, rows, TAGS, predicted)
@@ -88,9 +88,9 @@ def score_trees(
 ) -> dict[str, float]:
     """Return "uas" and "las" without punctuation, "uas_all" and "las_all" with it, from 0 to 1.
 
-    As in the code of Clark et al. 2018, punctuation is known by the form of a word alone. `heads`
-    are positions of words, 1 for the first, 0 for the root. MetaseqError if the predictions do not
-    fit the sentences.
+    As in the code of Clark et al. 2018, the form of a word decides whether it is punctuation.
+    `heads` are positions of words, 1 for the first, 0 for the root. MetaseqError if the predictions
+    do not fit the sentences.
     """
     rows = np.asarray(sentences, np.int64)
     gold_relations = _gold(data, rows, TREES, heads)
@@ -116,7 +116,7 @@ def _flat(rows: Numbers) -> np.ndarray:
 
 
 def _gold(data: WordSet, rows: np.ndarray, form: str, predicted: Numbers) -> np.ndarray:
-    """Return the gold labels end to end; MetaseqError if the predictions do not fit."""
+    """Return the concatenated gold labels; MetaseqError if the predictions do not fit."""
     if data.form != form or data.labels is None:
         raise MetaseqError(f"{data.folder}: a set of form {data.form}, not {form}")
     lengths = [len(np.asarray(row)) for row in predicted]

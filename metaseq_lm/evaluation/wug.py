@@ -1,7 +1,7 @@
-"""WUG tests: whether the probabilities of two forms of a made-up word are those of people.
+"""WUG tests: whether the probabilities of two forms of a made-up word match people's choices.
 
-Files are those of the BabyLM challenge 2025: JSON lines with the candidate `sentences`, a tab
-between them, and the `ratio` of the people who chose the first.
+Files come from the BabyLM challenge 2025: JSON lines with the candidate `sentences`, separated by a
+tab, and the `ratio` of the people who chose the first.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _SPEARMAN = "spearman"
 
 @dataclass(frozen=True)
 class Inflection:
-    """Sentences with forms of a word, the share of people for the first, and its groups."""
+    """Sentences with two forms of a word, the share of people who chose the first, and groups."""
 
     sentences: tuple[Sentence, ...]
     ratio: float
@@ -44,7 +44,7 @@ class Inflection:
 class Wug(Suite[list[Inflection], SentenceProbabilities]):
     """WUG tests: Spearman's correlation of the run's and of people's choices, by file.
 
-    The run's are the share of the first sentence in the softmax of the scores of whole sentences.
+    A run's choice is the first sentence's share in the softmax of the whole sentences' scores.
     """
 
     patterns = ("*.jsonl",)

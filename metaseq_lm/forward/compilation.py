@@ -1,4 +1,4 @@
-"""Blocks that torch.compile compiles one at a time, beside sharding and recomputation."""
+"""Blocks that torch.compile compiles one at a time, together with sharding and recomputation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from metaseq_lm.forward.passes import (
 
 
 class CompiledForward:
-    """The forward function of a block, compiled where gradients are taken.
+    """The forward function of a block, compiled for passes that take gradients.
 
-    Not where operations are counted, nor for second derivatives. Blocks of equal configuration
-    share their code. The hooks of the block, in which shards are gathered, run outside.
+    It is not compiled while operations are counted, nor for second derivatives. Blocks of equal
+    configuration share compiled code. The block's hooks, which gather shards, run outside it.
     """
 
     def __init__(self, forward: Callable[..., Tensor]) -> None:
@@ -58,6 +58,6 @@ def _traced_block(
 
 
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Compile what blocks compute when they are called."""
+    """Replace the forward functions of blocks by compiled ones."""
     for block in blocks:
         block.forward = CompiledForward(block.forward)

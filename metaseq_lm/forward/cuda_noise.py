@@ -3,14 +3,14 @@
 torch's own operations on int64 write every intermediate word of the generator to memory, eight
 bytes for each two-byte lane that a mask needs: two thirds of a base-size update on an H100. Here
 dropout reads its input and writes its output, no mask, and the backward pass draws the same bits
-again. Triton comes with torch's CUDA builds; imported on a CUDA device only.
+again. Triton comes with torch's CUDA builds; this module is imported on a CUDA device only.
 
-Compiled passes do without: torch.compile fuses the operations of TracedNoise with those around
-them, which a kernel of its own would cut apart.
+Compiled passes do not use these kernels: torch.compile fuses the operations of TracedNoise with
+their neighbours, and a separate kernel would prevent that.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found"
-# Triton reads the source of a kernel, whose arguments have no types of Python.
+# Triton reads the source of a kernel; its arguments have no Python types.
 
 from typing import Any
 
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK_WORDS = 256  # of a program; each word makes the bits of four numbers
+_BLOCK_WORDS = 256  # words of a program; each has the bits of four numbers
 _TRITON_TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
@@ -60,7 +60,7 @@ def _dropout_kernel(
     offset = row * numbers + block * (4 * BLOCK)
     at = word[:, None] * 4 + lane[None, :]
     inside = at < numbers - block * (4 * BLOCK)
-    # In float64, as Python divides.
+    # Divide in float64, as Python does.
     scale = (65536.0 / (65536 - threshold).to(tl.float64)).to(WIDE)
     value = tl.load(x + offset + at, mask=inside, other=0.0).to(DTYPE).to(WIDE) * scale
     value = tl.where(lanes.to(tl.int32) >= threshold, value, 0.0).to(DTYPE)
@@ -81,7 +81,7 @@ def _uniform_kernel(keys, out, start, numbers, blocks, BLOCK: tl.constexpr):
 
 
 class _Dropout(torch.autograd.Function):
-    """residual + dropout(x as dtype); its graph keeps the keys alone."""
+    """residual + dropout(x as dtype); its graph keeps only the keys."""
 
     @staticmethod
     def forward(
@@ -130,7 +130,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _computing_type(dtype: torch.dtype) -> tl.dtype:
-    """Return the type in which torch computes products and sums of a type."""
+    """Return the type in which torch computes products and sums of `dtype`."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
@@ -139,7 +139,7 @@ def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, start: int, thresh
 
     The numbers of x (rows, ...), spread over the rows, are 0 where their 16 random bits, from word
     `start` of their row on, are below `threshold`, else multiplied by 65536 / (65536 - threshold).
-    `keys` are the keys of the rows (rows,), int64, on the device. Raises ValueError for another
+    `keys` (rows,) are the int64 keys of the rows, on the device. Raises ValueError for another
     shape.
     """
     if residual is not None and residual.shape != x.shape:

@@ -1,4 +1,4 @@
-"""Forward passes: parameters, random numbers and precision with which a model computes a loss.
+"""Forward passes: the parameters, random numbers and precision of a model's computation.
 
 The engine starts passes and models read their context: neither imports the other.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from metaseq_lm.distributed.placement import Placement
 
 T = TypeVar("T")
-LossFn = Callable[[Any], Terms]  # of a Batch of some kind
+LossFn = Callable[[Any], Terms]  # the argument is a Batch of some kind
 RngKey = int | str
 
 # Words generated ahead per refill at most; more only costs cache misses.
@@ -51,7 +51,7 @@ _COUNTER_STEP = _signed(GOLDEN)
 
 
 def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = _COUNTER_STEP) -> Tensor:
-    """The words of `words` with the numbers `at` (N,), as int64 (rows, N)."""
+    """Return words number `at` (N,) of `random_streams.words`, as int64 (rows, N)."""
     z = keys[:, None] + (at + 1) * golden
     for shift, factor in zip(SHIFTS, (*FACTORS, None)):
         # torch shifts int64 arithmetically; the mask makes it the logical shift of the definition.
@@ -63,7 +63,7 @@ def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = _COUNTER_STEP)
 
 @functools.cache
 def cuda_kernels(device_type: str) -> ModuleType | None:
-    """Return the kernels for row noise on a CUDA device; None without a device or Triton."""
+    """Return the Triton kernels for row noise; None without a CUDA device or Triton."""
     if device_type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from metaseq_lm.forward import cuda_noise
@@ -74,13 +74,13 @@ def cuda_kernels(device_type: str) -> ModuleType | None:
 class Noise:
     """The random numbers of a pass over one micro-batch, drawn in the order of the model's calls.
 
-    Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A
-    tensor that asks must hold the rows in its leading dimensions.
+    Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. The
+    leading dimensions of a tensor that needs numbers must hold the rows.
 
     Attributes:
-        kernels: The module whose kernels draw the numbers where they are used; None if torch's
+        kernels: The module of kernels that draw the numbers where they are used; None if torch's
             operations draw them, which is the reference.
-        position: Number of words of each row that were drawn.
+        position: Number of words drawn from each row so far.
     """
 
     def __init__(self, root: int, rows: np.ndarray, device: torch.device | str = "cpu") -> None:
@@ -134,7 +134,7 @@ class Noise:
         self._masks = {}
 
     def at(self, position: int) -> Noise:
-        """Return the numbers from `position` on, a copy unless it is the current position."""
+        """Return the noise from `position` on; a copy unless it is the current position."""
         if position == self.position:
             return self
         noise = copy.copy(self)
@@ -163,7 +163,7 @@ class Noise:
         return mask[:, at : at + numbers].reshape(shape)
 
     def dropout(self, x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
-        """Return x times `keep`, added to a residual, by the kernels; only with `kernels`."""
+        """Return x times `keep` plus the residual, computed by `kernels`, which must be set."""
         assert self.kernels is not None
         _, count = self._take(x.shape, per_word=4)
         start, self.position = self.position, self.position + count
@@ -208,11 +208,11 @@ def _below_1(drawn: Tensor, dtype: torch.dtype) -> Tensor:
 class TracedNoise(Noise):
     """The numbers of Noise as operations of a graph that torch.compile traces.
 
-    `keys` (rows + 2,) are its row keys, as int64, GOLDEN (as a constant the compiler would
-    multiply it by positions in numbers without a limit), and the number of the first word.
+    `keys` (rows + 2,) are int64: the row keys, GOLDEN (the compiler would multiply a constant by
+    positions in unbounded integers), and the number of the first word.
 
     Attributes:
-        position: Number of words of each row that were drawn, from that one on.
+        position: Number of words drawn from each row, counted from that one.
     """
 
     def __init__(self, keys: Tensor) -> None:
@@ -221,7 +221,7 @@ class TracedNoise(Noise):
         self.position = 0
 
     def _advance(self, shape: Sequence[int], per_word: int) -> Tensor:
-        """Return the numbers of the next words, and which of them a tensor of `shape` needs."""
+        """Return the positions of each row's next numbers, enough for a tensor of `shape`."""
         numbers = math.prod(shape) // self.row_keys.shape[0]
         start, self.position = self.position, self.position - (-numbers // per_word)
         at = start * per_word + torch.arange(numbers, device=self.row_keys.device)
@@ -280,17 +280,17 @@ def full_precision(x: Tensor) -> Tensor:
 
 
 def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
-    """Return block(*inputs); with `recompute` the graph keeps no activation but the inputs.
+    """Return block(*inputs); with `recompute` the graph keeps only the inputs.
 
-    The backward pass then runs the block again with the weights and the random numbers of the first
-    time: those are arguments, as under functional_call, or between passes on sharded parameters,
-    the block holds others by then.
+    The backward pass then runs the block again with the same weights and random numbers. The
+    weights are arguments, because the block holds others by then under functional_call, or between
+    passes on sharded parameters.
     """
     context = current_context()
     if not (context.recompute and torch.is_grad_enabled()):
         output: Tensor = block(*inputs)
         return output
-    # Shards are gathered by each call of the block.
+    # Each call of the block gathers the shards.
     active = active_weights()
     weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
     start = context.noise.position if context.noise is not None else 0
@@ -318,15 +318,15 @@ class LossRecord:
 
     Attributes:
         loss_terms: The kind of each term that is part of a loss, by name: lower is better.
-        has_items: Whether a loss that was differentiated has had an item, such as a target; None
-            before any.
+        has_items: Whether any differentiated loss had an item, such as a target; None before the
+            first.
     """
 
     loss_terms: dict[str, str] = field(default_factory=dict)
     has_items: bool | None = None
 
     def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
-        """Record terms; `totals` are the sizes of a global batch whose loss is differentiated."""
+        """Record terms; `totals` are the global batch's sizes if its loss is differentiated."""
         losses = {name: term for name, term in terms.items() if is_optimized(term)}
         self.loss_terms |= {name: term.kind for name, term in losses.items()}
         if totals is not None and losses and not self.has_items:
@@ -341,12 +341,12 @@ class ForwardPasses:
         seed: Seed of all random numbers inside passes.
         device: Device that the passes compute on.
         is_low: Whether passes run under autocast to bfloat16.
-        placement: The model's sharded parameters; None if they rest whole in every process.
+        placement: The model's sharded parameters; None if every process holds them whole.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `ForwardPass.terms` runs losses through torch.compile.
 
     Attributes:
-        record: What the losses of these passes have shown.
+        record: Statistics of the losses of these passes.
         update: Number of the update; -1 outside updates.
     """
 
@@ -362,14 +362,14 @@ class ForwardPasses:
         self.seed, self.device, self.is_low = seed, device, is_low
         self.placement = placement
         self.recompute = recompute
-        # Lengths differ from batch to batch; a part that cannot be compiled is an error.
+        # dynamic: lengths differ between batches; fullgraph: code that cannot compile is an error.
         self.compiled_terms = (
             torch.compile(_traced_terms, fullgraph=True, dynamic=True) if compiled else None
         )
         self.record = LossRecord()
         self.update = 0
         self.words = 0  # number of random words that the last pass used
-        self._calls = 0  # of verbs without a key, in this update
+        self._calls = 0  # calls without a key in this update
 
     def begin(self, update: int) -> None:
         """Start an update; its random numbers depend only on the seed and its number."""
@@ -386,8 +386,8 @@ class ForwardPasses:
             self.update, self._calls = saved
 
     def key(self, rng_key: RngKey | None) -> RngKey:
-        """Return a key of random numbers, a new one for None."""
-        # Counted only without a key: a method that calls another must not shift later draws.
+        """Return the key of a pass's random numbers, a new one for None."""
+        # Only calls without a key count: a method that calls another must not shift later draws.
         if rng_key is not None:
             return rng_key
         self._calls += 1
@@ -405,10 +405,10 @@ class ForwardPasses:
 
         Args:
             rng_key: Key of the random numbers.
-            are_equal: Whether all replicas run equally many micro-batches, and so gather sharded
-                parameters where they are used; otherwise before the pass.
-            full_precision: Whether the gradient is part of second derivatives, or of differences
-                in their place: no autocast.
+            are_equal: Whether all replicas run the same number of micro-batches, and can so gather
+                sharded parameters where they are used; otherwise they gather before the pass.
+            full_precision: Whether the gradient is part of second derivatives, or of finite
+                differences in their place: no autocast.
             double_backward: Whether the gradient will itself be differentiated; such a pass has
                 full precision.
         """
@@ -446,7 +446,7 @@ class ForwardPass:
         rng_key: Key of the random numbers.
         is_low: Whether the pass runs under autocast to bfloat16.
         double_backward: Whether the gradient will itself be differentiated.
-        weights: The sharded parameters that the graph gathers, if it does.
+        weights: The sharded parameters that the graph gathers; None if it does not.
     """
 
     passes: ForwardPasses
@@ -458,13 +458,13 @@ class ForwardPass:
     def leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the leaves of the graph for parameters.
 
-        These are the parameters themselves, or where the graph gathers them the rows that this
-        process holds.
+        These are the parameters themselves; if the graph gathers them, the rows that this process
+        holds.
         """
         return parameters if self.weights is None else list(map(self.weights.leaf, parameters))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return function(), in which the model computes."""
+        """Return function(), which runs the model, with the hooks of fully sharded parameters."""
         placement = self.passes.placement
         if placement is None or placement.is_whole or not is_fully_sharded(placement):
             return function()
@@ -486,7 +486,7 @@ class ForwardPass:
     def terms(self, loss_fn: LossFn, batch: Batch) -> Terms:
         """Return the terms of a loss, inside `over`.
 
-        Not compiled where operations are counted, or for second derivatives.
+        They are not compiled while operations are counted, nor for second derivatives.
         """
         compiled = self.passes.compiled_terms
         if compiled is None or self.double_backward or _get_current_dispatch_mode() is not None:
@@ -511,7 +511,7 @@ class ForwardPass:
 
 
 def _traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
-    """Return the terms of a loss with the random numbers of TracedNoise(keys); it is compiled."""
+    """Return the terms of a loss with the random numbers of TracedNoise(keys); to be compiled."""
     noise = None if keys is None else TracedNoise(keys)
     with use_context(ForwardContext(noise)):
         return loss_fn(batch)
@@ -521,7 +521,7 @@ def _traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
 
 
 def is_optimized(term: Term) -> bool:
-    """Return whether a term counts in the loss; one whose weight is a tensor always does."""
+    """Return whether a term counts in the loss; a tensor as its weight always does."""
     return isinstance(term.weight, Tensor) or term.weight != 0
 
 
@@ -557,7 +557,7 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
     """Return the weighted sum of the terms' means, and add their means to `logs`."""
     check_terms(terms, totals)
     total: Any = 0.0
-    excess: Any = 0.0  # of sums over the means that are logged
+    excess: Any = 0.0  # of differentiated sums over the logged ones
     for name, term in terms.items():
         if term.per is None:
             mean = term.sum
@@ -587,9 +587,9 @@ def _has_loss(terms: Terms) -> bool:
 
 
 def means(replicas: list[Any]) -> Logs:
-    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss".
+    """Return the means of the terms summed by the replicas' `evaluate`, and the weighted "loss".
 
-    A term of no items has no mean and is left out, and so is a loss of such terms only.
+    A term without items has no mean and is left out, and so is a loss of only such terms.
     """
     terms: Terms = {}
     sizes: dict[str, Any] = {}
@@ -613,5 +613,5 @@ def means(replicas: list[Any]) -> Logs:
 
 
 def copy_sums(items: Tensor, batch: TokenBatch) -> Tensor:
-    """Sum `items`, whose leading axes are those of batch.tokens, to a scalar or to (C,)."""
+    """Sum `items` to a scalar or to (C,); its leading axes are the axes of batch.tokens."""
     return items.flatten(1).sum(1) if batch.tokens.dim() == 3 else items.sum()

@@ -16,7 +16,7 @@ from metaseq_lm.interop.parts import Part, build
 from metaseq_lm.models.transformer.encoder import Embeddings, TransformerLM
 from metaseq_lm.models.transformer.span_head import SpanHead
 
-LIMIT = 1e-5  # of logits, in fp32
+LIMIT = 1e-5  # largest difference of logits, in fp32
 ROWS, LONGEST = 4, 64
 TEXT = (
     "The quick brown fox, aged 12, jumps over the lazy dog's back.",
@@ -72,7 +72,7 @@ def largest_difference(
 ) -> float:
     """Return the largest difference of all outputs on random rows, with and without padding.
 
-    That of real values is relative to their range.
+    For real values it is relative to their range.
     """
     largest = 0.0
     label_range = part.original.get(LABEL_RANGE)
@@ -95,7 +95,7 @@ def random_rows(
     part: Part, vocabulary: Vocabulary, padded: bool
 ) -> tuple[Tensor, Layout, Tensor | None]:
     """Return ids (B, S), their layout, and segments (B, S) if there are any."""
-    # Several windows of local layers.
+    # Long enough for several windows of local layers.
     windows = [3 * part.foreign.model.scope(n).window // 2 for n in range(3)]
     length = min(max(LONGEST, *windows), part.foreign.model.max_positions)
     random = np.random.default_rng(1)
@@ -115,7 +115,7 @@ def random_rows(
 def native_outputs(
     net: nn.Module, rows: Tensor, layout: Layout, segments: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the outputs of a net by the name of the head, "hidden" for one without heads."""
+    """Return the outputs of a network by head, "hidden" if it has no heads."""
     if not isinstance(net, TransformerLM):
         assert isinstance(net, nn.ModuleDict)
         parts = net["generator"]
@@ -140,7 +140,7 @@ def native_outputs(
 def foreign_outputs(
     model: nn.Module, rows: Tensor, layout: Layout, segments: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the outputs of a model of the transformers library by our names of its heads."""
+    """Return the outputs of a model of the transformers library by our names of the heads."""
     inputs = {"input_ids": rows, "attention_mask": (~layout.padding_of(rows)).long()}
     if segments is not None:
         inputs["token_type_ids"] = segments

@@ -15,17 +15,17 @@ _HEADS = "heads."
 
 
 def claimed(config: RunConfig, source: object) -> Exported:
-    """Return what the criterion of a run declares, if its task and model may be exported, too.
+    """Return the export that a run's criterion declares, if its task and model may be exported.
 
     Raises:
-        MetaseqError: One of the three does not, or does not say so; the message begins with
-            `source`.
+        MetaseqError: One of the three may not be exported, or does not declare it; the message
+            begins with `source`.
     """
     config = read_as(config)
     for kind in _KINDS:
         name = getattr(config, kind)._name
         entry = ALL[kind].entry(name)
-        # Not an inherited one: a subclass may compute something else.
+        # Not an inherited declaration: a subclass may compute something else.
         declared = vars(entry.value).get("exported")
         if isinstance(declared, str):
             raise MetaseqError(f"{source}: {kind} {name}: {declared}")

@@ -34,8 +34,8 @@ _DISTIL_KEYS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "hidden_act": "activation",
 }
-_MAX_SIZE = 1000  # of the number of layers and of segment types
-# Values that options must have, if they are given, because our encoder supports no others.
+_MAX_SIZE = 1000  # limit of the numbers of layers and of segment types
+# Values that options must have if they are given, because our encoder supports no others.
 FIXED = {
     "hidden_act": "gelu",
     "position_embedding_type": "absolute",
@@ -48,7 +48,7 @@ FIXED = {
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """A model as a `config.json` describes it."""
+    """A model described by a `config.json`."""
 
     architecture: Architecture
     model: EncoderConfig
@@ -112,7 +112,7 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
 
 
 def _check_sizes(model: EncoderConfig, largest: int, source: object) -> None:
-    """Raise MetaseqError, naming `source`, for sizes that no model has."""
+    """Raise MetaseqError, naming `source`, for implausible sizes."""
     options = {option: getattr(model, option) for option in (*SIZES.values(), "max_positions")}
     # A small malicious file must not request thousands of layers.
     is_small = min(options.values()) < 1
@@ -235,7 +235,7 @@ def _section_with(section: Any, values: dict[str, Any]) -> Any:
 
 
 def _with_groups(config: RunConfig, names: dict[str, str]) -> RunConfig:
-    """Return `config` with the groups `names`; without their options if they are not registered."""
+    """Return `config` with the groups in `names`, without options if they are not registered."""
     if names["task"] in TASKS.entries:
         return load_config([f"{group}={name}" for group, name in names.items()])
     unregistered = {group: untyped_section({"_name": name}) for group, name in names.items()}

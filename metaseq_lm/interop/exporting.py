@@ -1,4 +1,4 @@
-"""A checkpoint to a folder of the transformers library."""
+"""Exports a checkpoint to a folder of the transformers library."""
 
 import re
 from dataclasses import replace
@@ -52,8 +52,8 @@ def export_checkpoint(
     """Write config.json, weights, tokenizer and card of part `name` to the new folder `out`.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
-    folder of its config. `head` is the labelled set of the head, where there are several. Returns
-    the part and its tokenizer. MetaseqError if the library has no such model.
+    folder of its config. `head` is the labelled set of the head if there are several. Returns the
+    part and its tokenizer. MetaseqError if the library has no such model.
     """
     if name == "main" and f"{EMBEDDINGS[0]}tokens.weight" not in stored.weights:
         raise MetaseqError(f"{stored.path}: {_NO_ENCODER}")
@@ -74,13 +74,13 @@ def export_checkpoint(
 
 
 def _row_length(part: Part, config: RunConfig) -> int:
-    """Return at how many tokens a fine-tuned model's tokenizer cuts texts; else 0."""
+    """Return the number of tokens to which a fine-tuned model's tokenizer cuts texts, else 0."""
     is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
     return int(config.task.tokens_per_sample) if is_fine_tuned else 0
 
 
 def longest_input(part: Part, config: RunConfig) -> str:
-    """Return how long inputs may be, and a remark if rows in training were shorter."""
+    """Describe the longest input, with a remark if rows in training were shorter."""
     positions = part.foreign.model.max_positions
     rows = getattr(config.task, "tokens_per_sample", positions)
     if rows == positions:
@@ -91,7 +91,7 @@ def longest_input(part: Part, config: RunConfig) -> str:
 
 
 def _tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
-    """Return the folder of a checkpoint's tokenizer, run or data; UsageError if gone."""
+    """Return the folder of a checkpoint's tokenizer, of the run or the data; UsageError if gone."""
     run = stored.path.parent.parent
     folder = run if (run / DICT_FILE).is_file() else Path(config.data)
     if not folder.is_dir():
@@ -104,9 +104,9 @@ def _tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
 def export_part(
     stored: Checkpoint, config: RunConfig, vocabulary: Vocabulary, name: str, head: str = ""
 ) -> Part:
-    """Return net `name` of a checkpoint, with one `head`, as a model of transformers.
+    """Return network `name` of a checkpoint, with one `head`, as a model of transformers.
 
-    UsageError if there is no such net or head, MetaseqError if it has no counterpart.
+    UsageError if there is no such network or head, MetaseqError if it has no counterpart.
     """
     main = name == "main"
     weights = {n: w for n, w in stored.weights.items() if n.startswith("generator.") != main}
@@ -165,9 +165,9 @@ def _trained_part(
     source: object,
     main: bool = True,
 ) -> Part:
-    """Return a model that was trained here as the matching class of the transformers library.
+    """Convert a model that was trained here to the matching class of the transformers library.
 
-    MetaseqError, which begins with `source`, if there is none.
+    MetaseqError, which begins with `source`, if there is no such class.
     """
     claim = claimed(config, source)
     weights, omitted = with_exported_heads(weights, claim) if main else (weights, [])
@@ -219,7 +219,7 @@ def _trained_part(
         ("{} has more than it, such as", names.keys() - weights.keys()),
     ):
         if wrong:
-            # Of a head its name is enough.
+            # For a head, its name is enough.
             parts = {re.sub(r"^(heads\.\w+)\..*", r"\1", name) for name in wrong}
             detail = f"{message.format(architecture.name)} {', '.join(sorted(parts)[:4])}"
             remedy = "; train with task.joint=false task.answerability=false to export it"
@@ -240,9 +240,9 @@ def choose(
 ) -> Architecture:
     """Return the class of the transformers library for the encoder and heads of `weights`.
 
-    `activation` is that of the layer in a head for sentences, by which ELECTRA's and DistilBERT's
-    differ, `reach` what a token sees. MetaseqError if the library has the head for other encoders
-    only.
+    `activation` is the activation in a head for sentences, which distinguishes ELECTRA's from
+    DistilBERT's; `reach` is what a token sees. MetaseqError if the library has the head only for
+    other encoders.
     """
     heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:
@@ -252,7 +252,7 @@ def choose(
     if layer == "gelu" or model.token_embed_dim not in (0, model.encoder_embed_dim):
         base = "Electra"
     elif layer == "relu":
-        # DistilBERT has no segments, and the constant of its layer norms is fixed.
+        # DistilBERT has no segments, and a fixed constant in its layer norms.
         base = "DistilBert" if not model.segments and model.norm_eps == _DISTIL_EPS else base
     elif base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
         base = "Roberta"
@@ -284,8 +284,8 @@ def choose(
 def _label_options(
     part: Part, config: RunConfig, stored: Checkpoint, labelled: Any
 ) -> dict[str, Any]:
-    """Return the options of `config.json` that name a classifier's outputs for a set."""
-    labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # of one set
+    """Return the options of `config.json` that name a classifier's outputs by a set's labels."""
+    labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # one set
     bias = part.weights.get(f"{SENTENCE}out.bias", part.weights.get(f"{TOKEN}out.bias"))
     if bias is None or part.foreign.architecture.name.endswith("ForMultipleChoice"):
         return {}
@@ -312,7 +312,7 @@ def _label_options(
 
 
 def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -> str:
-    """Return why a model of these weights cannot be exported, "" if it can."""
+    """Return why a model with these weights cannot be exported; "" if it can."""
     source = "model"
     try:
         if not isinstance(vocabulary, Vocabulary) or f"{EMBEDDINGS[0]}tokens.weight" not in weights:
@@ -330,7 +330,7 @@ def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -
 
 
 def _generator_sizes(model: EncoderConfig, weights: dict[str, Tensor]) -> EncoderConfig:
-    """Return the sizes of ELECTRA's generator, whose heads are as wide as the main encoder's."""
+    """Return the sizes of ELECTRA's generator, which has heads as wide as the main encoder's."""
     fc1 = weights[_SIZE_OF_GENERATOR]
     width, embed = fc1.shape[1], weights["generator.embeddings.tokens.weight"].shape[1]
     layers = {n for n in weights if re.fullmatch(r"generator\.stack\.layers\.\d+\.fc1\.bias", n)}

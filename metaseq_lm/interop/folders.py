@@ -1,4 +1,4 @@
-"""Reading and writing the files of a folder of the transformers library."""
+"""Reads and writes the files of a folder of the transformers library."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
 from metaseq_lm.runs.checkpoint import nonfinite
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
-_LARGEST_POINTER = 1 << 10  # bytes; Git LFS has such files in the place of large ones
+_LARGEST_POINTER = 1 << 10  # bytes; Git LFS has such files in place of large ones
 CONFIG_FILE = "config.json"
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -33,7 +33,7 @@ _TOKENIZER_FILES = (
 
 
 def read_folder_config(folder: Path) -> dict[str, Any]:
-    """Return the content of `config.json`; MetaseqError if there is none that can be read."""
+    """Return the content of `config.json`; MetaseqError if it is missing or cannot be read."""
     path = folder / CONFIG_FILE
     if folder.is_file():
         raise MissingError(f"{folder}: is a file; give its folder, which save_pretrained wrote")
@@ -69,7 +69,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def _shards(index: Path) -> list[str]:
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
-        # Only files of this very folder: an index is not to lead anywhere else.
+        # Only files in this folder: an index must not lead anywhere else.
         if not all(isinstance(n, str) and n == Path(n).name for n in names):
             raise ValueError("it names files that are not beside it")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -84,7 +84,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         check_header(data)
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # whatever the library raises for a file that is not its own
+    except Exception as error:  # the library may raise anything for a foreign file
         raise MetaseqError(f"{path}: damaged ({str(error).splitlines()[0][:200]})") from error
     return tensors
 
@@ -92,11 +92,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_torch(path: Path) -> dict[str, Tensor]:
     data = path.read_bytes()
     try:
-        # Before 2020 torch did not write zip files; such a file is read by weights_only alone.
+        # Before 2020 torch did not write zip files; only weights_only protects reading such a file.
         if zipfile.is_zipfile(io.BytesIO(data)):
             check_archive(data)
         content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever torch raises for a file that is not its own
+    except Exception as error:  # torch may raise anything for a foreign file
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         raise MetaseqError(f"{path}: cannot be read ({reason})") from error
     if not isinstance(content, dict) or not all(
@@ -122,7 +122,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """Copy the tokenizer files of a folder as they are; returns their names."""
+    """Copy the tokenizer files of a folder unchanged; return their names."""
     names = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
     for name in names:
         shutil.copyfile(source / name, target / name)
@@ -133,7 +133,7 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` at the end, or vanishes if the block fails.
 
-    UsageError if there is something at `path` already.
+    UsageError if `path` exists already.
     """
     path = path.absolute()
     if path == Path.cwd():

@@ -1,4 +1,4 @@
-"""Heads of fine-tuned models in the form that the classes of the transformers library have.
+"""Converts heads of fine-tuned models to the form of the transformers library's classes.
 
 Shapes: D hidden width, K outputs.
 """
@@ -18,23 +18,22 @@ from metaseq_lm.models.transformer.span_head import SpanHead
 
 SENTENCE, _SPAN, TOKEN = "heads.sentence.", "heads.span.", "heads.token."
 LABEL_RANGE = "label_range"
-# tanh(x * LINEAR) / LINEAR is x up to rounding for the states of a layer norm; a power of two is
-# exact.
+# tanh(x * LINEAR) / LINEAR is x up to rounding for the states of a layer norm; scaling by a power
+# of two is exact.
 LINEAR = 2.0**-13
-# From here on, gelu(x) is x in fp32.
+# For larger x, gelu(x) is x in fp32.
 _GELU_LINEAR = 6.0
 
 
 def sets_with_heads(weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the labelled sets that have a head of their own."""
+    """Return the names of the labelled sets that have a separate head."""
     return sorted({set_of(name, SETS) for name in weights} - {""})
 
 
 def with_one_head(weights: dict[str, Tensor], name: str, source: object) -> dict[str, Tensor]:
-    """Return weights with the head of the labelled set `name` alone, as that of a model of one set.
+    """Return weights with only the head of the labelled set `name`, as in a model of one set.
 
-    UsageError, which begins with `source`, without such a set, or without a name where there are
-    several.
+    UsageError, which begins with `source`, if there is no such set, or no name for several sets.
     """
     names = sets_with_heads(weights)
     if not names and not name:
@@ -59,7 +58,7 @@ def with_one_head(weights: dict[str, Tensor], name: str, source: object) -> dict
 
 
 def add_fine_tuned_heads(heads: nn.ModuleDict, weights: dict[str, Tensor], activation: str) -> None:
-    """Add to a net the heads for whole rows, tokens and spans that `weights` hold."""
+    """Add the heads for whole rows, tokens and spans in `weights` to a network."""
     if f"{SENTENCE}out.bias" in weights:
         outputs, width = weights[f"{SENTENCE}out.weight"].shape
         pooled = f"{SENTENCE}pooler.weight" in weights
@@ -77,8 +76,8 @@ def to_library_form(
     """Return weights with the sentence head of the library's class; outputs are equal.
 
     The library has a layer below the output layer, with the architecture's activation; `activation`
-    is that of our head. Where our head has no such layer, it becomes the identity, within the
-    linear part of tanh or GELU. The scale of real-valued labels goes into the output layer.
+    is our head's. If our head has no such layer, it becomes the identity, in the linear range of
+    tanh or GELU. The scale of real-valued labels goes into the output layer.
 
     Raises:
         MetaseqError: The library has no such head.

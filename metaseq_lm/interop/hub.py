@@ -7,7 +7,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 
 
 def require_hub(repository: str) -> None:
-    """Raise UsageError unless the library, a token and a valid name of a repository are there."""
+    """Raise UsageError without the library, a token or a valid name of a repository."""
     library = _hub_library()
     try:
         library.utils.validate_repo_id(repository)
@@ -19,7 +19,7 @@ def require_hub(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, public: bool) -> str:
-    """Upload `folder` to a model repository, made if it is missing, and return its address.
+    """Upload `folder` to a model repository, creating it if necessary, and return its address.
 
     Raises:
         UsageError: The repository is public, and `public` is false.
@@ -40,7 +40,7 @@ def push(folder: Path, repository: str, public: bool) -> str:
     except library.errors.HfHubHTTPError as error:
         reason = error.server_message or str(error).splitlines()[0]
         raise MetaseqError(f"--push {repository}: the Hub refuses ({reason}){later}") from error
-    except Exception as error:  # whatever the HTTP client of the library raises
+    except Exception as error:  # the library's HTTP client may raise anything
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise MetaseqError(
             f"--push {repository}: the Hub cannot be reached ({reason}){later}"

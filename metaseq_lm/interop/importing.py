@@ -1,4 +1,4 @@
-"""Import a folder of the transformers library as a run folder that training starts from."""
+"""Imports a folder of the transformers library as a run folder that training can start from."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from metaseq_lm.interop.folders import (
 from metaseq_lm.interop.parts import KEY, Part, build, read_part
 from metaseq_lm.runs import checkpoint
 
-ORIGINALS = "transformers"  # folder of the tokenizer files as they were
+ORIGINALS = "transformers"  # folder of the original tokenizer files
 EMBEDDINGS = ("encoder.embeddings.", "generator.embeddings.")
 
 
@@ -30,9 +30,9 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
     """Fill the new folder `out` with tokenizer, config.yaml and a checkpoint of `source`.
 
     `generator` is the folder of ELECTRA's generator. MetaseqError for a folder that cannot be used;
-    then `out` is not there.
+    `out` does not exist then.
     """
-    read_folder_config(source)  # its complaint comes before that of the tokenizer
+    read_folder_config(source)  # its error comes before the tokenizer's
     tokenizer = load_tokenizer(source)
     part = _load_part(source, tokenizer)
     parts, weights, sharing = {"main": part}, dict(part.weights), "embeddings"
@@ -62,7 +62,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
 
 
 def _load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
-    """Read one model; MetaseqError if it is none that we have, or of another vocabulary."""
+    """Read one model; MetaseqError if it is not supported, or has another vocabulary."""
     config = read_folder_config(folder)
     foreign = read_config(config, folder / CONFIG_FILE)
     vocabulary = tokenizer.vocabulary
@@ -109,7 +109,7 @@ def _check_generator(main: Part, other: Part, folder: Path) -> None:
 
 
 def join(main: Part, other: Part) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the weights of both, and "embeddings" if they share those, "none" if not."""
+    """Return the weights of both, and "embeddings" if they share embeddings, else "none"."""
     main_prefix, generator_prefix = EMBEDDINGS
     embeddings = {n: w for n, w in other.weights.items() if n.startswith(generator_prefix)}
     shared = all(

@@ -9,7 +9,7 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.runs.checkpoint import Checkpoint
 
-# The end of a class's name, the pipeline that takes it, and the class that opens any such folder.
+# The suffix of a class's name, the pipeline for it, and the class that opens any such folder.
 _PIPELINES = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
     "ForCausalLM": ("text-generation", "AutoModelForCausalLM"),
@@ -33,8 +33,8 @@ def model_card(
 ) -> str:
     """Return the model card of a checkpoint; `model` is the content of its `config.json`.
 
-    `labelled` is the set whose head was chosen, if there are several, `longest` says how long
-    inputs may be; without `has_pipeline` no pipeline of transformers does what was trained.
+    `labelled` is the set of the chosen head, if there are several; `longest` describes the longest
+    input; without `has_pipeline` no pipeline of transformers performs the trained task.
     """
     name = model["architectures"][0]
     pipeline, opener = next(p for end, p in _PIPELINES.items() if name.endswith(end))

@@ -16,7 +16,7 @@ from metaseq_lm.config.transformer import (
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
-# Key under which config.json holds what the keys of transformers cannot express.
+# Key in config.json for values that the keys of transformers cannot express.
 OUR_KEY = "metaseq_lm"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 SIZES = {
@@ -27,14 +27,14 @@ SIZES = {
     "max_position_embeddings": "max_positions",
     "local_attention": "local_window",
 }
-# Of these the library has a default.
+# The library has defaults for these.
 _RATES = {
     "embedding_dropout": ("dropout", 0.0),
     "attention_dropout": ("attention_dropout", 0.0),
     "mlp_dropout": ("activation_dropout", 0.0),
     "norm_eps": ("norm_eps", 1e-5),
 }
-# Values that options must have, if they are given, because our encoder supports no others.
+# Values that options must have if they are given, because our encoder supports no others.
 FIXED = {
     "norm_bias": False,
     "attention_bias": False,
@@ -52,7 +52,7 @@ Number = Callable[..., Any]  # reads a number of config.json: key, type, default
 
 
 def read_modern(config: dict[str, Any], number: Number, source: object) -> ModernConfig:
-    """Return the options of a `config.json`; MetaseqError naming `source` for others than ours."""
+    """Return the options of a `config.json`; MetaseqError naming `source` for unsupported ones."""
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
     options |= {option: number(key, float, default) for key, (option, default) in _RATES.items()}
     for key, (option, old_key, default) in _THETAS.items():
@@ -67,7 +67,7 @@ def read_modern(config: dict[str, Any], number: Number, source: object) -> Moder
     extra = config.get(OUR_KEY)
     multiple = extra.get("vocab_multiple") if isinstance(extra, dict) else None
     if not isinstance(multiple, int) or multiple < 1:
-        multiple = rows & -rows  # the largest power of two: any of them has the same rows
+        multiple = rows & -rows  # the largest power of two; any gives the same rows
     return ModernConfig(
         gate=gate,
         global_every=global_every(config, options["encoder_layers"], source),
@@ -91,7 +91,7 @@ def _theta_of(config: dict[str, Any], key: str, default: Any, source: object) ->
 
 
 def global_every(config: dict[str, Any], layers: int, source: object) -> int:
-    """Return after how many layers a global one comes; MetaseqError for another pattern."""
+    """Return the distance between global layers; MetaseqError for another pattern."""
     kinds = config.get("layer_types")
     if kinds is None:
         every = config.get("global_attn_every_n_layers", 3)
@@ -108,7 +108,7 @@ def global_every(config: dict[str, Any], layers: int, source: object) -> int:
 
 
 def modern_values(model: ModernConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the content of `config.json` but for the class and tied weights."""
+    """Return the content of `config.json`, except the class and tied weights."""
     first = vocabulary.cls() if vocabulary.task_tokens else vocabulary.sep
     values: dict[str, Any] = {key: getattr(model, option) for key, option in SIZES.items()}
     values |= {key: getattr(model, option) for key, (option, _) in _RATES.items()}
@@ -134,7 +134,7 @@ def modern_values(model: ModernConfig, vocabulary: Vocabulary) -> dict[str, Any]
 
 
 def unexportable(model: ModernConfig, heads: set[str]) -> str:
-    """Return which option or head no ModernBERT of the library has, "" if all of them."""
+    """Name an option or head that no ModernBERT of the library supports; "" if there is none."""
     wrong = {
         "model.qk_norm=true": model.qk_norm,
         f"model.norm={model.norm}": model.norm != LAYER,

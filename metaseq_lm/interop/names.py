@@ -23,7 +23,8 @@ _DISTIL_LAYER = {
     "fc2": ("ffn.lin2",),
     "ffn_norm": ("output_layer_norm",),
 }
-# Heads below "heads." (ours) and below nothing (theirs); a name without a dot is one parameter.
+# Heads: our names below "heads.", and full names (theirs). A name that begins with a dot is one
+# parameter, others are modules.
 HEADS = {
     "bert": {
         "lm": {
@@ -101,12 +102,12 @@ for base, module in ((MODERN, "head"), (_MODERN_DECODER, "lm_head")):
 MEGATRON = "megatron-bert"  # BERT with layer norms before attention and feed-forward networks
 HEADS[MEGATRON] = HEADS["bert"]
 FINE_TUNED = ("sentence", "token", "span")
-# Copies of other tensors, and constants, that some folders hold as well.
+# Copies of other tensors, and constants, that some folders also have.
 COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
     "lm_head.decoder.bias": "lm_head.bias",
 }
-# Without tied weights the head's bias is the other one of the two.
+# Without tied weights, the head's bias is the other of the two.
 TWINS = COPIES | {original: copy for copy, original in COPIES.items()}
 CONSTANTS = re.compile(r"\w+\.embeddings\.(position_ids|token_type_ids)")
 _BASE_PARTS = (
@@ -122,7 +123,7 @@ class Architecture:
     Attributes:
         name: Name of the class.
         base: Its `model_type`.
-        heads: Which heads it has.
+        heads: The heads that it has.
         reach: What a token sees, "both" sides or "causal" (see core.batch.Layout).
     """
 
@@ -133,7 +134,7 @@ class Architecture:
 
     @property
     def activation(self) -> str:
-        """The activation of the layer below the output layer of its classifier of sentences."""
+        """The activation below the output layer of its sentence classifier."""
         return {"electra": "gelu", DISTIL: "relu"}.get(self.base, "tanh")
 
     @property
@@ -219,7 +220,7 @@ ARCHITECTURES = {
 
 
 def canonical(name: str, prefix: str) -> str:
-    """Return the present name of a tensor that is stored under an older or a base model's name."""
+    """Return the current name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
     return f"{prefix}.{name}" if name.startswith(_BASE_PARTS) else name

@@ -1,8 +1,9 @@
-"""Comparison of what an objective computes on rows of its data: with its model, and with an export.
+"""Compares an objective's results on rows of its data, with its model and with an export of it.
 
-In a second pass the encoder is the model of the transformers library, whose states are its outputs
-side by side, and each head takes its own columns of them. The criterion does not know it; one that
-takes the encoder apart, or computes something else with it, gets other numbers or an error.
+In a second pass the model of the transformers library replaces the encoder. Its states are the
+model's concatenated outputs, and each head takes its own columns of them. The criterion does not
+know it; one that takes the encoder apart, or computes something else with it, gets other numbers or
+an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ _ENGINE = [
     *("engine.device=cpu", "engine.precision=fp32", f"engine.micro_batch_size={ROWS}"),
     *("engine.parallel=replicate", "engine.recompute=none", "engine.compile=false"),
 ]
-_WHOLE_HEADS = ("lm", "rtd")  # of others the output layer alone is exchanged
+_WHOLE_HEADS = ("lm", "rtd")  # in other heads only the output layer is replaced
 _SPAN = ("start", "end")
 
 
@@ -53,7 +54,7 @@ def check_objective(
         path: The checkpoint.
         data: Data folder to use instead of the run's.
         user_dir: Plug-in that the run needs.
-        labelled: The set whose head was exported, of several.
+        labelled: The set of the exported head, if there are several.
         overrides: key=value changes of the run's configuration.
 
     Raises:
@@ -72,7 +73,7 @@ def check_objective(
     criterion = parts.task.run_config.criterion._name
     try:
         differences = comparison.differences(passes)
-    except Exception as error:  # whatever a criterion meets that expects its own model
+    except Exception as error:  # a criterion that expects its own model may raise anything
         raise MetaseqError(
             f"{folder}: criterion {criterion} cannot be computed with a {name}: it uses the model "
             f"in a way that the class does not have ({type(error).__name__}: "
@@ -104,7 +105,7 @@ def _first_rows(parts: Parts, labelled: str) -> Passes:
 
 
 class Comparison:
-    """Two evaluations of a run on the same rows, the second with a model of the library in it."""
+    """Two evaluations of a run on the same rows, the second with a model of the library."""
 
     def __init__(self, parts: Parts, part: Part, model: nn.Module, labelled: str) -> None:
         self.parts = parts
@@ -156,7 +157,7 @@ class Comparison:
     def exchange(self) -> None:
         """Replace the encoder by the library's model, and heads by columns of its states."""
         model, encoder = self.parts.model, _encoder_of(self.parts.model)
-        for module in model.modules():  # one that shares the layers of the encoder keeps them
+        for module in model.modules():  # a module that shares the encoder's layers keeps them
             if module is not encoder and getattr(module, "stack", module) is None:
                 module.stack = encoder.stack
         for head, path in self.module_paths.items():
@@ -170,12 +171,12 @@ class Comparison:
 
 
 def _encoder_of(model: nn.Module) -> Any:
-    """Return the encoder of a net, which all nets that can be exported call so."""
+    """Return the encoder of a network; all exportable networks have that name."""
     return model.encoder
 
 
 def _module_path_of(model: nn.Module, head: str, labelled: str) -> str:
-    """Return the name of the module whose output is that of a head in the library's class."""
+    """Return the path of the module with the same output as a head of the library's class."""
     heads = model.heads
     if isinstance(heads, SetHeads):
         return SETS + module_name(labelled or heads.names[0])
@@ -201,9 +202,9 @@ def _hooked(model: nn.Module, module_paths: dict[str, str], record: Any) -> Iter
 
 
 class LibraryEncoder(nn.Module):
-    """A model of the library in the place of an encoder; its states are its outputs, side by side.
+    """A model of the library in place of an encoder; its states are its concatenated outputs.
 
-    It has the embeddings of the encoder, which tied heads and noise models use, but not its layers.
+    It keeps the encoder's embeddings, which tied heads and noise models use, but not its layers.
     """
 
     def __init__(self, part: Part, model: nn.Module, embeddings: nn.Module) -> None:
@@ -220,7 +221,7 @@ class LibraryEncoder(nn.Module):
         length, self.padding = tokens.shape[-1], layout.padding
         rows = tokens.reshape(-1, length)
         padding = layout.padding_of(tokens).reshape(-1, length)
-        # Whoever uses the class hides padding only: a layout that hides other tokens shows here.
+        # Users of the class hide only padding: a layout that hides other tokens differs here.
         flat = Layout(padding & (rows == self.part.foreign.pad))
         if segments is not None:
             segments = segments.reshape(-1, length)

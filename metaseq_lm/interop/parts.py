@@ -1,4 +1,4 @@
-"""A model as named tensors: between the transformers library's names and ours."""
+"""Models as named tensors, converted between the transformers library's names and ours."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ from metaseq_lm.models.transformer.encoder import (
 )
 from metaseq_lm.runs import checkpoint
 
-# Key in manifest.json and state.pt of an imported checkpoint for what exporting it again needs.
+# Key in manifest.json and state.pt of an imported checkpoint for data to export it again.
 KEY = "transformers"
 
 
@@ -37,11 +37,11 @@ KEY = "transformers"
 class Part:
     """A model's parameters under our names, and the remaining content of its folder.
 
-    `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones
-    in the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our
-    model has no place for. `original` are our weights where `weights` are in the form of the
-    library's head. `omitted` are heads that the criterion does not export, and `pipeline` says
-    whether that of the class does what was trained.
+    `main` is False for ELECTRA's generator. `names` maps current names of tensors to different ones
+    in the folder, `copies` maps tensors to equal ones, `rest` has tensors without a place in our
+    model. `original` has our weights if `weights` are in the form of the library's head. `omitted`
+    are heads that the criterion does not export, and `pipeline` says whether the class's pipeline
+    performs the trained task.
     """
 
     foreign: ExternalModel
@@ -57,12 +57,12 @@ class Part:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the manifest keeps, so that the model can be exported unchanged."""
+        """The manifest's entries, with which the model can be exported unchanged."""
         return {"config": self.config, "names": self.names, "copies": self.copies}
 
 
 def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
-    """Return the library's tensors for each of our parameters; not `main`: the generator."""
+    """Return the library's tensors for each of our parameters; of the generator if not `main`."""
     architecture, prefix = foreign.architecture, foreign.architecture.prefix
     backbone, heads = ("encoder", "heads.") if main else ("generator", "generator.")
     names: Mapping = {}
@@ -153,7 +153,7 @@ def _sort_rest(
     by_name: dict[str, Tensor],
     source: object,
 ) -> None:
-    """Sort `others` into copies and tensors to keep; MetaseqError for one that is not known."""
+    """Sort `others` into copies and tensors to keep; MetaseqError for an unknown one."""
     base, tied = part.foreign.architecture.base, part.foreign.tied
     output = HEADS[base]["lm"][".weight"]
     copies = {**COPIES, output: table(part.foreign, "word")}
@@ -178,7 +178,7 @@ def _sort_rest(
 
 
 def write_part(part: Part) -> dict[str, Tensor]:
-    """Return the tensors of a folder that holds this model."""
+    """Return the tensors for a folder with this model."""
     foreign = part.foreign
     tensors = {
         name: piece.clone()
@@ -201,7 +201,7 @@ def write_part(part: Part) -> dict[str, Tensor]:
 def assemble(
     model: EncoderConfig, vocab_size: int, pad: int, names: set[str], generator: bool = False
 ) -> nn.Module:
-    """Build a net whose parameters have our `names`: an encoder with heads, or ELECTRA's generator.
+    """Build a network with parameters `names`: an encoder with heads, or ELECTRA's generator.
 
     A generator is a ModuleDict with entries "embeddings", "stack" and "head".
     """
@@ -221,10 +221,10 @@ def assemble(
 
 
 def build(part: Part, source: object) -> nn.Module:
-    """Return the net of a part, ready to predict; CheckpointError if the weights do not fit."""
+    """Return the network of a part, ready to predict; CheckpointError if weights do not fit."""
     foreign, weights = part.foreign, dict(part.original or part.weights)
     weights.pop(LABEL_RANGE, None)
-    with torch.device("meta"):  # nothing is drawn that is replaced at once
+    with torch.device("meta"):  # no random weights, which would be replaced at once
         net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
         if isinstance(net, TransformerLM):
             add_fine_tuned_heads(net.heads, weights, foreign.architecture.activation)

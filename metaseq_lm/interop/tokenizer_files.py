@@ -1,4 +1,4 @@
-"""The tokenizer files of the transformers library for a tokenizer of ours."""
+"""Writes the transformers library's tokenizer files for one of our tokenizers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from metaseq_lm.data.tokenizers.sentencepiece_models import SentencePiece
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.folders import write_json
 
-# What str.split() takes for white space; the library's own idea of it is a little smaller.
+# White space as in str.split(); the library's own definition has slightly fewer characters.
 _WHITE_SPACE = (
     "[\\x{09}-\\x{0d}\\x{1c}-\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
     "\\x{202f}\\x{205f}\\x{3000}]+"
@@ -32,13 +32,13 @@ def write_tokenizer(
     row_length: int = 0,
     is_causal: bool = False,
 ) -> None:
-    """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
+    """Write files that AutoTokenizer opens, and also our own, so that nothing is lost.
 
-    A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on
-    them, with one separator between. That of a causal model says which tokens begin and end a text,
-    for programs that put the first before it themselves, and puts nothing after a text, which can
-    go on. Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a
-    kind that the library cannot hold.
+    A fine-tuned model, with rows of `row_length` tokens, gets pairs of texts as in training, with
+    one separator between them. A causal model's tokenizer names the tokens that begin and end a
+    text, for programs that add the first themselves, and adds nothing after a text, so that it can
+    be continued. Text that looks like a special symbol becomes one there, as is usual. MetaseqError
+    for a kind of tokenizer that the library does not support.
     """
     library = _library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary
@@ -74,10 +74,10 @@ def settings(
 def template(
     vocabulary: Vocabulary, is_fine_tuned: bool = False, is_causal: bool = False
 ) -> processors.PostProcessor:
-    """Return what puts the special symbols around one text or two, as each layout has it.
+    """Return the processor that puts special symbols around one or two texts, by layout.
 
-    That of a causal model ends no text: what generates or scores a continuation, as lm-eval, takes
-    the tokens of a text for the first ones of the longer text.
+    A causal model's does not end texts: programs that generate or score a continuation, such as
+    lm-eval, take the tokens of a text to be the first tokens of the longer text.
     """
     sep = vocabulary.symbols[vocabulary.sep]
     specials = [(sep, vocabulary.sep)]
@@ -95,7 +95,7 @@ def template(
 
 
 def _library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Return the same tokenizer as one of the `tokenizers` library; MetaseqError if it has none."""
+    """Convert a tokenizer to the `tokenizers` library; MetaseqError if it has none like it."""
     if isinstance(tokenizer, PackedTokenizer):
         return tokenizers.Tokenizer.from_str(tokenizer.model_bytes().decode("utf-8"))
     if isinstance(tokenizer, SentencePiece):
@@ -148,7 +148,7 @@ def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Return the pairs that make a piece, best score first: what sentencepiece merges first."""
+    """Return the pairs that form a piece, best score first, in the order of sentencepiece."""
     pairs = [
         (-score, at, piece[:at], piece[at:])
         for piece, score in scores.items()

@@ -16,18 +16,18 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.passes import current_context
 from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse, select
 
-# Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
+# Use torch's kernel: oneDNN's has neither projections nor a count of its FLOPs.
 warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
 
 
 class BiLSTM(nn.Module):
     """Token embeddings and a stack of projected LSTMs for each direction, with separate weights.
 
-    From the second layer on the input of a layer is added to its output. Not done of what ELMo's
-    program does: characters as input, clipping of cells, states kept from batch to batch. `ids`
-    (tokens of the data,) say which of the `vocab_size` tokens of the model each counts as; without
-    them they are the same. Raises UsageError if the cells are not more than the width they are
-    projected to.
+    From the second layer on, the input of a layer is added to its output. Unlike ELMo's program, it
+    has no character input, does not clip cells, and keeps no states between batches. `ids` (tokens
+    of the data,) map each token of the data to one of the `vocab_size` tokens of the model; without
+    them they are the same. Raises UsageError unless there are more cells than the width that they
+    are projected to.
     """
 
     ids: Tensor | None
@@ -63,13 +63,13 @@ class BiLSTM(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the states (B, S, D) of the forward and of the backward direction, layer by layer.
 
-        Position t of the forward states knows the tokens up to t, of the backward ones those from
-        t on. The first of each list are the embeddings. States at padding are arbitrary.
+        At position t, forward states depend on the tokens up to t, backward states on the tokens
+        from t on. Each list starts with the embeddings. States at padding are arbitrary.
         """
         lengths = layout.lengths(tokens)
         x = self.tokens(self.known(tokens))
         ahead = self._stack(self.ahead, x)
-        # Turned within the lengths: padding comes last for both directions, and changes nothing.
+        # Reversed within the lengths: padding comes last in both directions, and has no effect.
         back = self._stack(self.back, reverse(x, lengths))
         return ahead, [reverse(states, lengths) for states in back]
 
@@ -88,9 +88,8 @@ class BiLSTM(nn.Module):
     ) -> Tensor:
         """Return the concatenated top states of both directions, (..., S, 2D), of rows (..., S).
 
-        For heads that look at the first position: there the forward direction has seen nothing
-        but [CLS], so its position has the state at the row's last token instead. Segments are not
-        used.
+        For heads that read the first position, the forward direction has the state of the row's
+        last token there, because it has seen only [CLS] at the first. Segments are not used.
         """
         rows = tokens.reshape(-1, tokens.shape[-1])
         ahead, back = (states[-1] for states in self.states(rows, layout))
@@ -108,7 +107,8 @@ class LSTM(nn.LSTM):
 def projected_lstm(width: int, cells: int, inputs: int = 0) -> LSTM:
     """Return an LSTM layer whose forget gate has an initial bias of 1.
 
-    Its `cells` are projected to `width` unless they are equal; its input has `inputs` or `width`.
+    Its `cells` are projected to `width` unless they are equal; its input width is `inputs`, or
+    `width` for 0.
     """
     projection = 0 if cells == width else width
     lstm = LSTM(inputs or width, cells, batch_first=True, proj_size=projection)
@@ -116,12 +116,12 @@ def projected_lstm(width: int, cells: int, inputs: int = 0) -> LSTM:
         for name in ("bias_ih_l0", "bias_hh_l0"):
             bias = getattr(lstm, name)
             bias.zero_()
-            bias[cells : 2 * cells] = 0.5  # of the two biases, which are added
+            bias[cells : 2 * cells] = 0.5  # there are two biases, which are added
     return lstm
 
 
 def differentiable() -> contextlib.AbstractContextManager[None]:
-    """Return a context without cuDNN, which lacks second derivatives, where they are needed."""
+    """Return a context that turns off cuDNN if second derivatives, which it lacks, are needed."""
     if current_context().double_backward:
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()
@@ -148,8 +148,8 @@ class BiLSTMLM(nn.Module):
     def directions(self, tokens: Tensor, layout: Layout = ALL_VISIBLE) -> tuple[Tensor, Tensor]:
         """Return the logits (B, S - 1, V) of the next and of the previous token.
 
-        Entry t of the first is for token t + 1, given those up to t; of the second for token t,
-        given those from t + 1 on.
+        Entry t of the first predicts token t + 1 from tokens up to t; entry t of the second
+        predicts token t from tokens from t + 1 on.
         """
         ahead, back = (states[-1] for states in self.encoder.states(tokens, layout))
         head, dropout = self.heads["lm"], self.encoder.dropout

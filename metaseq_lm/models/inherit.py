@@ -1,4 +1,4 @@
-"""The model of the checkpoint that a run starts from, so that its sizes need not be given again."""
+"""Reuses the model of the checkpoint that a run starts from, so that sizes need not be repeated."""
 
 from pathlib import Path
 
@@ -21,10 +21,10 @@ class Inherit(nn.Module):
 
 
 def inherited(config: RunConfig) -> RunConfig:
-    """Return `config`, whose model is `inherit`, with the model that init_from was trained with.
+    """Return `config`, which has model `inherit`, with the model that init_from was trained with.
 
-    model.changes replaces options of the checkpoint's. Raises UsageError without init_from, if the
-    checkpoint does not say what its model was, or for a change that its model does not take.
+    model.changes replaces options of the checkpoint's model. Raises UsageError without init_from,
+    if the checkpoint does not name its model, or for a change that its model does not take.
     """
     if not config.init_from:
         raise UsageError(

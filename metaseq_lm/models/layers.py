@@ -1,9 +1,9 @@
 """Layers whose parameters may have a leading dimension for independent copies of the model.
 
-With ordinary parameters they behave like torch's own layers. Called through
+With ordinary parameters they behave like torch's layers. Called through
 `torch.func.functional_call` with one more dimension, they compute all copies at once: parameters
-(copies, ...), activations (copies, batch, length, width). Unrolled students are such copies.
-And the cross-entropy of logits, with derivatives of its own over large vocabularies.
+(copies, ...), activations (copies, batch, length, width). Unrolled students are such copies. Also
+the cross-entropy of logits, with hand-written derivatives for large vocabularies.
 
 Shapes: C copies, B batch, S length, D width, V vocabulary.
 """
@@ -43,7 +43,7 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b for weights (out, in) or (C, out, in); without b for a bias of None."""
+    """Return x W^T + b for weights (out, in) or (C, out, in); x W^T if the bias is None."""
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
     flat = x.reshape(weight.shape[0], -1, x.shape[-1])
@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class GELULinear(torch.autograd.Function):
     """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass.
 
-    gelu(x) has the width of the feed-forward layer, usually four times that of the hidden states.
+    gelu(x) has the width of the feed-forward layer, usually four times the width of hidden states.
     """
 
     @staticmethod
@@ -81,8 +81,8 @@ class GELULinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias
 
 
-# Number of elements from which on less is saved for the backward pass than by torch's functions.
-# For smaller tensors memory does not matter, and recomputation in Python only costs time.
+# Tensors of at least this many elements save less for the backward pass than torch's functions do.
+# For smaller ones memory does not matter, and recomputation in Python only costs time.
 MEMORY_SAVING_NUMEL = 1 << 18
 
 
@@ -92,7 +92,7 @@ def _saves_memory(x: Tensor) -> bool:
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return gelu(x) W^T + b, or without b, for weights (out, in) or (C, out, in)."""
+    """Return gelu(x) W^T, plus b unless it is None, for weights (out, in) or (C, out, in)."""
     if weight.dim() == 3 or not (_saves_memory(x) and torch.is_grad_enabled()):
         return linear(F.gelu(x), weight, bias)
     output: Tensor = GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class LayerNorm(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         scaled = F.layer_norm(x, self.normalized_shape, None, None, self.eps)
         scaled = scaled * _of_copies(self.weight, x)
-        # nn.LayerNorm(bias=False) has none.
+        # nn.LayerNorm(bias=False) has no bias.
         bias: Tensor | None = self.bias
         return scaled if bias is None else scaled + _of_copies(bias, x)
 
@@ -127,7 +127,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def _of_copies(vectors: Tensor, x: Tensor) -> Tensor:
-    """Return vectors (C, D) in the shape that multiplies the states x (C, ..., D) of copies."""
+    """Reshape vectors (C, D) to multiply the states x (C, ..., D) of copies."""
     return vectors.view(len(vectors), *[1] * (x.dim() - 2), -1)
 
 
@@ -148,12 +148,12 @@ class Embedding(nn.Embedding):
     def forward(self, tokens: Tensor) -> Tensor:
         weight = self.weight
         if tokens.is_floating_point():
-            # One product per copy: a broadcast over rows would make the gradient one table per row.
+            # One product per copy: broadcasting over rows would make the gradient a table per row.
             flat = tokens.flatten(0 if weight.dim() == 2 else 1, -2)
             embedded = (flat @ weight).view(*tokens.shape[:-1], -1)
             if self.padding_idx is None:
                 return embedded
-            # Adds zero; it only removes the gradient of the padding row.
+            # Adds zero: this only removes the gradient of the padding row.
             row = weight[..., self.padding_idx : self.padding_idx + 1, :]
             row = row if weight.dim() == 2 else row.unsqueeze(1)
             constant = row.detach() if self.padding_row is None else self.padding_row
@@ -181,7 +181,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        # Beyond it a rate of whole 1/65536 is 1, and what is left has no scale.
+        # Above it the rate rounds to 1 in units of 1/65536, and 1 / (1 - p) has no value.
         if not 0 <= p <= 1 - 2**-16:
             raise UsageError(
                 "a dropout probability (model.dropout and its like) must be at least "
@@ -199,7 +199,7 @@ class Dropout(nn.Module):
         if context.noise is None:
             dropped = F.dropout(x, self.p)
         elif torch.finfo(x.dtype).bits < 32 or _saves_memory(x):
-            # A mask takes one byte per element, and bf16 is too coarse for the scale.
+            # A boolean mask takes one byte per element, and bf16 is too coarse for the scale.
             mask = context.noise.keep(x.shape, self.p, torch.bool, context.ahead)
             dropped = torch.where(mask, x, 0.0).mul_(scale_of(self.p))
         else:
@@ -253,12 +253,12 @@ class ScalarMix(nn.Module):
 
 
 class Heads(nn.ModuleDict):
-    """Heads by name, whose matrices have the role of heads where a head declares no other."""
+    """Heads by name; their matrices have the role of heads unless a head declares another."""
 
     parameter_roles: ClassVar = {"": Role.HEAD}
 
 
-RAW_PREFIX = "raw_"  # of metrics of the weights without averaging
+RAW_PREFIX = "raw_"  # prefix of metrics of the weights without averaging
 
 
 @torch.no_grad()
@@ -269,9 +269,9 @@ def move_averages(averages: Sequence[Tensor], weights: Sequence[Tensor], decay: 
 
 
 class AveragedWeights(nn.Module):
-    """A copy of `net` whose weights are exponential moving averages of those of `net`.
+    """A copy of `net` with exponential moving averages of its weights.
 
-    The averages start at the present weights, without bias correction. They are part of the model,
+    The averages start at the current weights, without bias correction. They are part of the model,
     and so of every checkpoint, but are not trained. Buffers are copied, not averaged.
     """
 
@@ -284,8 +284,8 @@ class AveragedWeights(nn.Module):
     def update_parameters(self, net: nn.Module, decay: float | None = None) -> None:
         """Update the average with the weights of `net`: a <- decay a + (1 - decay) w.
 
-        `net` may have parameters that the average lacks. A `decay` stands in for that of the
-        constructor, where it changes in training.
+        `net` may have parameters that the average lacks. `decay`, for one that changes in training,
+        replaces the constructor's.
         """
         weights, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         averages = dict(self.net.named_parameters())
@@ -306,8 +306,8 @@ IGNORE = -1  # a target that does not count
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...).
 
-    With label smoothing e the target is 1 - e of the label and e spread evenly over all V. Raises
-    TypeError for logits of a plug-in's model that are not such a tensor.
+    With label smoothing e, the target is 1 - e of the label plus e spread evenly over all V. Raises
+    TypeError if a plug-in's model returns logits that are not such a tensor.
     """
     if not isinstance(logits, Tensor) or logits.shape[:-1].numel() != targets.numel():
         form = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -326,20 +326,19 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
     return losses.view(targets.shape)
 
 
-# Cross-entropy over a large vocabulary, whose first and second derivatives are written out. With
-# 2,048 positions and 30,000 symbols a tensor of logits has 246 MB, and torch's own derivatives of
-# log_softmax pass over such tensors several times and store two more. Here each derivative is one
-# pass, on a CPU in blocks that stay in the processor's cache, and log-probabilities are never
-# stored. Small logits take torch's own functions, which are faster there; which of the two it is
-# follows from the micro-batch, so in fp32 its size can change the last digits. Shapes: N positions,
-# V vocabulary.
+# Cross-entropy over a large vocabulary, with first and second derivatives written out. With 2,048
+# positions and 30,000 symbols a tensor of logits has 246 MB, and torch's derivatives of log_softmax
+# pass over such tensors several times and store two more. Here each derivative is one pass, on a
+# CPU in blocks that stay in the processor's cache, and log-probabilities are never stored. Small
+# logits use torch's functions, which are faster for them. The choice depends on the micro-batch, so
+# in fp32 its size can change the last digits. Shapes: N positions, V vocabulary.
 
-LARGE = 1 << 22  # logits from which on these functions are used
-BLOCK = 1 << 18  # numbers of a block
+LARGE = 1 << 22  # smallest number of logits for these functions
+BLOCK = 1 << 18  # numbers in a block
 
 
 def is_large(logits: Tensor) -> bool:
-    """Return whether to use the derivatives below; a compiler derives its own."""
+    """Return whether to use the derivatives below; torch.compile derives its own."""
     return logits.numel() >= LARGE and not torch.compiler.is_compiling()
 
 
@@ -358,7 +357,7 @@ def log_sums(logits: Tensor) -> Tensor:
 def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
     """Return the product of the loss's Hessian and a vector, by row.
 
-    That is scale * (diag p - p p^T) vector, where p is the softmax of the row.
+    It is scale * (diag p - p p^T) vector, where p is the softmax of the row.
     """
     out = torch.empty_like(logits)
     for at in blocks(logits):

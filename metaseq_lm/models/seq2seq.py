@@ -1,7 +1,7 @@
 """LSTM encoder-decoder with bilinear attention (Luong et al. 2015; Clark 2021, section 4.2.4).
 
-The encoder is a stack of LSTMs in both directions, each layer reading both directions of the one
-below. A layer of the decoder starts from the last states of both directions of the encoder's layer.
+The encoder is a stack of bidirectional LSTMs; each layer reads both directions of the layer below.
+A layer of the decoder starts from the last states of both directions of the encoder's layer.
 Attention is not fed back into the decoder, so that several heads can share its states. Beam search
 steps the decoder one token at a time. Shapes: B rows, S source and T target positions, D width of
 the states, V target vocabulary, K hypotheses of a row.
@@ -21,7 +21,7 @@ from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse
 
-# (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
+# (last tokens (B, K), state) -> log-probabilities of the next token (B, K, V), state
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 # (state, hypotheses (B, K) to continue) -> state
 _Reorder = Callable[[Any, Tensor], Any]
@@ -31,9 +31,9 @@ _Reorder = Callable[[Any, Tensor], Any]
 class Beam:
     """The settings of beam search.
 
-    A hypothesis of n tokens, its end included, scores its log-probability divided by
-    ((5 + n) / 6) ** length_penalty (Wu et al. 2016, equation 14); 0 takes the log-probability.
-    `banned` tokens are not generated.
+    The score of a hypothesis of n tokens, including the end, is its log-probability divided by
+    ((5 + n) / 6) ** length_penalty (Wu et al. 2016, equation 14). `banned` tokens are not
+    generated.
     """
 
     size: int
@@ -55,10 +55,10 @@ def beam_search(
     """Return the best hypothesis of each row, int64 (B, L) padded at the end, and its score (B,).
 
     `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the
-    limit only the end may follow. In each step the 2K best continuations of a row are looked at:
-    those of the first K that end compete for the best, the K best that do not end go on. A row is
-    done when nothing that goes on can become better; that depends on no other row. K = 1 without a
-    length penalty is greedy search.
+    limit only the end may follow. Each step considers the 2K best continuations of a row. Finished
+    ones among the first K compete for the best hypothesis; the K best unfinished ones continue. A
+    row is done when no unfinished hypothesis can become better, independently of other rows. K = 1
+    without a length penalty is greedy search.
     """
     rows, size, device = len(limits), beam.size, limits.device
     max_length = int(limits.max())
@@ -104,7 +104,7 @@ def beam_search(
 
 
 def _restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
-    """Mask banned tokens, and all but the end in rows at their limit, in log-probs (B, K, V)."""
+    """Mask log-probs (B, K, V) of banned tokens, and of all but the end in rows at their limit."""
     banned = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
     banned[list(beam.banned)] = True
     only = torch.ones_like(banned)
@@ -116,15 +116,15 @@ def _restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
 def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
     """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row.
 
-    Log-probabilities only fall, and a penalty above 0 helps most at the row's limit (one below 0,
-    not at all).
+    Log-probabilities only fall. A penalty above 0 helps most at the row's limit, one below 0 not at
+    all.
     """
     longest = limits if beam.length_penalty > 0 else torch.ones_like(limits)
     return bool((beam.worth(alive.max(1).values, longest) <= best).all())
 
 
 PRIMARY = "primary"
-# The state (1, B, width) and the cells (1, B, cells) of one layer.
+# State (1, B, width) and cells (1, B, cells) of one layer.
 _LSTMState = tuple[Tensor, Tensor]
 
 
@@ -140,8 +140,7 @@ class Memory:
 class AttentionHead(nn.Module):
     """Bilinear attention, a = tanh(W_a [c; h]), and a softmax layer, V logits.
 
-    The weights of attention go through dropout, which hides a part of the source; with a rate of 0
-    it does nothing.
+    Dropout on the attention weights hides a part of the source; with rate 0 it does nothing.
     """
 
     def __init__(self, width: int, vocab_size: int, attention_dropout: float = 0.0) -> None:
@@ -154,7 +153,7 @@ class AttentionHead(nn.Module):
     def attend(self, states: Tensor, memory: Memory) -> Tensor:
         """Return the attention vectors (B, T, D) of decoder states (B, T, D)."""
         scores = self.query(states) @ memory.states.mT
-        # Every row has a real position, so no row of weights is empty.
+        # Every row has a position that is no padding, so softmax is never over nothing.
         scores = scores.masked_fill(memory.padding.unsqueeze(1), float("-inf"))
         context = self.attention_dropout(scores.softmax(-1)) @ memory.states
         return torch.tanh(self.combine(torch.cat([context, states], dim=-1)))
@@ -168,8 +167,8 @@ class AttentionHead(nn.Module):
 class LSTMEncoderDecoder(nn.Module):
     """The encoder, the decoder's LSTMs and the head "primary"; other heads may be added.
 
-    `vocab_sizes` are those of source and target. Parameters start uniform in +-0.1 (from memory of
-    the program that the paper's is built on), but for the forget gates' bias, which is 1.
+    `vocab_sizes` are the vocabulary sizes of source and target. Parameters start uniform in +-0.1
+    (from memory of the program that the paper's is built on), except the forget gates' bias of 1.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class LSTMEncoderDecoder(nn.Module):
         self.back = nn.ModuleList(projected_lstm(half, cells, n) for n in inputs)
         decoder = [projected_lstm(config.output_dim, config.hidden_dim, n) for n in inputs]
         for layer in decoder:
-            # How often it is called for a translation depends on the sentences of a replica.
+            # The number of its calls for a translation depends on a replica's sentences.
             layer.is_gathered_alone = False
         self.decoder = nn.ModuleList(decoder)
         self.dropout = Dropout(config.dropout)
@@ -202,7 +201,7 @@ class LSTMEncoderDecoder(nn.Module):
     def encode(self, tokens: Tensor, layout: Layout) -> Memory:
         """Encode source rows (B, S) for the decoder; states at padding are arbitrary."""
         lengths = layout.lengths(tokens)
-        counts = lengths.cpu()  # where torch wants them; once for all layers
+        counts = lengths.cpu()  # torch needs them there; copied once for all layers
         x, first = self.dropout(self.source(tokens)), []
         for ahead, back in zip(self.ahead, self.back, strict=True):
             one, (h, c) = run_rows(ahead, x, counts)
@@ -232,14 +231,14 @@ class LSTMEncoderDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the best target row of each source row (B, S), and its score, by beam search.
 
-        By the primary head, with dropout as the mode of the model has it. See `beam_search`.
+        It uses the primary head; dropout follows the model's mode. See `beam_search`.
         """
         memory, size = self.encode(tokens, layout), beam.size
         head = self.heads[PRIMARY]
 
         def step(last: Tensor, state: list[_LSTMState]) -> tuple[Tensor, list[_LSTMState]]:
             states, state = self.decode(last.reshape(-1, 1), state)
-            # The hypotheses of a row attend to one memory as if they were steps of one target.
+            # The hypotheses of a row attend to one memory like steps of one target.
             logits = head(states.view(*last.shape, -1), memory)
             return full_precision(logits).log_softmax(-1), state
 
@@ -263,9 +262,9 @@ def _draw_uniform(net: nn.Module) -> None:
 
 
 def run_rows(layer: nn.Module, x: Tensor, counts: Tensor) -> tuple[Tensor, _LSTMState]:
-    """Return the outputs (B, S, width) of a layer on rows of `counts` (B,) steps, 0 behind them.
+    """Return the outputs (B, S, width) of a layer on rows of `counts` (B,) steps, 0 after them.
 
-    And state and cells after each row's last step. `counts` is on the CPU.
+    Also returns state and cells after each row's last step. `counts` must be on the CPU.
     """
     packed = pack_padded_sequence(x, counts, batch_first=True, enforce_sorted=False)
     out, state = layer(packed)

@@ -16,14 +16,14 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.models.layers import Dropout, Heads, LayerNorm, Linear
 
-_GROUPS = 8  # of the channels, with norm=group
+_GROUPS = 8  # groups of channels, with norm=group
 
 
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation whose running statistics can be frozen temporarily.
 
-    While `frozen`, training still normalises with batch statistics, but does not update the running
-    ones.
+    While `frozen`, training still normalises with batch statistics, but does not update running
+    statistics.
     """
 
     frozen = False
@@ -49,7 +49,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 def _norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
     """Return the normalisation layer for `channels` channels."""
-    if config.norm == "group":  # all layers have a multiple of 16 channels
+    if config.norm == "group":  # every layer has a multiple of 16 channels
         return nn.GroupNorm(_GROUPS, channels)
     return BatchNorm(channels)
 
@@ -96,8 +96,8 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """Three groups of (depth - 4) / 6 blocks, then the mean over all positions.
 
-    Convolutions are initialised as in He et al. 2015, with mode fan_out. Raises UsageError for a
-    depth that is not 6 n + 4.
+    Convolutions are initialised as in He et al. 2015, with mode fan_out. Raises UsageError unless
+    the depth is 6 n + 4.
     """
 
     def __init__(self, config: WideResNetConfig) -> None:
@@ -125,12 +125,12 @@ class WideResNet(nn.Module):
         return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
 
 
-_SLOPE = 0.1  # of the leaky ReLUs
+_SLOPE = 0.1  # slope of the leaky ReLUs
 _PRIMARY = "primary"
 
 
 class PositionalNorm(LayerNorm):
-    """Normalises over the channels at each position (Li et al. 2019; without its moments).
+    """Normalises over the channels at each position (Li et al. 2019, without their moments).
 
     Norms that average over an image, such as group norm, would make the features at each position
     depend on the whole image.
@@ -161,7 +161,7 @@ class ConvLarge(nn.Module):
     """Three stages of three convolutions, with max pooling between them.
 
     The third stage begins with a convolution without padding, so that 32 x 32 pixels become 6 x 6
-    positions, whose receptive fields are 21 x 21 pixels in the corners and 29 x 29 in the middle
+    positions, with receptive fields of 21 x 21 pixels in the corners and 29 x 29 in the middle
     (Clark 2021, section 4.4). In training, batch norm also makes them depend on the whole batch.
     The head "primary" takes the mean over all positions; other heads may be added.
     """

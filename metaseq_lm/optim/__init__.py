@@ -34,8 +34,8 @@ from metaseq_lm.runs.tensor_files import map_tensors
 class Optimizer:
     """A torch optimizer whose rate is base * schedule(n) at its n-th step, counted from 1.
 
-    `clip_norm` is the global norm the engine clips this optimizer's gradient to; 0 means never.
-    `local` are the parameters of `inner` if `parameters` are shards (see distributed.shards).
+    `clip_norm` is the global norm to which the engine clips this optimizer's gradient; 0 means
+    never. `local` are the parameters of `inner` if `parameters` are shards, see distributed.shards.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Optimizer:
         self.clip_norm = clip_norm
         self.updates = 0
         self.base = [float(group["lr"]) for group in inner.param_groups]
-        # In the order of the model, whatever the groups: vectors of gradients are in this order.
+        # In the model's order, whatever the groups: vectors of gradients have this order.
         self.parameters = list(parameters)
         # The tensors that `inner` updates: the local rows of sharded parameters.
         self.local = list(parameters) if local is None else list(local)
@@ -66,24 +66,24 @@ class Optimizer:
 
     @property
     def step_flops(self) -> float:
-        """The FLOPs of a step, as the class of `inner` says; 0 if it says nothing."""
+        """The FLOPs of a step, given by the class of `inner`; 0 if it gives none."""
         return getattr(self.inner, "step_flops", 0.0)
 
     @property
     def lr(self) -> float:
-        """The rate of the next step; with rates by layer that of the heads, the largest."""
+        """The rate of the next step; with rates by layer, the largest one, of the heads."""
         return max(self.base) * self.schedule(self.updates + 1)
 
     @property
     def last_lr(self) -> float:
-        """The rate of the last step, as `lr`; 0 before the first."""
+        """The rate of the last step, like `lr`; 0 before the first."""
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
 
     def describe_rules(self) -> str:
-        """Return how many parameters, of which roles, are stepped by which rule; "" if by one.
+        """Describe how many parameters of which roles each rule updates; "" for a single rule.
 
-        The class of `inner` may name the rule of a group by `rule_of`; otherwise keys of the group
-        that are no defaults do.
+        The class of `inner` may name the rule of a group by `rule_of`; otherwise the group's
+        non-default keys do.
         """
         defaults = self.inner.defaults.keys() | {"params", "is_spared"}
         rules: dict[str, list[Tensor]] = {}
@@ -102,8 +102,8 @@ class Optimizer:
     def load_gradient(self, gradient: Vector) -> Tensor:
         """Set the `.grad` of `local` and return the gradient's norm.
 
-        Its tensors, in the order of `parameters`, are whole or placed as these. The norm is that of
-        all processes' parts.
+        Its tensors, in the order of `parameters`, are whole or placed like them. The norm is over
+        the parts of all processes.
         """
         if self.is_sharded:
             gradient = vectors.place_like(gradient, self.parameters)
@@ -116,7 +116,7 @@ class Optimizer:
         return norm
 
     def nonfinite(self) -> str:
-        """Return the name of the first of `local` whose `.grad` is not finite, "" if none is."""
+        """Return the name of the first parameter with a `.grad` that is not finite here, or ""."""
         gradients = zip(self.names, (p.grad for p in self.local))
         return next((n for n, g in gradients if g is not None and not g.isfinite().all()), "")
 
@@ -128,8 +128,8 @@ class Optimizer:
     def step(self, found_inf: Tensor | None = None) -> None:
         """Step the parameters that have a `.grad` in `local`, at the scheduled rate.
 
-        With a `found_inf` of 1.0, a scalar on the device, parameters and moments do not change;
-        the host does not read it. Only for an optimizer that `takes_found_inf`.
+        If `found_inf`, a scalar on the device, is 1.0, parameters and moments do not change; the
+        host does not read it. Only for an optimizer that `takes_found_inf`.
         """
         factor = self.schedule(self.updates + 1)
         for group, base in zip(self.inner.param_groups, self.base):
@@ -141,12 +141,12 @@ class Optimizer:
     def slots(self, name: str) -> list[Tensor]:
         """Return one moment of every parameter, whole, zeros where no step was taken yet.
 
-        A call of all replicas.
+        A collective call.
         """
         return shards.whole(self.placed_slots(name)) if self.is_sharded else self._slots(name)
 
     def placed_slots(self, name: str) -> list[Tensor]:
-        """Return the same, each moment in the placement of its parameter."""
+        """Return the same moments, each in the placement of its parameter."""
         moments = zip(self._slots(name), self.parameters)
         return [vectors.like_shard(m, p) if is_dtensor(p) else m for m, p in moments]
 
@@ -163,7 +163,7 @@ class Optimizer:
         return moment
 
     def _numbers(self) -> dict[int, int]:
-        """Return the index in `parameters` of each parameter that torch's state numbers."""
+        """Return, by torch's number of each parameter, its index in `parameters`."""
         index = {id(p): i for i, p in enumerate(self.local)}
         order = [index[id(p)] for group in self.inner.param_groups for p in group["params"]]
         numbers = [n for g in self.inner.state_dict()["param_groups"] for n in g["params"]]
@@ -185,10 +185,10 @@ class Optimizer:
                 self.inner.state[parameter] = with_types_of(slots, loaded)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return step count and moments, placed as their parameters.
+        """Return step count and moments, placed like their parameters.
 
-        "forms" has the strides of the tensors that are of another type than their parameter, or
-        not contiguous. Raises CheckpointError for a state that cannot be loaded again.
+        "forms" has the strides of tensors that have another type than their parameter, or are not
+        contiguous. Raises CheckpointError for a state that could not be loaded again.
         """
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
@@ -205,11 +205,11 @@ class Optimizer:
         return {"updates": self.updates, "state": state, **({"forms": forms} if forms else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load step count and full moments, of which this process's rows are read.
+        """Load step count and full moments; of these, each process reads its own rows.
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
-        # The built-in ones have moments of the shapes of their parameters only.
+        # Moments of built-in optimizers always have their parameters' shapes.
         is_strict = self.is_sharded or type(self.inner).__module__.startswith("metaseq_lm.")
         parts: dict[int, dict[str, Any]] = {}
         for number, index in self._numbers().items():
@@ -230,8 +230,8 @@ def build_optimizer(
     """Build an optimizer with its schedule from sections of the run's configuration.
 
     Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs
-    whole matrices if the parameters are sharded, or whose state cannot be stored, and for a
-    schedule that is not a function of the step.
+    whole matrices if the parameters are sharded, for one with a state that cannot be stored, and
+    for a schedule that is not a function of the step.
     """
     named = [(name, p) for name, p in parameters if p.requires_grad]
     local = [(name, shards.local_parameter(p)) for name, p in named]
@@ -260,12 +260,12 @@ def build_optimizer(
     )
 
 
-# Those of torch, which cannot declare it.
+# torch's classes cannot declare it.
 _WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
 
 
 def needs_whole_matrices(inner: torch.optim.Optimizer) -> bool:
-    """Return whether a step on some rows of a matrix differs from those rows of the whole step."""
+    """Return whether a step on some rows of a matrix differs from these rows of a whole step."""
     return getattr(inner, "needs_whole_matrices", isinstance(inner, _WHOLE_MATRICES))
 
 
@@ -307,10 +307,10 @@ def damped_inverse_sqrt(config: DampedInverseSqrtConfig) -> Schedule:
 def polynomial(config: PolynomialConfig) -> Schedule:
     """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power).
 
-    It is `end` after the last step. With `zero_based` the first step is number 0, the form of
-    ELECTRA's code. Without `decay_in_warmup` the second factor is left out in the first W steps, so
-    that after nearly 1 the rate falls to 1 - W / total at once: the form of BERT's and BAM's code,
-    where W is a whole number, rounded down.
+    It is `end` after the last step. With `zero_based` the first step is number 0, as in ELECTRA's
+    code. Without `decay_in_warmup` the second factor is left out in the first W steps, so that the
+    rate drops from nearly 1 to 1 - W / total after them, as in BERT's and BAM's code; W is then a
+    whole number, rounded down.
     """
     total, end = config.total_updates, config.end
     _check_length(total)
@@ -337,10 +337,10 @@ def _check_length(total: int) -> None:
 def cosine(config: CosineConfig) -> Schedule:
     """Return min(1, step / W) * (end + (1 - end) (1 + cos(pi p)) / 2).
 
-    p is the share of the updates after the warm-up, (step - W) / (total - W), in it 0. The factor
-    is `end` at the last step and after it, if the warm-up is over by then. With a cooldown of C
-    updates it is end (total - step) / C in the last C, and 0 at the last step and after it
-    (Charpentier and Samuel 2024, code, which counts steps from 0).
+    p is the share of the updates after the warm-up, (step - W) / (total - W), and 0 during it. The
+    factor is `end` from the last step on, if the warm-up is over by then. With a cooldown of C
+    updates it is end (total - step) / C in the last C, and 0 from the last step on (Charpentier and
+    Samuel 2024, code, which counts steps from 0).
     """
     total, end = config.total_updates, config.end
     _check_length(total)
@@ -358,7 +358,7 @@ def cosine(config: CosineConfig) -> Schedule:
     return factor
 
 
-# The decay of a factor from 1 to 0, by the share of the decay that is left.
+# Factors that decay from 1 to 0, as functions of the share of the decay that is left.
 _SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
     "sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
@@ -370,7 +370,7 @@ def wsd(config: WsdConfig) -> Schedule:
 
     x is the share of the decay that is over, 1 - (total - step) / (decay_ratio * total), d(x) is
     1 - x (Hu et al. 2024, section 4.1; Hägele et al. 2024, equation 1) or 1 - sqrt(x)
-    (Hägele et al. 2024, equation 2). The factor is `end` at the last step and after it.
+    (Hägele et al. 2024, equation 2). The factor is `end` from the last step on.
     """
     total, end, shape = config.total_updates, config.end, _SHAPES[config.decay]
     _check_length(total)
@@ -379,7 +379,7 @@ def wsd(config: WsdConfig) -> Schedule:
 
     def factor(step: int) -> float:
         left = max(0, total - step)
-        if left >= falling:  # not a rounding error below 1: runs of other lengths have these rates
+        if left >= falling:  # exact, without rounding: runs of all lengths have these rates
             return warmup(step, rising)
         return warmup(step, rising) * (end + (1.0 - end) * shape(left / falling))
 

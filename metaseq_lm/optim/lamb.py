@@ -1,4 +1,4 @@
-"""LAMB: Adam's steps, scaled to the norm of what they change (You et al. 2020, algorithm 2)."""
+"""LAMB: Adam's steps, scaled to the norms of the parameters (You et al. 2020, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from metaseq_lm.optim.optimizers import Eager, pair_of
 class Lamb(Eager):
     """Adam with layer-wise rates for the parameters that have a weight decay.
 
-    u <- m / (sqrt(v) + eps) + decay p with corrected moments m and v, as AdamW's,
-    p <- p - lr |p| / |u| u, where a parameter or a step of norm 0 has the ratio 1.
+    u <- m / (sqrt(v) + eps) + decay p with corrected moments m and v, as in AdamW,
+    p <- p - lr |p| / |u| u, where the ratio is 1 for a parameter or a step of norm 0.
 
-    Parameters without a weight decay, such as norms and biases with
-    optimizer.decay_norms_and_biases=false, have the ratio 1, too: so does the code of GPT-BERT
-    (Charpentier and Samuel 2024).
+    The ratio is also 1 for parameters without a weight decay, such as norms and biases with
+    optimizer.decay_norms_and_biases=false, as in the code of GPT-BERT (Charpentier and Samuel
+    2024).
     """
 
     needs_whole_matrices = True
@@ -32,7 +32,7 @@ class Lamb(Eager):
                     continue
                 state = self.state[p]
                 if not state:
-                    # On the host, which needs it for the corrections.
+                    # On the host, which needs it for the bias corrections.
                     state["step"] = torch.zeros(())
                     state |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
                 state["step"] += 1

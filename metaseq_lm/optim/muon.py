@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are orthogonalised (Jordan et al. 2024), with AdamW for the rest.
+"""Muon: momentum with orthogonalised matrices (Jordan et al. 2024), and AdamW for the rest.
 
 Shapes: A rows and B columns of a matrix, m the smaller and n the larger of them, P pieces.
 """
@@ -33,8 +33,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices (P, A, B) with singular values near 1, by five Newton-Schulz iterations.
 
     Singular values s of X / ||X|| become phi^5(s), phi(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5,
-    which lies in about [0.68, 1.20], but for tiny s. A matrix of zeros remains zero. The precision
-    is that of `matrices`. It takes 5 (4 m^2 n + 2 m^3) FLOPs for each matrix.
+    which lies in about [0.68, 1.20], except for tiny s. A zero matrix stays zero. It computes in
+    the precision of `matrices`, with 5 (4 m^2 n + 2 m^3) FLOPs for each matrix.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]
@@ -58,19 +58,19 @@ class Muon(FusedAdamW):
     """Muon for the groups that have `pieces`, torch's fused AdamW for the others.
 
     m <- mu m + (1 - mu) g,  u = mu m + (1 - mu) g with Nesterov momentum, else m,
-    p <- p (1 - lr decay) - lr scale orthogonal(u), where each of the equal pieces of u, one above
-    the other, is orthogonalised and scaled by itself (torch.optim.Muon with one piece).
+    p <- p (1 - lr decay) - lr scale orthogonal(u), where each of the equal pieces stacked in u is
+    orthogonalised and scaled separately (torch.optim.Muon with one piece).
     """
 
     needs_whole_matrices = True
 
     def rule_of(self, group: dict[str, Any]) -> str:
-        """Return what steps a group."""
+        """Return the name of the rule that updates a group."""
         return "Muon" if "pieces" in group else "AdamW"
 
     @property
     def step_flops(self) -> int:
-        """The FLOPs of a step of all parameters; those of AdamW do not count."""
+        """The FLOPs of a step of all parameters; AdamW's do not count."""
         flops = 0
         for group in self.param_groups:
             for p in group["params"] if "pieces" in group else ():
@@ -80,7 +80,7 @@ class Muon(FusedAdamW):
         return flops
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # AdamW's own method expects a count of steps in the state of every parameter.
+        # AdamW's method expects a step count in the state of every parameter.
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class Muon(FusedAdamW):
                     if p.grad is not None:
                         self._step_matrix(p, p.grad, group)
         try:
-            # Those that AdamW steps.
+            # Groups that AdamW updates.
             self.param_groups = [group for group in groups if "pieces" not in group]
             super().step()
         finally:
@@ -121,7 +121,7 @@ class Muon(FusedAdamW):
 def _precision_of(weight: Tensor, iteration: str) -> torch.dtype:
     """Return the precision in which the update of a weight is orthogonalised.
 
-    Without units for bf16 a CPU takes 20 times as long in bf16.
+    A CPU without bf16 units takes 20 times as long in bf16.
     """
     if iteration == "auto":
         return torch.bfloat16 if weight.is_cuda else weight.dtype
@@ -129,7 +129,7 @@ def _precision_of(weight: Tensor, iteration: str) -> torch.dtype:
 
 
 def _hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
-    """Return the rules of the hidden matrices, which Muon steps, with the number of their pieces.
+    """Return the rules of the hidden matrices, which Muon updates, with their numbers of pieces.
 
     Raises UsageError if there are none, if a matrix has no role or cannot be cut into its pieces,
     or if optimizer.layer_decay would be lost.
@@ -161,8 +161,8 @@ def _hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]
     }
     if config.hidden_lr or config.width_ratio != 1.0:
         rate = config.hidden_lr or config.lr
-        # An update has singular values near its scale, and with match_rms_adamw that grows with the
-        # root of the width.
+        # An update has singular values near its scale, which with match_rms_adamw grows with the
+        # square root of the width.
         options["lr"] = rate * (config.width_ratio**-0.5 if config.scale == MATCH_RMS else 1.0)
     cuts = [Rule(re.escape(name), {"pieces": n}) for name, _, n in hidden if n > 1]
     return [Rule(".*", {"pieces": 1, **options}, roles=(Role.HIDDEN,)), *cuts]

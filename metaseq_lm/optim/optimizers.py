@@ -1,8 +1,8 @@
 """The registered optimizers: torch's fused ones, and Adam without bias correction.
 
 An optimizer is registered as a function of its options and the named parameters; it makes its
-parameter groups by `OptimizerConfig.groups`. A class of optimizers whose step of a matrix needs all
-of its rows sets `needs_whole_matrices = True`, and is refused where parameters are sharded.
+parameter groups by `OptimizerConfig.groups`. An optimizer class that needs all rows of a matrix for
+a step sets `needs_whole_matrices = True`, and is refused if parameters are sharded.
 """
 
 import inspect
@@ -19,9 +19,9 @@ from metaseq_lm.core.errors import UsageError
 
 
 def with_half_life(config: RunConfig) -> RunConfig:
-    """Return `config` with the second of betas by optimizer.beta2_half_life.
+    """Return `config` with the second of betas from optimizer.beta2_half_life.
 
-    beta2 = 2^(-tokens of an update / half-life), so that it means the same at all sizes of batches
+    beta2 = 2^(-tokens of an update / half-life), so that it means the same at all batch sizes
     (Marek et al. 2025). Raises UsageError for a task without rows of tokens.
     """
     half_life = config.optimizer.beta2_half_life
@@ -37,9 +37,9 @@ def with_half_life(config: RunConfig) -> RunConfig:
 
 
 def with_width(config: RunConfig) -> RunConfig:
-    """Return `config` with optimizer.width_ratio by model.base_width.
+    """Return `config` with optimizer.width_ratio from model.base_width.
 
-    Raises UsageError for a model, or an optimizer, whose rates are not scaled.
+    Raises UsageError for a model, or an optimizer, that does not scale rates.
     """
     if config.model._name != "modern" or not isinstance(config.optimizer, AdamConfig):
         raise UsageError(
@@ -59,9 +59,9 @@ def pair_of(betas: list[float]) -> tuple[float, float]:
 
 
 class Eager(torch.optim.Optimizer):
-    """A base in front of torch's class: its methods without the wrappers that torch.compile needs.
+    """A base before torch's class: its methods, without the wrappers that torch.compile needs.
 
-    They import torch._dynamo, which takes longer than all else at the start of a run.
+    The wrappers import torch._dynamo, which would dominate the start of a run.
     """
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
@@ -86,10 +86,10 @@ class UncorrectedAdam(FusedAdamW):
 
     m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p - lr (m / (sqrt(v) + eps) + decay p).
 
-    It is torch's fused kernel at a step so late that 1 - beta^step, the correction, is 1.
+    It is torch's fused kernel at a step so late that the correction, 1 - beta^step, is 1.
     """
 
-    LATE = 2.0**26  # in float32 a step more or less leaves it where it is
+    LATE = 2.0**26  # in float32, adding 1 does not change it
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -112,7 +112,7 @@ def adam_uncorrected(config: AdamConfig, parameters: NamedParameters) -> torch.o
 class FusedSGD(Eager, torch.optim.SGD):
     """torch's fused SGD, also for parameters that get their first gradient later than others.
 
-    torch's fused kernel wants momentum buffers for all parameters of a group or for none.
+    torch's fused kernel requires momentum buffers for all parameters of a group or for none.
     """
 
     @torch.no_grad()

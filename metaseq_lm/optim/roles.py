@@ -12,7 +12,7 @@ from metaseq_lm.core.roles import ParameterRole, Role, vector_role
 
 T = TypeVar("T")
 
-# Of the matrices of torch's own modules, where no module around them declares another role.
+# Roles of the matrices of torch's modules, unless a surrounding module declares another.
 _TORCH_ROLES: dict[type[nn.Module], Role] = {
     nn.Linear: Role.HIDDEN,
     nn.MultiheadAttention: Role.HIDDEN,
@@ -52,18 +52,18 @@ def roles_of(model: nn.Module) -> dict[str, ParameterRole]:
 
 
 def _check_tables(module: nn.Module) -> None:
-    """Raise UsageError for a table of a plug-in's module with a key that it does not have.
+    """Raise UsageError if a table of a plug-in's module has a key that the module lacks.
 
-    Modules of the package, whose tables a plug-in's may inherit, may name children that some of
-    their options leave out.
+    Tables of the package's modules, which plug-ins may inherit, may name children that some options
+    leave out.
     """
     if type(module).__module__.startswith(("metaseq_lm.", "torch.")):
         return
-    attributes = {**vars(type(module)), **vars(module)}  # without inherited ones
+    attributes = {**vars(type(module)), **vars(module)}  # without inherited tables
     names = {"", *dict(module.named_modules()), *dict(module.named_parameters())}
     for table in ("parameter_roles", "parameter_pieces", "parameter_levels"):
         entries = attributes.get(table, {})
-        for key in entries if isinstance(entries, Mapping) else ():  # not of a property
+        for key in entries if isinstance(entries, Mapping) else ():  # not a property
             if key not in names:
                 raise UsageError(
                     f"{type(module).__name__}.{table} has {key!r}, which is no module or parameter "

@@ -1,4 +1,4 @@
-"""The state that an optimizer has of a parameter: what of it checkpoints store, and how."""
+"""Which parts of an optimizer's state of a parameter checkpoints store, and how."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Forms = Mapping[str, list[int]]  # strides by the path of a tensor in a state
 
 
 def why_not_stored(slots: Any, parameter: Tensor, is_sharded: bool) -> str:
-    """Return what of a parameter's state a checkpoint cannot restore bitwise, "" if nothing."""
+    """Name a part of a parameter's state that a checkpoint cannot restore bitwise; "" if none."""
     pending = [(str(name), value) for name, value in slots.items()]
     while pending:
         name, value = pending.pop()
@@ -37,15 +37,15 @@ def why_not_stored(slots: Any, parameter: Tensor, is_sharded: bool) -> str:
 
 
 def _has_own_type(name: str, value: Tensor, parameter: Tensor) -> bool:
-    """Return whether a tensor keeps its type where the precision of a run changes.
+    """Return whether a tensor keeps its type when the precision of a run changes.
 
-    As in torch, "step" is no moment.
+    As in torch, "step" is not a moment.
     """
     return value.is_floating_point() and name != "step" and value.dtype != parameter.dtype
 
 
 def odd_forms(slots: Mapping[str, Any], parameter: Tensor) -> dict[str, list[int]]:
-    """Return the strides of tensors that have a type of their own or are not contiguous.
+    """Return the strides of tensors that keep their own type or are not contiguous.
 
     Products of matrices with other strides may differ in the last bit.
     """
@@ -61,9 +61,9 @@ def odd_forms(slots: Mapping[str, Any], parameter: Tensor) -> dict[str, list[int
 
 
 def read_state(slots: Mapping[str, Any], forms: _Forms, parameter: Tensor, is_strict: bool) -> Any:
-    """Return a stored state in its forms, of shards the rows of `parameter`.
+    """Return a stored state in its forms; for a sharded parameter, only its local rows.
 
-    Raises ValueError if a tensor has not the parameter's shape, although `is_strict`.
+    Raises ValueError if `is_strict` and a tensor does not have the parameter's shape.
     """
 
     def read(name: str, value: Tensor | StoredTensor) -> Tensor:
@@ -80,7 +80,7 @@ def read_state(slots: Mapping[str, Any], forms: _Forms, parameter: Tensor, is_st
 
 
 def with_types_of(slots: Any, loaded: Any) -> Any:
-    """Return `slots` on the devices of `loaded`, torch's copy of it, or that if no type differs."""
+    """Return `slots` on the devices of `loaded`, torch's copy; `loaded` if no type differs."""
     copies: dict[str, Tensor] = {}
     map_tensors(copies.__setitem__, loaded)
     tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A trial of a plug-in's optimizer before the first update: can a run with it be resumed?"""
+"""Tries a plug-in's optimizer before the first update: could a run with it be resumed?"""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Registry, abbreviate
 from metaseq_lm.optim.states import PLAIN, why_not_stored
 from metaseq_lm.runs.tensor_files import map_tensors
 
-_STEPS = 2  # some make a part of their state at the second
+_STEPS = 2  # some optimizers create a part of their state at the second
 _TRIED = (1, 2, 3, 1000)  # steps of a schedule
 
 
 def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) -> None:
     """Raise UsageError if a run with the configured optimizer could not be resumed.
 
-    The optimizer steps copies of the smallest local parameter of each number of dimensions in each
-    group, and stand-ins without memory or gradient of the others.
+    The optimizer updates stand-ins for the parameters. In each group, the smallest local parameter
+    of each number of dimensions has memory and a gradient; the others have neither.
     """
     stand_ins = [(name, _without_memory(p)) for name, p in parameters]
     devices = {p.device for _, p in parameters if p.is_cuda}
@@ -64,7 +64,7 @@ def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) 
 
 
 def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
-    """Raise UsageError for what the engine cannot step; say which parameters stay as they are."""
+    """Raise UsageError for an optimizer that the engine cannot step; print parameters left out."""
     if not isinstance(inner, torch.optim.Optimizer):
         raise UsageError(
             f"{_place(OPTIMIZERS, name)}: optimizer {name} is a {type(inner).__name__}; the "
@@ -86,7 +86,7 @@ def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
 
 
 def check_schedule(name: str, schedule: Callable[[int], float]) -> None:
-    """Raise UsageError for a schedule whose rate is no number, or not one of the step alone."""
+    """Raise UsageError if a schedule returns no number, or depends on more than the step."""
     at, place = SCHEDULES.entry(name).value, _place(SCHEDULES, name)
     interfaces.check_call(f"what schedule '{name}' returns", schedule, ["step"], at=at)
     first, second = ([schedule(step) for step in _TRIED] for _ in range(2))
@@ -109,7 +109,7 @@ def _place(registry: Registry[Any], name: str) -> str:
 
 
 def _shared_memory(inner: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[str]:
-    """Yield the tensors of a state that begin where another one does; a copy would not change."""
+    """Yield the tensors of a state that share memory with another one, unlike restored copies."""
     owners = {p.data_ptr(): f"the parameter {name}" for p, name in names.items()}
     for p, slots in inner.state.items():
         tensors: dict[str, Tensor] = {}
@@ -128,7 +128,7 @@ def _without_memory(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _set_gradients(inner: torch.optim.Optimizer) -> None:
-    """Give memory and a random gradient to the smallest parameters of each kind."""
+    """Give memory and a random gradient to the smallest stand-in of each kind."""
     for group in inner.param_groups:
         smallest: dict[int, nn.Parameter] = {}
         for p in sorted((p for p in group["params"] if p.numel()), key=Tensor.numel):
@@ -139,7 +139,7 @@ def _set_gradients(inner: torch.optim.Optimizer) -> None:
 
 
 def _numbers_outside(inner: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the numbers that an optimizer keeps in its groups and attributes."""
+    """Return the numbers that an optimizer keeps in groups and attributes, outside its state."""
     options = [
         (f"groups/{key}", value)
         for group in inner.param_groups
@@ -157,7 +157,7 @@ def _numbers_outside(inner: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """Return the numbers of a value, also of containers and generators; None for other values."""
+    """Return the numbers in a value, also in containers and generators; None for other values."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, torch.Generator):

@@ -3,8 +3,8 @@
 A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is
 renamed. It holds model.safetensors, state.safetensors with the moments of optimizers, state.pt
 (plain data, loaded with weights_only) and manifest.json with their checksums. If parameters are
-sharded, each process writes its rows of them and of their moments as a part. "best" and "last"
-beside the checkpoints are links to them, and so are "words_7M" and the like.
+sharded, each process writes its rows of parameters and moments as a part. "best", "last" and names
+such as "words_7M" in the same folder are links to checkpoints.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from metaseq_lm.runs.tensor_files import (
 )
 
 _TEMPORARY = ".tmp-"
-_REPLACED = ".old-"  # of a checkpoint that is written again where names cannot be exchanged
+_REPLACED = ".old-"  # prefix of a checkpoint being replaced where names cannot be exchanged
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Checkpoint:
     """The content of a verified checkpoint.
 
     Attributes:
-        weights: Tensors by name, or as `open_lazily` returns them StoredTensors.
-        state: All that resuming needs besides; its tensors are of the same kind.
+        weights: Tensors by name; StoredTensors if opened by `open_lazily`.
+        state: Everything else that resuming needs, with tensors of the same kind.
     """
 
     path: Path
@@ -71,12 +71,12 @@ class Checkpoint:
 
 @dataclass
 class Contents:
-    """What one process writes of a checkpoint, independent of what training changes meanwhile.
+    """One process's files of a checkpoint, which training does not change meanwhile.
 
     Attributes:
         files: Functions that return the pieces of the files.
-        size: Bytes needed, about.
-        structures: Entries for the manifest that tell whether a part is missing.
+        size: Approximate number of bytes.
+        structures: Entries for the manifest that show whether a part is missing.
     """
 
     files: dict[str, Callable[[], Iterable[Any]]]
@@ -97,9 +97,9 @@ def save(
 ) -> Path:
     """Write checkpoint `update` under `folder` and return its path.
 
-    `state` is all that resuming needs besides the weights, as plain data and tensors; `description`
-    holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the
-    bytes needed and free, and earlier checkpoints are untouched.
+    `state` is everything that resuming needs besides the weights, as plain data and tensors;
+    `description` has entries for the manifest. If the checkpoint cannot be written, CheckpointError
+    names the bytes needed and free, and earlier checkpoints are untouched.
     """
     contents = stage(weights, state, is_first=True)
     prepare(folder, update, contents.size)
@@ -110,10 +110,10 @@ def save(
 def stage(
     weights: Mapping[str, Tensor], state: dict[str, Any], is_first: bool, copy: bool = False
 ) -> Contents:
-    """Return what this process writes of weights and state, of which shards are its rows.
+    """Return this process's files of weights and state; of shards it writes its own rows.
 
-    The one that `is_first` of those that write writes what is whole, too. With `copy` training may
-    go on while it is written; otherwise tensors on the CPU are not copied.
+    The process that `is_first` also writes everything that is whole. With `copy`, training may go
+    on while the files are written; otherwise tensors on the CPU are not copied.
     """
     tensors = dict(weights)
 
@@ -129,7 +129,7 @@ def stage(
             kind = "model" if name in weights else "state"
             return f"{kind}.safetensors" if is_first else None
         number = shards.part_number(tensor)
-        # Processes without rows of a tensor would all name the same first row.
+        # Processes without rows of a tensor would all claim the same first row.
         is_part = number is not None and (vectors.local(tensor).shape[0] or number == 0)
         return f"part_{number:05d}.safetensors" if is_part else None
 
@@ -138,7 +138,7 @@ def stage(
     tables: dict[str, dict[str, Tensor]] = {}
     if is_first:
         files["state.pt"] = partial(_archive, outline)
-        tables["model.safetensors"] = {}  # of a run that has all weights in parts, too
+        tables["model.safetensors"] = {}  # also for a run with all weights in parts
     for name, tensor in tensors.items():
         if file := file_of(name, tensor):
             tables.setdefault(file, {})[name] = vectors.local(tensor)
@@ -146,14 +146,14 @@ def stage(
     for file, table in tables.items():
         rows = first_rows if PART.fullmatch(file) else None
         files[file] = partial(encode, _on_host(table, copy), rows)
-    # With what headers and state.pt say of each tensor.
+    # With the entries of headers and state.pt for each tensor.
     sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
     structures = {"state": structure(outline), "weights": structure(dict(weights))}
     return Contents(files, sum(sizes), structures)
 
 
 def _on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
-    """Return contiguous tensors on the CPU, those of a GPU in pinned memory; copies if `copy`."""
+    """Return contiguous tensors on the CPU, from a GPU in pinned memory; copies if `copy`."""
     result = {}
     for name, tensor in tensors.items():
         result[name] = tensor.detach().contiguous()
@@ -166,7 +166,7 @@ def _on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
 
 
 def _archive(outline: dict[str, Any]) -> list[bytes]:
-    """Return the file of a state without tensors; CheckpointError if `load` would refuse it."""
+    """Return the file content of a state without tensors; CheckpointError if `load` refuses it."""
     stream = io.BytesIO()
     torch.save(outline, stream)
     try:
@@ -186,7 +186,7 @@ def write(folder: Path, update: int, contents: Contents) -> dict[str, str]:
 
 
 def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, str]) -> Path:
-    """Turn the temporary folder, which has all files, into checkpoint `update`; return its path."""
+    """Turn the complete temporary folder into checkpoint `update`; return its path."""
     manifest = manifest | {"sha256": sums}
     final = folder_of(folder, update)
     content = to_json(with_checksum(manifest), 1).encode()
@@ -199,11 +199,11 @@ def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, 
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Give a complete checkpoint its name; one that has it, unvalidated or damaged, is removed.
+    """Give a complete checkpoint its name; an unvalidated or damaged one of that name is removed.
 
-    A kill at any moment leaves the old one or the new one under that name, to which links may lead.
-    Only where names cannot be exchanged there is a moment with neither, after which `newest` puts
-    the old one back.
+    A kill at any moment leaves the old or the new one under that name, to which links may point. If
+    names cannot be exchanged, there is a moment with neither, after which `newest` restores the old
+    one.
     """
     old = temporary
     if not os.path.lexists(final):
@@ -218,7 +218,7 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def prepare(folder: Path, update: int, needed: int) -> None:
-    """Make the temporary folder of a checkpoint of `needed` bytes; CheckpointError without room."""
+    """Make the temporary folder of a checkpoint; CheckpointError without `needed` free bytes."""
     with _writing(folder, update, needed) as temporary:
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -231,7 +231,7 @@ def prepare(folder: Path, update: int, needed: int) -> None:
 
 @contextlib.contextmanager
 def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
-    """Yield the temporary folder of a checkpoint; it is removed if it cannot be written."""
+    """Yield the temporary folder of a checkpoint; remove it if the block cannot write it."""
     final = folder_of(folder, update)
     temporary = folder / f"{_TEMPORARY}{final.name}"
     try:
@@ -250,7 +250,7 @@ def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
 def structure(state: Any, limit: float = math.inf) -> str:
     """Return a hash of the keys and shapes in nested containers, to detect a missing part.
 
-    Raises ValueError for more than `limit` values, as in containers that contain each other.
+    Raises ValueError for more than `limit` values, such as in containers that contain each other.
     """
     count = 0
 
@@ -290,9 +290,9 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 
 def unlink(path: Path, only_folder: bool = False) -> None:
-    """Remove a link, or the folder in its place where a run was copied without links (scp -r)."""
+    """Remove a link, or the folder in its place if a run was copied without links (scp -r)."""
     if path.is_dir() and not path.is_symlink():
-        obsolete = path.with_name(f"{_TEMPORARY}{path.name}-copy")  # not torn by a kill
+        obsolete = path.with_name(f"{_TEMPORARY}{path.name}-copy")  # no part stays after a kill
         os.rename(path, obsolete)
         _remove(obsolete)
     elif not only_folder:
@@ -303,7 +303,7 @@ def relink(folder: Path, newest: Path, best: int | None, words: Mapping[str, int
     """Point all links at the right checkpoints, after a kill between a save and its links.
 
     `best` is the update of the best checkpoint, None if there is none; `words` are the updates of
-    those at numbers of words.
+    checkpoints at numbers of words.
     """
     link(folder, "last", newest)
     updates = dict(words) if best is None else {**words, "best": best}
@@ -325,7 +325,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def open_lazily(path: Path) -> Checkpoint:
-    """Return a checkpoint with StoredTensors; a call of all replicas, which share its verification.
+    """Return a checkpoint with StoredTensors; a collective call, which shares the verification.
 
     Errors as in `load`, on all replicas.
     """
@@ -338,9 +338,9 @@ def open_lazily(path: Path) -> Checkpoint:
 
 
 def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
-    """Read the weights of a checkpoint into `module`, of shards this process's rows.
+    """Read the weights of a checkpoint into `module`; for shards, this process's rows.
 
-    A call of all replicas. Raises CheckpointError on all if they do not fit or are not finite.
+    A collective call. Raises CheckpointError on all replicas if they do not fit or are not finite.
     """
     with agreed():
         load_into(module, stored.weights, stored.path)
@@ -349,7 +349,7 @@ def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
 
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
-    """Raise the CheckpointError of a replica on all."""
+    """Raise a CheckpointError of any replica on all replicas."""
     error_here: CheckpointError | None = None
     try:
         yield
@@ -361,7 +361,7 @@ def agreed() -> Iterator[None]:
 
 
 def _open(path: Path) -> Checkpoint:
-    """Return a checkpoint of verified files; CheckpointError if they do not fit together."""
+    """Read a checkpoint from verified files; CheckpointError if they do not fit together."""
     manifest = read_manifest(path)
     content = (path / "state.pt").read_bytes()
     try:
@@ -382,7 +382,7 @@ def _open(path: Path) -> Checkpoint:
         state = map_tensors(partial(_find, tensors), state)
         if manifest["format"] == FORMAT and structure(tensors) != manifest.get("weights"):
             raise ValueError("a part that was saved is missing, or there is one more")
-    except Exception as error:  # the manifest may say anything
+    except Exception as error:  # the manifest may contain anything
         raise CheckpointError(f"{path}: its parts do not fit together: {error}") from error
     if is_altered(manifest):
         say(f"{path}: warning: manifest.json was changed after it was written")
@@ -390,9 +390,9 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _find(tensors: dict[str, StoredTensor], name: str, value: Any) -> Any:
-    """Return a tensor of the state, which `tensors` lose if only its place is in state.pt.
+    """Return a tensor of the state; if state.pt has only its place, take it out of `tensors`.
 
-    Numbers are read at once.
+    Scalars are read at once.
     """
     if isinstance(value, StoredTensor) or not value.is_meta:
         return value
@@ -420,10 +420,10 @@ def _insert(shards: Sequence[Any], tensors: dict[str, StoredTensor], tree: dict[
 def newest(
     folder: Path, read: Callable[[Path], Checkpoint] = load
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that can be read, and why others were not; a call of all.
+    """Return the newest readable checkpoint, and why others were skipped; a collective call.
 
-    Removes what an interrupted save left. Raises CheckpointError if there are checkpoints but none
-    can be used: starting again would lose the run silently.
+    Removes the rest of an interrupted save. Raises CheckpointError if there are checkpoints but
+    none can be used: starting again would lose the run silently.
     """
     skipped: list[str] = []
     paths = _recovered(folder) if process_group.rank() == 0 else []
@@ -441,7 +441,7 @@ def newest(
 
 
 def _recovered(folder: Path) -> list[Path]:
-    """Undo what an interrupted save left in a folder; return its checkpoints, newest first."""
+    """Clean up after an interrupted save; return the checkpoints of a folder, newest first."""
     for old in folder.glob(f"{_REPLACED}*") if folder.is_dir() else ():
         final = folder / old.name.removeprefix(_REPLACED)
         if not os.path.lexists(final):
@@ -454,11 +454,11 @@ def _recovered(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep_last: int, update: int) -> None:
-    """Remove checkpoints up to `update` except the `keep_last` newest (at least one), the best and
-    those at numbers of words.
+    """Remove old checkpoints up to `update`.
 
-    Later ones stay: the run resumed before them because they are damaged, and will write them
-    again.
+    The `keep_last` newest (at least one) stay, and so do the best one and those at numbers of
+    words. Later ones also stay: they are damaged, so the run resumed before them, and will write
+    them again.
     """
     latest = folder_of(folder, update).name
     known = [path for path in all_updates(folder) if path.name <= latest]
@@ -467,7 +467,7 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
     retained |= {os.readlink(path) for path in links if path.is_symlink()}
     for path in known:
         if path.name not in retained:
-            # Renamed first: a kill meanwhile must not leave a folder that looks like a checkpoint.
+            # Rename first: a kill meanwhile must not leave a folder that looks like a checkpoint.
             obsolete = path.with_name(f"{_TEMPORARY}{path.name}")
             os.rename(path, obsolete)
             _remove(obsolete)
@@ -476,7 +476,7 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
 def load_into(
     module: torch.nn.Module, weights: Mapping[str, Tensor | StoredTensor], source: object
 ) -> None:
-    """Copy `weights` into `module`, of shards this process's rows.
+    """Copy `weights` into `module`; for shards, this process's rows.
 
     Raises CheckpointError if they do not fit.
     """

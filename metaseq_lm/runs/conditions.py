@@ -1,7 +1,7 @@
-"""The conditions under which a run trains, in words where they are not what was asked.
+"""Describes the conditions under which a run trains, if they are not as configured.
 
-`training.conditions` computes them before the first update, results.json keeps them, and reports
-say them again. All numbers may come from an archive of others.
+`training.conditions` computes them before the first update, results.json stores them, and reports
+repeat them. The numbers may come from somebody else's archive, so any of them may be wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 KEY = "conditions"  # in results.json
 _MANY_UNKNOWN = 0.03
-_SMALLER = 0.9  # than optimizer.lr by as much is the peak of a decay over a tenth of warm-up
+_SMALLER = 0.9  # share of optimizer.lr that a decay peaks at after a tenth of warm-up
 REMEDY = (
     "preprocess with a larger --vocab-size, with --tokenizer byte_bpe, which can write every text, "
     "or with a tokenizer of this language (--tokenizer-from)"
@@ -21,13 +21,13 @@ Shares = Mapping[str, float | None]
 
 
 def describe_unknown(shares: Shares, least: float = _MANY_UNKNOWN) -> str:
-    """Return which share of the tokens of splits is [UNK], "" if it is `least` or less in all."""
+    """Return the share of [UNK] in the tokens of splits; "" if it is at most `least` in all."""
     large = {split: share for split, share in shares.items() if share and share > least}
     return f"tokens that are [UNK]: {_listed(large)}" if large else ""
 
 
 def describe_conditions(conditions: object, remedy: str = "") -> list[str]:
-    """Return a sentence for each condition that is not what was asked; none for wrong content.
+    """Return a sentence for each condition that is not as configured; none for wrong content.
 
     `remedy` ends the sentence on [UNK].
     """
@@ -62,7 +62,7 @@ def _seen(epochs: float | None) -> str:
 
 
 def count_conditions(runs: Iterable[object], noun: str = "runs") -> list[str]:
-    """Return each sentence on the conditions of runs, with the number of those it is true of."""
+    """Return each sentence on conditions, with the number of runs that it is true for."""
     runs = list(runs)
     counts = Counter(sentence for run in runs for sentence in describe_conditions(run))
     total = f" of {len(runs):,} {noun}" if len(runs) > 1 else ""
@@ -70,12 +70,12 @@ def count_conditions(runs: Iterable[object], noun: str = "runs") -> list[str]:
 
 
 def _describe_rates(rates: Mapping[str, float]) -> str:
-    """Return in words the highest and the last learning rate, "" if they are as asked."""
+    """Describe the highest and the last learning rate; "" if they are as configured."""
     if not {"asked", "highest", "at", "last", "updates"} <= rates.keys():
         return ""
     base, highest, updates = rates["asked"], rates["highest"], rates["updates"]
     parts = []
-    # Rounding apart.
+    # Up to rounding.
     if highest < _SMALLER * base * (1 - 1e-9) or highest > base * (1 + 1e-9):
         at = f"at update {rates['at']:.0f} of {updates:.0f}"
         parts.append(f"at most {highest:.3g}, {at}, not {base:g} (optimizer.lr)")

@@ -1,4 +1,4 @@
-"""Facts of the data that checkpoints store, such as classes, compared with those of now."""
+"""Compares facts of the data that a checkpoint stores, such as classes, with the current ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def labels_of(facts: dict[str, Any] | None, source: object) -> dict[str, list[st
 
 
 def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
-    """Raise UsageError if `source` was trained on other classes of a set, or in another order."""
+    """Raise UsageError if `source` was trained on other or differently ordered classes of a set."""
     if list(then) != list(now):
         trained, current = (", ".join(labels) or "real values" for labels in (then, now))
         raise UsageError(
@@ -35,10 +35,10 @@ def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[
 def check_heads(
     source: object, then: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise UsageError if the classes of a set of `now` are not those that its head was trained on.
+    """Raise UsageError if a set of `now` has other classes than its head was trained on.
 
-    `then` are the classes of the sets that `source` was trained on. If that is a single set, its
-    head is compared with every set of `now`.
+    `then` are the classes of the sets that `source` was trained on. If it is a single set, its head
+    is compared with every set of `now`.
     """
     for name, labels in now.items():
         only = next(iter(then.values())) if len(then) == 1 else labels
@@ -46,7 +46,7 @@ def check_heads(
 
 
 def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if a checkpoint's facts differ from those of the run to resume.
+    """Raise CheckpointError if a checkpoint's facts differ from the facts of the run to resume.
 
     Facts that the checkpoint lacks are not compared.
     """

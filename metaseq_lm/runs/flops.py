@@ -1,7 +1,7 @@
 """FLOPs of a run. Each shape of batch is counted once, then looked up.
 
-So what is counted must depend on shapes only. Attention counts all pairs of tokens of a row, as in
-flops_rules.py, also where a CPU computes those inside the documents of packed rows alone.
+The count must therefore depend only on shapes. Attention counts all pairs of tokens of a row, as in
+flops_rules.py, even if a CPU computes only pairs inside the documents of packed rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from metaseq_lm.distributed import process_group
 def signature(value: Any) -> Any:
     """Return what determines the FLOPs: the shapes of all tensors in nested containers, and texts.
 
-    A text is the name of what computes, such as that of a head.
+    A text names the computing part, such as a head.
     """
     if isinstance(value, Tensor):
         return tuple(value.shape)
@@ -79,7 +79,7 @@ def _attention_backward(grad: Any, *inputs: Any, **kwargs: Any) -> int:
 
 
 # Torch's counter does not know the CPU's fused attention. Backward is twice forward, as without
-# fusion: what a kernel computes again to save memory, which torch counts, depends on the device.
+# fusion: recomputation in a kernel to save memory, which torch counts, depends on the device.
 _ATTENTION = {
     getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): rule
     for suffix, rule in (("", attention_flops), ("_backward", _attention_backward))
@@ -93,16 +93,16 @@ _ATTENTION = {
 
 
 def _sequences(q: Sequence[int], *rest: Any, **kwargs: Any) -> int:
-    """Return the FLOPs of attention in rows, which the longest sequence is said to be as long as.
+    """Return the FLOPs of attention in whole rows: their length is the declared longest length.
 
-    Torch's rule reads the lengths of the sequences.
+    Torch's own rule reads the lengths of the sequences instead.
     """
     longest = rest[5]
     return attention_flops(q, (longest, q[-1]), (longest, q[-1]))
 
 
 def _sequences_backward(grad: Any, q: Sequence[int], *rest: Any, **kwargs: Any) -> int:
-    # Behind keys and values come the output, its log-sum-exp and twice the starts.
+    # After keys and values come the output, its log-sum-exp and twice the starts.
     return 2 * _sequences(q, *rest[:2], *rest[4:])
 
 
@@ -117,15 +117,15 @@ class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
     FlopCounterMode itself would take a fifth of the time of a small model with batches of many
-    lengths, because it tracks modules and tries to decompose every operation.
+    different lengths, because it tracks modules and tries to decompose every operation.
     """
 
     supports_higher_order_operators = True
-    # Operations that do not decompose, or, having a kernel of their own, into some that round
-    # differently: what is counted must be what is computed without a counter.
+    # Operations that do not decompose, or that have their own kernel and decompose into operations
+    # that round differently: the counter must not change what is computed.
     indivisible: ClassVar[set[Any]] = {torch.ops.aten.silu_backward.default}
     paused: ClassVar[bool] = False
-    active: ClassVar[list[Counter]] = []  # the counters at work
+    active: ClassVar[list[Counter]] = []  # the active counters
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -171,15 +171,15 @@ class Counter(TorchDispatchMode):
         return result
 
 
-# What that import is for: a higher-order operator compiles what it is called with, but not the
-# counter.
+# The import of `eval_frame` is for this: a higher-order operator compiles the function that it
+# calls, but must not compile the counter.
 set_code_exec_strategy(
     Counter.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 )
 
 
 def count_more(output: Tensor, flops: int) -> None:
-    """Count FLOPs that `output` did not take, and twice as many in its derivative."""
+    """Count further FLOPs for `output`, and twice as many in its derivative."""
     if not Counter.active:
         return
     counter = Counter.active[-1]
@@ -191,7 +191,7 @@ def count_more(output: Tensor, flops: int) -> None:
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Leave out the FLOPs of the with block: work done a second time, which saves memory only."""
+    """Do not count the FLOPs of the with block: recomputation, which only saves memory."""
     Counter.paused = True
     try:
         yield
@@ -200,7 +200,7 @@ def uncounted() -> Iterator[None]:
 
 
 def _shapes_of(work: Any) -> str:
-    """Return a name of all that the FLOPs of some work depend on."""
+    """Return a key of everything that the FLOPs of some work depend on."""
     return f"{key(repr(signature(work))):016x}"
 
 
@@ -212,7 +212,7 @@ class FlopMeter:
         self.known: dict[str, float] = {}
 
     def total_with(self, work: Any) -> float:
-        """Return what the total is once `work` is done; NaN if its shapes are new."""
+        """Return the total after `work`; NaN if its shapes are new."""
         return self.total + self.known.get(_shapes_of(work), math.nan)
 
     @contextlib.contextmanager
@@ -228,11 +228,11 @@ class FlopMeter:
         self.total += self.known[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the total over all replicas and the table of shapes; a call of all replicas."""
+        """Return the total over all replicas and the table of shapes; a collective call."""
         total = sum(process_group.gather_objects(self.total))
         return {"total": total, "known": dict(self.known)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the table, and on the first replica the total: there may be more or fewer now."""
+        """Load the table, and on the first replica the total: the number of replicas may change."""
         self.total = state["total"] if process_group.rank() == 0 else 0.0
         self.known = dict(state["known"])

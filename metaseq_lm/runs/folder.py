@@ -55,12 +55,12 @@ from metaseq_lm.core.stored import with_current_names
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 _FREE = ("engine.", "trainer.")
-# Parts of a run that `train --reset` names. Options of schedule and optimizer may change
-# with these, others with the part that they declare (`reset`).
+# Parts of a run that `train --reset` names. Options of schedule and optimizer may change with the
+# part of that name, others with the part that they declare (`reset`).
 RESETS = ("schedule", "optimizer", "data")
 _SOURCES_FILE = "sources.json"
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-# Values of results.json, see `schema_error`; those of earlier versions lack some.
+# Values of results.json, see `schema_error`; files of earlier versions lack some.
 RESULTS = {
     "status?": str,
     "message?": str,
@@ -83,15 +83,15 @@ RESULTS = {
         "runs?": (dict, list),
     },
 }
-# Keys of results.json that resuming a run, and starting from one, need.
+# Keys of results.json that are needed to resume a run and to start from it.
 _NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
 
 
 class RunFolder:
     """Opens or continues a run folder; raises UsageError if it holds a different run.
 
-    The options of the parts in `reset` may differ. A run that goes on calls `write_config` when its
-    checkpoint is loaded, so that a mistake leaves the folder as it was.
+    The options of the parts in `reset` may differ. A resumed run calls `write_config` after loading
+    its checkpoint, so that a mistake leaves the folder unchanged.
     """
 
     def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
@@ -107,7 +107,7 @@ class RunFolder:
             check_folder(self.path / name)
         self._log = Journal(self.path / "log.jsonl", sync=False)
         self._waiting: list[dict[str, Any]] = []
-        self._written: dict[str, Any] = {}  # as config.yaml
+        self._written: dict[str, Any] = {}  # content of config.yaml
         commands = self._held = open_locked(self.path / "command.txt")
         for name in ("config.yaml", _SOURCES_FILE, "log.jsonl", "results.json"):
             remove_leftovers(self.path / name)
@@ -138,7 +138,7 @@ class RunFolder:
         self._written = values
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
-        """Append one line to log.jsonl; on a full disk lines wait until there is room."""
+        """Append one line to log.jsonl; if the disk is full, lines wait until there is room."""
         texts = {key: mask_text(value) for key, value in values.items() if isinstance(value, str)}
         line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values, **texts}
         self._waiting.append(line)
@@ -153,7 +153,7 @@ class RunFolder:
                 say(f"{self._log.path}: {error.strerror}; lines wait until there is room")
 
     def cut_log(self, update: int) -> None:
-        """Drop values after an update, logged by a killed process: they will be logged again."""
+        """Drop values after an update, which a killed process logged: they will be logged again."""
         path = self.path / "log.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         remaining = [line for line in lines if not _is_later(line, update)]
@@ -183,7 +183,7 @@ def _is_later(line: bytes, update: int) -> bool:
     try:
         row = json.loads(line)
         return row["kind"] in ("train", "valid") and row["update"] > update
-    except (ValueError, LookupError, TypeError, RecursionError):  # damaged; reports say it
+    except (ValueError, LookupError, TypeError, RecursionError):  # damaged; reports say so
         return False
 
 
@@ -203,7 +203,7 @@ def open_locked(path: Path) -> IO[str]:
 
     Raises MetaseqError if another process, which trains the run, holds the lock.
     """
-    # It stays open, and so locked.
+    # The file stays open, and so locked.
     file = open(path, "a", encoding="utf-8", opener=without_link)  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,11 +240,11 @@ def _common_sources() -> dict[str, str]:
 
 
 def read_sources(folder: Path) -> dict[str, str]:
-    """Return the options of a run that name other runs, and what reports call those runs.
+    """Return the options of a run that name other runs, with the names of these runs in reports.
 
-    Such an option is declared by `option(..., source="pretraining")`. Those of tasks and models are
-    listed in the run folder, so that a reader does not need their code. Raises MetaseqError if that
-    list is damaged.
+    Such an option is declared by `option(..., source="pretraining")`. The run folder lists such
+    options of tasks and models, so that a reader does not need their code. Raises MetaseqError if
+    that list is damaged.
     """
     file = folder / _SOURCES_FILE
     if not file.is_file():
@@ -295,7 +295,7 @@ def parse_results(file: Path) -> dict[str, Any]:
 def altered_files(folder: Path) -> list[str]:
     """Return the files of a run that changed after its results were written; a log may have grown.
 
-    Results without a checksum count as changed, though a first version wrote none.
+    Results without a checksum count as changed, although the first version wrote none.
     """
     try:
         results = read_json(folder / "results.json")
@@ -319,8 +319,8 @@ def altered_files(folder: Path) -> list[str]:
 def stored_overrides(folder: Path) -> list[str]:
     """Return the configuration of the run in a folder as key=value; [] if there is none.
 
-    What follows trainer.max_update is left out, so that it follows a new number too, and what was
-    masked; see `check_hidden`.
+    Options that follow trainer.max_update are left out, so that they follow a new number, and so
+    are masked values, see `check_hidden`.
     """
     file = folder / "config.yaml"
     if not file.is_file():
@@ -343,7 +343,7 @@ def stored_overrides(folder: Path) -> list[str]:
 def check_hidden(file: Path, config: Any, overrides: Collection[str] = ()) -> None:
     """Raise UsageError for an option stored without its value unless an override gives it."""
     keys = {override.partition("=")[0] for override in overrides}
-    # A label, which names the run in reports, does without.
+    # A label only names the run in reports, and is not needed.
     if missing := [key for key in hidden_options(config) if key not in {*keys, "label"}]:
         raise UsageError(
             f"{file}: the value of {missing[0]}, which is a secret or holds one, was not stored; "
@@ -354,8 +354,8 @@ def check_hidden(file: Path, config: Any, overrides: Collection[str] = ()) -> No
 def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return the options in which the configs of two runs differ, with both values.
 
-    An option that did not exist when the old one was written counts as its default. Options that
-    are `movable`, and those of the engine, are not compared.
+    An option that did not exist when the old config was written counts as its default. `movable`
+    options, and options of the engine, are not compared.
     """
     before, after = (flatten(mask_options(values)) for values in (old, as_dict(new)))
     names = {group: getattr(new, group)._name for group in GROUPS}
@@ -372,13 +372,13 @@ def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def with_text_entries(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat configuration whose entries are texts, however they were written."""
+    """Return a flat configuration with entries as texts, however they were written."""
     keys = [key for key in ("task.objectives", "trainer.final_suites") if values.get(key)]
     return {**values, **{key: [as_text(entry) for entry in values[key]] for key in keys}}
 
 
 def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> None:
-    """Raise UsageError naming options in which two runs differ, but for parts in `reset`."""
+    """Raise UsageError naming options in which two runs differ, except for parts in `reset`."""
     names = {f"{group}._name": getattr(new, group)._name for group in GROUPS}
     changes = {
         key: values
@@ -400,11 +400,11 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
 
 
 def _reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
-    """Return the parts of a run, of RESETS, with which an option may change.
+    """Return the parts of a run, from RESETS, with which an option may change.
 
     Args:
         key: The dotted name.
-        names: The registered names of a run, as `task._name`.
+        names: The registered names of a run, by keys such as `task._name`.
     """
     item = declaration(key, names)
     declared = {item.metadata["reset"]} if item and "reset" in item.metadata else set()
@@ -433,7 +433,7 @@ def _following_options(names: Mapping[str, Any], key: str) -> list[str]:
 def code_hash(user_dir: str | None) -> str:
     """Return a short hash of the source of this package and of the plug-in in use.
 
-    Presets and defaults in YAML are source, too.
+    Presets and defaults in YAML count as source.
     """
     digest = package_digest().copy()
     if user_dir:
@@ -443,8 +443,9 @@ def code_hash(user_dir: str | None) -> str:
 
 @cache
 def package_digest() -> hashlib._Hash:
-    """Return a digest of the source of this package as it is at the first call: a run that is
-    under way does not run what is edited meanwhile.
+    """Return a digest of this package's source at the first call.
+
+    Later edits do not count, because a running process does not run them.
     """
     digest = hashlib.sha256()
     add_source(digest, Path(__file__).parents[1])

@@ -1,8 +1,8 @@
 """Cumulative cost (FLOPs, seconds, updates, words) of a run's ancestors.
 
-Ancestors are the run that it started from, its teachers, and what those came from. Costs are kept
-by the folder of the run (or the file of outputs) that they were spent on, so that a shared ancestor
-counts once. A cost that is not on record makes the total unknown, not smaller.
+Ancestors are the run that it started from, its teachers, and their ancestors. Costs are stored by
+the folder of the run (or the file of outputs) that they were spent on, so that a shared ancestor
+counts once. An unrecorded cost makes the total unknown, not smaller.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import read_results
 
 _KEYS = ("seconds", "flops", "updates")
-WORDS = "words"  # which earlier versions did not count
-# By resolved folder: seconds, FLOPs, updates, words. None: not all of it is on record.
+WORDS = "words"  # earlier versions did not count them
+# By resolved folder: seconds, FLOPs, updates, words. None: some costs are not on record.
 Costs = dict[str, dict[str, float]] | None
 
 
@@ -34,7 +34,7 @@ def ancestors(source: str, prefer: str = "last") -> Costs:
 
 
 def union(parts: Iterable[Costs]) -> Costs:
-    """Return all costs, those of one folder once; None if one of the parts is not known."""
+    """Return all costs, each folder once; None if one of the parts is unknown."""
     merged: dict[str, dict[str, float]] = {}
     for part in parts:
         if part is None:
@@ -58,7 +58,7 @@ def checked(costs: Any) -> Costs:
 def total(costs: Costs, source: str | None) -> dict[str, Any] | None:
     """Return results.json's "pretraining": sums, `source` (init_from) and costs by run.
 
-    None if the run has no ancestors; numbers that are not known are None.
+    None if the run has no ancestors; unknown numbers are None.
     """
     if costs == {}:
         return None

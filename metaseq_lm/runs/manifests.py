@@ -18,10 +18,10 @@ from metaseq_lm.core.files import COUNT, NUMBER, as_numbers, read_json, schema_e
 from metaseq_lm.core.stored import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
-WORDS = "words_"  # how links to the checkpoints at numbers of words begin
+WORDS = "words_"  # prefix of links to the checkpoints at numbers of words
 FORMAT = 4
 _OLD_FORMAT = 2  # with the moments in state.pt
-OLD_FORMAT_IN_PARTS = 3  # whose parts do not say where their rows begin
+OLD_FORMAT_IN_PARTS = 3  # its parts do not say where their rows begin
 PREFIX = "update_"
 BLOCK = 1 << 20  # bytes read at a time for a checksum
 # Schema of a manifest, see `schema_error`. Imported models have no data fingerprint.
@@ -69,7 +69,7 @@ def words_name(number: int) -> str:
 
 
 def word_links(folder: Path) -> dict[str, Path]:
-    """Return by name the checkpoints at numbers of words, fewest first."""
+    """Return the checkpoints at numbers of words by name, fewest words first."""
     links = {path.name: path.resolve() for path in folder.glob(f"{WORDS}*")}
     return dict(sorted(links.items(), key=lambda link: (link[1].name, len(link[0]), link[0])))
 
@@ -109,7 +109,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, names: Iterable[str], manifest: Mapping[str, Any]) -> None:
-    """Read some files of a checkpoint; CheckpointError if one differs from the manifest."""
+    """Verify some files of a checkpoint; CheckpointError if one differs from the manifest."""
     for name in names:
         if not (path / name).is_file():  # reading a device or a pipe might never end
             raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
@@ -182,7 +182,7 @@ def _usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None
     """
     config = config_of(manifest, path)
     if config.user_dir and not user_dir:
-        # Plug-in code is run only if the command line names it.
+        # Plug-in code runs only if the command line names it.
         raise UsageError(
             "this run used a plug-in; give --user-dir with its path from here, which was "
             f"{config.user_dir}"

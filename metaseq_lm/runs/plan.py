@@ -13,14 +13,14 @@ HASH = re.compile(r"[0-9a-f]{16}")
 
 
 def write_plan(folder: Path, plan_hash: str) -> None:
-    """Record in a run folder, which is made, the hash of the plan that the run belongs to."""
+    """Record in a run folder, creating it, the hash of the plan that the run belongs to."""
     folder.mkdir(parents=True, exist_ok=True)
     content = to_json(with_checksum({"plan": plan_hash})) + "\n"
     write_atomic(folder / PLAN_FILE, content.encode())
 
 
 def read_plan_hash(folder: Path) -> str:
-    """Return the hash of the plan that a run belongs to, "" if none is recorded.
+    """Return the hash of the plan that a run belongs to; "" if none is recorded.
 
     Raises MetaseqError for a damaged record.
     """

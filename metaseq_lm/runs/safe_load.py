@@ -1,4 +1,4 @@
-"""Checks of files from others before torch or safetensors reads them."""
+"""Checks of untrusted files before torch or safetensors reads them."""
 
 import io
 import json
@@ -7,7 +7,7 @@ import re
 import zipfile
 from typing import Any
 
-# Names that a pickle of plain data and tensors imports. torch allows more, some of which need much
+# Names that a pickle of plain data and tensors imports. torch allows more; some of these need much
 # memory for a small file.
 _HARMLESS = re.compile(
     r"torch\._utils\._rebuild_(tensor_v[23]|meta_tensor_no_storage|parameter)|"
@@ -18,9 +18,9 @@ _HARMLESS = re.compile(
 
 
 def check_header(data: bytes) -> dict[str, Any]:
-    """Return the header of a safetensors file, of which `data` are the first bytes or all.
+    """Return the header of a safetensors file from its first bytes, or all of them.
 
-    Raises ValueError if it names a tensor twice; the library takes the last.
+    Raises ValueError if it names a tensor twice; the library would take the last.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def check_archive(data: bytes) -> None:
     """Raise ValueError unless `data` is a zip as torch.save writes it for plain data and tensors.
 
     Each member must be stored uncompressed and only once, with nothing else in the file, because
-    torch has its own reader of zip files. Pickles may import HARMLESS names only.
+    torch has its own zip reader. Pickles may import only HARMLESS names.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
@@ -46,7 +46,7 @@ def check_archive(data: bytes) -> None:
             raise ValueError("a member of the archive occurs twice")
         if any(name.startswith("/") or ".." in name.split("/") for name in names):
             raise ValueError("a member of the archive leaves it")
-        # Packed members, or many names for one piece of the file, come to more than the file holds.
+        # Compressed members, or many names for one piece, add up to more than the file holds.
         links = any(member.external_attr >> 28 == 0xA for member in members)
         if links or sum(member.file_size for member in members) > len(data):
             raise ValueError("a member of the archive is a link or larger than the file")

@@ -1,7 +1,7 @@
 """Results of suites in a run folder: `suites/NAME/update_000000500.json`, a file per checkpoint.
 
-A file names the checkpoint by its update and the hash of its weights, so that a reader can tell the
-results of the checkpoint that a run ended with from those of another one.
+A file names the checkpoint by its update and the hash of its weights, so that a reader can
+distinguish the results of a run's last checkpoint from other results.
 """
 
 import re
@@ -32,7 +32,7 @@ OVERALL = "overall"
 COUNT, HITS = "n", "hits"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SPLITS = ("train", "valid", "test")
-# What a file holds, see `schema_error`.
+# Content of a file, see `schema_error`.
 _FORM = {
     "format": str,
     "suite": str,
@@ -52,18 +52,18 @@ class SuiteResults:
     """The results of a suite for one checkpoint.
 
     Attributes:
-        name: What reports call them: the name of the suite, if the user gave no other.
+        name: Their name in reports: the name of the suite, unless the user gave another.
         suite: The name of the suite.
         update: The update of the checkpoint.
         weights: A hash of its weights, see `manifests.hash_of_weights`.
         data: A hash of the files that were read.
-        options: What the results depend on besides: the options of the suite, the precision, what
-            became of sentences that were too long.
-        groups: For each group of items, the one of all called OVERALL, their number "n", their
-            "metrics" by name, and of an accuracy "hits", its right answers by block of items.
-        facts: What else is recorded, such as the cost of scoring.
-        references: What metrics are compared with: for each, named METRIC or GROUP.METRIC, values
-            such as "chance".
+        options: What else the results depend on: the options of the suite, the precision, the
+            treatment of sentences that were too long.
+        groups: For each group of items (all of them are group OVERALL), their number "n", their
+            "metrics" by name, and for an accuracy "hits", the right answers by block of items.
+        facts: Further records, such as the cost of scoring.
+        references: Values such as "chance" that metrics are compared with, by METRIC or
+            GROUP.METRIC.
     """
 
     name: str
@@ -78,13 +78,13 @@ class SuiteResults:
 
     @property
     def code(self) -> str | None:
-        """The hash of the code that scored it, None if it is not recorded."""
+        """The hash of the code that scored the suite; None if it is not recorded."""
         code = self.facts.get("code")
         return code if isinstance(code, str) else None
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics as reports name them: `NAME.METRIC` of all items, `NAME.GROUP.METRIC`."""
+        """The metrics by their names in reports: `NAME.METRIC` (all items), `NAME.GROUP.METRIC`."""
         flat: dict[str, float] = {}
         for group, content in self.groups.items():
             prefix = self.name if group == OVERALL else f"{self.name}.{group}"
@@ -104,9 +104,9 @@ def default_name(suite: str) -> str:
 
 
 def entry_name(item: str | Mapping[str, Any]) -> str:
-    """Return the name of the results that an entry of trainer.final_suites asks for.
+    """Return the name of the results of an entry of trainer.final_suites.
 
-    "" for one of another form, which `training.suites.request_of` refuses.
+    "" for an entry of another form, which `training.suites.request_of` refuses.
     """
     try:
         entry = read_entry(item, SuiteEntry)
@@ -145,7 +145,7 @@ def parse(record: dict[str, Any]) -> SuiteResults:
 
 
 def run_folder_of(checkpoint: Path) -> Path | None:
-    """Return the run folder that a checkpoint lies in, None if it lies in none."""
+    """Return the run folder that contains a checkpoint; None if there is none."""
     for folder in checkpoint.resolve().parents[:2]:
         if (folder / "config.yaml").is_file():
             return folder
@@ -153,7 +153,7 @@ def run_folder_of(checkpoint: Path) -> Path | None:
 
 
 def write(run: Path, results: SuiteResults) -> Path:
-    """Write results into a run folder, in place of those of the same name and checkpoint.
+    """Write results into a run folder; they replace results of the same name and checkpoint.
 
     Returns:
         The path of the file.
@@ -172,7 +172,7 @@ def file_of(run: Path, results: SuiteResults) -> Path:
 
 
 def read_all(run: Path) -> tuple[list[SuiteResults], list[str]]:
-    """Return all results in a run folder by name and update, and notes on files that were changed.
+    """Return all results in a run folder by name and update, and notes on altered files.
 
     Raises:
         MetaseqError: A file is damaged.
@@ -196,8 +196,8 @@ def read_all(run: Path) -> tuple[list[SuiteResults], list[str]]:
 def of_last_checkpoint(run: Path) -> tuple[list[SuiteResults], list[str]]:
     """Return the results for the checkpoint that `score RUN` would use, and notes.
 
-    That is the best checkpoint, else the last, as for the final metrics of a run. Results for other
-    checkpoints are left out; a note names a suite that has no others.
+    It uses the best checkpoint, else the last, as for the final metrics of a run. Results for other
+    checkpoints are left out; a note names each suite that has only such results.
     """
     results, notes = read_all(run)
     current = current_checkpoint(run)
@@ -224,7 +224,7 @@ def of_last_checkpoint(run: Path) -> tuple[list[SuiteResults], list[str]]:
 
 
 def current_checkpoint(run: Path) -> tuple[int, str] | None:
-    """Return update and hash of the best checkpoint of a run, else the last; None if gone."""
+    """Return update and hash of the best checkpoint of a run, else of the last; None if gone."""
     try:
         manifest = manifests.read_manifest(manifests.resolve(str(run), prefer="best"))
     except manifests.CheckpointError:

@@ -1,10 +1,10 @@
-"""Tensors in safetensors files, of which a process writes and reads only its rows.
+"""Tensors in safetensors files; a process writes and reads only its own rows.
 
-A file of rows says in its header where in the tensors they begin, in the layout of
+The header of a file of rows says where in the tensors they begin, in the layout of
 torch.distributed.checkpoint's HuggingFaceStorageWriter, so that HuggingFaceStorageReader and
-`dcp.load` read it. Bytes go between file and tensor here, not through these libraries: their
-writer needs collective calls and a copy of the file in memory, safetensors tells of a full disk
-in words only, and what both map into memory counts twice at the peak.
+`dcp.load` read it. This module moves bytes between file and tensor itself: that writer needs
+collective calls and a copy of the file in memory, safetensors reports a full disk only as text, and
+memory mapped by both counts twice at the peak.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _OFFSETS = "DCP_SHARDING_INFO"  # key of torch.distributed.checkpoint in the met
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in files, or some of its rows; the slice of one is another.
+    """A tensor in files, or some of its rows; slicing returns another StoredTensor.
 
     Attributes:
-        ranges: Where the rows are, in order: file, position and length in bytes.
+        ranges: File, position and length in bytes of the rows, in order.
     """
 
     shape: torch.Size
@@ -59,7 +59,7 @@ class StoredTensor:
         return StoredTensor(shape, self.dtype, tuple(r for r in ranges if r[2]))
 
     def read(self) -> Tensor:
-        """Return the tensor; CheckpointError if a file has become too short."""
+        """Read the tensor; CheckpointError if a file has become too short."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         target = memoryview(_as_bytes(tensor))
         for file, position, length in self.ranges:
@@ -72,13 +72,13 @@ class StoredTensor:
 
 
 def rows_like(tensor: Tensor | StoredTensor, like: Tensor) -> Tensor:
-    """Return the rows of a whole tensor that this process holds of `like`, and read no others."""
+    """Return the rows of a whole tensor that this process holds of `like`; read no others."""
     rows = vectors.rows_of(tensor, like)  # type: ignore[arg-type]  # it takes slices only
     return rows.read() if isinstance(rows, StoredTensor) else rows
 
 
 def map_tensors(function: Callable[[str, Any], Any], value: Any, name: str = "") -> Any:
-    """Return copies of nested containers with `function` of the path and value of each tensor."""
+    """Copy nested containers, replacing each tensor by `function` of its path and value."""
     if isinstance(value, (Tensor, StoredTensor)):
         return function(name, value)
     prefix = name and f"{name}/"
@@ -98,11 +98,11 @@ def _as_bytes(tensor: Tensor) -> Any:
 def encode(
     tensors: Mapping[str, Tensor], first_rows: Mapping[str, int] | None = None
 ) -> Iterator[Any]:
-    """Yield the pieces of a safetensors file; tensors may share memory, which is written twice.
+    """Yield the pieces of a safetensors file; memory that tensors share is written twice.
 
     Args:
         tensors: Contiguous tensors on the CPU, by name.
-        first_rows: Which row of the whole tensor is the first of each; None for whole tensors.
+        first_rows: Index of each tensor's first row in the whole tensor; None for whole tensors.
     """
     header: dict[str, Any] = {}
     if first_rows is not None:
@@ -112,7 +112,7 @@ def encode(
         }
         metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
         header["__metadata__"] = metadata
-    # Larger items first, as the library sorts them, so that all are aligned.
+    # Larger dtypes first, as the library sorts them, so that all are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     end = 0
     for name, tensor in ordered:
@@ -127,14 +127,14 @@ def encode(
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return by name the tensors whose rows are in some safetensors files.
+    """Return the tensors in some safetensors files by name, joined from their rows.
 
-    Files that do not say where their rows begin follow one another. Raises an error of any kind for
-    a damaged file, ValueError for rows that are missing or there twice.
+    The rows of files that do not say where they begin follow one another. Raises an error of any
+    kind for a damaged file, ValueError for rows that are missing or occur twice.
     """
     pieces: dict[str, list[tuple[int | None, StoredTensor]]] = {}
     for file in files:
-        with safe_open(file, "pt"):  # which checks all of the header but names that occur twice
+        with safe_open(file, "pt"):  # checks the header, except for names that occur twice
             pass
         with open(file, "rb") as stream:
             length = stream.read(8)
@@ -153,7 +153,7 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def _joined(name: str, pieces: list[tuple[int | None, StoredTensor]]) -> StoredTensor:
-    """Return the tensor of which these are rows, with the first row of each."""
+    """Join pieces of a tensor, each given with the index of its first row."""
     if len(pieces) == 1 and pieces[0][0] is None:
         return pieces[0][1]
     pieces.sort(key=lambda piece: piece[0] or 0)

@@ -1,4 +1,4 @@
-"""What a search records in run folders: trial.json of a trial, tuning.json of a tuned run."""
+"""Records of a search in run folders: trial.json of a trial, tuning.json of a tuned run."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ TUNING_FORM = {"flops": AMOUNT, "trials": COUNT, "metric": str, "values": dict, 
 
 
 def write_trial(folder: Path, record: Mapping[str, Any]) -> None:
-    """Record in the run folder of a trial what became of it, in the form of TRIAL_FORM."""
+    """Record the outcome of a trial in its run folder, in the form of TRIAL_FORM."""
     _write(folder / _TRIAL_FILE, record)
 
 
 def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
-    """Record in a run folder, which is made, how its options were chosen and what that cost.
+    """Record in a run folder, creating it, how its options were chosen and the cost of that.
 
     The form is TUNING_FORM: FLOPs and number of all trials, the metric that chose, the values, and
-    the options whose value lies at an end of its range, or list of numbers, with that end.
+    the options with a value at an end of its range, or list of numbers, with that end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / TUNING_FILE, record)
 
 
 def read_trial(folder: Path) -> dict[str, Any]:
-    """Return the record of a trial, {} for a run that is none; MetaseqError if it is damaged."""
+    """Return the record of a trial; {} if the run is not a trial; MetaseqError if damaged."""
     return _read(folder / _TRIAL_FILE, TRIAL_FORM)
 
 
 def read_tuning(folder: Path) -> dict[str, Any]:
-    """Return how a run was tuned, {} if no search did; MetaseqError if the record is damaged."""
+    """Return how a run was tuned; {} if it was not; MetaseqError if the record is damaged."""
     return _read(folder / TUNING_FILE, TUNING_FORM)
 
 

@@ -22,7 +22,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
-# The input of an update: per stream a list of global batches, each a list of micro-batches.
+# The input of an update: for each stream, a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Any]]]  # instances of the task's Batch class
 # The input of an evaluation: for each stream, an iterable over all its global batches.
 Passes = dict[str, Iterable[list[Batch]]]
@@ -31,8 +31,8 @@ Passes = dict[str, Iterable[list[Batch]]]
 class Scored(NamedTuple):
     """The result of an evaluation: metrics, equal on all replicas, and rows of predictions.
 
-    `rows` returns one dict per example; it is a function because not every caller needs them. It
-    returns nothing for a task without predictions.
+    `rows` returns one dict per example, an empty list for a task without predictions. It is a
+    function because not every caller needs the rows.
     """
 
     metrics: Logs
@@ -40,7 +40,7 @@ class Scored(NamedTuple):
 
 
 class Task:
-    """Base class: data streams, model, optimizers and update; a method overrides what differs.
+    """Base class: data streams, model, optimizers and update; subclasses override what differs.
 
     Optional methods are listed in `tasks.protocols`.
 
@@ -52,13 +52,13 @@ class Task:
         criterions: The classes of criterion that the task accepts, subclasses included.
         fresh: Prefixes of the parameters that the checkpoint of init_from may lack; they then keep
             their initial values. All other parameters must be in it.
-        exported: Whether `metaseq-lm export` may write the model: it reads rows as its tokenizer
-            makes them and has the layers of the registered model. A string says why it may not.
-            Not inherited: only the body of the registered class counts.
-        in_mixtures: Whether the task can be an objective of task mixture: it predicts tokens of the
-            rows of a corpus, made by `text_stream`, with one head by the default update. Not
-            inherited, as `exported`.
-        text_token: The n of the task token [CLSn] at the start of an unlabelled text.
+        exported: Whether `metaseq-lm export` may write the model: it must read rows as its
+            tokenizer makes them and have the layers of the registered model. A string says why it
+            may not. Not inherited: only the body of the registered class counts.
+        in_mixtures: Whether the task can be an objective of task mixture: it must predict tokens of
+            a corpus's rows, made by `text_stream`, with one head and the default update. Not
+            inherited, like `exported`.
+        text_token: Index n of the token [CLSn] that starts unlabelled text.
         takes_second_derivatives: Whether `update` calls Engine.inner, which decides how parameters
             are sharded.
         dry_run: Whether the task must not write any file, caches included.
@@ -78,7 +78,7 @@ class Task:
         self.data = Path(run_config.data)
         check_pair(run_config, type(self))
         if isinstance(config, WarmupConfig) and (config.row_lengths or config.length_phases):
-            config.in_phases()  # refused before the run has a folder
+            config.in_phases()  # raises UsageError before the run has a folder
         self.criterion: Criterion = build("criterion", run_config.criterion)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
@@ -90,7 +90,7 @@ class Task:
         raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_model")
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
-        """Return the optimizers by name; the default is one, "main", of all trained parameters."""
+        """Return the optimizers by name; by default one, "main", for all trained parameters."""
         return {
             "main": build_optimizer(
                 model.named_parameters(), self.run_config.optimizer, self.run_config.schedule
@@ -102,7 +102,7 @@ class Task:
         return {"train": 1}
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Run one update; the default is one gradient over all batches and one step of "main"."""
+        """Run one update; by default one gradient over all batches and one step of "main"."""
         all_batches = itertools.chain.from_iterable(batches.values())
         micro_batches = list(itertools.chain.from_iterable(all_batches))
         grads, logs = engine.gradients(
@@ -123,7 +123,7 @@ class Task:
         return Scored(logs)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Return those of a checkpoint's `weights` that initialise this task's model."""
+        """Select the weights of a checkpoint that initialise this task's model."""
         return weights
 
 
@@ -194,7 +194,7 @@ def with_epochs(
 
     An epoch has ceil(examples / batch_size) updates, as in the code of Clark et al. 2020. `between`
     is the number of epochs between validations; 0 leaves trainer.validate_interval_updates
-    unchanged. Raises UsageError for less than one update.
+    unchanged. Raises UsageError if there would be no update.
     """
     per_epoch = -(-examples // batch_size)
     if between:

@@ -67,7 +67,7 @@ class ClozeTask(LabelledSetTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Load the encoder and the language-model head of any model with these names."""
+        """Load the encoder and the language-model head of any model that uses these names."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return encoder_weights(weights, self.run_config) | head
 

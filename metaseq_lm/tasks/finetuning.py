@@ -1,4 +1,4 @@
-"""Shared code of fine-tuning tasks: loading a pre-trained encoder, scoring labelled sets.
+"""Shared code of fine-tuning tasks: loads a pre-trained encoder and scores labelled sets.
 
 Shapes: N samples, K classes or candidates.
 """
@@ -38,16 +38,16 @@ from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
 _POSITIONS = "encoder.embeddings.positions.weight"
-# (number of a sample, its outputs) for each of some samples.
+# (sample number, outputs) of each sample.
 Outputs = list[tuple[int, list[float]]]
-Labels = LabelledSet | Images  # a labelled set, as scoring needs it
+Labels = LabelledSet | Images  # labelled sets that can be scored
 T = TypeVar("T")
 
 
 def encoder_sizes(config: RunConfig) -> EncoderConfig:
     """Return the sizes of the encoder of the configured model, which may have more options.
 
-    Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
+    Raises UsageError for a model without a Transformer encoder, and for rows that are too long.
     """
     check_rows(config)
     kind = ModernConfig if isinstance(config.model, ModernConfig) else TransformerConfig
@@ -62,7 +62,7 @@ def encoder_sizes(config: RunConfig) -> EncoderConfig:
 
 
 def row_encoder_sizes(config: RunConfig) -> EncoderConfig | BiLSTMConfig:
-    """Return the sizes of the encoder as `encoder_sizes`, or those of model bilstm_lm."""
+    """Return the sizes of the encoder as `encoder_sizes` does, or the sizes of model bilstm_lm."""
     if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
         sizes: EncoderConfig | BiLSTMConfig = config.model
         return sizes
@@ -102,7 +102,7 @@ def labelled_folder(config: RunConfig) -> Path:
 def sentence_rows(
     folder: Path, split: str, vocabulary: Vocabulary, max_tokens: int
 ) -> SentenceRows:
-    """Return the rows of a split of the set in `folder`, whose tokenizer must be that of DATA."""
+    """Return the rows of a split of the set in `folder`, which must have the tokenizer of DATA."""
     data = LabelledSet(folder, split)
     require_tokenizer(data.folder, data.tokenizer_hash)
     return SentenceRows(data, vocabulary, max_tokens)
@@ -111,7 +111,7 @@ def sentence_rows(
 def different_sets(names: Sequence[str]) -> list[str]:
     """Return task.labelled as a list; UsageError unless it names different sets directly in DATA.
 
-    A set's name is the name of its head, its stream and its files, too: no dots, no slashes.
+    A set's name also names its head, its stream and its files, so it has no dots and no slashes.
     """
     named = [name for name in names if name and not set("./\\") & set(name)]
     if not names or len(set(named)) < len(names):
@@ -126,8 +126,8 @@ def label_range(folder: Path) -> tuple[float, float]:
     """Return (least, scale) of the training labels; they are scaled to (y - least) / scale.
 
     The scale is the largest label, so that STS-B's 0 to 5 become 0 to 1 (Clark et al. 2020, code),
-    or 1 where no label is positive. A set without a training split is only good for evaluation,
-    where the weights bring the range along.
+    or 1 if no label is positive. A set without a training split is only for evaluation, where the
+    range comes with the weights.
     """
     labels = None
     if "train" in Manifest.load(folder).splits:
@@ -142,7 +142,7 @@ def judged(
 ) -> tuple[Logs, list[T]]:
     """Return the mean loss over all `batches` of a split, and the results of all replicas.
 
-    `judge` returns the terms of a micro-batch and the list of its results.
+    `judge` returns the terms and the list of results of a micro-batch.
     """
     results: list[T] = []
 
@@ -156,12 +156,12 @@ def judged(
 
 
 def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict[str, Any]] | None:
-    """Return the rows of a benchmark's file for `samples`, None if the set has none."""
+    """Return the rows of a benchmark's file for `samples`; None if the set has no such rows."""
     return None if data.rows is None else [data.rows[sample] for sample in samples]
 
 
 def listed(samples: Any, outputs: Tensor) -> Outputs:
-    """Return (sample, its outputs) of a batch, given its `samples` (B,) and outputs (B, K)."""
+    """Return (sample, outputs) of each sample of a batch, given `samples` (B,), outputs (B, K)."""
     return list(zip(samples.tolist(), outputs.tolist()))
 
 
@@ -179,10 +179,10 @@ def labelled_split(data: Labels, outputs: Outputs, logs: Logs) -> Scored:
 
 
 def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> Logs:
-    """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score" too.
+    """Return the metrics of samples (N,) with scores (N, K): "score", which is the main one, first.
 
-    They are those of the suite of the set's benchmark. "score" lets one report hold sets whose main
-    metrics differ.
+    The set's benchmark has a suite, which defines the metrics. "score" lets one report hold sets
+    with different main metrics.
     """
     assert data.labels is not None
     rows = chosen_rows(data, samples.tolist()) if data.benchmark else None
@@ -197,9 +197,9 @@ def labelled_scores(
     batches: Iterable[list[Batch]],
     scored: Callable[[Any], tuple[Tensor, Terms]],
 ) -> Scored:
-    """Return the `labelled_split` of a whole split. All replicas call it together.
+    """Return the `labelled_split` of a whole split. A collective call.
 
-    `scored` returns the outputs (B, K) of a micro-batch and its terms, none if it has no targets.
+    `scored` returns the outputs (B, K) and terms of a micro-batch; no terms without targets.
     """
 
     def judge(batch: Batch) -> tuple[Terms, Outputs]:
@@ -213,9 +213,9 @@ def labelled_scores(
 def _prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
-    Labels are names, "gold" None where the split has none; scores are the probabilities of the
-    classes or candidates, or the one real value. Of a set with several labels a row, gold and
-    predicted are lists.
+    Labels are names; "gold" is None if the split has none. Scores are the probabilities of the
+    classes or candidates, or the one real value. If rows have several labels, gold and predicted
+    are lists.
     """
     rows = []
     for sample, row in outputs:
@@ -241,7 +241,7 @@ def _names_of(data: Labels, has_class: np.ndarray) -> list[str]:
 def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the benchmark's leaderboard file for a test or diagnostic split.
 
-    `rows` are those of `_prediction_rows`; there is no file for other sets and splits.
+    `rows` come from `_prediction_rows`. Other sets and splits have no file.
     """
     if not data.benchmark or split.partition("_")[0] in ("train", "valid"):
         return {}
@@ -264,13 +264,13 @@ def ensemble_of(
 
 
 class OneSetTask(TextTask):
-    """A task on one set of DATA; `labelled` returns the rows of a split with their `data`."""
+    """A task on one set in DATA; `labelled` returns the rows of a split with their `data`."""
 
     labelled: Callable[[str], Any]
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        """Return the number of training samples, which is that of an epoch."""
+        """Return the number of training samples in an epoch."""
         return len(LabelledSet(labelled_folder(config), "train"))
 
     @classmethod
@@ -288,12 +288,12 @@ class OneSetTask(TextTask):
         return {} if is_cut is None else {"": is_cut}
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Load the encoder of any model with one of this name."""
+        """Load the encoder of any model that calls it `encoder`."""
         return encoder_weights(weights, self.run_config)
 
 
 class LabelledSetTask(OneSetTask):
-    """A task on one labelled set, whose rows have scores of classes, candidates or real values."""
+    """A task on one labelled set; its rows have scores of classes, candidates or real values."""
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the benchmark's leaderboard file for a test or diagnostic split."""

@@ -42,16 +42,16 @@ class LanguageModelingTask(TextTask):
         return self.language_model(len(self.vocabulary), self.vocabulary.pad)
 
     def language_model(self, *vocabulary: Any) -> nn.Module:
-        """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
+        """Return the configured model; `vocabulary` is the size, the padding and optional ids."""
         sizes = self.run_config.model
         model: nn.Module = model_class(self.run_config, BiLSTMLM)(sizes, *vocabulary)
         return model
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the losses per token, and the perplexity, of their mean over both directions."""
+        """Return the losses per token, and the perplexity of their mean over both directions."""
         logs = super().evaluate(engine, model, passes).metrics
         if "loss" in logs:
-            # numpy: exp of a diverged loss is infinite, not an error.
+            # numpy's exp of a diverged loss is infinite, not an error.
             logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
         return Scored(logs)
 
@@ -69,8 +69,7 @@ class CausalLMTask(LanguageModelingTask):
     def flops_by_rule(self) -> float | None:
         """Return the FLOPs of an update by the rules of flops_rules.py; None for other networks.
 
-        As in these rules, attention counts every pair of tokens, also those that do not see each
-        other.
+        As in these rules, attention counts every pair of tokens, visible to each other or not.
         """
         if not has_rule(self.run_config.model) or changes_size(self.run_config):
             return None
@@ -81,7 +80,7 @@ class CausalLMTask(LanguageModelingTask):
 
 
 def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> TokenBatch:
-    """Return rows (B, S) and their layout; "targets" counts the tokens but the documents' first."""
+    """Return rows (B, S) and their layout; "targets" counts tokens but each document's first."""
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
     documents = len(rows) if layout.documents is None else _count_documents(layout, lengths)
@@ -139,7 +138,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
 def _sentence_batch(
     data: WordSet, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
-    """Return sentences as `token_rows` has them; the size "targets" counts the words and <end>."""
+    """Return sentences as rows of `token_rows`; the size "targets" counts the words and <end>."""
     rows = token_rows(data, samples, width)
     sizes = {"targets": rows.sizes["words"] + len(samples), **rows.sizes}
     return TokenBatch(tokens=rows.tokens, layout=rows.layout, sizes=sizes)
@@ -148,12 +147,12 @@ def _sentence_batch(
 def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> np.ndarray:
     """Return the id of each word (V,) in a language model, int64; special words keep theirs.
 
-    The `size` most frequent words (0: all) that occur `min_frequency` times have ids, others are
-    <unk>. Raises UsageError if there is none.
+    The `size` most frequent words (0: all) that occur at least `min_frequency` times have ids;
+    others are <unk>. Raises UsageError if there is none.
     """
     counts = np.asarray(vocabulary.counts)
     order = np.argsort(-counts, kind="stable")
-    frequent = order[counts[order] >= min_frequency]  # no special word: they count 0
+    frequent = order[counts[order] >= min_frequency]  # without special words, which count 0
     if not len(frequent):
         raise UsageError(
             f"no word of the data folder occurs task.min_frequency={min_frequency} times; lower it"

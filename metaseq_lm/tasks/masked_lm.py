@@ -101,7 +101,7 @@ def build_transformer(config: RunConfig, vocabulary: Vocabulary, **kwargs: objec
 def build_lm(config: RunConfig, vocabulary: Vocabulary) -> TransformerLM:
     """Build the configured Transformer with a language-model head.
 
-    Raises UsageError for another model, and as `build_transformer`.
+    Raises UsageError for another model, and like `build_transformer`.
     """
     model = build_transformer(config, vocabulary)
     if not isinstance(model, TransformerLM):
@@ -125,8 +125,8 @@ def masking_of(
     Args:
         config: Options of MaskingConfig and RowsConfig.
         vocabulary: The tokens.
-        split: mask_rarity applies to "train" only, so that losses on other splits do not depend on
-            it.
+        split: The split; mask_rarity applies only to "train", so that losses on other splits do not
+            depend on it.
         rounding: Rounding of the number of targets. With "nearest", which follows ELECTRA's code,
             [UNK] can be a target.
         drawing: How targets are drawn. mask_rarity follows Clark 2021, section 5.5, which gives no
@@ -164,9 +164,9 @@ def masking_of(
 
 
 def units_of(config: MaskingConfig, folder: Path) -> Units | None:
-    """Return what is masked as a whole, None for single tokens.
+    """Return the words or spans that are masked as a whole, None to mask single tokens.
 
-    The tokenizer of the data `folder` says where words begin.
+    The tokenizer in `folder` says where words begin.
     """
     if config.mask_unit == TOKEN:
         return None
@@ -180,7 +180,7 @@ def units_of(config: MaskingConfig, folder: Path) -> Units | None:
 
 
 def mask_rates(config: MaskRatesConfig, run_config: RunConfig) -> MaskRates | None:
-    """Return the shares of targets over the updates of a run, None for one share.
+    """Return the shares of targets over the updates of a run; None for a constant share.
 
     Raises UsageError for phases that do not fit.
     """
@@ -202,7 +202,7 @@ def scored_rows(task: Task, split: str, count: int) -> int:
 
 
 class CorpusRows(Protocol):
-    """The rows of a corpus: how long they are, and the words of the text in them."""
+    """The rows of a corpus: their lengths, and the words of their text."""
 
     @property
     def row_lengths(self) -> Lengths: ...
@@ -218,7 +218,7 @@ def text_stream(
     collate: Callable[..., Batch],
     plan: Plan | None = None,
 ) -> Stream:
-    """Return shuffled epochs of the rows of a corpus, "train", or one pass over another split.
+    """Return a stream of a corpus: shuffled epochs for "train", one pass for another split.
 
     See Stream, and PlannedStream for a `plan`.
     """
@@ -254,24 +254,24 @@ def _phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
 
 
 def length_phases(config: RunConfig) -> Phases:
-    """Return the phases of task.row_lengths, a single one without any."""
+    """Return the phases of task.row_lengths; a single one if it has none."""
     options = config.task
     shares = tuple(options.length_phases) or (1.0,)
     return Phases(shares, options.length_updates or config.trainer.max_update)
 
 
 def _is_by_epoch(options: Any) -> bool:
-    """Return whether the rows of an epoch differ from those of another."""
+    """Return whether each epoch has different rows."""
     return getattr(options, "sample_break_mode", "") == DOCUMENTS
 
 
 def changes_size(config: RunConfig) -> bool:
-    """Return whether batches, or rows, have another size in some updates."""
+    """Return whether the size of batches or rows changes between updates."""
     return any(ramps(config)) or getattr(config.task, "has_phases", False)
 
 
 def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
-    """Return how the rows of a batch and their longest length rise by update, None if they do not.
+    """Return the ramps, by update, of the rows of a batch and of their length; None if constant.
 
     Raises UsageError for a warm-up of the length of rows of two segments.
     """
@@ -300,9 +300,9 @@ MaskedCollate = Callable[[Masking, np.ndarray, np.ndarray, int], Batch]
 def masked_stream(
     task: Task, split: str, corpus: CorpusRows, masking: Masking, collate: MaskedCollate
 ) -> Stream:
-    """Return `text_stream` of masked rows, in training with the rates that the options ask for.
+    """Return `text_stream` of masked rows; in training, with the options' masking rates.
 
-    The rate is a function of the number of the update.
+    The rate is a function of the update number.
     """
     stream = text_stream(task.run_config, split, corpus, partial(collate, masking))
     rates = mask_rates(task.config, task.run_config)
@@ -328,11 +328,11 @@ class MaskedLMTask(TextTask):
         return {split: masked_stream(self, split, corpus, self.masking(split), collate)}
 
     def collate(self, corpus: Samples) -> MaskedCollate:
-        """Return what makes the batches of a corpus."""
+        """Return the function that makes the batches of a corpus."""
         return partial(masked_batch, corpus)
 
     def masking(self, split: str) -> Masking:
-        """Return how the tokens of a split are masked."""
+        """Return the masking of a split."""
         options = self.config
         units = units_of(options, self.data)
         return masking_of(options, self.vocabulary, split, options.mask_rounding, options, units)
@@ -343,9 +343,9 @@ class MaskedLMTask(TextTask):
     def flops_by_rule(self) -> float | None:
         """Return the FLOPs of an update by the rules of flops_rules.py; None for other networks.
 
-        The rules leave out a next-sentence head, which processes one vector per row. They have the
-        paper's share of predicted tokens; with a modern encoder it is that of the options, the mean
-        over the run if it changes.
+        The rules leave out a next-sentence head, which processes one vector per row. They use the
+        paper's share of predicted tokens. For a modern encoder the share comes from the options;
+        its mean over the run if it changes.
         """
         if not has_rule(self.run_config.model) or changes_size(self.run_config):
             return None
@@ -364,8 +364,7 @@ class SentencePairsTask(MaskedLMTask):
     """BERT's pre-training: one stream of masked pairs of segments, one model with two heads.
 
     The parameters are encoder.* and heads.lm.*, as in masked_lm, and heads.next_sentence.*, BERT's
-    pooler and classifier. With criterion masked_lm the rows are the same, but there is no
-    next-sentence prediction.
+    pooler and classifier. Criterion masked_lm uses the same rows without next-sentence prediction.
     """
 
     exported = True

@@ -1,12 +1,12 @@
-"""Several objectives of prediction on one stream of rows: at once, one after the other, or both.
+"""Several prediction objectives on one stream of rows: at once, one after the other, or both.
 
     task.objectives=[{task: causal_lm, weight: [1, 0]},
                      {task: masked_lm, weight: [0, 1], mask_prob: 0.4}]
     task.phases=[0.25,0.75]
 
-An objective is a registered task with its criterion, as a run of its own would have them. In each
-phase the rows of a batch are divided among the objectives by their weights (data.corpus.mixture),
-and the loss is the weighted sum of their losses.
+An objective is a registered task with its criterion, as in a separate run. In each phase the rows
+of a batch are divided among the objectives by their weights (data.corpus.mixture), and the loss is
+the weighted sum of their losses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.tasks import Passes, Scored, Task, TextTask, check_pair
 from metaseq_lm.tasks.protocols import Kinds, NeedsEager, Prepares, PricedByRule, usual_facts
 
-# The options of the rows, which all objectives share.
+# Options of the rows, which all objectives share.
 ROWS = {item.name: item.default for item in fields(LanguageModelingConfig)}
 
 
@@ -42,8 +42,8 @@ class Objective:
     """An objective of a mixture.
 
     Attributes:
-        name: Its name, also that of its losses.
-        weights: Its weight in each phase, or in all.
+        name: Its name, also the prefix of its losses.
+        weights: Its weight in each phase, or one for all phases.
         config: The configuration of a run of this objective alone.
     """
 
@@ -71,7 +71,7 @@ def parse_objectives(config: RunConfig) -> dict[str, Objective]:
 def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> Objective:
     """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
     entry = read_entry(item, ObjectiveEntry)
-    task_name = composed(f"task={entry.task}").task._name  # of a preset another one
+    task_name = composed(f"task={entry.task}").task._name  # a preset names another one
     _check_takes_part(task_name)
     name = entry.name or entry.task
     if not name.isidentifier():
@@ -90,7 +90,7 @@ def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> Object
 
 
 def _option_key(key: str, config: RunConfig) -> str:
-    """Return the dotted key of an option of an objective; UsageError if none is called so."""
+    """Return the dotted key of an option of an objective; UsageError if there is none."""
     if key.startswith(("task.", "criterion.")):
         return key
     groups = [group for group in ("task", "criterion") if hasattr(getattr(config, group), key)]
@@ -106,7 +106,7 @@ def _option_key(key: str, config: RunConfig) -> str:
 
 @cache
 def composed(*overrides: str) -> RunConfig:
-    """Return `load_config(overrides)`, which takes longer than all else of a mixture."""
+    """Return `load_config(overrides)`; cached, because it dominates the time to build a mixture."""
     return load_config(overrides)
 
 
@@ -121,14 +121,14 @@ def _check_takes_part(name: str) -> None:
 
 
 def takes_part(task: type[Task]) -> bool:
-    """Return whether a class of task says itself that it can be an objective of a mixture."""
+    """Return whether a task class itself says that it can be an objective of a mixture."""
     return bool(vars(task).get("in_mixtures"))
 
 
 def _with_rows(options: Any, rows: Any) -> Any:
-    """Return the options of an objective with those of the rows of a mixture.
+    """Return the options of an objective with the mixture's row options.
 
-    Raises UsageError if it does not have one that is set, or not this value.
+    Raises UsageError if the objective lacks an option that is set, or does not allow its value.
     """
     for name, default in ROWS.items():
         if not hasattr(options, name) and getattr(rows, name) != default:
@@ -140,9 +140,9 @@ def _with_rows(options: Any, rows: Any) -> Any:
 
 
 def _prepared(config: RunConfig) -> RunConfig:
-    """Return the configuration of an objective alone, completed by its task.
+    """Return the configuration of a single objective, completed by its task.
 
-    Raises UsageError if the task would have other rows.
+    Raises UsageError if the task would change the rows.
     """
     task_class = TASKS.entry(config.task._name).value
     if not issubclass(task_class, Prepares):
@@ -182,10 +182,10 @@ def _phase_weights(objectives: Sequence[Objective], config: MixtureConfig) -> np
 
 
 def _read_name(name: str, names: Sequence[str], weights: np.ndarray) -> str:
-    """Return the name of the objective as which a run is read.
+    """Return the name of the objective that represents a run in scores, probes and exports.
 
     Args:
-        name: That of criterion.read, "" for the one with the largest weight in the last phase.
+        name: The value of criterion.read; "" for the largest weight in the last phase.
         names: The names of all objectives.
         weights: Their weights in each phase, (phases, objectives).
 
@@ -229,26 +229,26 @@ class MixtureTask(TextTask):
 
     @classmethod
     def prepare(cls, run_config: RunConfig) -> RunConfig:
-        """Return the configuration as it is; UsageError if an entry is wrong."""
+        """Return the configuration unchanged; UsageError if an entry is wrong."""
         cls.read_as(run_config)
         return run_config
 
     @classmethod
     def read_as(cls, run_config: RunConfig) -> RunConfig:
-        """Return the configuration of a run of the objective that criterion.read names alone."""
+        """Return the configuration of a run with only the objective that criterion.read names."""
         objectives = parse_objectives(run_config)
         weights = _phase_weights([*objectives.values()], run_config.task)
         return objectives[_read_name(run_config.criterion.read, [*objectives], weights)].config
 
     def facts(self) -> dict[str, Any]:
-        """Return the usual facts, and the updates of all phases: what a batch holds follows."""
+        """Return the usual facts, and the updates of all phases, which determine the batches."""
         facts = usual_facts(self)
         return facts | ({"phase_updates": self.phases.updates} if self.config.phases else {})
 
     # ---------------------------------------------------------------- training
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        """Return the stream "train" of the mixture, or SPLIT/OBJECTIVE with all rows for each."""
+        """Return the mixture's stream "train", or streams SPLIT/OBJECTIVE, each with all rows."""
         if split != "train":
             alone = self.streams_alone(split)
             return {f"{split}/{name}": stream for name, stream in alone.items()}
@@ -256,7 +256,7 @@ class MixtureTask(TextTask):
         return {split: mixed_stream(parts, self.weights_at)}
 
     def streams_alone(self, split: str) -> dict[str, Stream]:
-        """Return a stream for each objective, to which all rows of a split belong."""
+        """Return a stream of all rows of a split for each objective."""
         streams: dict[str, Stream] = {}
         for name, task in self.tasks.items():
             streams[name] = mixed_stream({name: task.build_streams(split)[split]}, lambda _: (1.0,))
@@ -268,7 +268,7 @@ class MixtureTask(TextTask):
         return weights
 
     def build_model(self) -> nn.Module:
-        """Return the model of the first objective; UsageError if another one needs another."""
+        """Return the model of the first objective; UsageError if another needs a different one."""
         (first_name, first), *others = self.tasks.items()
         model = first.build_model()
         shapes = {name: weight.shape for name, weight in model.state_dict().items()}
@@ -283,23 +283,23 @@ class MixtureTask(TextTask):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of all rows of a run that belongs to each objective with a weight."""
+        """The share of a run's rows that each objective gets; without objectives that get none."""
         rows = self.config.batch_size
         lengths = np.array(self.phases.shares) / sum(self.phases.shares)
         of_rows = np.array([mean_rows(weights, rows) / rows for weights in self.weights.tolist()])
         return {name: share for name, share in zip(self.tasks, lengths @ of_rows) if share}
 
     def kinds(self) -> Kinds:
-        """Return updates of one objective each: what an update costs is a mean of these."""
+        """Return updates of one objective each: the cost of an update is their mean."""
         return [(float(share), {name: 1}) for name, share in self.shares.items()]
 
     def kind_streams(self) -> dict[str, Stream]:
         return self.streams_alone("train")
 
     def flops_by_rule(self) -> float | None:
-        """Return the mean over the run of the FLOPs of an update; None if an objective has none.
+        """Return the mean FLOPs of an update over the run; None if an objective has no rule.
 
-        In a phase it is the mean over the objectives by their shares of the rows.
+        Within a phase it is the mean over the objectives, weighted by their shares of the rows.
         """
         flops = 0.0
         for name, share in self.shares.items():
@@ -311,7 +311,7 @@ class MixtureTask(TextTask):
         return flops
 
     def eager_reason(self) -> str:
-        """Return why the losses cannot be compiled, that of the first objective with a reason."""
+        """Return why the losses cannot be compiled: the reason of the first objective with one."""
         parts = [part for task in self.tasks.values() for part in (task, task.criterion)]
         return next(
             filter(None, (p.eager_reason() for p in parts if isinstance(p, NeedsEager))), ""
@@ -322,8 +322,8 @@ class MixtureTask(TextTask):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the loss and other terms of each objective on all rows, and the mixture's loss.
 
-        They are called OBJECTIVE.loss and OBJECTIVE.TERM. "loss" has the weights of the last phase,
-        also before it, so that the validations of a run compare.
+        They are called OBJECTIVE.loss and OBJECTIVE.TERM. "loss" always has the weights of the last
+        phase, so that all validations of a run are comparable.
         """
         metrics: Logs = {}
         for name, batches in zip(self.tasks, passes.values(), strict=True):

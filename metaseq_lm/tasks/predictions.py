@@ -1,7 +1,7 @@
 """Prefix LM, masked next token and masked diffusion.
 
-Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x [SEP]` of a corpus,
-or documents beside each other.
+data/corpus/predictions.py makes the rows. They are lines or windows `[CLS] x [SEP]` of a corpus,
+or packed documents.
 """
 
 from functools import partial
@@ -46,13 +46,13 @@ class PredictionTask(TextTask):
         return build_lm(self.run_config, self.vocabulary)
 
     def predicted_share(self, length: int) -> float:
-        """Return the expected share of the positions of a row that predict something."""
+        """Return the expected share of a row's positions that predict a token."""
         raise NotImplementedError
 
     def flops_by_rule(self) -> float | None:
         """Return the expected FLOPs of an update by flops_rules.py; None for other networks.
 
-        The head counts at the positions that predict something, attention for all pairs of tokens.
+        The head counts only at positions that predict a token, attention for all pairs of tokens.
         """
         sizes, length = self.run_config.model, self.config.tokens_per_sample
         if not has_rule(sizes) or changes_size(self.run_config):
@@ -75,7 +75,7 @@ class PrefixLMTask(PredictionTask):
         return {split: text_stream(self.run_config, split, corpus, collate, draw_times)}
 
     def predicted_share(self, length: int) -> float:
-        return 0.5  # the mean of 1 to length - 1 targets
+        return 0.5  # a row has 1 to length - 1 targets, uniformly
 
 
 class MaskedNextTokenTask(PredictionTask):
@@ -104,7 +104,7 @@ class MaskedDiffusionTask(PredictionTask):
     """Rows of which masked tokens are predicted, a random share of each row.
 
     Whatever the times and weights in training, other splits give the bound on the negative
-    log-likelihood, from uniform numbers of masked tokens.
+    log-likelihood, with uniformly drawn numbers of masked tokens.
     """
 
     config: MaskedDiffusionTaskConfig

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from metaseq_lm.data.streams import Stream
     from metaseq_lm.tasks import Task
 
-# For each kind of update: its share of all updates, and the batches that it takes (see
-# `Task.needs`).
+# For each kind of update: its share of all updates, and its batches (see `Task.needs`).
 Kinds = list[tuple[float, dict[str, int]]]
 
 
@@ -53,7 +52,7 @@ class HasKinds(Protocol):
 
 @runtime_checkable
 class HasKindStreams(Protocol):
-    """Has batches of a single kind in streams of their own only, from which training takes none."""
+    """Has batches of a single kind only in separate streams, which training does not use."""
 
     def kind_streams(self) -> dict[str, Stream]:
         """Return the streams that the kinds of updates take their batches from."""
@@ -64,7 +63,7 @@ class ScoresTraining(Protocol):
     """Can be scored on its training data."""
 
     def single_pass(self, split: str) -> dict[str, Stream]:
-        """Return one pass over a split; of "train" over the examples that are trained on."""
+        """Return one pass over a split; for "train", over the examples that are trained on."""
 
 
 @runtime_checkable
@@ -72,7 +71,7 @@ class CutsRows(Protocol):
     """Makes rows that lose tokens if they are too long."""
 
     def cut_rows(self, split: str) -> dict[str, np.ndarray]:
-        """Return for each set, "" if there is one, which rows of a split are cut, bool (rows,)."""
+        """Return which rows of a split are cut, bool (rows,), by set; "" names an only set."""
 
 
 @runtime_checkable
@@ -80,7 +79,7 @@ class HasSamples(Protocol):
     """Logs example outputs of the model as texts after each validation."""
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
-        """Return the texts. Called by all replicas in eval mode; the first one's are logged."""
+        """Return the texts. A collective call in eval mode; the first replica's are logged."""
 
 
 @runtime_checkable
@@ -88,13 +87,13 @@ class PricedByRule(Protocol):
     """Has a closed form of its FLOPs (see models.transformer.flops_rules)."""
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of an update's passes; None where no rule covers the configuration."""
+        """Return the FLOPs of an update's passes; None if no rule covers the configuration."""
 
 
 def flops_by_rule(task: Any, engine: Engine) -> float | None:
-    """Return the FLOPs of an update of all replicas, steps of optimizers too, None without a rule.
+    """Return the FLOPs of an update of all replicas with optimizer steps; None without a rule.
 
-    Each replica makes the whole step of an optimizer whose FLOPs count.
+    Each replica makes the whole step of an optimizer that counts FLOPs.
     """
     passes = task.flops_by_rule() if isinstance(task, PricedByRule) else None
     steps = sum(optimizer.step_flops for optimizer in engine.optimizers.values())
@@ -121,22 +120,22 @@ class Ensembles(Protocol):
 
 @runtime_checkable
 class LoadsFrozen(Protocol):
-    """Has frozen networks whose weights come from another run."""
+    """Has frozen networks with weights from another run."""
 
     def load_frozen(self, model: nn.Module) -> None:
-        """Load the frozen weights, before those of init_from.
+        """Load the frozen weights, before the weights of init_from.
 
-        Parameters may be shards, which `runs.checkpoint.load_into` fills as it fills others.
-        Not called if all weights come from a checkpoint of this task, as in evaluation.
+        Parameters may be shards, which `runs.checkpoint.load_into` fills like others. Not called if
+        all weights come from a checkpoint of this task, as in evaluation.
         """
 
 
 @runtime_checkable
 class UsesOtherRuns(Protocol):
-    """Uses runs besides the one of init_from, such as teachers or a frozen language model."""
+    """Uses runs besides init_from, such as teachers or a frozen language model."""
 
     def further_costs(self) -> Costs:
-        """Return the costs of those runs, see runs.lineage_cost."""
+        """Return the costs of these runs, see runs.lineage_cost."""
 
 
 @runtime_checkable
@@ -144,10 +143,10 @@ class HasFacts(Protocol):
     """Stores facts in a checkpoint besides the configuration."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts, for JSON; a resumed or finished run must have the same.
+        """Return the facts, for JSON; they must stay equal when a run is resumed or finished.
 
-        "labels" are the classes of each labelled set in the order of the outputs of its head. A
-        task that uses other runs gives a hash of their weights.
+        "labels" are the classes of each labelled set, in the order of its head's outputs. A task
+        that uses other runs adds a hash of their weights.
         """
 
 
@@ -161,7 +160,7 @@ class ChecksSource(Protocol):
 
 @runtime_checkable
 class NeedsEager(Protocol):
-    """Has losses that torch.compile cannot take: a task, or a criterion."""
+    """Has losses that torch.compile cannot compile: a task, or a criterion."""
 
     def eager_reason(self) -> str:
         """Return why, after "because"; "" if this configuration can be compiled."""
@@ -172,7 +171,7 @@ class ScoresTokens(Protocol):
     """Gives (pseudo-)log-probabilities of tokens: a criterion, or a task of several networks."""
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token given the others, or those before it, in nats.
+        """Return the log-probability of each token given all others or the ones before it, in nats.
 
         Args:
             model: The task's model, in evaluation mode.
@@ -185,7 +184,7 @@ class ScoresTokens(Protocol):
 
 @runtime_checkable
 class ComparesTokens(Protocol):
-    """Compares tokens at a position by something else than their log-probabilities."""
+    """Compares tokens at a position by scores other than log-probabilities."""
 
     def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the scores; arguments and shape as in `ScoresTokens.token_log_probs`."""
@@ -193,10 +192,10 @@ class ComparesTokens(Protocol):
 
 @runtime_checkable
 class HasLayout(Protocol):
-    """Lets tokens see each other as no reach by itself says: a criterion."""
+    """Has a visibility between tokens that no reach describes: a criterion."""
 
     def layout(self, tokens: Tensor, layout: Layout) -> Layout:
-        """Return the layout of rows (B, S) whose states are read, given their padding."""
+        """Return the layout for reading the states of rows (B, S), given their padding."""
 
 
 @runtime_checkable
@@ -205,12 +204,12 @@ class IsReadAs(Protocol):
 
     @classmethod
     def read_as(cls, run_config: RunConfig) -> RunConfig:
-        """Return the configuration of that run; UsageError if there is none."""
+        """Return the configuration of such a run; UsageError if there is none."""
 
 
 @runtime_checkable
 class HasParts(Protocol):
-    """Trains several objectives on the same networks, each a task by itself."""
+    """Trains several objectives on the same networks; each is a task."""
 
     tasks: dict[str, Task]
 
@@ -227,14 +226,14 @@ TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
 
 
 def kinds_of(task: Task) -> Kinds:
-    """Return the kinds of updates of a task; the default is one kind."""
+    """Return the kinds of updates of a task; by default a single kind."""
     return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
 
 
 def kind_streams_of(task: Task) -> dict[str, Stream]:
-    """Return the streams of the kinds of updates; the default are those of training.
+    """Return the streams of the kinds of updates; by default the training streams.
 
-    What changes over a run costs in them what it does in the mean.
+    Streams that change over a run are replaced by typical ones, of mean cost.
     """
     streams = task.build_streams("train")
     if isinstance(task, HasKindStreams):
@@ -243,15 +242,14 @@ def kind_streams_of(task: Task) -> dict[str, Stream]:
 
 
 def facts_of(task: Task) -> dict[str, Any]:
-    """Return the facts of a task, by default `usual_facts`."""
+    """Return the facts of a task; by default `usual_facts`."""
     return task.facts() if isinstance(task, HasFacts) else usual_facts(task)
 
 
 def usual_facts(task: Task) -> dict[str, Any]:
-    """Return the classes of each set that a task's options name, and the updates of its warm-ups
-    and phases of lengths.
+    """Return the classes of each set that a task's options name.
 
-    These only if there are any: what a batch holds depends on them.
+    Also the updates of warm-ups and length phases, if there are any: batches depend on them.
     """
     facts: dict[str, Any] = {"labels": labels_in(task.data, options_of(task.config))}
     if isinstance(task.config, WarmupConfig):
@@ -263,27 +261,27 @@ def usual_facts(task: Task) -> dict[str, Any]:
 
 
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the leaderboard files of a task, by default none."""
+    """Return the leaderboard files of a task; by default none."""
     return task.submissions(split, rows) if isinstance(task, Submits) else {}
 
 
 def read_as(config: RunConfig) -> RunConfig:
-    """Return the configuration of the run as which a run is scored, probed and exported."""
+    """Return the configuration with which a run is scored, probed and exported."""
     task_class = TASKS.entry(config.task._name).value
     return task_class.read_as(config) if issubclass(task_class, IsReadAs) else config
 
 
 def task_read_as(task: Task) -> Task:
-    """Return the task as which a run is scored, probed and exported: itself but for a mixture."""
+    """Return the task with which a run is scored, probed and exported: itself, unless a mixture."""
     config = read_as(task.run_config)
     reading: Task = task if config is task.run_config else build("task", config.task, config)
     return reading
 
 
 def token_scorer(task: Task) -> TokenScorer:
-    """Return `token_log_probs` of a task, if it has its own, or of its criterion.
+    """Return `token_log_probs` of a task, if it defines it, or of its criterion.
 
-    Raises UsageError, which names the criterions that can, if the criterion has none.
+    Raises UsageError if the criterion has none; it names the criterions that have one.
     """
     if isinstance(task.criterion, ScoresTokens):
         scorer = task if isinstance(task, ScoresTokens) else task.criterion
@@ -298,7 +296,7 @@ def token_scorer(task: Task) -> TokenScorer:
 
 
 def comparison_scorer(task: Task) -> TokenScorer:
-    """Return what compares tokens at a position: that of the criterion, else its `token_scorer`.
+    """Return the criterion's `comparison_scores` of tokens at a position, else `token_scorer`.
 
     Raises UsageError as `token_scorer` does.
     """
@@ -320,7 +318,7 @@ def encoder_of(task: Task, model: nn.Module) -> Encoder:
 
 
 def reach_of(task: Task) -> str:
-    """Return what a token sees where states are read, by the criterion's `reach` or `exported`."""
+    """Return what a token sees when states are read: the criterion's `reach`, else `exported`'s."""
     if task.criterion.reach is not None:
         return task.criterion.reach
     exported = task.criterion.exported
@@ -328,12 +326,12 @@ def reach_of(task: Task) -> str:
 
 
 def score_reach_of(task: Task) -> str:
-    """Return what the score of a token depends on: "both" sides, or "causal", those before it."""
+    """Return which tokens a token's score depends on: "both" sides, or "causal", earlier ones."""
     return task.criterion.score_reach or reach_of(task)
 
 
 def layout_of_states(task: Task, tokens: Tensor, layout: Layout) -> Layout:
-    """Return the layout of rows (B, S) whose states are read: the criterion's, or by `reach_of`."""
+    """Return the layout for reading states of rows (B, S): the criterion's, or by `reach_of`."""
     if isinstance(task.criterion, HasLayout):
         return task.criterion.layout(tokens, layout)
     return replace(layout, reach=reach_of(task))

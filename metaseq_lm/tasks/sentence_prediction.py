@@ -1,9 +1,9 @@
 """Fine-tuning on a labelled set of sentences or pairs: GLUE, SuperGLUE, and sets of the same forms.
 
-As Clark et al. 2020 (ELECTRA) do it: the pre-trained encoder, a fresh linear layer on the state of
-[CLS], no pooler. An encoder that was pre-trained causally remains causal, and its last token is
-read. The encoder is a Transformer or, with --model bilstm_lm, a BiLSTM, whose state of
-[CLS] is the last one of each direction. Shapes: N samples, K classes or candidates.
+As in Clark et al. 2020 (ELECTRA): the pre-trained encoder, a fresh linear layer on the state of
+[CLS], no pooler. An encoder that was pre-trained causally stays causal, and the head reads its last
+token. The encoder is a Transformer or, with --model bilstm_lm, a BiLSTM; its state of [CLS] is the
+last state of each direction. Shapes: N samples, K classes or candidates.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from metaseq_lm.tasks.masked_lm import limited_count, scored_rows
 from metaseq_lm.tasks.protocols import IsReadAs, facts_of, read_as
 
 HEAD = "heads.sentence."
-HELD_OUT = "held_out"  # a split that is a part of train
+HELD_OUT = "held_out"  # a split taken from train
 _TANH = "tanh"
 
 
 def _with_reach(config: RunConfig) -> RunConfig:
     """Return `config` with task.reach=causal in place of "auto" if its source is causal.
 
-    A run that has begun keeps its own: one from before the option sees both sides.
+    A run that has started keeps its reach; a run older than the option sees both sides.
     """
     if config.task.reach != AUTO:
         return config
@@ -75,9 +75,9 @@ def _with_reach(config: RunConfig) -> RunConfig:
 
 
 def reach_of_manifest(manifest: Mapping[str, Any]) -> str:
-    """Return what a token sees in the run of a checkpoint: that of its task, or of its criterion.
+    """Return what a token sees in the run of a checkpoint, by its task or its criterion.
 
-    It is "both" if the checkpoint, or what is registered here, does not say it.
+    "both" if neither the checkpoint nor a registered class says it.
     """
     values = flatten(manifest.get("config") or {})
     if (reach := values.get("task.reach")) in (BOTH, CAUSAL):
@@ -92,7 +92,7 @@ def reach_of_manifest(manifest: Mapping[str, Any]) -> str:
 
 
 def parts_of_train(data: LabelledSet, options: SentencePredictionConfig) -> tuple[int, int]:
-    """Return how many rows of train are trained on, and the number of these and those held out."""
+    """Return the number of rows of train to train on, and their number with held-out rows."""
     count = limited_count(len(data), options.train_size)
     if not options.held_out:
         return count, count
@@ -104,7 +104,7 @@ class SentencePredictionTask(LabelledSetTask):
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
     linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real
-    values. Where a row has any number of the classes, each has a sigmoid.
+    values. If a row may have any number of classes, each has a sigmoid.
     """
 
     exported = True
@@ -183,7 +183,7 @@ class SentencePredictionTask(LabelledSetTask):
         return chosen
 
     def facts(self) -> dict[str, Any]:
-        """Return the classes of the set, and whether a row has any number of them."""
+        """Return the classes of the set, and whether a row may have any number of them."""
         folder = Path(self.data, self.config.labelled)
         multi_label = Manifest.load(folder).details.get("form") == MULTI_LABEL
         facts: dict[str, Any] = {"labels": labels_in(self.data, options_of(self.config))}

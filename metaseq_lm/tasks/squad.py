@@ -52,7 +52,7 @@ class SquadTask(LabelledSetTask):
     def __init__(self, config: SquadConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         squad_manifest(labelled_folder(run_config))
-        # Every evaluation, and the files of predictions, ask for the same split.
+        # Every evaluation, and the files of predictions, use the same split.
         self.windows = lru_cache(maxsize=4)(lambda split: _windows_of(run_config, split))
 
     @classmethod
@@ -71,7 +71,7 @@ class SquadTask(LabelledSetTask):
         return {split: sorted_pass(split, numbers, windows.lengths, windows.batch, size, seed)}
 
     def cut_rows(self, split: str) -> dict[str, np.ndarray]:
-        """Return which questions are cut; contexts become windows."""
+        """Return which questions are cut; contexts are not cut, but split into windows."""
         return {"": self.windows(split).data.questions.sizes > self.config.max_query_length}
 
     def build_model(self) -> nn.Module:
@@ -90,7 +90,7 @@ class SquadTask(LabelledSetTask):
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
         logs, windows = judged(engine, batches, judge)
-        # From other replicas they are tuples.
+        # Results from other replicas are tuples.
         window_answers = itertools.starmap(WindowAnswers, windows)
         answers = merged(self.windows(split), window_answers, self.config.n_best)
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
@@ -105,7 +105,7 @@ class SquadTask(LabelledSetTask):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return official scores and rows of the runs' mean probabilities: see `mean_answers`."""
+        """Return official scores and rows of the runs' mean probabilities, see `mean_answers`."""
         rows = mean_answers(members, self.config.n_best)
         rows = [row | {"predicted": self._predicted(split, row)} for row in rows]
         texts = {row["id"]: best_text(row) for row in rows}
@@ -171,7 +171,7 @@ class SquadTask(LabelledSetTask):
         return row | {"predicted": self._predicted(split, row)}
 
     def _predicted(self, split: str, row: dict[str, Any]) -> str:
-        """Return the best text of a row, "" if its odds of no answer are above the threshold."""
+        """Return the best text of a row; "" if its no-answer odds are above the threshold."""
         answerable = self.windows(split).data.answerable_only
         empty = not answerable and row["null_odds"] > self.config.null_threshold
         return "" if empty else best_text(row)

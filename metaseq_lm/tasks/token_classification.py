@@ -1,7 +1,7 @@
 """Fine-tuning on tags of words: a pre-trained subword encoder and a linear layer on its states.
 
-The first token of a word carries the word's tag, the others count for nothing (Devlin et al. 2019,
-5.3); spans are predicted in BIO and scored by the official scores of tagged sets. Shapes: B rows, S
+The first token of a word carries the word's tag, the others are ignored (Devlin et al. 2019, 5.3);
+spans are predicted in BIO and scored by the official scores of tagged sets. Shapes: B rows, S
 positions, K classes.
 """
 
@@ -50,7 +50,7 @@ class TokenClassificationTask(OneSetTask):
         return _training_rows(config, _tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
-        """Return a split of the set; one without training split is valid for evaluation."""
+        """Return any split of the set; a set without a training split can be evaluated."""
         return self.labelled(sorted(Manifest.load(labelled_folder(self.run_config)).splits)[0])
 
     def build_streams(self, split: str) -> dict[str, Stream]:
@@ -91,7 +91,7 @@ class TokenClassificationTask(OneSetTask):
         sentences: dict[int, list[int]] = {}
         for row, classes in sorted(predicted):
             sentences.setdefault(int(rows.sentence[row]), []).extend(classes)
-        # The first batches, as of a dry run, may end within a sentence, which is then not scored.
+        # The first batches, as in a dry run, may end within a sentence, which is then not scored.
         absent = np.setdiff1d(np.arange(len(rows.sentence)), [row for row, _ in predicted])
         for sentence in rows.sentence[absent].tolist():
             sentences.pop(sentence, None)
@@ -113,6 +113,6 @@ def _tagged_rows(config: RunConfig, split: str) -> TaggedRows:
 
 
 def _training_rows(config: RunConfig, rows: TaggedRows) -> int:
-    """Return how many rows of train are used, those of the first task.train_size sentences."""
+    """Return the number of rows of train in use, from the first task.train_size sentences."""
     n_sentences = limited_count(len(rows.data), config.task.train_size)
     return int(np.searchsorted(rows.sentence, n_sentences))

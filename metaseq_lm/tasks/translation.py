@@ -52,8 +52,8 @@ class TranslationTask(Task):
     def labelled_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the training sentences that are used with their translations, and all others.
 
-        A seeded share of those that are not too long, at least one; others are within the limit
-        too.
+        The former are a seeded share, at least one, of the sentences within the length limit; the
+        others are the rest of these.
         """
         options = self.config
         usable = shorter(ParallelSet(self.data, "train"), options.max_length)
@@ -63,7 +63,7 @@ class TranslationTask(Task):
         return np.sort(order[:count]), np.sort(order[count:])
 
     def rows(self, split: str) -> TranslationRows:
-        """Return the pairs of a split; of "train" only those that are used."""
+        """Return the pairs of a split; for "train" only the pairs that are used."""
         data = ParallelSet(self.data, split)
         chosen = self.labelled_pairs()[0] if split == "train" else None
         return TranslationRows(data, self.tokenizers, chosen)
@@ -88,8 +88,8 @@ class TranslationTask(Task):
     def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the best translation of each source row, ids (B, L) padded behind [SEP].
 
-        Its length is bounded by that of its source, so it does not depend on other rows.
-        Special tokens other than [UNK] are not generated.
+        The source's length bounds the translation's, so it does not depend on other rows. Special
+        tokens other than [UNK] are not generated.
         """
         vocabulary = self.tokenizers[1].vocabulary
         beam = Beam(
@@ -115,7 +115,8 @@ class TranslationTask(Task):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the loss per target token, accuracy and perplexity, with task.bleu translations.
 
-        Then BLEU comes first, and rows have "index", "gold" (the reference) and "predicted".
+        With translations, BLEU is the first metric, and rows have "index", "gold" (the reference)
+        and "predicted".
         """
         ((split, batches),) = passes.items()
         bleu = self.config.bleu
@@ -124,7 +125,7 @@ class TranslationTask(Task):
             return self.criterion(model, batch), self.translations(model, batch) if bleu else []
 
         logs, translated = judged(engine, batches, judge)
-        # numpy: exp of a diverged loss is infinite, not an error.
+        # numpy's exp of a diverged loss is infinite, not an error.
         if "loss" in logs:
             logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
         if not bleu:

@@ -1,7 +1,7 @@
 """Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependencies.
 
-Also their official scores, files of predictions, and a language model beside them. Facts follow
-Clark et al. 2018. Shapes: B rows, S positions, C classes.
+Also official scores, files of predictions, and a frozen language model as further input. Details
+follow Clark et al. 2018. Shapes: B rows, S positions, C classes.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import scored_rows
 
 _AVERAGE = "average.net."
-AT = ":"  # between the name of a set and that of a split
+AT = ":"  # between the names of a set and a split
 _LANGUAGE_MODEL = "bilstm_lm"
-# Number of a sentence, and the predictions for its words: classes, or relations and heads.
+# A sentence number, and the predictions for its words: classes, or relations and heads.
 _Predicted = tuple[int, list[list[int]]]
 
 
 class WordTask(Task):
     """One or several labelled sets, each with a stream and heads of the same name.
 
-    Starting from another run it takes the encoder, the averaged one if there is, and fresh heads.
+    From another run it takes the encoder, the averaged one if there is one; heads are fresh.
     """
 
     criterion: WordLabels
@@ -68,7 +68,7 @@ class WordTask(Task):
     def __init__(self, config: Any, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.vocabulary = WordVocabulary.load(self.data)
-        # Every evaluation, and the files of predictions, ask for the same split.
+        # Every evaluation, and the files of predictions, use the same split.
         self.labelled = lru_cache(maxsize=None)(self._labelled)
         for name in different_sets(self.names):
             if hasattr(nn.ModuleDict(), name):
@@ -78,7 +78,7 @@ class WordTask(Task):
 
     @classmethod
     def prepare(cls, config: RunConfig) -> RunConfig:
-        # Evaluation of such a run has its own weights and no init_from.
+        # Not in __init__: evaluation of such a run has its own weights and no init_from.
         if config.task.freeze_encoder and not config.init_from:
             raise UsageError("task.freeze_encoder needs init_from, the run whose encoder it is")
         return _with_sizes(config)
@@ -95,7 +95,7 @@ class WordTask(Task):
         return data
 
     def chosen(self, name: str) -> np.ndarray:
-        """Return the training sentences of a set that are used: a seeded share of them."""
+        """Return the training sentences of a set that are used: a seeded share."""
         seed = self.config.fraction_seed
         data = self.labelled(name, "train")
         return data.fraction(
@@ -110,7 +110,7 @@ class WordTask(Task):
         return {name: self.training_stream(name) for name in self.names}
 
     def training_stream(self, name: str) -> Stream:
-        """Return the training batches of a set: buckets of sentences of like lengths."""
+        """Return the training batches of a set: buckets of sentences of similar lengths."""
         options, seed = self.config, self.run_config.seed
         data, samples = self.labelled(name, "train"), self.chosen(name)
         size, buckets = options.batch_size, options.buckets
@@ -118,7 +118,7 @@ class WordTask(Task):
         return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
 
     def single_pass(self, split: str) -> dict[str, Stream]:
-        """Return one pass over a split of each set; of "train" over the sentences that are used."""
+        """Return one pass over a split of each set; for "train" over the sentences in use."""
         size, seed = self.config.batch_size, self.run_config.seed
         passes = {}
         for name in self.names:
@@ -188,7 +188,7 @@ class WordTask(Task):
         return ancestors(self.config.elmo, prefer="best") if self.config.elmo else {}
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
-        """Return the modules of a set: the primary one, first; methods add others."""
+        """Return the modules of a set, the primary one first; methods add others."""
         return nn.ModuleDict({PRIMARY: self.build_module(self.some_split(name), encoder)})
 
     def build_module(self, data: WordSet, encoder: ViewsEncoder, **view: Any) -> nn.Module:
@@ -200,7 +200,7 @@ class WordTask(Task):
         return ParsingModule(encoder, classes, encoder.dropout, *sizes, **view)
 
     def some_split(self, name: str) -> WordSet:
-        """Return a split of a set; a folder without training split is valid for evaluation."""
+        """Return any split of a set; a folder without a training split can be evaluated."""
         return self.labelled(name, sorted(Manifest.load(self.data / name).splits)[0])
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class WordTask(Task):
         return dict.fromkeys(self.names, 1)
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do one step; the averaged weights move before the gradient is applied, as in the code."""
+        """Do one step; averaged weights move before the gradient is applied, as in their code."""
         assert isinstance(model, WordModel)
         if model.average is not None:
             model.average.update_parameters(model)
@@ -226,8 +226,8 @@ class WordTask(Task):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return "score" (the mean main score of the sets), all scores, loss and predictions.
 
-        With several sets names begin with the set's; what begins with "raw_" is of the weights
-        themselves, everything else of the averaged ones.
+        With several sets, names begin with the set's. Names that begin with "raw_" are for the
+        weights themselves, all others for the averaged ones.
         """
         assert isinstance(model, WordModel)
         nets: dict[str, WordNet] = {"": model.averaged}
@@ -261,7 +261,7 @@ class WordTask(Task):
         name: str,
         batches: Iterable[list[Any]],
     ) -> tuple[Logs, dict[str, list[_Predicted]]]:
-        """Return the terms of a model's first net on a set, and its predictions, by prefix."""
+        """Return the terms of the first of `nets` on a set, and predictions of each by prefix."""
 
         def judge(batch: WordBatch) -> tuple[Terms, list[tuple[str, _Predicted]]]:
             predicted: list[tuple[str, _Predicted]] = []
@@ -324,9 +324,9 @@ class ParsingTask(OneSetTask):
 def word_batch(
     data: WordSet, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> WordBatch:
-    """Return sentences of a set as `word_rows` gives them, with the size "pairs".
+    """Return sentences of a set as rows of `word_rows`, with the size "pairs".
 
-    Those are pairs of neighbouring words.
+    It counts the pairs of neighbouring words.
     """
     batch = word_rows(data, samples, width)
     pairs = int((batch.lengths - 1).clamp(min=0).sum())
@@ -336,8 +336,8 @@ def word_batch(
 def _with_sizes(config: RunConfig) -> RunConfig:
     """Return `config` with task.elmo_sizes set from the run of task.elmo.
 
-    So a checkpoint, which has the weights, needs that run no more. Raises UsageError for a run of
-    another model or of another vocabulary than the data folder's, CheckpointError if there is none.
+    A checkpoint, which has the weights, then no longer needs that run. Raises UsageError if the run
+    has another model, or another vocabulary than the data folder, CheckpointError if there is none.
     """
     if not config.task.elmo:
         return replace(config, task=replace(config.task, elmo_sizes=[]))
@@ -365,7 +365,7 @@ def _with_sizes(config: RunConfig) -> RunConfig:
 def _predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[_Predicted]:
     """Return the best classes of the words of a batch, or relations and heads, as plain numbers.
 
-    `scores` are (B, S, C). The class of tags that training lacks is never predicted.
+    `scores` are (B, S, C). The class for tags that do not occur in training is never predicted.
     """
     if data.unseen is not None and data.form != TREES:
         scores = scores.clone()
@@ -388,7 +388,7 @@ def _predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[_Pr
 def set_scores(data: WordSet, predictions: Sequence[_Predicted]) -> Logs:
     """Return the scores of a split from all its predictions, the main one first.
 
-    That is "f1" of spans, "accuracy" of other tags, "las" of trees; all are from 0 to 1.
+    The main score is "f1" for spans, "accuracy" for other tags, "las" for trees; all are in [0, 1].
     """
     ordered = sorted(predictions)
     samples = [sample for sample, _ in ordered]
@@ -406,7 +406,7 @@ def prediction_rows(
 ) -> list[dict[str, Any]]:
     """Return "index", "set", "words", "gold" and "predicted" label names of each sentence.
 
-    Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the
+    Trees also have "gold_heads" and "predicted_heads": positions of words, from 1, or 0 for the
     root.
     """
     rows = []
@@ -429,8 +429,8 @@ def prediction_rows(
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U.
 
-    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the
-    file is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
+    Tags of spans are written in BIO, which every version of conlleval reads, so that conlleval's F1
+    of the file is "conlleval_f1". NAME.SPLIT.conlleval.txt is conlleval's output for the file.
     """
     sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
     if data.form == TREES:
@@ -439,7 +439,7 @@ def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -
     lines: list[str] = []
     gold_tags, predicted_tags = [], []
     for row in sentences:
-        words = ["_".join(word.split()) for word in row["words"]]  # CoNLL-U has words with blanks
+        words = ["_".join(word.split()) for word in row["words"]]  # CoNLL-U allows blanks in words
         tags = [row["gold"], row["predicted"]]
         if data.spans:
             tags = [bio_tags(conlleval_spans(column), len(column)) for column in tags]

@@ -1,4 +1,4 @@
-"""Moving averages of the weights: what a run with them validates, saves, scores and exports."""
+"""Moving averages of the weights, which a run then validates, saves, scores and exports."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from metaseq_lm.runs.tensor_files import rows_like
 
 
 class MovingAverage:
-    """Exponential moving averages of the trained weights of a model; with a decay of 0 none.
+    """Exponential moving averages of the trained weights of a model; none with a decay of 0.
 
     They start at the weights, without bias correction, and `move` after each update. Each process
-    averages what it holds of a sharded weight. Buffers, such as running statistics, are not
+    averages its own part of a sharded weight. Buffers, such as running statistics, are not
     averaged.
 
     Args:
-        model: The model, whose parameters hold the weights as they are trained, and inside `shown`
-            their averages.
+        model: The model; its parameters hold the trained weights, and their averages inside
+            `shown`.
         decay: The decay of trainer.average_decay, from 0 to below 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        # Inside `shown` these are the weights as they are trained.
+        # Inside `shown` these are the trained weights.
         self.averages: dict[str, Tensor] = {}
         if decay:
             self.averages = {name: p.detach().clone() for name, p in self.weights.items()}
@@ -39,8 +39,8 @@ class MovingAverage:
     def move(self, skips: Tensor | None = None) -> None:
         """Move the averages by a step: a <- decay a + (1 - decay) w.
 
-        Where the device alone knows whether it has refused the update, `skips` is a boolean scalar
-        on it, and the averages of a refused update stay.
+        If only the device knows whether it has refused the update, `skips` is a boolean scalar on
+        it; a refused update leaves the averages unchanged.
         """
         averages = [local(average) for average in self.averages.values()]
         weights = [local(self.weights[name]) for name in self.averages]
@@ -69,15 +69,15 @@ class MovingAverage:
             other.copy_(copy)
 
     def hidden_weights(self) -> dict[str, Any]:
-        """Return what a checkpoint made inside `shown` holds besides the model's weights."""
+        """Return the state that a checkpoint made inside `shown` needs besides the model's."""
         return {"trained_weights": dict(self.averages)} if self.averages else {}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load `hidden_weights` from the state of a checkpoint whose weights the model has.
+        """Load `hidden_weights` from a checkpoint's state; the model must have its weights already.
 
-        If the checkpoint has none, averages start at its weights; without averages in this run the
-        model goes on with the weights as they were trained. Raises KeyError if one is missing,
+        If the checkpoint has no averages, they start at its weights. If this run has none, the
+        model continues with the checkpoint's trained weights. Raises KeyError if one is missing,
         ValueError for another shape.
         """
         trained = state.get("trained_weights")

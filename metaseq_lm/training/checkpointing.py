@@ -34,9 +34,9 @@ from metaseq_lm.training.restore import check_tokenizer
 
 @dataclass
 class Pending:
-    """A checkpoint whose files are being written; the manifest is the first replica's.
+    """A checkpoint whose files are being written; only the first replica's manifest counts.
 
-    `names` are those of the links to it, besides "last".
+    `names` are its links besides "last".
     """
 
     update: int
@@ -46,12 +46,12 @@ class Pending:
 
 
 class Checkpointer:
-    """Saves and finds the checkpoints in `folder`. Its methods are calls of all replicas."""
+    """Saves and finds the checkpoints in `folder`. Its methods are collective calls."""
 
     def __init__(self, parts: Parts, folder: Path, start: dict[str, Any]) -> None:
         self.parts, self.folder = parts, folder
-        self.start = start  # what manifests record of init_from
-        self.started: str | None = present_time()  # of the first update; None if not known
+        self.start = start  # entries of manifests on init_from
+        self.started: str | None = present_time()  # time of the first update; None if unknown
         self.options = parts.config.trainer
         self.saved_at = -1  # the update of the last complete checkpoint
         self.pending: Pending | None = None
@@ -74,7 +74,7 @@ class Checkpointer:
         """Raise DivergedError if a weight is not finite, MetaseqError if the replicas disagree."""
         process_group.alive()
         weights = self.parts.model.state_dict()
-        # A weight that is not finite on one replica must stop all.
+        # A weight that is not finite on one replica must stop all replicas.
         local = {name: vectors.local(tensor) for name, tensor in weights.items()}
         by_replica = process_group.gather_objects(checkpoint.nonfinite(local))
         bad = [*dict.fromkeys(name for names in by_replica for name in names)]
@@ -95,13 +95,13 @@ class Checkpointer:
     ) -> str:
         """Write a checkpoint, remove old ones; return an error message or "".
 
-        The first replica writes, except shards, of which each process writes its own. With
-        trainer.async_save the files are only begun, unless the checkpoint is `required`: `finish`
-        completes it. `valid` are the metrics of the last validation; `names`, such as "best", are
-        links that will point at the checkpoint. An error is raised instead, as CheckpointError, if
-        the checkpoint is `required` or trainer.on_save_error is stop.
+        The first replica writes all but the shards; each process writes its own shards. With
+        trainer.async_save, writing only starts here unless the checkpoint is `required`, and
+        `finish` completes it. `valid` are the metrics of the last validation; `names`, such as
+        "best", are links that will point at the checkpoint. If the checkpoint is `required` or
+        trainer.on_save_error is stop, an error is raised as CheckpointError instead.
         """
-        trouble = self.finish()  # of an earlier one
+        trouble = self.finish()  # an earlier checkpoint
         if self.saved_at == update and not trouble:
             self._tidy(update, names)
             return ""
@@ -119,7 +119,7 @@ class Checkpointer:
         names: Sequence[str],
         copy: bool,
     ) -> str:
-        """Start writing a checkpoint, of a `copy` of the run if training goes on meanwhile.
+        """Start writing a checkpoint; from a `copy` of the state if training goes on meanwhile.
 
         Returns an error message or "", the same on all replicas.
         """
@@ -137,7 +137,7 @@ class Checkpointer:
             return str(error)
         thread = ThreadPoolExecutor(1, "checkpoint")
         writing = thread.submit(checkpoint.write, self.folder, update, contents)
-        thread.shutdown(wait=False)  # when it has written
+        thread.shutdown(wait=False)  # ends once it has written
         self.pending = Pending(update, contents.manifest(update, description), names, writing)
         return ""
 
@@ -184,14 +184,14 @@ class Checkpointer:
     def newest(self, reset: Collection[str] = ()) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies and fits, and why newer ones were skipped.
 
-        Its weights are in the model then. The parts of the run in `reset` need not fit. Raises
-        CheckpointError if there are some and none fits.
+        Loads its weights into the model. The parts of the run in `reset` need not fit. Raises
+        CheckpointError if there are checkpoints and none fits.
         """
         stored, skipped = checkpoint.newest(self.folder, partial(self._read, reset))
         return stored, [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
 
     def _read(self, reset: Collection[str], path: Path) -> Checkpoint:
-        """Return a checkpoint that fits but for the parts in `reset`, its weights in the model."""
+        """Return a checkpoint that fits except for the parts in `reset`; load its weights."""
         stored = checkpoint.open_lazily(path)
         with checkpoint.agreed():
             self._check_fit(stored, reset)
@@ -201,7 +201,7 @@ class Checkpointer:
     def origin(self, reset: Collection[str]) -> Checkpoint:
         """Return the checkpoint of branch_from as `newest` does.
 
-        Raises UsageError if the run would have no updates of its own.
+        Raises UsageError if the run would make no update after the branch.
         """
         config = self.parts.config
         stored = self._read(reset, manifests.resolve(str(config.branch_from)))
@@ -215,7 +215,7 @@ class Checkpointer:
         return stored
 
     def describe_resume(self, stored: Checkpoint, reset: Collection[str]) -> list[str]:
-        """Return messages: the checkpoint with what was reset or changed, other code or torch."""
+        """Return messages on the checkpoint, reset or changed options, and other code or torch."""
         config = self.parts.config
         pairs = changed_options(stored.manifest.get("config") or {}, config)
         pairs["data"] = (stored.manifest.get("data"), self.parts.data_fingerprint)
@@ -247,8 +247,8 @@ class Checkpointer:
     ) -> None:
         """Record that the run was resumed from a checkpoint, and correct the links.
 
-        `best` is the update of the best checkpoint, `words` are those of the ones at numbers of
-        words.
+        `best` is the update of the best checkpoint, `words` the updates of checkpoints at numbers
+        of words.
         """
         self.saved_at = update
         self.started = stored.manifest.get("started")
@@ -282,7 +282,7 @@ class Checkpointer:
 
 
 def _first_other_rate(stored: Checkpoint, config: RunConfig, updates: int) -> int:
-    """Return the first of `updates` at which two runs' schedules differ, 0 if there is none."""
+    """Return the first of `updates` at which the schedules of two runs differ, 0 if none does."""
     runs = (manifests.config_of(stored.manifest, stored.path), config)
     rates = [(run.optimizer.lr, build("schedule", run.schedule)) for run in runs]
     for update in range(1, updates + 1):
@@ -325,7 +325,7 @@ class BestCheckpoint:
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Load a saved state; return False, and ignore it, if it is of another metric."""
+        """Load a saved state; return False, and ignore it, if it records another metric."""
         if (state["metric"], state["maximize"]) != (self.metric, self.maximize):
             return False
         self.value, self.update, self.waited = (state[n] for n in ("value", "update", "waited"))
@@ -333,7 +333,7 @@ class BestCheckpoint:
 
 
 def check_produced(metric: str, metrics: Mapping[str, float]) -> None:
-    """Raise UsageError if the metric is not among those of a validation, if there are any."""
+    """Raise UsageError if the metrics of a validation are not empty and lack `metric`."""
     if metric and metrics and metric not in metrics:
         raise UsageError(
             f"trainer.best_checkpoint_metric is '{metric}' but validation gives "

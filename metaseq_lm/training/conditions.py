@@ -1,4 +1,4 @@
-"""What a run will do, computed before its first update from its configuration and its data."""
+"""The conditions of a run, computed before its first update from its configuration and data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from metaseq_lm.tasks.protocols import CutsRows, kinds_of
 from metaseq_lm.training.checkpointing import check_produced
 from metaseq_lm.training.parts import Parts, evaluate_split
 
-_GRID = 2000  # updates of a long run at which its schedule is looked at, in each of three ways
-_USUAL_METRIC = "loss"  # of nearly every validation, so that no pass at the start looks for it
+_GRID = 2000  # updates of a long run at which its schedule is evaluated, by each of three grids
+_USUAL_METRIC = "loss"  # nearly every validation has it, so no pass at the start checks for it
 _LIMITS = ("max_query_length", "tokens_per_sample")  # options of tasks that cut rows
 
 
@@ -30,7 +30,7 @@ def conditions_of(
 ) -> dict[str, Any]:
     """Return the conditions of a run (see runs.conditions) for results.json.
 
-    `streams` are those of training; `updates` is how many the run will make, by default max_update.
+    `streams` are the training streams; `updates` is how many the run will make (max_update if 0).
     """
     updates = updates or config.trainer.max_update
     conditions: dict[str, Any] = {
@@ -73,7 +73,7 @@ def _unknown(config: RunConfig, task: Task, streams: Mapping[str, Any]) -> dict[
 
 
 def _cut(config: RunConfig, task: Task) -> dict[str, float]:
-    """Return the share of rows that lose tokens, of each split with any."""
+    """Return the share of rows that lose tokens, by split; splits without rows are left out."""
     if not isinstance(task, CutsRows):
         return {}
     shares = {}
@@ -85,7 +85,7 @@ def _cut(config: RunConfig, task: Task) -> dict[str, float]:
 
 
 def _batches(task: Task, streams: Mapping[str, Any], updates: int) -> dict[str, Any]:
-    """Return rows of a batch, as configured and as they are, and epochs, of streams that say it."""
+    """Return by stream the configured and actual rows of a batch and the epochs, where known."""
     batches = {}
     for name, stream in streams.items():
         order = getattr(stream, "order", None)
@@ -102,7 +102,10 @@ def _batches(task: Task, streams: Mapping[str, Any], updates: int) -> dict[str, 
 
 
 def _rates(config: RunConfig, updates: int) -> dict[str, float]:
-    """Return the learning rates that a run reaches, by its schedule at its updates."""
+    """Return the highest and last learning rate of a run, and from where on its rate is constant.
+
+    Also "length", if the schedule is longer than the run.
+    """
     schedule, base = build("schedule", config.schedule), config.optimizer.lr
     ways = [
         np.arange(1, min(updates, _GRID) + 1),
@@ -139,8 +142,8 @@ def _rates(config: RunConfig, updates: int) -> dict[str, float]:
 def check_best_metric(parts: Parts, known: Mapping[str, float]) -> None:
     """Raise UsageError if validation does not give the best checkpoint's metric, or no direction.
 
-    A call of all replicas. What validation gives is seen on its first batch, and if the metric is
-    not there on the whole split. `known` are metrics of an earlier validation.
+    A collective call. It validates the first batch, and if that lacks the metric, the whole split.
+    `known` are metrics of an earlier validation.
     """
     options = parts.config.trainer
     metric = options.best_checkpoint_metric

@@ -1,4 +1,4 @@
-"""A trial of what options say that they affect: do other values leave the results as they are?"""
+"""Checks that options which claim to leave results unchanged do, by trying other values."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from metaseq_lm.tasks.protocols import kind_streams_of
 from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
 from metaseq_lm.training.price import divisor_of_dry_run, updates_of_kinds
 
-# The relative difference that an option which affects speed may make, by rounding.
+# Relative difference allowed for an option that affects speed, which may change rounding.
 _TOLERANCE = 1e-3
-# The results of `_measure` that an option leaves as they are.
+# The results of `_measure` that an option with this effect must not change.
 SAME = {NOTHING: ("valid", "train", "updated"), SPEED: ("valid", "train"), WEIGHTS: ("valid",)}
 _Results = dict[str, Mapping[str, float]]
 
 
 def check_effects(config: RunConfig, of_package: bool = False) -> list[str]:
-    """Try another value of each option of a plug-in that says it leaves results as they are.
+    """Try another value of each plug-in option that claims to leave results unchanged.
 
-    With NOTHING and SPEED these are the losses of an update and of a batch of the validation, with
-    WEIGHTS in a criterion those of the validation alone. A call of all replicas.
+    Options that affect NOTHING or SPEED must not change the losses of an update and of a validation
+    batch; WEIGHTS in a criterion must not change the validation's. A collective call.
 
     Args:
         config: The configuration of a run.
-        of_package: Whether to try the options of the package, too.
+        of_package: Whether to also try the options of the package.
 
     Returns:
-        The options of which no other value could be tried.
+        The options for which no other value could be tried.
 
     Raises:
-        UsageError: Another value changes these.
+        UsageError: Another value changes the results.
     """
     claims = list(_claims(config, of_package))
     if not claims:
@@ -68,12 +68,12 @@ def check_effects(config: RunConfig, of_package: bool = False) -> list[str]:
 
 
 def _claims(config: RunConfig, of_package: bool) -> Iterator[tuple[str, Field[Any]]]:
-    """Yield the options that say they leave results as they are, with their groups."""
+    """Yield the options that claim to leave results unchanged, with their groups."""
     for group in GROUPS:
         schema = ALL[group].entry(getattr(config, group)._name).dataclass
         for item in fields(schema):
             effect = item.metadata.get("affects")
-            # With another batch size the same rows are validated with other masks.
+            # Another batch size validates the same rows with other masks.
             if effect not in SAME or (effect == WEIGHTS and group != "criterion"):
                 continue
             if of_package or not _owner(schema, item.name).__module__.startswith("metaseq_lm."):
@@ -97,7 +97,7 @@ def _other_values(item: Field[Any], value: Any) -> Iterator[Any]:
 
 
 def _measure(config: RunConfig) -> _Results:
-    """Return the metrics of a batch of the validation, of a first update, and after it."""
+    """Return the metrics of a validation batch, of a first update, and of a validation after it."""
     parts = build_parts(config, dry_run=True)
     split, streams = config.trainer.valid_split, kind_streams_of(parts.task)
 
@@ -127,7 +127,7 @@ def _is_same(one: float, other: float) -> bool:
 
 
 def _difference(usual: _Results, results: _Results, effect: str) -> str:
-    """Return the first result that differs more than an effect allows, "" if none does."""
+    """Describe the first result that differs by more than an effect allows; "" if none does."""
     for part in SAME[effect]:
         for name, before in sorted(usual[part].items()):
             after = results[part].get(name, math.inf)

@@ -1,4 +1,4 @@
-"""Fine-tuning of a checkpoint: on texts in training runs of their own, on words in memory."""
+"""Fine-tuning of a checkpoint: on texts in separate training runs, on words in memory."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ Train = Callable[[RunConfig], None]  # makes the training run of a configuration
 class FineTuner:
     """Fine-tunes the encoder of a checkpoint: see `evaluation.finetune.FineTuning`.
 
-    A call that was interrupted goes on where it stopped, and one that has ended is not repeated, as
-    long as the folder is there.
+    As long as the folder exists, an interrupted call continues where it stopped, and a finished one
+    is not repeated.
 
     Args:
-        run: The restored run of the checkpoint, whose engine's options are used.
+        run: The restored run of the checkpoint, which provides the engine's options.
         checkpoint: The folder of the checkpoint.
         folder: The folder for the training runs.
         train: Makes a training run.
@@ -72,7 +72,7 @@ class FineTuner:
     def fine_tune(
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
     ) -> FineTuned:
-        """Return how a model that was trained on the set in a folder does on a split."""
+        """Train on the set in a folder and return the results on a split."""
         config = self._configured(folder.resolve(), split, seed, options)
         run = Path(config.save_dir)
         results = process_group.from_first(read_results(run))
@@ -89,7 +89,7 @@ class FineTuner:
         best = manifests.read_manifest(manifests.resolve(config.save_dir, prefer="best"))
         train, scored = LabelledSet(folder, "train"), LabelledSet(folder, split)
         first, stop = parts_of_train(train, config.task)
-        left_out = {"score", "loss", *results["losses"]}  # the main metric has its own name, too
+        left_out = {"score", "loss", *results["losses"]}  # "score" repeats the main metric
         return FineTuned(
             metrics={n: v for n, v in results["metrics"][split].items() if n not in left_out},
             choice=best["valid"][config.trainer.best_checkpoint_metric],
@@ -100,7 +100,7 @@ class FineTuner:
         )
 
     def _count(self, results: Mapping[str, Any] | None) -> None:
-        """Add the cost of a training run, or of what it came to."""
+        """Add the cost of a training run, also of one that ended early."""
         if results is not None:
             self.flops += int(results["flops"])
             self.updates += results["updates"]
@@ -126,16 +126,16 @@ class FineTuner:
 class WordTuner:
     """Fine-tunes an encoder for labels of words: see `evaluation.adapt.WordTuning`.
 
-    A call makes the updates of a run of `train` with task token_classification, without its folder,
+    A call makes the updates of a `train` run with task token_classification, without its folder,
     log and checkpoints, which would take longer than the updates of a small model.
 
     Args:
-        run: The restored run of the checkpoint, whose engine's options are used.
+        run: The restored run of the checkpoint, which provides the engine's options.
         checkpoint: The folder of the checkpoint.
         batch_tokens: Largest number of tokens in a forward pass that scores words.
 
     Attributes:
-        longest: The most tokens of a row, with special ones.
+        longest: Largest number of tokens in a row, with special ones.
         updates: The updates of the calls so far.
 
     Raises:
@@ -157,7 +157,7 @@ class WordTuner:
     def tune(
         self, folder: Path, scored: Sequence[Part], options: Mapping[str, Any]
     ) -> list[np.ndarray]:
-        """Return the logits of words after fine-tuning on the set in a folder."""
+        """Return the logits of words, after fine-tuning on the set in a folder."""
         values = {"seed": self.config.seed, LENGTH: self.longest, **options}
         source = (self.config, _OF_WORDS, self.checkpoint, folder.resolve())
         parts = build_parts(
@@ -186,7 +186,7 @@ class WordTuner:
             process_group.stop_if_signalled("while fine-tuning for labels of words")
             batches = {name: [engine.to_device(stream.micro_batches(update, parts.shard))]}
             engine.begin(update)
-            # The head is part of the shapes.
+            # The shapes include the head's.
             with self._meter.count((parts.config.task.labelled, batches)):
                 logs = parts.task.update(engine, parts.model, batches)
             self.updates += 1
@@ -221,7 +221,7 @@ def _tuning_config(
     """Return the configuration of a fine-tuning on the set in a folder.
 
     Args:
-        source: The configuration of the checkpoint, whose engine's options and plug-in are used.
+        source: The checkpoint's configuration, which provides the engine's options and the plug-in.
         choices: Task, criterion and schedule.
         checkpoint: The folder of the checkpoint.
         folder: The folder of the set, an absolute path.
@@ -240,6 +240,6 @@ def _tuning_config(
 
 
 def _share_of_cut_rows(data: LabelledSet, tokens: int) -> float:
-    """Return the share of the rows of a split that do not fit into rows of some tokens."""
+    """Return the share of a split's rows that do not fit into rows of `tokens` tokens."""
     rows = SentenceRows(data, Vocabulary.load(data.folder.parent / DICT_FILE), tokens)
     return float(rows.is_cut.mean())

@@ -25,7 +25,7 @@ _ID_FILE = "run_id.txt"
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run as loggers see it.
+    """The facts on a run that loggers need.
 
     Attributes:
         folder: The run folder.
@@ -71,8 +71,8 @@ class Logger(Protocol):
 class TensorBoard:
     """An event file in the run folder.
 
-    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full
-    disk the next point blocks.
+    It does not use the library's SummaryWriter, which writes in a thread: when that dies because
+    the disk is full, the next point blocks.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -81,11 +81,10 @@ class TensorBoard:
 
         folder = run.folder / "tb"
         folder.mkdir(parents=True, exist_ok=True)
-        # The number sorts the files of one second. Nobody can guess the rest and plant a link.
+        # The number sorts files of the same second. The rest is random, so nobody can plant a link.
         number = sum(1 for _ in folder.iterdir())
         self.writer = EventsWriter(str(folder / "events"), f".{number:04d}.{secrets.token_hex(8)}")
-        # TensorBoard drops later points, which a killed process logged, and shows those that
-        # follow.
+        # TensorBoard then drops later points, which a killed process logged, and shows new ones.
         start = SessionLog(status=SessionLog.START)
         self.writer.write_event(
             Event(step=run.update + 1, wall_time=time.time(), session_log=start)
@@ -108,7 +107,7 @@ class TensorBoard:
 
 
 class Trackio:
-    """A run of trackio, in its folder (TRACKIO_DIR) or the space that its variables name."""
+    """A run of trackio, in TRACKIO_DIR or in the space that its environment variables name."""
 
     def __init__(self, run: LoggedRun) -> None:
         import trackio
@@ -127,7 +126,7 @@ class Trackio:
 
 
 class WandB:
-    """A run of Weights & Biases; its variables (WANDB_MODE, WANDB_PROJECT) choose where it goes.
+    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT etc. choose where it goes.
 
     Command line, output and code are not sent: they may hold secrets.
     """
@@ -148,7 +147,7 @@ class WandB:
         )
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Log a step; steps before the last one that it has are dropped there."""
+        """Log a step; the service drops steps before its last one."""
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
@@ -195,7 +194,7 @@ class MLflow:
         self.client.set_terminated(self.run_id, status="FAILED" if failed else "FINISHED")
 
 
-# By the names of engine.loggers, which are those of the packages and of the extras, too.
+# Keys are the names in engine.loggers, which are also the names of the packages and extras.
 LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {
     "tensorboard": TensorBoard,
     "trackio": Trackio,
@@ -205,7 +204,7 @@ LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raise UsageError for a logger whose package is missing."""
+    """Raise UsageError if the package of a logger is missing."""
     for name in names:
         if find_spec(name) is None:
             raise UsageError(
@@ -241,7 +240,7 @@ class LoggerGroup:
     def _without_errors(self, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of a network, a disk, another package
+        except Exception as error:  # from the network, the disk or the logger's package
             self.loggers.pop(name, None)
             reason = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
             say(f"warning: {name}: {reason}; it gets no more values (log.jsonl has them all)")

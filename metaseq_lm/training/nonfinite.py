@@ -1,4 +1,4 @@
-"""Updates whose loss or gradient is not finite: stop, skip the update, or roll back."""
+"""Handles updates with a loss or gradient that is not finite: stop, skip or roll back."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from metaseq_lm.tasks import Task
 class NonfinitePolicy:
     """Counts refused updates and undoes their changes.
 
-    The engine refuses a step whose gradient is not finite (`engine.finite_check.refused` then
+    The engine refuses a step if its gradient is not finite (`engine.finite_check.refused` then
     names its optimizer). By `trainer.on_nonfinite`, "stop" raises, "skip" undoes the update
     and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.
 
-    A GPU refuses the step itself (`finite_check.defers`), and the policy acts when the host looks
-    next: before a line of the log, a validation, a checkpoint and the end. To skip an update of
-    several optimizers the host looks at each step: an earlier one may have stepped.
+    A GPU refuses the step itself (`finite_check.defers`), and the policy acts when the host next
+    checks: before a line of the log, a validation, a checkpoint and the end. With "skip" and
+    several optimizers the host checks at each step, because an earlier one may have stepped.
     """
 
     def __init__(self, options: TrainerConfig, model: nn.Module, engine: Engine) -> None:
@@ -50,8 +50,8 @@ class NonfinitePolicy:
     def _changeable(self) -> dict[str, Any]:
         """Return the state that a refused update may have changed.
 
-        With several optimizers an earlier one may have stepped. With one, its step was refused, but
-        tensors outside it may have changed: running statistics, averages.
+        With several optimizers, an earlier one may have stepped. With one, its step was refused,
+        but tensors outside it may have changed: running statistics, averages.
         """
         optimizers = self.engine.optimizers
         if len(optimizers) > 1:
@@ -66,7 +66,7 @@ class NonfinitePolicy:
 
     @torch.no_grad()
     def undo_skipped(self, snapshot: dict[str, Any] | None) -> None:
-        """Restore a snapshot where the device has skipped the step of the only optimizer."""
+        """Restore a snapshot on the device if it has skipped the step of the only optimizer."""
         if snapshot is None:
             return
         skips, weights = self.engine.finite_check.skips(), self._changeable()["weights"]
@@ -106,9 +106,9 @@ class NonfinitePolicy:
 def describe_refusal(update: int, engine: Engine, optimizers: list[str], logs: Logs) -> str:
     """Return a sentence on the update (counted from 1) that was refused.
 
-    It names the terms of the loss in `logs` that are not finite; if all are, the first parameter
-    whose gradient is not; and the replicas whose part of the loss is not, if there are others. A
-    call of all replicas.
+    It names the terms of the loss in `logs` that are not finite; if all are finite, the first
+    parameter with a gradient that is not; and the replicas with a part of the loss that is not,
+    unless that is all replicas. A collective call.
     """
     names = ", ".join(dict.fromkeys(optimizers))
     text = f"update {update}: the loss or the gradient of {names} is not finite"

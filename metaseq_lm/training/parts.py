@@ -82,7 +82,7 @@ class Parts:
     def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics on a split and, on the first replica, predictions.
 
-        A call of all replicas. Raises UsageError for "train" if the task cannot score it.
+        A collective call. Raises UsageError for "train" if the task cannot score it.
         """
         _check_scored(self.task, split)
         _ = self.data_fingerprint  # MetaseqError if a file is damaged
@@ -91,10 +91,10 @@ class Parts:
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
-    """Return the configuration, completed by what other runs, the task and the data decide.
+    """Return the configuration with the options that other runs, the task and the data decide.
 
     The data folder must exist. Raises UsageError for trainer.save_words that are no numbers, and
-    for a task and a criterion that do not fit.
+    for a task and a criterion that do not fit each other.
     """
     require_data_folder(config.data)
     if config.trainer.save_words:
@@ -113,7 +113,7 @@ def prepare_config(config: RunConfig) -> RunConfig:
 
 
 def _with_direction(config: RunConfig) -> RunConfig:
-    """Return `config` with the direction of its best checkpoint's metric, if its name says it."""
+    """Return `config` with the direction of its best checkpoint's metric, if the name tells it."""
     trainer = config.trainer
     lower = lower_is_better(trainer.best_checkpoint_metric)
     if trainer.maximize_best_checkpoint_metric is not None or lower is None:
@@ -122,10 +122,10 @@ def _with_direction(config: RunConfig) -> RunConfig:
 
 
 def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -> Parts:
-    """Join the process group and build task, nets, optimizers and engine.
+    """Join the process group and build task, networks, optimizers and engine.
 
     In a `dry_run` the task must not write any file. If parameters may be `empty`, a checkpoint must
-    fill in all of them.
+    provide all of them.
     """
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
@@ -183,9 +183,9 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
 
 
 def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
-    """Raise UsageError for a model of a plug-in that cannot be called as a built-in criterion does.
+    """Raise UsageError if built-in criterions cannot call a plug-in's model.
 
-    A criterion with a `__call__` of its own may call it in another way.
+    A criterion that defines `__call__` is not checked, because it may call the model differently.
     """
     criterion = type(task.criterion)
     named = next(c for c in criterion.__mro__ if {"calls", "__call__"} & vars(c).keys())
@@ -199,7 +199,7 @@ def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
 
 
 def _check_compilable(config: RunConfig, task: Task, model: nn.Module, device: str) -> None:
-    """Raise UsageError that names what engine.compile=true cannot compile or is missing."""
+    """Raise UsageError that names what engine.compile=true cannot compile or does not find."""
     reasons = [
         part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
     ]
@@ -226,8 +226,8 @@ def _check_compilable(config: RunConfig, task: Task, model: nn.Module, device: s
 def _set_up_compiler() -> None:
     """Make torch.compile treat Python numbers, such as dropout rates, as constants.
 
-    It would trace them as symbols, find that it cannot, and then trace and compile all again. What
-    changes between updates is a tensor.
+    By default it traces them as symbols, fails, and then traces and compiles everything again.
+    Values that change between updates are tensors.
     """
     import torch._dynamo  # takes 2 s
 
@@ -237,9 +237,9 @@ def _set_up_compiler() -> None:
 def check_parts(config: RunConfig) -> Task | None:
     """Return the configured task; UsageError if it or its networks cannot be built.
 
-    The networks get no memory. One that computes with its first weights cannot be built so, and
-    passes; nor is a run looked at, and None returned, whose data folder is empty, or that starts
-    from another run, as long as these are still to be made.
+    The networks are built without memory; one that computes with its first weights cannot be, and
+    passes unchecked. Returns None, without a check, if the data folder is still empty or a run to
+    start from does not exist yet.
     """
     check_pair(config)
     require_data_folder(config.data)
@@ -267,8 +267,8 @@ def build_task(config: RunConfig) -> Task:
 def build_model(task: Task, config: RunConfig, device: str, empty: bool = False) -> nn.Module:
     """Build the task's networks, initialised by the seed, and move them to `device`.
 
-    If they may be `empty`, parameters stay on the meta device, unless something else depends on
-    their first values.
+    If they may be `empty`, parameters stay on the meta device, unless other values depend on their
+    initial ones.
     """
     model = build_on_meta(task) if empty else None
     if model is None:
@@ -276,7 +276,7 @@ def build_model(task: Task, config: RunConfig, device: str, empty: bool = False)
         model = task.build_model()
         return model.to(device=device, dtype=PRECISIONS[config.engine.precision])
     model.to(dtype=PRECISIONS[config.engine.precision])
-    # Its buffers have values.
+    # Buffers have values already.
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     return model
 
@@ -284,20 +284,21 @@ def build_model(task: Task, config: RunConfig, device: str, empty: bool = False)
 def build_on_meta(task: Task) -> nn.Module | None:
     """Build the task's networks with parameters on the meta device, and buffers with their values.
 
-    Returns None if one computes with values of parameters, or stores them where no checkpoint does.
+    Returns None if a network computes with the values of parameters, or keeps results of them in
+    tensors that no checkpoint stores.
     """
 
     def without_memory(
         module: nn.Module, name: str, parameter: nn.Parameter | None
     ) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:  # a tied one must stay the same
+        if parameter is None or parameter.is_meta:  # a tied parameter must stay the same object
             return parameter
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
     hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         model = task.build_model()
-    except RuntimeError:  # of an operation that needs values
+    except RuntimeError:  # an operation needs values
         return None
     finally:
         hook.remove()
@@ -308,7 +309,7 @@ def build_on_meta(task: Task) -> nn.Module | None:
 
 
 def allocate(model: nn.Module, device: str) -> None:
-    """Give memory on `device` to what is on the meta device; tied parameters stay tied."""
+    """Allocate all meta tensors of a model on `device`; tied parameters stay tied."""
     allocated: dict[int, Tensor] = {}
     for module in model.modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -319,7 +320,7 @@ def allocate(model: nn.Module, device: str) -> None:
                     allocated[id(tensor)] = (
                         nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                     )
-                # Not module._parameters: an LSTM keeps a list of its weights beside them.
+                # Not into module._parameters: an LSTM keeps a second list of its weights.
                 setattr(module, name, allocated[id(tensor)])
 
 
@@ -364,7 +365,7 @@ def _check_scored(task: Task, split: str) -> None:
 def evaluate_split(parts: Parts, split: str, most: int | None = None) -> Scored:
     """Return the task's metrics and predictions on a split, in evaluation mode.
 
-    A call of all replicas. With `most`, only the first batches of each stream are used.
+    A collective call. With `most`, only the first batches of each stream are used.
     """
     with parts.evaluation_mode():
         logs, rows = parts.task.evaluate(parts.engine, parts.model, batches_of(parts, split, most))
@@ -372,7 +373,7 @@ def evaluate_split(parts: Parts, split: str, most: int | None = None) -> Scored:
 
 
 def sample_texts(parts: Parts) -> list[str]:
-    """Return the task's examples of the model's output; most tasks have none."""
+    """Return the task's examples of the model's output; for most tasks an empty list."""
     if not isinstance(parts.task, HasSamples):
         return []
     with parts.evaluation_mode():
@@ -380,7 +381,7 @@ def sample_texts(parts: Parts) -> list[str]:
 
 
 def batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
-    """Return iterators over this replica's batches of a split, or the first of them, by stream.
+    """Return iterators by stream over this replica's batches of a split, or over the first `most`.
 
     They raise Interrupted after a stop signal, on all replicas at the same batch.
     """
@@ -405,7 +406,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Return the number of trained and of all parameters, a shared one counted once."""
+    """Return the number of trained and of all parameters; a shared one counts once."""
     parameters = list(model.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     return {"trained": trained, "all": sum(p.numel() for p in parameters)}

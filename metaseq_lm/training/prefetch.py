@@ -1,4 +1,4 @@
-"""Preparation of the batches of the next updates by threads."""
+"""Prepares the batches of the next updates in threads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Prefetcher:
     `positions`, the number of global batches that each stream has yielded, is its whole state.
 
     Args:
-        needs: returns how many global batches an update takes from each stream.
-        streams: the streams by name.
-        positions: where to start in each stream.
-        shard: this replica's share of each batch.
-        workers: number of threads.
-        timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its
+        needs: Returns how many global batches an update takes from each stream.
+        streams: The streams by name.
+        positions: Where to start in each stream.
+        shard: This replica's share of each batch.
+        workers: Number of threads.
+        timeout: Seconds after which an unfinished batch raises MetaseqError with the stack of its
             thread.
-        transfer: moves the batches of an update to a device; called in the threads.
+        transfer: Moves the batches of an update to a device; called in the threads.
     """
 
     def __init__(

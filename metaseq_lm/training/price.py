@@ -44,12 +44,10 @@ from metaseq_lm.training.suites import check_final_suites
 from metaseq_lm.training.words import updates_for
 
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
-# model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
+# model of 10 M parameters would take most of its time. On a GPU it tests whether a batch fits.
 _DRY_ROWS = 8
-_RAMP_POINTS = (
-    10_000  # updates of a run whose number is not known yet, for the mean of its warm-ups
-)
-PRICED_SEED = 1  # of the batches whose cost says how many updates a budget pays for
+_RAMP_POINTS = 10_000  # assumed updates for the mean over warm-ups if the run's number is unknown
+PRICED_SEED = 1  # seed of the batches that measure how many updates a budget pays for
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,12 @@ class PriceEstimate:
     """The cost of an update, from a dry run of one update of each kind.
 
     Attributes:
-        flops: FLOPs of an update of all replicas, the mean over its kinds and their batches.
+        flops: Mean FLOPs of an update of all replicas, over its kinds and their batches.
         first_updates: FLOPs of the measured update of each kind, in the task's order.
-        scales: how many of them, by size and share of the updates, make the mean.
-        logs: means of the logs of these updates.
-        divisor: by how much the batches were divided; the first part of each was computed.
-        parts: task, networks and engine of the dry run.
+        scales: Weight of each measured update in the mean: relative size times share of updates.
+        logs: Means of the logs of these updates.
+        divisor: By how much the batches were divided; the first part of each was computed.
+        parts: Task, networks and engine of the dry run.
     """
 
     flops: float
@@ -76,13 +74,13 @@ class PriceEstimate:
 def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     """Make one update of each kind of the task and return its cost; write nothing.
 
-    A call of all replicas. The cost of each kind is scaled to the mean size of its batches; those
-    of a warm-up are part of the mean, but batches of full size are measured. With a `divisor` only
-    such a part of each batch is computed, and its cost multiplied; raises UsageError for a batch of
-    fewer rows. With 0 the part is that of a dry run.
+    A collective call. The cost of each kind is scaled to the mean size of its batches. The mean
+    includes the batches of a warm-up, but batches of full size are measured. With a `divisor` only
+    that fraction of each batch is computed and its cost multiplied; raises UsageError for a batch
+    of fewer rows. 0 takes the divisor of a dry run.
 
-    Each phase of row lengths is measured; the estimate is that of the last one, but for `flops`,
-    the mean over all, and `scales`, by which seconds are taken as proportional to them.
+    Each phase of row lengths is measured. The estimate describes the last one, except that `flops`
+    is the mean over all, and `scales` assume that seconds are proportional to FLOPs.
     """
     flops = 0.0
     for share, size, phase in _phases_of(config):
@@ -93,8 +91,8 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
 
 
 def _phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
-    """Yield the share of the updates in each phase of row lengths, the mean size of its batches
-    relative to the full one, and the configuration of a run with its lengths alone.
+    """Yield for each phase of row lengths its share of the updates, the mean size of its batches
+    relative to the full size, and the configuration of a run with only this phase.
     """
     if not isinstance(config.task, WarmupConfig):
         yield 1.0, 1.0, config
@@ -110,9 +108,7 @@ def _phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
 
 
 def _measure(config: RunConfig, divisor: int, size: float) -> PriceEstimate:
-    """Return the estimate of a run whose batches have the full size in measured updates, and the
-    mean `size` relative to it.
-    """
+    """Return the estimate of a run from updates of full size; `size` is the relative mean size."""
     config = config if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
     task, model, engine = parts.task, parts.model, parts.engine
@@ -145,7 +141,7 @@ def _measure(config: RunConfig, divisor: int, size: float) -> PriceEstimate:
 
 
 def _count_steps(engine: Engine) -> list[int]:
-    """Return a list that the FLOPs of each step of an optimizer are added to from now on."""
+    """Return a list to which each optimizer step appends its FLOPs from now on."""
     spent: list[int] = []
 
     def counted(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -164,12 +160,12 @@ def _count_steps(engine: Engine) -> list[int]:
 
 
 def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
-    """Return the divisor of a dry run's batches: on a CPU all have DRY_ROWS rows or are whole."""
+    """Return the divisor of a dry run's batches; on a CPU parts have _DRY_ROWS or all rows."""
     if parts.engine.device.type != "cpu":
         return 1
     needed = [streams[name] for _, needs in kinds_of(parts.task) for name in needs]
     smallest: int = min(stream.smallest_batch for stream in needed)
-    # The smallest is often the last one of an epoch.
+    # The smallest batch is often the last one of an epoch.
     first = min(len(s.order.batch(0)) if isinstance(s, Stream) else smallest for s in needed)
     rows = first // parts.shard.world
     return max(min(rows // _DRY_ROWS, smallest // parts.shard.world), 1)
@@ -178,7 +174,7 @@ def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
 def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Iterator[Batches]:
     """Start an update of each kind of the task and yield its batches on the engine's device.
 
-    Of each batch it takes the share of a replica among `divisor` times as many.
+    A replica takes the share of a batch that it would have among `divisor` times as many replicas.
     """
     kinds = kinds_of(parts.task)
     shard = replace(parts.shard, world=divisor * parts.shard.world)
@@ -199,11 +195,11 @@ def price_of_run(
 ) -> tuple[float, float, dict[str, Any]]:
     """Return FLOPs and seconds of all updates of a run, without validations, and its conditions.
 
-    A source of weights that does not exist yet, such as an earlier stage of a sweep, is left out.
+    An init_from that does not exist yet, such as an earlier stage of a sweep, is left out.
 
     Args:
         config: Configuration of the run.
-        divisor: Part of each batch that is measured, see `estimate_price`.
+        divisor: By how much batches are divided, see `estimate_price`.
         rate: FLOPs a second; 0 measures the seconds.
     """
     if config.init_from and not Path(config.init_from).exists():
@@ -219,7 +215,7 @@ def price_of_run(
 
 
 def conditions_before(config: RunConfig, estimate: PriceEstimate) -> dict[str, Any]:
-    """Return the conditions of a run whose price is known, {} if the number of updates is not."""
+    """Return the conditions of a run of known price; {} if the number of updates is unknown."""
     limit, task = _updates_of_budget(config, estimate.flops), estimate.parts.task
     if not config.trainer.max_update and limit:
         config = with_updates(config, limit)
@@ -231,7 +227,8 @@ def conditions_before(config: RunConfig, estimate: PriceEstimate) -> dict[str, A
 def seconds_of_update(estimate: PriceEstimate) -> float:
     """Repeat one update of each kind; return the mean time over the kinds and their batches.
 
-    A call of all replicas. It is not that of the first updates, which take longer and are counted.
+    A collective call. The updates of the estimate itself would take longer: they are the first
+    ones, and their FLOPs are counted.
     """
     parts, seconds = estimate.parts, []
     streams = kind_streams_of(parts.task)
@@ -247,7 +244,7 @@ def seconds_of_update(estimate: PriceEstimate) -> float:
 def dry_run(config: RunConfig) -> Parts:
     """Make one update of each kind, validate a batch, print results and cost; write nothing.
 
-    On a CPU the updates are of a part of a batch, see DRY_ROWS.
+    On a CPU the updates take a part of a batch, see `_DRY_ROWS`.
     """
     check_installed(config.engine.loggers)
     config = prepare_config(config)
@@ -291,13 +288,13 @@ def dry_run(config: RunConfig) -> Parts:
 
 
 def resolve_budget(config: RunConfig) -> RunConfig:
-    """Return the configuration, whose trainer.max_update is 0, with the updates of its budget.
+    """Return a configuration with trainer.max_update 0 with the number of updates of its budget.
 
-    They are those that max_flops pays for, or that see max_words; the fewer if there are both. A
-    dry run measures the cost of an update, with the batches of one seed for all, so that all seeds
-    of a setting make as many updates; words are exact, and so a matter of the seed. A resumed run
-    reads the number of updates from its folder, because the cost depends a little on engine.*,
-    which may change. A call of all replicas.
+    These are the updates that max_flops pays for, or that see max_words; the smaller number if both
+    are given. A dry run measures the cost of an update with the batches of PRICED_SEED, so that all
+    seeds of a setting make the same number of updates; words are exact, so their number depends on
+    the seed. A resumed run reads the number from its folder, because the cost depends a little on
+    engine.*, which may change. A collective call.
     """
     options = config.trainer
     if not options.max_flops and not options.max_words:
@@ -333,7 +330,7 @@ def _updates_of_budget(config: RunConfig, price: float) -> int:
 def _updates_for_words(config: RunConfig) -> int:
     """Return the number of updates that see trainer.max_words words of the corpus, or more.
 
-    Where warm-ups depend on that number, it is the smallest one that agrees with itself.
+    If warm-ups depend on that number, it is the smallest one that is consistent with itself.
     """
     updates, needed = 0, 1
     while needed > updates:

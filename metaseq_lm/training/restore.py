@@ -1,4 +1,4 @@
-"""Use of checkpoints: reopening a run for evaluation or export, and starting from its weights."""
+"""Opens the run of a checkpoint for evaluation or export, and starts a run from its weights."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def open_run(
 ) -> Parts:
     """Return the run of a checkpoint, or of the best one in a run folder, with its weights loaded.
 
-    Nothing is written. What the run uses must be registered: see `metaseq_lm.plugins.load_all`.
+    Nothing is written. The classes that the run names must be registered: see
+    `metaseq_lm.plugins.load_all`.
 
     Args:
-        path: checkpoint or run folder.
-        data: data folder to use instead of the run's.
-        user_dir: plug-in that the run needs, if it used one.
+        path: Checkpoint or run folder.
+        data: Data folder to use instead of the run's.
+        user_dir: Plug-in that the run needs, if it used one.
         overrides: key=value changes of its configuration.
 
     Raises:
-        CheckpointError: the checkpoint cannot be used.
-        UsageError: an override is wrong, or the run needs a plug-in that `user_dir` does not name.
+        CheckpointError: The checkpoint cannot be used.
+        UsageError: An override is wrong, or the run needs a plug-in that `user_dir` does not name.
     """
     folder = manifests.resolve(path, prefer="best")
     stored = checkpoint.open_lazily(folder)
@@ -55,15 +56,14 @@ def open_scored(
 ) -> Parts:
     """Return what `open_run` does, in float32 unless the overrides name a precision.
 
-    Every run whose sentences or states are scored is opened here: in bfloat16 close scores become
-    ties.
+    Open a run with it to score sentences or states: in bfloat16, close scores become ties.
     """
-    # Of two values of an option the later one counts.
+    # If an option has two values, the later one counts.
     return open_run(path, data, user_dir, [f"{PRECISION}=fp32", *overrides])
 
 
 def _check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
-    """Raise an error unless the data have the classes of the heads of a checkpoint."""
+    """Raise an error unless the data have the same classes as the heads of a checkpoint."""
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
         return
@@ -81,9 +81,9 @@ class Initialisation:
     """The start of a run from another one.
 
     Attributes:
-        message: For the log of the run.
+        message: Message for the log of the run.
         costs: The cost of its ancestors.
-        weights: A hash of the weights it started from.
+        weights: A hash of the weights that it started from.
         is_outdated: Whether init_from has other weights now.
     """
 
@@ -101,9 +101,9 @@ class Initialisation:
 def initialise_from(parts: Parts, source: str) -> Initialisation:
     """Load the weights that the task uses from the run or checkpoint `source`.
 
-    Heads (`Task.fresh`) that only one of the two has start fresh, or are not used. Raises
-    CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the layers
-    differ from those of `source`.
+    A head (`Task.fresh`) that `source` lacks starts fresh, one that the task lacks is not used.
+    Raises CheckpointError if there are no weights or they do not fit, UsageError if `source` has
+    another tokenizer or other layers.
     """
     stored = checkpoint.load(manifests.resolve(source))
     _check_source(stored, parts.config)
@@ -131,10 +131,10 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
 def _other_heads(
     weights: Iterable[str], others: Iterable[str], prefixes: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return by name the head of each of the `weights` whose head has no weight in `others`.
+    """Return the head of each of the `weights` that belongs to a head absent from `others`.
 
-    A head is called by one of the `prefixes` and the word after it. One of which `others` have a
-    part is damaged, or of another kind, and is not among them.
+    The name of a head is one of the `prefixes` and the next word. A head that `others` have in
+    part is left out: it is damaged, or of another kind.
     """
 
     def head_of(name: str) -> str:
@@ -161,7 +161,7 @@ def _check_source(stored: Checkpoint, config: RunConfig) -> None:
 
 
 def check_tokenizer(stored: Checkpoint, data: str) -> None:
-    """Raise UsageError if a checkpoint was trained with another tokenizer than that of `data`."""
+    """Raise UsageError if a checkpoint was trained with another tokenizer than `data` has."""
     trained_with, current = stored.manifest.get("tokenizer"), tokenizer_hash(data)
     if trained_with and current and trained_with != current:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A training run: trains, resumes, writes its results."""
+"""A training run: trains, resumes and writes its results."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from metaseq_lm.training.words import check_words
 class TrainingRun:
     """Builds a run from its configuration and trains it into `config.save_dir`.
 
-    All methods are calls of all replicas. `folder` is None on all but the first. The parts of the
-    run in `reset` (see RESETS) restart with the options of `config`.
+    All methods are collective calls. `folder` is None on all but the first. The parts of the
+    run in `reset` (see RESETS) restart with `config`'s options.
     """
 
     def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
@@ -77,7 +77,7 @@ class TrainingRun:
         self.initialisation = initialise(self.parts)
         if reset:
             _check_resettable(Path(config.save_dir), config.trainer)
-        # What is refused leaves no folder, and damaged data show now, not at the first save.
+        # A refused run leaves no folder, and damaged data show now, not at the first save.
         _ = self.parts.data_fingerprint
         check_splits(self.parts)
         check_final_suites(config, self.task, self.model)
@@ -88,7 +88,7 @@ class TrainingRun:
         self.trainer = Trainer(self.parts, self.checkpointer, self.log)
 
     def train(self) -> None:
-        """Make the remaining updates, score the final splits, write the results."""
+        """Make the remaining updates, score the final splits and write the results."""
         trainer, options = self.trainer, self.config.trainer
         folder = Path(self.config.save_dir)
         results = read_results(folder)
@@ -154,12 +154,12 @@ class TrainingRun:
             )
         stored = manifests.newest_manifest(folder / "checkpoints") or {}
         facts: dict[str, Any] = {}
-        with contextlib.suppress(manifests.CheckpointError):  # a run that it used was removed
+        with contextlib.suppress(manifests.CheckpointError):  # a source was removed
             facts = facts_of(self.task)
         check_facts(stored.get("facts"), facts, folder)
 
     def _note_missed_words(self) -> None:
-        """Log which checkpoints at numbers of words the run has not."""
+        """Log which checkpoints at numbers of words the run lacks."""
         trainer = self.trainer
         if missed := trainer.words.missed:
             self.log.event(trainer.update, trainer.seconds, f"checkpoints: {missed}")
@@ -184,7 +184,7 @@ class TrainingRun:
         self.record("finished", metrics=metrics)
 
     def _score_suites(self) -> None:
-        """Score the checkpoint that the run ended with with `trainer.final_suites`."""
+        """Score the run's last checkpoint with `trainer.final_suites`."""
         if self.folder is not None and (note := describe_other_code(self.config)):
             self.log.message(note)
         try:
@@ -208,9 +208,9 @@ class TrainingRun:
             checkpoint.read_weights(self.model, checkpoint.open_lazily(best.resolve()))
 
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
-        """Write results.json from the first replica.
+        """Write results.json on the first replica.
 
-        A call of all replicas, unless the run "failed" and the others may have ended.
+        A collective call, unless the run "failed" and other replicas may have ended.
         """
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))
@@ -221,7 +221,7 @@ class TrainingRun:
         if self.folder is None:
             return
         if status == "failed" and self.folder.is_finished():
-            return  # it was finished before this attempt: keep its results
+            return  # the run was finished before this attempt: keep its results
         terms = self.engine.record.loss_terms
         criterion = type(self.task.criterion)
         self.folder.write_results(
@@ -262,7 +262,7 @@ class TrainingRun:
 
 
 def train_run(config: RunConfig) -> None:
-    """Make, or go on with, a training run; results.json says if it diverged."""
+    """Start or continue a training run; results.json says if it diverged."""
     run = TrainingRun(config)
     try:
         run.train()
@@ -272,7 +272,7 @@ def train_run(config: RunConfig) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the software that computes."""
+    """Return the versions of the software that the results depend on."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -294,7 +294,7 @@ def _check_resettable(folder: Path, options: TrainerConfig) -> None:
 
 
 def _is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
-    """Return whether, by results.json, a run is finished under the limits of `options`."""
+    """Return whether results.json says that a run is finished under the limits of `options`."""
     if results["status"] != "finished":
         return False
     if set(options.final_splits) - set(results.get("metrics") or {}):

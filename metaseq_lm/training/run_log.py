@@ -90,7 +90,7 @@ class RunLog:
         if self.bar is not None and kind == "train":
             self.bar.set_postfix_str(text)
             return
-        # A run may validate many times a second; the log has every line, the screen one a second.
+        # A run may validate many times a second: the log gets every line, the screen one a second.
         if kind != "train":
             now = time.monotonic()
             if update != self.total and now - self.last_validation < 1.0:

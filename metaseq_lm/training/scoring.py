@@ -1,8 +1,8 @@
 """Pseudo-log-likelihoods of sentences: the sum over its tokens of log p(token | the others).
 
 The sum is over the tokens without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
-`[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence. Of a word
-of several tokens the later ones can be hidden, too (Kauf and Ivanova 2023).
+`[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence. The later
+tokens of the same word can also be hidden (Kauf and Ivanova 2023).
 """
 
 import time
@@ -60,9 +60,9 @@ class Cost:
 
 
 class Row(NamedTuple):
-    """The tokens of a row without special ones, ids (n,), and the number of the word of each (n,).
+    """The token ids of a row without special ones (n,), and the number of each token's word (n,).
 
-    The words are None where they do not count.
+    The words are None if the scores do not depend on them.
     """
 
     ids: np.ndarray
@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[bytes, bytes]:
-        """What equal rows have in common."""
+        """A key that is the same for equal rows."""
         return self.ids.tobytes(), b"" if self.words is None else self.words.tobytes()
 
 
@@ -86,12 +86,13 @@ class SentenceScorer:
         run: The run.
         batch_tokens: Largest number of tokens in a forward pass; does not change the scores.
         too_long: What to do with sentences longer than the run's rows: fail, skip, or cut.
-        pll: What is masked when a token is predicted that is masked alone: "original", nothing
-            else (Salazar et al. 2020), or "within_word_l2r", the later tokens of its word, too
-            (Kauf and Ivanova 2023). Other objectives score as they do.
+        pll: Which tokens a masked LM hides to predict one: "original", only that one (Salazar et
+            al. 2020), or "within_word_l2r", also the later tokens of its word (Kauf and Ivanova
+            2023). Other objectives ignore it.
 
     Attributes:
-        reach: What the score of a token depends on: "both" sides, or "causal", those before it.
+        reach: Which tokens the score of a token depends on: "both" sides, or "causal", the ones
+            before it.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class SentenceScorer:
             if value not in known:
                 raise UsageError(f"--{name} {value}: choose one of {', '.join(known)}")
         self.task = task_read_as(run.task)
-        comparison_scorer(self.task)  # refuses a criterion without any, before data are read
+        comparison_scorer(self.task)  # UsageError for a criterion without one, before data are read
         self.reach = score_reach_of(self.task)
         self.run = run
         self.batch_tokens, self.too_long, self.pll = batch_tokens, too_long, pll
@@ -119,7 +120,7 @@ class SentenceScorer:
     def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
         """Return the score of each sentence, None for one that is skipped.
 
-        Raises MetaseqError that names the place of a sentence that is too long, and UsageError if
+        Raises MetaseqError, with the location, for a sentence that is too long, and UsageError if
         the run's criterion gives no probabilities of tokens.
         """
         rows = [self._fit(row, text) for row, text in zip(self._rows(sentences), sentences)]
@@ -131,12 +132,12 @@ class SentenceScorer:
     ) -> list[tuple[SentenceScore, SentenceScore] | None]:
         """Return the scores of the tokens in which the sentences of each pair differ.
 
-        A masked LM makes one pass for each of these tokens, others one for each sentence. None for
-        a pair with a sentence that is skipped.
+        A masked LM makes one pass for each of these tokens, other models one for each sentence.
+        None for a pair with a skipped sentence.
 
         Raises:
-            MetaseqError: A sentence is too long, or those of a pair have not as many tokens.
-            UsageError: The run's criterion gives nothing that tokens could be compared by.
+            MetaseqError: A sentence is too long, or a pair has different numbers of tokens.
+            UsageError: The run's criterion gives no scores by which tokens can be compared.
         """
         sentences = [sentence for pair in pairs for sentence in pair]
         rows = [self._fit(row, text) for row, text in zip(self._rows(sentences), sentences)]
@@ -163,16 +164,16 @@ class SentenceScorer:
     ) -> list[np.ndarray | None]:
         """Return the summed log-probability of each part of each sentence, float64 (parts,).
 
-        A token belongs to the part in which it begins. Where sentences that are too long are cut,
-        they lose their first tokens here.
+        A token belongs to the part in which it begins. If sentences that are too long are cut, they
+        lose their first tokens here.
 
         Args:
             sentences: The sentences.
-            parts: For each the (first character, character after the last) of its parts, which
+            parts: The (first character, character after the last) of each sentence's parts, which
                 do not overlap.
 
         Returns:
-            None for a sentence that is skipped, or one cut in a part.
+            The log-probabilities; None for a skipped sentence, or one with a part that is cut.
 
         Raises:
             MetaseqError: A sentence is too long.
@@ -214,10 +215,10 @@ class SentenceScorer:
         return [row_of[sentence.text] for sentence in sentences]
 
     def _seen(self, row: Row, choice: np.ndarray) -> tuple[Row, np.ndarray]:
-        """Return a row and its scored tokens without what no score depends on."""
+        """Return a row and its scored tokens, without tokens that no score depends on."""
         if self.reach != "causal":
             return row, choice
-        # Nothing is seen of what follows the last of these tokens.
+        # No score depends on the tokens after the last scored one.
         last = int(choice.nonzero()[0][-1]) + 1 if choice.any() else 0
         return row.slice(0, last), choice[:last]
 
@@ -227,10 +228,10 @@ class SentenceScorer:
         scored: Sequence[np.ndarray | None],
         scorer: TokenScorer,
     ) -> list[SentenceScore | None]:
-        """Return the scores of some tokens of each row; None for a row or choice that is None.
+        """Return the scores of the `scored` tokens of each row; None if one of the two is None.
 
         Equal rows are scored once, so that their scores cannot differ by a rounding error. A row
-        without such tokens needs no pass.
+        without scored tokens needs no pass.
         """
         started = time.perf_counter()
         unique: dict[tuple[bytes, ...], tuple[Row, np.ndarray]] = {}
@@ -266,9 +267,9 @@ class SentenceScorer:
         return [None if key is None else scores[key] for key in keys]
 
     def _fit(self, row: Row, sentence: Sentence, from_end: bool = False) -> Row | None:
-        """Return the tokens that are scored, None for a sentence to skip.
+        """Return the tokens that fit into a row, None for a sentence to skip.
 
-        A sentence that is cut keeps its first tokens, or with `from_end` its last ones.
+        A cut sentence keeps its first tokens, or with `from_end` its last ones.
         """
         count = len(row.ids)
         if count <= self.room:
@@ -315,7 +316,7 @@ class SentenceScorer:
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
         rows[:, 0] = self.vocabulary.cls(self.task.text_token)
         scored = np.zeros(rows.shape, dtype=bool)
-        words = np.full(rows.shape, -1, dtype=np.int64)  # special tokens are of no word
+        words = np.full(rows.shape, -1, dtype=np.int64)  # special tokens belong to no word
         for i, (row, choice) in enumerate(sentences):
             end = len(row.ids) + 1
             rows[i, 1 : end + 1] = [*row.ids, self.vocabulary.sep]
@@ -336,7 +337,7 @@ class SentenceScorer:
 
 
 def longest_row(config: RunConfig) -> int:
-    """Return the most tokens of a row, with special ones: later positions were never trained."""
+    """Return the most tokens in a row, with special ones; later positions were never trained."""
     sizes = [
         getattr(config.task, "tokens_per_sample", 0),
         getattr(config.model, "max_positions", 0),

@@ -1,4 +1,4 @@
-"""The start of a run: from new weights, those of init_from, or those of its own checkpoint."""
+"""The start of a run: from new weights, the weights of init_from, or its own checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from metaseq_lm.training.restore import Initialisation, initialise_from
 def initialise(parts: Parts) -> Initialisation:
     """Load the weights of init_from, unless the run has a checkpoint, or branches from one.
 
-    init_from may then be gone, or lie elsewhere with the same weights. Raises UsageError if it is
-    not the one that the run started from, otherwise errors as `initialise_from`.
+    With a checkpoint, init_from may be gone, or have moved with the same weights. Raises UsageError
+    if it is not the one that the run started from, otherwise the errors of `initialise_from`.
     """
     folder, source = Path(parts.config.save_dir), parts.config.init_from
     stored = manifests.newest_manifest(folder / "checkpoints")
@@ -71,7 +71,7 @@ def _weights_at(source: str | None) -> str | None:
 
 
 def _costs_on_record(record: dict[str, Any], folder: Path) -> lineage_cost.Costs:
-    """Return the costs of the ancestors that a checkpoint records, None if it does not."""
+    """Return the costs of the ancestors that a checkpoint records; None if it records none."""
     try:
         return lineage_cost.checked(record.get("costs"))
     except ValueError as error:

@@ -27,7 +27,7 @@ from metaseq_lm.tasks.protocols import (
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.scoring import batches_by_length, longest_row
 
-# Which states of a batch are read: their values by layer, given all states (B, S, D), and the row
+# Given a batch and its states (B, S, D) by layer, returns the pooled states by layer, and the row
 # of each.
 _Pooling = Callable[[TokenBatch, Sequence[Tensor]], tuple[list[Tensor], Tensor]]
 
@@ -36,13 +36,13 @@ class EncoderStates:
     """The states of each layer, in evaluation mode: see `evaluation.suites.HiddenStates`.
 
     Args:
-        run: The restored run, whose criterion says what a token sees.
+        run: The restored run; its criterion says what a token sees.
         batch_tokens: Largest number of tokens in a forward pass; does not change the states.
 
     Attributes:
-        reach: What a token sees, "both" sides, as for a layout of the criterion, or "causal".
-        rows: How many rows were read.
-        forward_tokens: How many tokens went through the encoder, with padding.
+        reach: What a token sees: "both" sides, also if the criterion has a layout, or "causal".
+        rows: Number of rows read.
+        forward_tokens: Number of tokens that went through the encoder, with padding.
 
     Raises:
         UsageError: The run's model has no Transformer encoder.
@@ -60,7 +60,7 @@ class EncoderStates:
         self.rows = self.forward_tokens = 0
 
     def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
-        """Return for each layer the states at the positions with a target, float32 (words, D)."""
+        """Return each layer's states at the positions with a target, float32 (words, D)."""
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
             assert batch.targets is not None
@@ -70,7 +70,7 @@ class EncoderStates:
         return self._read(rows, samples, pool)
 
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
-        """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
+        """Return each layer's mean over a row's states without special tokens, (B, D)."""
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
             return _means_where(self._is_text(batch).unsqueeze(1), states)
@@ -78,9 +78,9 @@ class EncoderStates:
         return [x[:, 0] for x in self._read(rows, samples, pool)]
 
     def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
-        """Return for each layer the means of both texts of a row's pair, or its spans, (B, 2, D).
+        """Return each layer's means over both texts of a row's pair, or its spans, (B, 2, D).
 
-        States of special tokens do not count.
+        Special tokens do not count.
         """
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -125,12 +125,12 @@ def read_rows(
     batch_tokens: int,
     function: Callable[[TokenBatch], tuple[list[Tensor], Tensor]],
 ) -> list[np.ndarray]:
-    """Return what a function makes of rows, in the order of the samples.
+    """Return the outputs of a function on rows, in the order of the samples.
 
     Args:
         engine: The engine of a model in evaluation mode.
         rows: The rows.
-        samples: The numbers of those that are read, (B,).
+        samples: The numbers of the rows to read, (B,).
         batch_tokens: Largest number of tokens in a forward pass.
         function: Returns lists of values (N, ...) of a batch, and the row of each, (N,).
     """
@@ -147,13 +147,13 @@ def read_rows(
 
 
 def _means_where(chosen: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return of each layer the means of the chosen states, (B, P, D), and the rows' numbers, (B,).
+    """Return each layer's means of the chosen states, (B, P, D), and the rows' numbers, (B,).
 
     The mean of no state is 0.
 
     Args:
         chosen: Boolean (B, P, S).
-        states: Of each layer, (B, S, D).
+        states: The states of each layer, (B, S, D).
     """
     weights = chosen / chosen.sum(-1, keepdim=True).clamp(min=1)
     means = [torch.einsum("bps,bsd->bpd", weights.to(x.dtype), x) for x in states]

@@ -1,4 +1,4 @@
-"""Scoring of a restored run with a suite, and the suites that a run is scored with at its end."""
+"""Scores a restored run with a suite, and a finished run with `trainer.final_suites`."""
 
 import contextlib
 import json
@@ -49,16 +49,16 @@ _OF_SENTENCES = {"too_long": TOO_LONG, "pll": PLL_RULES}  # the first of each is
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What a checkpoint is scored with: a suite, the folder of its data, and options.
+    """A request to score a checkpoint: a suite, the folder of its data, and options.
 
     Attributes:
         suite: The suite.
         folder: The folder, or file, with the data of the suite.
-        name: What reports call the results.
+        name: Name of the results in reports.
         batch_tokens: Largest number of tokens in a forward pass.
         too_long: What to do with sentences that are longer than the run's rows.
-        pll: What a masked LM does not see of a token's word, see `SentenceScorer`.
-        is_optional: Whether a run that does not give what the suite takes goes without it.
+        pll: Which tokens of a token's word a masked LM does not see, see `SentenceScorer`.
+        is_optional: Whether to skip the suite for a run that does not give what it takes.
         overrides: key=value changes of the run's configuration.
     """
 
@@ -77,11 +77,11 @@ class SuiteRequest:
         return dict(word.partition("=")[::2] for word in self.overrides).get(PRECISION)
 
     def options(self, precision: str) -> dict[str, Any]:
-        """Return what the results depend on besides checkpoint and data."""
+        """Return the options that the results depend on besides checkpoint and data."""
         options = asdict(self.suite.config) | {"precision": precision}
         if self.suite.takes == SENTENCES:
             options |= {name: getattr(self, name) for name in _OF_SENTENCES}
-        # Where and in which batches a run is scored changes nothing.
+        # Device and batches of the scoring do not change the results.
         changes = [word for word in self.overrides if not word.startswith(("engine.", "data="))]
         return options | ({"overrides": sorted(changes)} if changes else {})
 
@@ -93,7 +93,7 @@ def _read_items(suite: Suite[Any, Any], folder: Path) -> Any:
     except UsageError:
         raise
     except MetaseqError as error:
-        # The folder was typed, and another one is the remedy.
+        # The user gave the folder, and can give another one.
         remedy = "" if str(error).endswith(".") else f"; is this the data of suite {suite.name}?"
         raise UsageError(f"{error}{remedy}") from error
 
@@ -108,14 +108,14 @@ def score_suite(
     """Return the results of a suite for a checkpoint.
 
     Args:
-        request: What to score it with.
+        request: The suite, its data and options.
         checkpoint: The folder of the checkpoint.
-        train: Makes a training run, for a suite that fine-tunes.
+        train: Makes a training run, for suites that fine-tune.
         user_dir: The plug-in that the run or the suite needs.
-        run: What `open_scored` returns for the checkpoint, if it is open already.
+        run: The result of `open_scored` for the checkpoint, if it is open already.
 
     Raises:
-        UsageError: The data are not those of the suite, or the run does not give what it needs.
+        UsageError: The data do not fit the suite, or the run does not give what it takes.
     """
     suite, started = request.suite, time.perf_counter()
     items = _read_items(suite, request.folder)
@@ -156,11 +156,10 @@ def score_suite(
 
 
 def _references_of(request: SuiteRequest, items: Any, run: Parts) -> References:
-    """Return what the metrics of a suite are compared with.
+    """Return the references that the metrics of a suite are compared with.
 
-    To the references of a suite of sentences belongs what the n-grams of the run's corpus score on
-    those of its metrics that have another reference; but not where it brings n-grams itself, as the
-    pairs of a world do.
+    In a suite of sentences, each metric with a reference also gets the score of the n-grams of the
+    run's corpus, unless the suite brings its own n-grams, as the pairs of a world do.
     """
     suite, references = request.suite, request.suite.references(items, request.folder)
     groups = references.values()
@@ -179,9 +178,9 @@ def _references_of(request: SuiteRequest, items: Any, run: Parts) -> References:
 def stored_results(
     request: SuiteRequest, checkpoint: Path, user_dir: str | None = None
 ) -> SuiteResults | None:
-    """Return the results that a request would have again, read from the run folder.
+    """Return the stored results of a request from the run folder.
 
-    None if this code, with this plug-in, has not scored the checkpoint with the same data and
+    None unless this code, with this plug-in, has scored the checkpoint with the same data and
     options.
     """
     folder = suite_results.run_folder_of(checkpoint)
@@ -206,7 +205,7 @@ def _score_sentences(
 ) -> tuple[Results, dict[str, Any]]:
     """Return the results of a suite that takes probabilities of sentences, and facts on them.
 
-    These are what the score of a token depends on, and the cost.
+    The facts are which tokens a score depends on, and the cost.
     """
     scorer = SentenceScorer(run, request.batch_tokens, request.too_long, request.pll)
     results = checked(request.suite, request.suite.score(items, scorer))
@@ -216,7 +215,7 @@ def _score_sentences(
 
 
 def _score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, Any]]:
-    """Return the results of a suite of hidden states, what a state sees, and the cost."""
+    """Return the results of a suite of hidden states, and as facts their reach and the cost."""
     _check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, states))
@@ -225,7 +224,7 @@ def _score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Result
 
 
 def _check_made_for(folder: Path, run: Parts) -> None:
-    """Raise UsageError for a set that was made with another tokenizer than the run's."""
+    """Raise UsageError if a set was made with another tokenizer than the run's."""
     made_with, trained_with = _tokenizer_of(folder), tokenizer_hash(run.config.data)
     if made_with and trained_with and made_with != trained_with:
         raise UsageError(
@@ -239,8 +238,8 @@ def _score_tuning(
 ) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that fine-tunes a checkpoint, and its cost.
 
-    The training runs are in the run folder until all of them have ended, so that a call that was
-    interrupted goes on.
+    The training runs stay in the run folder until all of them have ended, so that an interrupted
+    call can continue.
     """
     for folder in items:
         _check_made_for(folder, run)
@@ -264,7 +263,7 @@ def _score_tuning(
 def _score_word_tuning(
     request: SuiteRequest, items: Any, run: Parts, checkpoint: Path
 ) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that fine-tunes for labels of words, and its cost."""
+    """Return the results of a suite that fine-tunes on labels of words, and its cost."""
     _check_made_for(request.folder, run)
     tuner = WordTuner(run, checkpoint, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, tuner))
@@ -289,7 +288,7 @@ def _flat_references(references: References, results: Results) -> dict[str, dict
 
 
 def _check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: object) -> None:
-    """Raise UsageError if a task, by its options, makes no predictions of a single set.
+    """Raise UsageError if the options of a task give no predictions for a single labelled set.
 
     `source` names the run.
     """
@@ -303,7 +302,7 @@ def _check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: obje
 
 
 def checked(suite: Suite[Any, Any], results: Results) -> Results:
-    """Return the results with those of all items first; UsageError if a group has no item."""
+    """Return the results with the group of all items first; UsageError for an empty group."""
     if OVERALL not in results:
         raise MetaseqError(f"suite {suite.name} returned no metrics of the group '{OVERALL}'")
     for name, group in results.items():
@@ -316,7 +315,7 @@ def checked(suite: Suite[Any, Any], results: Results) -> Results:
 
 
 def final_suites(config: RunConfig) -> list[SuiteRequest]:
-    """Return what `trainer.final_suites` asks for; UsageError that names a wrong entry."""
+    """Return the requests in `trainer.final_suites`; UsageError names a wrong entry."""
     requests: dict[str, SuiteRequest] = {}
     for item in config.trainer.final_suites:
         try:
@@ -332,14 +331,14 @@ def final_suites(config: RunConfig) -> list[SuiteRequest]:
 
 
 def request_of(item: str | Mapping[str, Any], data: Path) -> SuiteRequest:
-    """Return what an entry of `trainer.final_suites` asks for.
+    """Return the request of an entry of `trainer.final_suites`.
 
     Args:
         item: The entry.
-        data: The folder that a relative folder of the entry is in.
+        data: The folder to which a relative folder of the entry refers.
 
     Raises:
-        UsageError: It has another form, or the suite, an option or a value is unknown.
+        UsageError: The entry has another form, or the suite, an option or a value is unknown.
     """
     entry = read_entry(item, SuiteEntry)
     suite_results.check_name(name := suite_results.entry_name(item))
@@ -359,9 +358,9 @@ def request_of(item: str | Mapping[str, Any], data: Path) -> SuiteRequest:
 
 
 def chooses_by_reported(config: RunConfig, metric: str) -> bool:
-    """Return whether a metric is of items of a final suite that reports show, too.
+    """Return whether a metric is computed on items of a final suite that reports also show.
 
-    It is not if its suite scores a part of the items, and no other final suite has that part.
+    It is not if its suite scores only a part of the items and no other final suite has that part.
     """
     requests = {request.name: request for request in final_suites(config)}
     chosen = requests.pop(metric.partition(".")[0], None)
@@ -379,9 +378,9 @@ def check_final_suites(
     """Raise UsageError if the final suites of a run could not score it.
 
     Args:
-        config: The configuration. If its data folder is empty, files are not looked for.
-        task: The task of the run, whose criterion is to give what suites of sentences take.
-        model: Its networks, which are to have the states that probes take.
+        config: The configuration. If its data folder is empty, files are not checked.
+        task: The task of the run, to check that its criterion scores sentences.
+        model: Its networks, to check that they have the states that probes take.
     """
     for request in final_suites(config):
         try:
@@ -396,7 +395,7 @@ def check_final_suites(
 def _check_gives(
     request: SuiteRequest, config: RunConfig, task: Task | None, model: nn.Module | None
 ) -> None:
-    """Raise UsageError if a run does not give what a suite takes, as far as its parts tell."""
+    """Raise UsageError if a run does not give what a suite takes; without parts only by options."""
     if request.suite.takes == PREDICTIONS:
         _check_predicts(request, vars(config.task), "this run")
     elif task is not None and request.suite.takes == SENTENCES:
@@ -406,16 +405,16 @@ def _check_gives(
 
 
 def missing_suites(config: RunConfig) -> list[SuiteRequest]:
-    """Return the final suites without results for the checkpoint that `config.save_dir` ended with.
+    """Return the final suites without results for the last checkpoint in `config.save_dir`.
 
-    Results of the same name do not count if they are of other data or with other options.
+    Results of the same name do not count if they have other data or options.
     """
     answers = _final_answers(config)
     return [request for request in final_suites(config) if request.name not in answers]
 
 
 def _final_answers(config: RunConfig) -> dict[str, SuiteResults]:
-    """Return the results of final suites, by name, that a run folder has, see `missing_suites`."""
+    """Return the results of final suites in a run folder, by name; see `missing_suites`."""
     run = Path(config.save_dir)
     current = suite_results.current_checkpoint(run)
     if current is None:
@@ -445,10 +444,10 @@ def describe_other_code(config: RunConfig) -> str:
 def _is_answer(
     result: SuiteResults, request: SuiteRequest, checkpoint: tuple[int, str] | None
 ) -> bool:
-    """Return whether results are those of a request for a checkpoint, (update, hash of weights)."""
+    """Return whether results answer a request for a checkpoint (update, hash of weights)."""
     precision = str(result.options.get("precision"))
     options = json.loads(to_json(request.options(precision)))
-    # Results of earlier versions lack what was not an option then.
+    # Results of earlier versions lack options that were added later.
     earlier = {"pll": ORIGINAL, **asdict(type(request.suite.config)())}
     recorded = {key: earlier[key] for key in options if key in earlier} | dict(result.options)
     return (
@@ -461,7 +460,7 @@ def _is_answer(
 def score_final_suites(config: RunConfig, train: Train) -> Iterator[SuiteResults]:
     """Yield the results of each final suite that is missing, scored as `metaseq-lm score` does.
 
-    A call of all replicas: each makes all passes. Raises Interrupted after a stop signal.
+    A collective call: each replica makes all passes. Raises Interrupted after a stop signal.
     """
     missing = process_group.from_first([request.name for request in missing_suites(config)])
     run: Parts | None = None

@@ -32,18 +32,18 @@ from metaseq_lm.training.run_log import RunLog, Window, engine_values
 from metaseq_lm.training.words import WordCounter
 
 _MOST_UNCHECKED = 1000  # updates, each with its logs on the device
-_MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chance only later
+_MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may by chance get a target only later
 
 
 @dataclass
 class Unchecked:
-    """An update whose refusal is yet to be decided upon.
+    """An update of which the host does not know yet whether the device has refused it.
 
     Attributes:
         samples: Its sample numbers, by stream.
         logs: Its logs.
         positions: The positions in the data after it.
-        words: The state of the count of words after it.
+        words: The state of the word counter after it.
     """
 
     samples: dict[str, list[Any]]
@@ -116,7 +116,7 @@ class Trainer:
                     raise
 
     def _expected(self) -> int:
-        """Return the updates that the run will make, as far as a rule for its FLOPs tells."""
+        """Return the updates that the run will make, estimated from a rule for its FLOPs."""
         price = flops_by_rule(self.task, self.engine)
         most, flops = self.options.max_update, self.options.max_flops
         return min(most, math.ceil(flops / price)) if price and flops else most
@@ -154,8 +154,7 @@ class Trainer:
     def _log_window(self) -> None:
         """Log the updates since the last line.
 
-        Raises DivergedError if a value is not finite, MetaseqError if no update had a target so
-        far.
+        Raises DivergedError if a value is not finite, MetaseqError if no update has had a target.
         """
         means = self.window.means()
         values = means | engine_values(self.engine) | self.words.values
@@ -198,7 +197,7 @@ class Trainer:
         """Ask the device which updates it refused; return whether the run was rolled back."""
         skipped = self.engine.finite_check.skipped()
         if self.nonfinite.policy == "skip":
-            # As on a host that looks, a skipped step does not count in the schedule.
+            # A skipped step does not advance the schedule, as if the host had refused it.
             for name in itertools.chain.from_iterable(skipped.values()):
                 self.engine.optimizers[name].updates -= 1
             for name in skipped.get(self.update - 1, []):
@@ -206,9 +205,10 @@ class Trainer:
         return self._decide(skipped)
 
     def _decide(self, refused: dict[int, list[str]]) -> bool:
-        """Apply trainer.on_nonfinite to the unchecked updates, of which some were refused.
+        """Apply trainer.on_nonfinite to the unchecked updates.
 
-        Returns whether the run was rolled back. `refused` has the optimizers' names by update.
+        Returns whether the run was rolled back. `refused` has the names of the optimizers that
+        skipped a step, by update.
         """
         unchecked, self._unchecked = self._unchecked, {}
         for number, update in unchecked.items():
@@ -223,8 +223,8 @@ class Trainer:
         return False
 
     def _roll_back(self, refused: Unchecked) -> None:
-        """Return to the last checkpoint, and in the data to what follows a refused update."""
-        spent = self.flops.total  # stays counted, as the words do
+        """Return to the last checkpoint, but continue in the data after the refused update."""
+        spent = self.flops.total  # stays counted, like the words
         for message in self.resume():
             self._event(message)
         self.flops.total, self.stopped_by = spent, ""
@@ -237,7 +237,7 @@ class Trainer:
         self.nonfinite.refuse(message)
 
     def _spent(self, flops: float) -> list[float]:
-        """Return what limits and signals depend on, to be summed over the replicas."""
+        """Return the numbers that limits and signals depend on, to be summed over the replicas."""
         first = process_group.rank() == 0
         seconds, words = self.seconds * first, (self.words.seen or 0) * first
         return [flops, seconds, words, self.checkpointer.is_written(), *signals.votes()]
@@ -245,8 +245,8 @@ class Trainer:
     def poll_limits(self) -> int:
         """Decide with all replicas whether a limit is reached; return a received signal, or 0.
 
-        Replicas have sent what they spend with the sizes of the update, so a signal, and the end of
-        the time, are noticed up to an update later than by one process.
+        Replicas send these numbers with the sizes of an update, so they notice a signal, or the end
+        of the time, up to one update later than a single process.
         """
         options = self.options
         sums = self.engine.take_sums()
@@ -270,7 +270,7 @@ class Trainer:
         )
 
     def _between_updates(self, signal: int) -> None:
-        """Stop for a signal, validate and save where it is due."""
+        """Stop for a signal; validate and save when due."""
         options = self.options
         if signal:
             if self.update:
@@ -302,7 +302,7 @@ class Trainer:
     # ---------------------------------------------------------------- validation
 
     def _validate(self) -> bool:
-        """Validate and log; return whether this is the best so far."""
+        """Validate and log; return whether the result is the best so far."""
         try:
             with self.average.shown():
                 valid = evaluate_split(self.parts, self.options.valid_split)
@@ -312,7 +312,7 @@ class Trainer:
                 self.save(False, required=True)
             raise signals.interruption(error.signal, self.progress_text()) from None
         self._validated_at = self.update
-        # A checkpoint of this update lacks the validation.
+        # A checkpoint already saved at this update lacks the validation.
         if trouble := self.checkpointer.outdate():
             self._event(trouble)
         if self.last_valid:
@@ -338,9 +338,9 @@ class Trainer:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds besides the weights, which are averages.
+        """Return the state that a checkpoint holds besides the averaged weights.
 
-        A call of all replicas; moments of sharded parameters are shards.
+        A collective call; moments of sharded parameters are shards.
         """
         return {
             "update": self.update,
@@ -361,17 +361,17 @@ class Trainer:
             optimizer.load_state_dict(state["optimizers"][name])
         self.average.load(state)
         self.flops.load_state_dict(state["flops"])
-        if "words" in state:  # else the run is of an earlier version, and they are counted anew
+        if "words" in state:  # runs of earlier versions lack it; their words are counted again
             self.words.load_state_dict(state["words"])
         self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
         self.positions = dict(state["positions"])
         if not self.best.load_state_dict(state["best"]):
-            self._validated_at = -1  # by another metric
+            self._validated_at = -1  # the last validation was for another metric
 
     def save(self, is_best: bool, required: bool = False) -> None:
-        """Save a checkpoint and link it as the best if it is, and by numbers of words.
+        """Save a checkpoint, linked as the best if it is, and by the numbers of words it reaches.
 
         Raises DivergedError if a weight is not finite, MetaseqError if the replicas disagree,
         CheckpointError if it cannot be written and trainer.on_save_error is stop or it is
@@ -390,9 +390,9 @@ class Trainer:
     def resume(self, reset: Collection[str] = ()) -> list[str]:
         """Load the newest checkpoint that verifies and fits, if there are any; return messages.
 
-        The parts of the run in `reset` start anew, and the checkpoint is written again. A run
-        without one goes on from that of branch_from. Raises CheckpointError if there are some and
-        none fits.
+        The parts of the run in `reset` restart, and the checkpoint is written again. A run without
+        checkpoints continues from branch_from's. Raises CheckpointError if there are checkpoints
+        and none fits.
         """
         self.checkpointer.finish()
         stored, messages = self.checkpointer.newest(reset)
@@ -410,7 +410,7 @@ class Trainer:
             ) from error
         self.last_valid = stored.manifest.get("valid") or {}
         if is_branch or stored.manifest.get("data") != self.parts.data_fingerprint:
-            # Its scores are not comparable, or of checkpoints that are not this run's.
+            # Its scores are not comparable, or belong to another run's checkpoints.
             self.best, self.last_valid, self._validated_at = BestCheckpoint(self.options), {}, -1
         if not is_branch:
             best = None if self.best.value is None else self.best.update

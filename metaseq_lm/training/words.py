@@ -1,8 +1,8 @@
 """Words of the corpus that a run has seen, and checkpoints at given numbers of them.
 
 Words count with repetition, over epochs and streams. Their number is a function of the positions of
-the streams, so it depends neither on processes nor on micro-batches, and is no less exact after a
-resumption. As for FLOPs, updates that are refused count.
+the streams, so it depends neither on processes nor on micro-batches, and stays exact when a run is
+resumed. Refused updates count, as they do for FLOPs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import kinds_of
 
 _MILLION = 10**6
-# Checkpoints that BabyLM asks for, by track (Charpentier et al. 2025).
+# Checkpoints that BabyLM requires, by track (Charpentier et al. 2025).
 _SCHEDULES = {
     "strict-small": [*range(1, 10), *range(10, 101, 10)],
     "strict": [*range(1, 10), *range(10, 100, 10), *range(100, 1001, 100)],
@@ -30,7 +30,7 @@ _UNITS = {"": 1, "k": 1000, "M": _MILLION}
 
 
 def numbers_of_words(entries: Sequence[str]) -> list[int]:
-    """Return the numbers of words that trainer.save_words names, rising.
+    """Return the numbers of words that trainer.save_words names, in ascending order.
 
     Raises UsageError for an entry that is neither a whole number above 0, such as 20000, 20k or
     7M, nor the name of a schedule.
@@ -52,14 +52,14 @@ def numbers_of_words(entries: Sequence[str]) -> list[int]:
 
 
 def check_words(options: TrainerConfig, task: Task) -> None:
-    """Raise UsageError if the options name numbers of words, and these cannot be counted."""
+    """Raise UsageError if an option needs the number of words and it cannot be counted."""
     if numbers_of_words(options.save_words) or options.max_words:
         option = "trainer.max_words" if options.max_words else "trainer.save_words"
         _require_words(task, task.build_streams("train"), option)
 
 
 def _require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
-    """Raise UsageError, which names the option that asks, if words cannot be counted."""
+    """Raise UsageError, which names `option`, if words cannot be counted."""
     read = corpora(streams)
     # The kinds of updates of a mixture are its objectives, which share a stream.
     needed = {name for _, needs in kinds_of(task) for name in needs} | task.needs(0).keys()
@@ -78,7 +78,7 @@ def corpora(streams: Mapping[str, Any]) -> dict[str, Any]:
 def _words_between(
     streams: Mapping[str, Any], before: Mapping[str, int], after: Mapping[str, int]
 ) -> int:
-    """Return the words in the batches of streams between two positions in each."""
+    """Return the number of words in the batches between two positions of each stream."""
     return sum(
         stream.count_words(number)
         for name, stream in streams.items()
@@ -90,8 +90,8 @@ class WordCounter:
     """Counts the words that the updates of a run see.
 
     Attributes:
-        seen: The words so far, 0 where no stream reads a corpus; None if they cannot be counted.
-        checkpoints: The update of the checkpoint at each number of words that was reached.
+        seen: The number of words so far, 0 if no stream reads a corpus; None if it is unknown.
+        checkpoints: The update of the checkpoint at each number of words reached so far.
     """
 
     def __init__(self, options: TrainerConfig) -> None:
@@ -101,7 +101,7 @@ class WordCounter:
         self._streams: dict[str, Any] = {}
 
     def start(self, streams: Mapping[str, Any], positions: Mapping[str, int]) -> None:
-        """Count the words of streams from now on, or from their beginning if none were counted."""
+        """Count the words of streams from now on; if none were counted, from their beginning."""
         self._streams = corpora(streams)
         if any(stream.words.missing for stream in self._streams.values()):
             self._streams, self.seen = {}, None
@@ -109,7 +109,7 @@ class WordCounter:
             self.seen = _words_between(self._streams, {}, positions)
 
     def advance(self, update: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Count an update, after which `update` are made, by the positions of the streams."""
+        """Count the words of update number `update`, from the positions before and after it."""
         if self.seen is None:
             return
         seen = self.seen + _words_between(self._streams, before, after)
@@ -118,7 +118,7 @@ class WordCounter:
         self.seen = seen
 
     def names_at(self, update: int) -> list[str]:
-        """Return the names of the checkpoint of an update, if it is one at a number of words."""
+        """Return the names of an update's checkpoint by numbers of words; [] if it has none."""
         return [name for name, at in self.named.items() if at == update]
 
     @property
@@ -128,7 +128,7 @@ class WordCounter:
 
     @property
     def missed(self) -> str:
-        """Which checkpoints there are not, and why; "" if there are all."""
+        """Which checkpoints are missing, and why; "" if none is."""
         absent = [number for number in self.numbers if number not in self.checkpoints]
         seen = self.seen or 0
         later = ", ".join(words_name(number) for number in absent if number > seen)
@@ -139,7 +139,7 @@ class WordCounter:
 
     @property
     def values(self) -> dict[str, float]:
-        """The words seen, for the log; empty if there are none to count."""
+        """The number of words seen, for the log; empty if none are counted."""
         return {} if self.seen is None or not self._streams else {"words_seen": self.seen}
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class WordCounter:
 
 
 def updates_for(task: Task, streams: Mapping[str, Any], words: float) -> int:
-    """Return how many updates of a task see `words` words of its corpus, at least."""
+    """Return the smallest number of updates that see at least `words` words of the corpus."""
     _require_words(task, streams, "trainer.max_words")
     read = corpora(streams)
     positions = dict.fromkeys(read, 0)

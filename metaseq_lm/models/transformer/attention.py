@@ -1,19 +1,18 @@
 """Self-attention: which tokens see each other, the kernels, positions.
 
-A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
-the kernels take, once per forward pass of a stack and width of window. Packed rows are unpacked on
-a CPU, a document a row, so that attention costs the square of the documents' lengths. On a GPU the
-flash kernel in half precision takes padded and packed rows as sequences of any length, and windows;
-where it does not, they use a boolean mask. The FLOPs that are counted are those of whole rows in
-all cases.
+The `Layout` of a batch says which tokens see each other. `Visibility.of` converts it to arguments
+of the kernels, once per forward pass of a stack and window width. On a CPU, packed rows are
+unpacked to one document per row, so that attention costs the square of the documents' lengths. On a
+GPU, the flash kernel in half precision takes padded and packed rows as sequences of any length, and
+windows; if it cannot, they use a boolean mask. FLOPs are always counted for whole rows.
 
-No flash kernel drops weights by rows: with dropout, as for second derivatives, the weights are
-tensors. Compiled passes use masks.
+No flash kernel has dropout by rows, so with dropout, as for second derivatives, the attention
+weights are tensors. Compiled passes use masks.
 
 A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
-and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
-both ModernBERT and ModernBertDecoder of the transformers library have it. With ranks, tokens of the
-same rank count as seen on both sides, those of a lower one as seen in one direction.
+and in one direction (causal rows, or before itself and after the prefix) of less than w // 2, as in
+ModernBERT and ModernBertDecoder of the transformers library. With ranks, tokens of the same rank
+count as seen on both sides, tokens of lower ranks as seen in one direction.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -39,16 +38,16 @@ _BOTH, _CAUSAL, _ANTICAUSAL, _PREFIX, _RANKED = range(len(REACHES))
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """The keys visible to the queries of rows, as attention kernels take them.
+    """The keys visible to the queries of rows, in the form that attention kernels take.
 
     Attributes:
         mask: True where a key is seen, boolean (N or 1, 1, S or 1, S); None if nothing is hidden,
-            or by `is_causal` alone.
-        is_causal: Whether a query sees itself and earlier keys, which the fused kernel supports
-            without a mask. Then `mask` is None.
-        unpacking: Where the documents of packed rows are, if the fused kernel is to take them one
-            by one; `mask` says the same of the rows.
-        sequences: The same for the flash kernel, if it takes the rows.
+            or only by `is_causal`.
+        is_causal: Whether a query sees only itself and earlier keys, which the fused kernel
+            supports without a mask. Then `mask` is None.
+        unpacking: The places of the documents of packed rows, if the fused kernel takes them one by
+            one; `mask` is the equivalent for whole rows.
+        sequences: The equivalent for the flash kernel, if it takes the rows.
     """
 
     mask: Tensor | None = None
@@ -67,10 +66,10 @@ class Visibility:
 
     @classmethod
     def of(cls, layout: Layout, length: int, device: torch.device, distance: int = 0) -> Visibility:
-        """Return the visibility of rows of `length` tokens that see at most to a distance.
+        """Return the visibility of rows of `length` tokens up to a distance, 0 for any.
 
-        A distance of 0 is any. What padding sees does not matter, but it sees something: softmax
-        over nothing is NaN.
+        The keys that padding sees do not matter, but there must be some: softmax over nothing is
+        NaN.
         """
         padding = None if layout.padding is None else layout.padding.reshape(-1, length)
         reach = layout.reach if isinstance(layout.reach, str) else "by row"
@@ -121,11 +120,11 @@ class Sequences:
     A sequence is a document, the padding of a row, or a row without any.
 
     Attributes:
-        starts: Index of the first token of each sequence among those of all rows, then the number
+        starts: Index of each sequence's first token among the tokens of all rows, then the number
             of tokens, int32 (K + 1,); None if the rows are the sequences.
         length: Length of the rows, which no sequence exceeds.
-        is_causal: Whether a query sees itself and earlier keys only.
-        distance: Largest distance between tokens that see each other, as in Scope; 0 for any.
+        is_causal: Whether a query sees only itself and earlier keys.
+        distance: Largest distance between tokens that see each other; 0 for any.
         rows: Number of rows that `starts` belongs to; 0 for any.
     """
 
@@ -139,7 +138,7 @@ class Sequences:
     def of(cls, layout: Layout, length: int, is_causal: bool, distance: int) -> Sequences | None:
         """Return the sequences of rows of a length; None if their number is not known here.
 
-        A layout with more than it says is an error, on a GPU a later one.
+        A layout with more sequences than it says is an error, on a GPU a later one.
         """
         starts, rows = None, 0
         if layout.documents is not None or layout.padding is not None:
@@ -156,12 +155,12 @@ class Sequences:
             number = is_first.flatten().cumsum(0)
             torch._assert_async(number[-1] <= layout.sequences)
             counts = torch.arange(1, layout.sequences + 2, device=number.device)
-            # Past the last sequence are empty ones: how many there are need not be read.
+            # Empty sequences follow the last one, so that the host need not read their number.
             starts = torch.searchsorted(number, counts, out_int32=True)
         return cls(starts, length, is_causal, distance, rows)
 
     def take(self, q: Tensor) -> bool:
-        """Return whether the kernel takes queries (N, H, S, E), by their type, width and rows."""
+        """Return whether the kernel takes queries (N, H, S, E), by type, width and rows."""
         is_half = q.dtype in (torch.float16, torch.bfloat16)
         return is_half and q.shape[-1] % 8 == 0 and self.rows in (0, len(q))
 
@@ -174,7 +173,7 @@ class Sequences:
         before, after = self.distance or -1, self.distance or -1
         if self.is_causal:
             before, after = self.distance - 1, 0
-        # Called by torch.nn.attention.varlen too, whose signature differs from version to version.
+        # torch.nn.attention.varlen also calls it, but has another signature in each version.
         mixed: Tensor = torch.ops.aten._flash_attention_forward(
             *(part.transpose(1, 2).flatten(0, 1) for part in (q, k, v)),
             starts,
@@ -192,13 +191,14 @@ class Sequences:
 
 @dataclass(frozen=True, eq=False)
 class Unpacking:
-    """Where the documents of packed rows are: M documents of at most L tokens, padding left out.
+    """The places of documents in packed rows: M documents of at most L tokens, without padding.
 
     For example, documents [[1, 1, 2]] have M = 2 and L = 2: tokens [[0, 1], [2, 0]], slots
     [0, 1, 2].
 
     Attributes:
-        tokens: Index of each document's tokens among those of all rows, (M, L); 0 past its end.
+        tokens: Index of each document's tokens among the tokens of all rows, (M, L); 0 past its
+            end.
         slots: Index of each token of the rows (N S,) into `tokens` flattened; M L at padding.
         visibility: Which tokens of a document see each other.
     """
@@ -211,15 +211,15 @@ class Unpacking:
     def of(
         cls, documents: Tensor, padding: Tensor | None, is_causal: bool, distance: int = 0
     ) -> Unpacking | None:
-        """Return where the documents of rows (N, S) are; None if that would save no computation.
+        """Return the places of the documents of rows (N, S); None if it would save no computation.
 
-        Tokens see at most to a `distance` in their row, 0 for any.
+        Tokens see up to a `distance` in their row, 0 for any.
         """
         rows, length = documents.shape
         is_first = (document_positions(documents) == 0).flatten()
         is_real = torch.ones_like(is_first) if padding is None else ~padding.flatten()
         number = is_first.cumsum(0) - 1
-        before = is_real.cumsum(0) - is_real.long()  # real tokens in front of each token
+        before = is_real.cumsum(0) - is_real.long()  # number of real tokens before each token
         position = before - before[is_first][number]
         count = int(number[-1]) + 1
         longest = int(torch.where(is_real, position + 1, 0).max())
@@ -232,14 +232,14 @@ class Unpacking:
         is_token = torch.zeros(size + 1, dtype=torch.bool)
         is_token[slots] = True
         shape = (count, longest)
-        visibility = Visibility(is_causal=True)  # what is past an end is later than every token
+        visibility = Visibility(is_causal=True)  # positions past an end are later than every token
         if not is_causal:
             is_token = is_token[:-1].view(shape)
             seen = is_token | ~is_token.any(-1, keepdim=True)  # softmax over nothing is NaN
             visibility = Visibility(seen[:, None, None])
         tokens = tokens[:-1].view(shape)
         if 0 < distance < longest:
-            # By places in the rows, which differ from those in `tokens` if padding lies inside.
+            # By places in the rows, which differ from places in `tokens` if padding lies inside.
             near = _near_mask(tokens[:, :, None] - tokens[:, None, :], distance)
             seen = near[_BOTH] if visibility.mask is None else near[_BOTH] & visibility.mask[:, 0]
             if is_causal:
@@ -260,7 +260,7 @@ class Unpacking:
 
 
 def _near_mask(offset: Tensor, distance: int) -> tuple[Tensor, Tensor]:
-    """Return where offsets are at most a distance on both sides, and below it in one direction."""
+    """Return the masks of offsets within a distance on both sides, and below it in one."""
     far = offset.abs()
     return far <= distance, far < distance
 
@@ -391,7 +391,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of a decoder's states to those of an encoder (Vaswani et al. 2017).
+    """Attention of a decoder's states to an encoder's states (Vaswani et al. 2017).
 
     There are no positions between the two rows. Arguments as for SelfAttention.
     """
@@ -407,7 +407,7 @@ class CrossAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, visibility: Visibility) -> Tensor:
-        """Return (..., T, D) for states (..., T, D) and those of the encoder (..., S, D)."""
+        """Return (..., T, D) for states (..., T, D) and the encoder's states (..., S, D)."""
         *lead, length, width = x.shape
         heads = self.heads, width // self.heads
         q = self.q_proj(x).view(*lead, length, *heads)
@@ -424,7 +424,7 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout:
     # generator instead of the rows.
     if current_context().double_backward or (dropout.training and dropout.p > 0):
         scores = visibility.hide((q * (1 / math.sqrt(q.shape[-1]))) @ k.mT)
-        # Under autocast softmax would return fp32, twice the memory of the product's input.
+        # Under autocast, softmax would return fp32 with twice the memory of the product's input.
         mixed: Tensor = dropout(scores.softmax(-1, dtype=v.dtype)) @ v
         return mixed
     if (unpacking := visibility.unpacking) is not None:
@@ -441,7 +441,7 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout:
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
     """Return torch's fused attention of (N, H, S, D/H), computed in fp32 on a CPU."""
     mask, is_causal = visibility.mask, visibility.is_causal
-    # In bf16 the CPU kernel's derivative takes five times as long as in fp32.
+    # In bf16, the CPU kernel's derivative takes five times as long as in fp32.
     if q.device.type != "cpu" or q.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
     with torch.autocast("cpu", enabled=False):

@@ -22,12 +22,12 @@ from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, initialise
 class SentencePredictor(nn.Module):
     """Scores of rows from the encoder's states; `head` maps states (..., S, D) to scores (..., K).
 
-    The weights of the encoder have the names that pre-trained models give theirs. For real-valued
-    labels `label_range` is (y_min, scale) of the training split: the head predicts (y - y_min) /
-    scale; it is a buffer, so that it comes with the weights.
+    The weights of the encoder have the same names as in pre-trained models. For real-valued labels
+    `label_range` is (y_min, scale) of the training split: the head predicts (y - y_min) / scale. It
+    is a buffer, so that it comes with the weights.
 
-    Where `is_causal`, tokens see only those before them, and the head finds the state of the last
-    token, which has seen the whole row, in place of the first.
+    If `is_causal`, tokens see only earlier ones, and the head gets the state of the last token,
+    which has seen the whole row, in place of the first.
     """
 
     label_range: Tensor | None
@@ -51,7 +51,7 @@ class SentencePredictor(nn.Module):
         self.register_buffer(
             "label_range", None if label_range is None else torch.tensor(label_range)
         )
-        # A BiLSTM has initialised itself.
+        # A BiLSTM initialises itself.
         if isinstance(config, BiLSTMConfig):
             initialise(self.heads, "truncated_normal")
         else:
@@ -64,7 +64,7 @@ class SentencePredictor(nn.Module):
         segments: Tensor | None,
         spans: Tensor | None = None,
     ) -> Tensor:
-        """Return scores (B, K) of rows (B, S), or of K candidates (B, K, S) by one linear unit."""
+        """Return scores (B, K) of rows (B, S), or of K candidates (B, K, S), by one linear unit."""
         if self.is_causal:
             layout = replace(layout, reach="causal")
         states = self.encoder(tokens, layout, segments)
@@ -76,7 +76,7 @@ class SentencePredictor(nn.Module):
         return scores.squeeze(-1) if tokens.dim() == 3 else scores
 
     def scaled(self, labels: Tensor) -> Tensor:
-        """Return real-valued labels as the head predicts them."""
+        """Return real-valued labels on the scale of the head's predictions."""
         assert self.label_range is not None
         return (labels - self.label_range[0]) / self.label_range[1]
 
@@ -105,18 +105,18 @@ class TokenClassifier(nn.Module):
 
 POOLER = "heads.pooler."
 SETS = "heads.sets."
-RANGES = "ranges."  # of real-valued labels, in models that have such sets
+RANGES = "ranges."  # folder of the ranges of real-valued labels, in models with such sets
 
 
 def module_name(name: str) -> str:
-    """Return the module name of a set: a module cannot have a child called "values" or "type"."""
+    """Return the module name of a set, because no module can have a child "values" or "type"."""
     return f"set_{name}"
 
 
 def set_of(weight: str, folder: str) -> str:
-    """Return the set whose module below `folder` has this weight, "" for none.
+    """Return the set with the module below `folder` that has this weight, "" for none.
 
-    The inverse of `module_name`; sets have no dots in their names.
+    The inverse of `module_name`; names of sets have no dots.
     """
     module = weight.removeprefix(folder).partition(".")[0]
     return module.removeprefix(module_name("")) if weight.startswith(folder) else ""
@@ -149,11 +149,11 @@ class SetHeads(nn.Module):
 
 
 class LabelledSetsModel(nn.Module):
-    """An encoder and its `heads`, of which a pass takes some or all.
+    """An encoder and its `heads`; a pass computes some or all of them.
 
-    All of them, where rows of several sets are mixed: which output counts is then the criterion's
-    business, and no row has to be picked out, which on a GPU would wait for the counts. The
-    encoder's weights have the names that pre-trained models give theirs.
+    If rows of several sets are mixed, it computes all of them, and the criterion chooses: selecting
+    rows would wait for their counts on a GPU. The encoder's weights have the same names as in
+    pre-trained models.
     """
 
     def __init__(

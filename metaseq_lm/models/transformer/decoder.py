@@ -38,9 +38,9 @@ class DecoderLayer(Layer):
         memory: Tensor | None = None,
         of_memory: Visibility = _ALL_SEEN,
     ) -> Tensor:
-        """Return the states (..., T, D) after the layer for those before it.
+        """Return the states (..., T, D) after the layer for the states before it.
 
-        `memory` (..., S, D) are the encoder's states, `of_memory` says which of them are seen.
+        `memory` (..., S, D) are the encoder's states, `of_memory` is their visibility.
         """
         assert memory is not None
         states = memory
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, layout: Layout) -> Tensor:
         """Return states (..., T, D) of embeddings (..., T, E).
 
-        `memory` (..., S, D) are the encoder's states, `layout` is that of its rows.
+        `memory` (..., S, D) are the encoder's states, `layout` describes the encoder's rows.
         """
         visibility = Visibility.of(_CAUSAL, x.shape[-2], x.device)
         of_memory = Visibility.of_keys(layout, memory.shape[-2])

@@ -1,6 +1,6 @@
 """Transformer encoder with LM heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
 
-`configs.py` has the options of the classic encoder and of the modern one.
+`config/transformer.py` has the options of the classic and the modern encoder.
 
 Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected positions; any
 leading axes before S.
@@ -52,7 +52,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def make_norm(width: int, config: EncoderConfig) -> LayerNorm | RMSNorm:
-    """Return a norm of the kind that a configuration asks for."""
+    """Return a norm of the configured kind."""
     if config.style.norm == RMS:
         return RMSNorm(width, config.norm_eps)
     return LayerNorm(width, config.norm_eps, bias=config.style.bias)
@@ -132,7 +132,7 @@ class Embeddings(nn.Module):
         self.tokens = Embedding(config.rows(vocab_size), width, padding_idx=padding_idx)
         self.positions = None if style.rotary else nn.Embedding(config.max_positions, width)
         self.segments = Embedding(config.segments, width) if config.segments else None
-        self.one_segment = config.segments == 1  # RoBERTa: that of every token
+        self.one_segment = config.segments == 1  # RoBERTa: every token has the same
         self.norm = make_norm(width, config) if style.embedding_norm else None
         self.dropout = Dropout(config.dropout)
 
@@ -141,7 +141,7 @@ class Embeddings(nn.Module):
     ) -> Tensor:
         """Return (..., S, E) of ids (..., S) or probabilities (..., S, V).
 
-        Positions are those in the row, or in the documents of packed rows. `segments` (..., S) is 0
+        Positions count in the row, or in each document of packed rows. `segments` (..., S) is 0
         throughout if not given, or if there is just one. Raises ValueError for S > max_positions.
         """
         x = self.tokens(tokens)
@@ -166,7 +166,7 @@ class Embeddings(nn.Module):
 
 
 def farthest(scope: Scope, length: int) -> int:
-    """Return the largest distance between tokens of rows that see each other, 0 for any."""
+    """Return the largest distance between tokens of a row that see each other; 0 for any."""
     half = scope.window // 2
     return half if 0 < half < length else 0
 
@@ -196,7 +196,7 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Return hidden states (..., S, D) of embeddings (..., S, E).
 
-        The states that each layer ends with are appended to `outputs`, the last as returned.
+        The final states of each layer are appended to `outputs`; the last ones are as returned.
         """
         length = x.shape[-2]
         distances = [farthest(scope, length) for scope in self.scopes]
@@ -229,7 +229,7 @@ class Encoder(nn.Module):
 
     @property
     def parameter_levels(self) -> dict[str, int]:
-        """Levels below the heads as in ELECTRA's code; the last norm belongs to the top layer."""
+        """Levels below the heads, as in ELECTRA's code; the last norm belongs to the top layer."""
         bottom = len(self.stack.layers) + 2
         layers = {f"stack.layers.{i}": bottom - 1 - i for i in range(bottom - 2)}
         return {"": bottom, "stack.norm": 2, **layers}
@@ -247,9 +247,9 @@ class Encoder(nn.Module):
     def layer_states(
         self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> list[Tensor]:
-        """Return the embeddings (..., S, E), and the states (..., S, D) that each layer ends with.
+        """Return the embeddings (..., S, E), and the final states (..., S, D) of each layer.
 
-        Arguments are those of `forward`, which returns the last of them.
+        Arguments as for `forward`, which returns the last of these states.
         """
         states: list[Tensor] = [self.embeddings(tokens, layout, segments)]
         self.stack(states[0], layout, states)
@@ -261,12 +261,12 @@ def initialise(model: nn.Module, init: str) -> None:
 
     "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
     torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
-    2019), but Glorot uniform for the layers a module lists as `glorot`, as ELECTRA's code has it.
-    "depth_scaled", as ModernBERT in the transformers library: also cut, which leaves a standard
-    deviation of 0.0176; N(0, 0.02 / sqrt(2 depth)) for the `outputs` of a module, the layers whose
-    results are added to the residual stream and the first of an LM head; N(0, D ** -0.5) for
-    `glorot` layers with D inputs. With a `width_ratio` r, that of the layers and of LM heads are
-    divided by sqrt(r) (Yang et al. 2021, table 8).
+    2019), but Glorot uniform for the layers that a module lists as `glorot`, as in ELECTRA's code.
+    "depth_scaled", as for ModernBERT in the transformers library: also cut, which leaves a standard
+    deviation of 0.0176; N(0, 0.02 / sqrt(2 depth)) for the `outputs` of a module, which are the
+    layers that add to the residual stream and the first one of an LM head; N(0, D ** -0.5) for
+    `glorot` layers with D inputs. With a `width_ratio` r, initial weights of layers and LM heads
+    are divided by sqrt(r) (Yang et al. 2021, table 8).
     """
     draw = nn.init.normal_ if init == XAVIER_ATTENTION else truncated_normal
     for module in model.modules():
@@ -327,7 +327,7 @@ class TransformerLM(nn.Module):
         self.init = config.init
         initialise(self, self.init)
         if not tied:
-            # A tied padding row is an output weight too and keeps its random start.
+            # A tied padding row is also an output weight, and keeps its random start.
             with torch.no_grad():
                 self.encoder.embeddings.tokens.weight[padding_idx].zero_()
 
@@ -346,7 +346,7 @@ class TransformerLM(nn.Module):
         return self.predict(self.encoder(tokens, layout, segments), positions, head)
 
     def add_head(self, name: str, head: nn.Module) -> None:
-        """Initialise a head as the rest of the model and put it among `heads`."""
+        """Initialise a head like the rest of the model and add it to `heads`."""
         initialise(head, self.init)
         self.heads[name] = head
 
@@ -371,8 +371,8 @@ class LMHead(nn.Module):
     """Linear (D to E), GELU, norm, then a projection to the vocabulary, tied or separate.
 
     Args:
-        config: That of the encoder.
-        vocab_size: Number of symbols; as the embedding, the head may have more rows.
+        config: The encoder's configuration.
+        vocab_size: Number of symbols; like the embedding, the head may have more rows.
         tied: Whether the input embedding is the projection.
         width: Width D of the states, if it is not the encoder's.
     """
@@ -418,8 +418,8 @@ class BinaryHead(nn.Module):
 class SentenceHead(nn.Module):
     """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer before them.
 
-    `pooler_dropout` puts dropout before the tanh layer too, as RoBERTa's head has it; `activation`
-    replaces tanh: "gelu" is ELECTRA's, "relu" DistilBERT's.
+    `pooler_dropout` also puts dropout before the tanh layer, as in RoBERTa's head; `activation`
+    replaces tanh: "gelu" as in ELECTRA, "relu" as in DistilBERT.
     """
 
     def __init__(

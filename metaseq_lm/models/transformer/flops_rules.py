@@ -1,4 +1,4 @@
-"""FLOPs by the counting rules of the ELECTRA paper; flops.py has the measured ones.
+"""FLOPs by the counting rules of the ELECTRA paper; runs/flops.py measures them.
 
 One operation is one FLOP (an exponential counts as an addition), a matrix-vector product of m x n
 counts 2 m n, a backward pass as much as a forward pass (so training is twice the forward pass,
@@ -6,9 +6,8 @@ where the measured count has three times), embedding look-ups count as dense pro
 are per element: dropout 4, layer norm 5, GELU 8, softmax 5. Clark et al. 2020, section 3.1 and
 code.
 
-A modern encoder, which the paper's rules do not know, is counted as torch's counter does: the
-products of matrices only, attention with all pairs of tokens, training three times the forward
-pass.
+The paper has no rules for a modern encoder, which is counted as by torch's counter: only the
+products of matrices, attention with all pairs of tokens, training three times the forward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, Transform
 from metaseq_lm.core.registry import MODELS
 
 _DROPOUT, _NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
-# 20 of 128: the share of positions with an output softmax that the authors' script takes.
+# 20 of 128: the share of positions with an output softmax in the authors' script.
 OUTPUT_SHARE = 20 / 128
 
 
@@ -64,7 +63,7 @@ class Sizes:
         """Return the forward FLOPs of all layers on one row."""
         h, i, s = self.width, self.ffn, self.length
         attention = 6 * h * h + 3 * h + 4 * h * s + (_SOFTMAX + _DROPOUT + 1) * s * self.heads
-        # The script counts one norm of each layer as 5, not 5 h; kept, so that its totals come out.
+        # The script counts one norm of each layer as 5, not 5 h; kept, to reproduce its totals.
         output = 2 * h * h + h + _DROPOUT * h + h + _NORM
         network = 4 * h * i + (_ACTIVATION + 1) * i + h + _DROPOUT * h + h + _NORM * h
         return self.layers * s * (attention + output + network)
@@ -84,7 +83,7 @@ class Sizes:
         return s * per_token + self.projection()
 
     def projection(self) -> int:
-        """Return the forward FLOPs of projecting the embeddings of one row, if they are."""
+        """Return the forward FLOPs of projecting the embeddings of one row, 0 if not projected."""
         e, h = self.embed, self.width
         return self.length * (2 * h * e + h) if e != h else 0
 
@@ -102,7 +101,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ModernSizes(Sizes):
-    """The same of a modern encoder, whose matrices alone count."""
+    """The sizes of a modern encoder, of which only the matrices count."""
 
     passes = 3
     matrices: int = 3  # of a feed-forward network
@@ -156,7 +155,7 @@ def electra(discriminator: Sizes, generator: Sizes) -> float:
 def two_towers(tower: Sizes) -> float:
     """Return the training FLOPs of one row of two causal towers with a softmax at every position.
 
-    The authors' script does not model them; the embeddings are read once, projected twice.
+    The authors' script does not model them; the embeddings are read once and projected twice.
     """
     joined = replace(tower, width=2 * tower.width).softmax_head(1.0)
     return tower.passes * (2 * tower.blocks() + tower.inputs() + tower.projection() + joined)

@@ -21,7 +21,7 @@ _MASKED = 1000.0
 
 
 class Beam(NamedTuple):
-    """The best spans of each row: starts and their scores (B, K), ends and theirs (B, K, K).
+    """The best spans of each row: starts with scores (B, K), ends with scores (B, K, K).
 
     `null` (B,) is the score of the span from position 0 to position 0.
     """
@@ -34,7 +34,7 @@ class Beam(NamedTuple):
 
 
 def masked(logits: Tensor, mask: Tensor) -> Tensor:
-    """Return logits, in full precision, less 1000 where the boolean `mask` is false."""
+    """Return logits in full precision, minus 1000 where the boolean `mask` is false."""
     logits = full_precision(logits)
     return logits - _MASKED * (~mask).to(logits.dtype)
 
@@ -73,7 +73,7 @@ class JointSpanHead(nn.Module):
         return [masked(self.end(part).squeeze(-1), mask) for part in hidden]
 
     def beam(self, x: Tensor, mask: Tensor, size: int) -> Beam:
-        """Return the `size` likeliest starts and for each the likeliest ends; log-probabilities."""
+        """Return the `size` likeliest starts, each with its likeliest ends; log-probabilities."""
         size = min(size, x.shape[1])
         all_starts = self.start_logits(x, mask).log_softmax(-1)
         start_scores, starts = all_starts.topk(size)
@@ -130,9 +130,9 @@ class AnswerabilityHead(nn.Module):
 
 
 class SpanModel(nn.Module):
-    """An encoder with a span head, and an answerability head if asked for.
+    """An encoder with a span head, and optionally an answerability head.
 
-    The encoder's weights are called `encoder.*`, as in every model that pre-trains one.
+    The encoder's weights are called `encoder.*`, as in every pre-training model.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SpanModel(nn.Module):
         return states
 
     def best_spans(self, x: Tensor, mask: Tensor, size: int) -> Beam:
-        """Return the beam of states (B, S, D); with an answerability head its logit is `null`."""
+        """Return the beam of states (B, S, D); an answerability head's logit becomes `null`."""
         span: JointSpanHead | SpanHead = self.heads["span"]  # type: ignore[assignment]
         beam = span.beam(x, mask, size)
         if "answerability" not in self.heads:

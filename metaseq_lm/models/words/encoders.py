@@ -28,8 +28,8 @@ from metaseq_lm.models.words.word_model import Views, ViewsEncoder
 class CNNBiLSTM(ViewsEncoder):
     """Embedded words, one LSTM in each direction, and one more in each on the states of both.
 
-    The paper's encoder. An LSTM with as many cells as its projection has none (the authors' code
-    has a square one). Dropout after each LSTM, none inside.
+    The paper's encoder. An LSTM with as many cells as projected units has no projection (the
+    authors' code has a square one). Dropout follows each LSTM; there is none inside.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class CNNBiLSTM(ViewsEncoder):
 class TransformerViews(ViewsEncoder):
     """A Transformer stack in place of each LSTM; attention masks make the views. Not in the paper.
 
-    In the first stack a position attends to positions up to its own, in the second to those from
-    its own on, and in the one above them to all. Learned positions start as sinusoids (Vaswani et
-    al. 2017, section 3.5): a few hundred labelled sentences do not teach random ones which words
-    are neighbours.
+    In the first stack a position attends to positions up to its own, in the second to positions
+    from its own on, and in the stack above them to all. Learned positions start as sinusoids
+    (Vaswani et al. 2017, section 3.5): from random ones, a few hundred labelled sentences do not
+    teach which words are neighbours.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TransformerViews(ViewsEncoder):
         initialise(self, config.init)
         with torch.no_grad():
             self.positions.weight.copy_(sinusoids(config.max_positions, width))
-        # Last: it draws its own weights.
+        # Last, because it draws its own weights.
         self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
 
     def encode(self, x: Tensor, layout: Layout) -> Views:

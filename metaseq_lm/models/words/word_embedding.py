@@ -1,6 +1,6 @@
 """Words as vectors: an embedding of the word and a convolution over its characters.
 
-Facts follow the code of Clark et al. 2018. Shapes: B rows, S positions, M characters of a word, W
+Details follow the code of Clark et al. 2018. Shapes: B rows, S positions, M characters of a word, W
 width of the word embeddings, E width of the result.
 """
 
@@ -18,17 +18,16 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.vocabulary import UNKNOWN
 from metaseq_lm.models.layers import Dropout, ScalarMix
 
-# Standard deviation of random word embeddings, about that of GloVe's.
+# Standard deviation of random word embeddings, about GloVe's.
 SPREAD = 0.3
-# Rows of an embedding table that are processed together, so that they stay in the processor's
-# cache.
+# Rows of an embedding table processed at a time, so that they stay in the processor's cache.
 BLOCK = 2048
 
 
 def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct rows of an integer table (N, M) on a CPU, and each row's index in them.
 
-    As torch.unique(dim=0) in another order, in a fifth of its time.
+    Like torch.unique(dim=0), but in another order and in a fifth of the time.
     """
     rows = np.ascontiguousarray(table.numpy())
     as_bytes = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
@@ -67,15 +66,15 @@ class CharacterCNN(nn.Module):
         return vectors.view(*characters.shape[:-1], -1)
 
     def _encode(self, words: Tensor) -> Tensor:
-        # ReLU is monotone: after the maximum there is less to compute.
+        # ReLU is monotone, so it can follow the maximum, where there is less to compute.
         maxima = [self._convolve(layer, words).amax(1) for layer in self.filters]
         return torch.cat(maxima, -1).relu()
 
     def _convolve(self, layer: Any, words: Tensor) -> Tensor:
         """Return the convolution of words (N, M) at each position, (N, M - width + 1, filters).
 
-        It is the sum over the positions of a filter of the product with the character there. There
-        are few characters, so the products are computed per character, not per position of a text.
+        It sums the products of each filter position with the character there. There are few
+        different characters, so the products are computed per character, not per text position.
         """
         products = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
         length = words.shape[1] - len(products) + 1
@@ -104,8 +103,7 @@ class Moments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, to_mean: Tensor, to_variance: Tensor) -> tuple[Tensor, None]:
         table, shares, mean = ctx.saved_tensors
-        # share * (to_mean + 2 to_variance (row - mean)); through the mean the variance has no
-        # slope.
+        # share * (to_mean + 2 to_variance (row - mean)); the variance has no slope by the mean.
         slope = 2 * to_variance
         start = to_mean - slope * mean
         gradient = torch.empty_like(table)
@@ -118,11 +116,11 @@ class Moments(torch.autograd.Function):
 class WordEmbedding(nn.Module):
     """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
 
-    A word embedding passes dropout and is multiplied by a learned number that starts at 1. It
-    starts from `vectors` (V, W), or at random but for padding and <unk>, which are 0: where the
-    vocabulary has all words of the training text nothing trains <unk>, and a random row would be
-    noise at test time. With normalize_words the caller must set `frequencies`. With a `mix` the
-    mixed states of a language model are concatenated; `width` (E) counts them.
+    A word embedding goes through dropout and is multiplied by a learned number that starts at 1. It
+    starts from `vectors` (V, W), or at random, except padding and <unk>, which are 0: if the
+    vocabulary has all words of the training text, nothing trains <unk>, and a random row would be
+    noise at test time. With normalize_words the caller must set `frequencies`. With a `mix`, the
+    mixed states of a language model are concatenated, and `width` (E) includes them.
     """
 
     frequencies: Tensor
@@ -161,7 +159,7 @@ class WordEmbedding(nn.Module):
         self.mix = mix
 
     def embed_words(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings (B, S, W) of words, normalised with normalize_words."""
+        """Return the embeddings (B, S, W) of words, normalised if normalize_words is set."""
         weight = self.words.weight
         x = F.embedding(tokens, weight)
         if not self.normalize:

@@ -1,8 +1,8 @@
 """Models of words: an encoder's views, the modules that predict tags or trees, moving averages.
 
-Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head
-and a relation: relation r and ROOT is class r, relation r and the word at position j is class (1 +
-j) L + r. There are (1 + S) L.
+Details follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head
+and a relation: relation r to ROOT is class r, relation r to the word at position j is class
+(1 + j) L + r. There are (1 + S) L classes.
 
 Shapes: B rows, S positions, H hidden units, P parser units, C classes, L relations, X width of the
 states of both directions of a language model.
@@ -31,8 +31,8 @@ class Views(NamedTuple):
         ahead: Position t depends on the words up to t, (B, S, D).
         back: Position t depends on the words from t on, (B, S, D).
         merged: Position t depends on all words; states of the upper layer, (B, S, F).
-        layers: States of the layers of a language model beside the encoder, if there is one.
-        extra: The mix of these layers that the current module gets, (B, S, X).
+        layers: States of the layers of a separate language model, if there is one.
+        extra: The mix of these layers for the current module, (B, S, X).
     """
 
     ahead: Tensor
@@ -44,7 +44,7 @@ class Views(NamedTuple):
     def of(self, name: str) -> list[Tensor]:
         """Return the states of a view; "full" is [ahead, back] concatenated, `merged` and `extra`.
 
-        Without those of width 0.
+        States of width 0 are left out.
         """
         if name == FULL:
             extra = [] if self.extra is None else [self.extra]
@@ -83,7 +83,7 @@ class ViewsEncoder(nn.Module):
         shift: Tensor | None = None,
         layers: Sequence[Tensor] = (),
     ) -> Views:
-        """Return the views of sentences; padding, at the end of a row, changes nothing before it.
+        """Return the views of sentences; padding at the end of a row does not change them.
 
         Args:
             tokens: Word ids (B, S).
@@ -91,8 +91,8 @@ class ViewsEncoder(nn.Module):
             layout: Padding of the rows, at their ends.
             shift: Added to the word embeddings, (B, S, W).
             layers: States of a language model, (B, S, X) each, which are mixed and concatenated to
-                the embeddings if the encoder has a mix. They know the whole sentence, so no view is
-                restricted then.
+                the embeddings if the encoder has a mix. They depend on the whole sentence, so no
+                view is restricted then.
         """
         return self.encode(self.embedding(tokens, characters, shift, layers), layout)
 
@@ -102,11 +102,11 @@ class ViewsEncoder(nn.Module):
 
 
 PRIMARY = "primary"
-IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
+IMPOSSIBLE = -100.0  # added to the scores of impossible classes
 
 
 class Projection(nn.Module):
-    """The sum of a linear map, to H units, of each state of a view, without a nonlinearity."""
+    """The sum of linear maps, to H units, of the states of a view, without a nonlinearity."""
 
     def __init__(self, encoder: ViewsEncoder, view: str, hidden: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Projection(nn.Module):
 
 
 def _glorot(module: nn.Module) -> None:
-    """Initialise the linear layers of a module as TensorFlow does: Glorot uniform, biases zero."""
+    """Initialise the linear layers of a module as TensorFlow does: Glorot uniform, zero biases."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
@@ -140,7 +140,7 @@ def shifted(x: Tensor, shift: int) -> Tensor:
 class TaggingModule(nn.Module):
     """A hidden layer on a view, with ReLU unless `linear`, and a linear output layer.
 
-    The scores at position t are those of the class at t + `shift`.
+    The scores at position t predict the class at t + `shift`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class TaggingModule(nn.Module):
         _glorot(self.out)
 
     def forward(self, views: Views, scored: Tensor) -> Tensor:
-        """Return scores (B, S, C); `scored` (B, S), which positions are words, is not needed."""
+        """Return scores (B, S, C); `scored` (B, S), true at words, is not used."""
         x = self.hidden(views)
         scores: Tensor = self.out(x if self.linear else x.relu())
         return scores
@@ -172,7 +172,7 @@ class ParsingModule(nn.Module):
     candidate by one matrix (H, P) per relation plus a shared one; each is divided by a learned
     number that starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the
     dependent's units scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,)
-    scored like a candidate. `views` are those of the candidate and of the dependent.
+    scored like a candidate. `views` are the views of the candidate and of the dependent.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class ParsingModule(nn.Module):
         bound = (6 / (hidden * (relations + width))) ** 0.5
         nn.init.uniform_(self.by_relation, -bound, bound)
         if self.root is not None:
-            nn.init.uniform_(self.root, 0.0, 2 * hidden**-0.5)  # like hidden units: not negative
+            nn.init.uniform_(self.root, 0.0, 2 * hidden**-0.5)  # nonnegative, like hidden units
 
     def forward(self, views: Views, scored: Tensor) -> Tensor:
         """Return scores (B, S, (1 + S) L); `scored` (B, S) is true at words.
@@ -244,7 +244,7 @@ def heads_of(classes: Tensor, relations: int) -> tuple[Tensor, Tensor]:
 
 
 class WordNet(nn.Module):
-    """An `encoder`, and for each labelled set by name its `heads`, which are modules by name.
+    """An `encoder`, and `heads`: for each labelled set, its modules by name.
 
     `mixes`, by the name of the set, mix the layers of a language model for its heads.
     """
@@ -294,7 +294,7 @@ class WordModel(WordNet):
     """A WordNet and, with a `decay` above 0, the moving average of its weights, `average`.
 
     A `language_model` is part of the model and its checkpoints, but neither trained nor averaged:
-    both nets read the same states of it.
+    both nets read its states.
     """
 
     def __init__(
