@@ -234,7 +234,7 @@ def _read_plan(path: Path) -> list[Planned]:
 
 
 def _stage_folder(sweep: Path, name: str) -> Path:
-    """Return the run folder that a sweep.json names; MetaseqError for one outside of the sweep."""
+    """Return a run folder named in sweep.json; MetaseqError if it is outside of the sweep."""
     if "\0" in name:
         raise MetaseqError(f"{sweep}: the run folder {name!r} is no path")
     root = sweep.parent.resolve()

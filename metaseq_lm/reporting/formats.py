@@ -136,7 +136,7 @@ def _tex_line(cells: Sequence[str]) -> str:
 
 
 def numeric_columns(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Return which columns have only numbers or texts for absent values, and are right-aligned."""
+    """Return which columns have only numbers, absent values aside, and are right-aligned."""
     numeric = []
     for j in range(len(head)):
         column = [row[j] for row in rows]
