@@ -56,7 +56,7 @@ class Range:
     def edge_of(self, value: float) -> str:
         """Return the end of the range that a value lies at, "" if it lies within.
 
-        A value is at an end if it is within `_EDGE` times the length of it.
+        Values within the part `_EDGE` of the length from an end count as that end.
         """
         position = self.position(value)
         if position <= _EDGE:
