@@ -21,7 +21,7 @@ from .spans import SpanBatch
 
 @dataclass
 class SpanBoundaryConfig:
-    """How much the boundary counts."""
+    """The weight of the boundary term."""
 
     boundary_weight: float = option(1.0, "weight of the span-boundary loss", at_least=0)
 

@@ -92,7 +92,7 @@ class BamTask(Task):
         task = cls(options, countable)
         results = read_results(Path(config.save_dir)) if config.save_dir else None
         if results is None or results["status"] != "finished":
-            _ = task.teachers  # raises errors for wrong teachers before anything is written
+            _ = task.teachers  # rejects wrong teachers before anything is written
         if not (options.epochs or options.validate_epochs):
             return config
         rows = sum(task.mixing()[0])

@@ -210,7 +210,7 @@ class MetaPseudoLabelTask(TextTask):
         return logs
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Sampled pairs; the student learns each and earns a reward; REINFORCE for the teacher."""
+        """Sample pairs; the student learns each for a reward, and REINFORCE trains the teacher."""
         criterion, (student, teacher) = self.criterion, (student_of(model), teacher_of(model))
         assert isinstance(criterion, HardLabels)
         parameters, optimizer = engine.parameters("student"), engine.optimizers["student"]
@@ -369,7 +369,7 @@ class MetaPseudoLabelTask(TextTask):
         # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
         grad_theta2 = None if grad_at2 is None else local(grad_at2)
         if grad_theta2 is None:
-            grad_grad0 = torch.zeros_like(grad0)  # a meta weight of 0: the auxiliary losses alone
+            grad_grad0 = torch.zeros_like(grad0)  # meta weight 0: only auxiliary losses
         elif tuned is None or grad1 is None:
             (grad_grad0,) = torch.autograd.grad(theta1, grad0, grad_theta2)
         else:

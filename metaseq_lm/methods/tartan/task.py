@@ -70,7 +70,7 @@ class TartanTask(EndTaskAware):
         self.members = [AUXILIARY + name for name in names]
         if isinstance(self.criterion, MultiTask):
             self.members.append(ENDTASK)
-            self.criterion.initial_logits(len(self.members))  # reports wrong weights early
+            self.criterion.initial_logits(len(self.members))  # rejects wrong weights early
         self.labelled = lru_cache(maxsize=None)(self._labelled)
 
     @classmethod

@@ -128,7 +128,7 @@ def _build_head_optimizer(
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Return an optimizer of the run's kind for one head; weight decay applies to all of it."""
+    """Return an optimizer of the run's kind for one head, with weight decay for all of it."""
     options = replace(
         optimizer,
         lr=lr,
@@ -170,7 +170,7 @@ def update(
             engine, model, batches, gradients, in_encoder, criterion, optimizer
         )
         logs |= meta_logs
-        # A development gradient may be infinite although its loss is finite; no step uses it.
+        # A finite development loss may have a nonfinite gradient, which no step uses.
         engine.finite_check.require(similarities)
         # Descent on the meta-objective, whose derivative by a weight is -similarity (equation 7).
         new_logits = logits + criterion.config.weight_lr * similarities.to(logits)

@@ -83,7 +83,7 @@ class TartanVisionTask(EndTaskAware):
         self.members = [AUXILIARY + OTHER, ENDTASK]
         if options.train_on != "both":
             self.members = [self.members[options.train_on == "target"]]
-        self.criterion.initial_logits(len(self.members))  # raises errors for wrong weights early
+        self.criterion.initial_logits(len(self.members))  # rejects wrong weights early
 
     # ---------------------------------------------------------------- data
 
