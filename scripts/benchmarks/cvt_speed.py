@@ -60,7 +60,7 @@ def tags(draw: random.Random, row: list[str]) -> str:
 
 
 def tree(draw: random.Random, row: list[str]) -> str:
-    """Return a sentence in CoNLL-U: each word hangs on one before it, so that it is a tree."""
+    """Return a sentence in CoNLL-U, a tree because the head of a word is an earlier word."""
     lines = []
     for at, word in enumerate(row):
         head = draw.randint(1, at) if at else 0

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def contestants(data: Path, config: str) -> dict[str, Callable[[int], None]]:
-    """Return functions that make update number n, ours and the plain loop's, batches loaded."""
+    """Return functions that make update n, ours and the plain loop's, on loaded batches."""
     run = build(data, [], moons_speed.CONFIG, config)
     source = fetched(run)
     updates = [next(source) for _ in range(UPDATES)]

@@ -1,4 +1,4 @@
-"""First and second derivatives of outputs, for tests of what must be differentiable twice."""
+"""First and second derivatives of outputs, for tests of double differentiability."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from metaseq_lm.forward.passes import ForwardContext
 
 
 def double_backward() -> ForwardContext:
-    """Return the context of a pass whose gradient will be differentiated."""
+    """Return the context of a pass with a gradient to differentiate."""
     return ForwardContext(None, double_backward=True)
 
 
