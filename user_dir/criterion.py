@@ -46,5 +46,5 @@ class SpanBoundary(Criterion):
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return what masked_lm does: the head "lm" scores sentences."""
+        """Return the same as masked_lm, since the head "lm" scores sentences."""
         return MaskedLM().token_log_probs(model, batch)

@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
         say("metaseq-lm: interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) left, which is no error if there is only output to
+        # The reader of our output (head, less) left, which is no error if only output was left to
         # do.
         only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
         out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)

@@ -291,7 +291,7 @@ def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[st
 
 
 def _launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
-    """Return the launch options; raises UsageError if there is no Slurm."""
+    """Return the launch options; raises UsageError without Slurm."""
     from metaseq_lm.sweeps.options import Launch, check_out, launch_from
     from metaseq_lm.sweeps.submit import need_slurm
 

@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Do what the options ask for."""
+    """Carry out the options: print, check or train."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import as_dict
     from metaseq_lm.core.loading import common_config, describe

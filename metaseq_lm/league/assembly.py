@@ -71,7 +71,7 @@ class LeagueRuns:
     """All runs of a league by objective, phase and budget.
 
     Attributes:
-        contents: The plan and what was added to it.
+        contents: The plan and the added objectives.
         runs: The runs, including archived ones.
         corpus: Facts about the data; None if there are none.
         shipped: Label and budget of the runs that come from the archive.
@@ -145,7 +145,7 @@ class LeagueRuns:
         return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
 
     def context(self) -> Context:
-        """Return all rows, and what gates need to judge them."""
+        """Return all rows with the facts that gates need to judge them."""
         comparison = self.plan.comparison
         return Context(
             tuple(self.rows()),

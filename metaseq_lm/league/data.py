@@ -29,7 +29,7 @@ CHUNK = 1 << 20  # bytes
 
 
 def has_data(plan: Plan, folder: Path) -> bool:
-    """Return whether the data of a plan are there, in `folder` or where the plan says."""
+    """Return whether the data of a plan exist, in `folder` or in the plan's own folder."""
     if "folder" in plan.data:
         return True
     is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)

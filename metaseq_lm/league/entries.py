@@ -176,7 +176,7 @@ class Standings:
         return replace(self, entries=entries)
 
     def errors(self, name: str, entry: Entry, base: Entry, of_gains: bool = False) -> Errors:
-        """Return the errors of the difference of two rows of a budget, besides that over seeds.
+        """Return the errors of the difference of two rows of a budget, other than seeds.
 
         They are the choice of settings (see `choice`), pooled over all tested rows of the budget,
         and the test items. With `of_gains` they are errors of the difference of gains.

@@ -211,7 +211,7 @@ def equal_score(
 
 
 def _logs_at(scores: np.ndarray, logs: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return where means, (n, budgets), first reach scores, (n,); NaN where they never do.
+    """Return where means, (n, budgets), first reach scores, (n,); NaN if they never do.
 
     Larger is better. If the first budget reaches a score, that budget is returned, as a bound.
     """

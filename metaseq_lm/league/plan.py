@@ -1,4 +1,4 @@
-"""The plan of a league: what is compared, and by which rules, fixed before anything runs.
+"""The plan of a league: its comparison and rules, fixed before anything runs.
 
 Its hash is in every report, so a plan that was changed after a look at the results is visible as
 another plan. These dataclasses are the sections of plan files, which `plan_files` reads.
@@ -183,7 +183,7 @@ class Comparison:
         solved: The score at which a seed counts as having solved a task.
         means: Metrics that are means of other metrics or means, by name.
         bounds: The best possible value of metrics, such as an entropy, by name.
-        items: Whether the standard error of a difference includes that of the test items.
+        items: Whether the standard error of a difference includes the error of the test items.
     """
 
     baseline: str

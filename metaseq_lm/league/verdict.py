@@ -395,7 +395,7 @@ def _significant_from(n: int, level: float) -> np.ndarray:
     """
     from scipy.stats import t as student_t
 
-    rank = math.ceil(level * math.comb(2 * n, n)) - 1  # as many assignments are extreme
+    rank = math.ceil(level * math.comb(2 * n, n)) - 1  # number of extreme assignments
     if n < 2 or rank < 1:
         return np.full(_SIMULATIONS, np.inf)
     half = np.random.default_rng(0).standard_normal((_SIMULATIONS // 2, 2 * n))

@@ -60,7 +60,7 @@ def relocated(folder: SweepFolder, definition: Definition) -> dict[str, str]:
 
 
 def _same_configs(folder: SweepFolder, snapshot: Path, definition: Definition) -> bool:
-    """Return whether the stored runs are configured alike in snapshot and definition."""
+    """Return whether stored runs have equal configurations in snapshot and definition."""
     runs = folder.runs()
     copied = replace(definition, config_dir=str(snapshot / "config"))
     try:

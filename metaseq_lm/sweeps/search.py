@@ -65,7 +65,7 @@ class Search:
         return read_structured(cls, content, "search")
 
     def as_json(self) -> dict[str, Any]:
-        """Return what sweep.json keeps."""
+        """Return the rules for sweep.json."""
         space = {key: distribution.as_json() for key, distribution in self.space.items()}
         return {**vars(self), "space": space}
 

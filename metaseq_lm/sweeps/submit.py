@@ -58,7 +58,7 @@ def python(code: Code) -> str:
 
 
 def need_slurm() -> None:
-    """Raise UsageError where there is no Slurm."""
+    """Raise UsageError without Slurm."""
     if shutil.which("srun") is None or shutil.which("sbatch") is None:
         raise UsageError("--executor slurm: no srun and sbatch here; use --executor local")
 

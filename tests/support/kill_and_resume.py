@@ -115,7 +115,7 @@ class Victim:
         return result
 
     def kill(self, run: Started, replica: int | None) -> bool:
-        """Kill one replica, if there are any, or all; return whether the run had finished before."""
+        """Kill one replica, if there are any, or all; return whether the run was already over."""
         pids = run.replicas()
         if run.code is not None or replica is None or replica >= len(pids):
             through = run.code is not None
@@ -188,7 +188,7 @@ class Victim:
                 self.trouble(f"an earlier leftover stayed: {old}")
 
     def check_result(self, straight: Path) -> None:
-        """Compare log and state with those of the undisturbed run."""
+        """Compare log and state with the undisturbed run."""
         for kind in ("train", "valid"):
             expected = {row["update"]: row for row in rows(straight, kind)}
             found = rows(self.save, kind)

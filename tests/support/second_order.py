@@ -20,7 +20,7 @@ def stacked(module: nn.Module, copies: int) -> dict[str, Tensor]:
 
 
 def derivatives(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """Return the output, its gradient along a fixed vector, and the gradient of that one's size."""
+    """Return the output, its gradient g along a fixed vector, and the gradient of |g|^2."""
     generator = torch.Generator().manual_seed(5)
     along = torch.randn(output.shape, generator=generator, dtype=output.dtype)
     first = torch.autograd.grad((output * along).sum(), inputs, create_graph=True)

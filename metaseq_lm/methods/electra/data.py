@@ -23,7 +23,7 @@ class ElectraBatch(TokenBatch):
     Attributes:
         masked: The rows that a masked generator reads (B, S).
         positions: The chosen positions (B, M).
-        targets: The tokens there (B, M), -1 where a row has fewer than M.
+        targets: The tokens there (B, M), -1 if a row has fewer than M.
         candidates: Which tokens can be chosen, boolean (B, S).
         subset: A random subset of all tokens, boolean (B, S); None unless the loss is on one.
     """
