@@ -390,8 +390,8 @@ def _predict_rung(
 ) -> Registered:
     """Return the prediction of an objective at a budget without runs.
 
-    Raises UsageError if there are runs, if it was predicted before, or if a prediction is
-    impossible.
+    Raises UsageError if there are runs, if it was predicted before (whatever runs came since), or
+    if a prediction is impossible.
     """
     if league.of_rung(objective, budget):
         raise UsageError("there are runs of it")
