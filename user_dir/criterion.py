@@ -21,7 +21,7 @@ from .spans import SpanBatch
 
 @dataclass
 class SpanBoundaryConfig:
-    """How much the boundary counts."""
+    """The weight of the boundary term."""
 
     boundary_weight: float = option(1.0, "weight of the span-boundary loss", at_least=0)
 
@@ -46,5 +46,5 @@ class SpanBoundary(Criterion):
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return what masked_lm does: the head "lm" scores sentences."""
+        """Return the same as masked_lm, since the head "lm" scores sentences."""
         return MaskedLM().token_log_probs(model, batch)

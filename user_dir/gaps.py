@@ -15,7 +15,7 @@ from metaseq_lm.evaluation.suites import Results, Suite, mean_by_group, register
 
 @dataclass(frozen=True)
 class Gap:
-    """A sentence with each of the words in its gap, the right one first."""
+    """A sentence with each candidate word in its gap, the right word first."""
 
     kind: str
     sentences: list[Sentence]

@@ -1,10 +1,10 @@
 """A world whose training text fits two rules: agree with the first noun, or with the nearest.
 
 A document is one sentence, `noun (preposition noun)* verb .` or, with a verb that has no number,
-`noun (preposition noun)* verb reflexive .`. Verb or reflexive have the number of the first noun.
-Unless `ambiguous` is false all nouns of a sentence have one number, so that nothing in the text
-says which rule it follows; minimal pairs with nouns of both numbers show which one a model has
-learnt (McCoy et al. 2020, "Does syntax need to grow on trees?").
+`noun (preposition noun)* verb reflexive .`. The verb or reflexive has the number of the first noun.
+Unless `ambiguous` is false, all nouns of a sentence have one number, so that the text does not
+determine the rule. Minimal pairs with nouns of both numbers show which rule a model has learnt
+(McCoy et al. 2020, "Does syntax need to grow on trees?").
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ HEAD = "head_number"
 
 @dataclass
 class HierarchyConfig:
-    """The size of the language, and whether its text decides between the rules."""
+    """The size of the language, and whether its text determines the rule."""
 
     nouns: int = option(20, "nouns, each singular and plural", at_least=1)
     verbs: int = option(16, "verbs, each with both numbers and without one", at_least=1)
@@ -53,13 +53,13 @@ class Hierarchy(World):
         return self._sentences(keys, opposed=None)
 
     def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
-        """Return sentences of the text for train, and such with nouns of both numbers for tests."""
+        """Return sentences like the text for train, and with nouns of both numbers for tests."""
         return self._sentences(keys, opposed=None if split == "train" else True)
 
     def _sentences(self, keys: np.ndarray, opposed: bool | None) -> Documents:
-        """Return sentences whose first and last noun differ in number, or do not; None: as drawn.
+        """Return sentences with first and last noun of different number or not; None: as drawn.
 
-        Those with `opposed` have at least one phrase.
+        `opposed` sentences have at least one phrase.
         """
         config, count = self.config, len(keys)
         rows = np.arange(count)
@@ -67,7 +67,7 @@ class Hierarchy(World):
         kind = (draws[:, 0] * 2).astype(np.int64)
         least = int(bool(opposed))
         phrases = least + (draws[:, 1] * (config.phrases + 1 - least)).astype(np.int64)
-        # Of each noun: its number, its lexeme, and the preposition before it.
+        # For each noun, its number, its lexeme, and the preposition before it.
         of_nouns = draws[:, 5:].reshape(count, -1, 3)
         numbers = (of_nouns[:, :, 0] * 2).astype(np.int64)
         if config.ambiguous:
@@ -94,11 +94,11 @@ class Hierarchy(World):
         return Documents(tokens, {HEAD: labels})
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the log-probability of each sentence, (N, S) to (N,); -inf for no sentence.
+        """Return the log-probability of each sentence, (N, S) to (N,); -inf for other sequences.
 
-        1/2 for the kind, 1/(phrases + 1), and for k phrases (1/nouns)^(k+1) (1/2)^k 1/verbs, times
-        1/2 for the number of all nouns or, unless ambiguous, (1/2)^(k+1). The length determines
-        kind and k.
+        The probability is 1/2 for the kind, times 1/(phrases + 1), times (1/nouns)^(k+1) (1/2)^k
+        1/verbs for k phrases, times 1/2 for the number of all nouns or, unless ambiguous,
+        (1/2)^(k+1). The length determines kind and k.
         """
         config = self.config
         log_probs = np.full(len(tokens), -np.inf)
@@ -125,10 +125,10 @@ class Hierarchy(World):
         return log_probs
 
     def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs in which verb or reflexive agree with the first noun, or do not.
+        """Return pairs in which the verb or reflexive agrees with the first noun, or does not.
 
-        With nouns of both numbers the bad one agrees with the nearest noun instead. Neither of such
-        a pair is possible in ambiguous text: the exact probabilities are a tie.
+        With nouns of both numbers, the bad sentence agrees with the nearest noun instead. Neither
+        sentence of such a pair is possible in ambiguous text, so their exact probabilities tie.
         """
         construction, _, numbers = kind.partition("_")
         good = self._sentences(keys, opposed=numbers == OPPOSED).tokens

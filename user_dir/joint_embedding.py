@@ -1,13 +1,14 @@
-"""A joint-embedding term beside masked LM (Boukhari 2026, arXiv 2606.05173).
+"""A joint-embedding term in addition to masked LM (Boukhari 2026, arXiv 2606.05173).
 
-From the states of a context, a part of the row, a predictor guesses the states that a moving
-average of the encoder has of hidden blocks of the unmasked row. The loss is
+A moving average of the encoder reads the unmasked row. From the states of a context, which is a
+part of the row, a predictor guesses the average's states of hidden blocks. The loss is
     share * mean over hidden tokens of (1 - cos(predicted, target)) + (1 - share) * masked LM
-with share = sigmoid(w), w learnt from 0: it rises where the cosine term is the smaller one, unless
-`criterion.share` fixes it. The masked LM has a pass of its own, over whole rows. Sizes of blocks,
-the LayerNorm without weights on targets and the rising decay are those of the paper's code (commit
-bc6dc05). Unlike there, blocks are drawn by row and apart from the context, [CLS] is context, blocks
-are predicted at once, targets have no dropout. Shapes: B rows, S length, D width of the states.
+with share = sigmoid(w) and w learnt from 0: it rises while the cosine term is the smaller one,
+unless `criterion.share` fixes it. The masked LM has a separate pass over whole rows. Sizes of
+blocks, the LayerNorm without weights on targets and the rising decay follow the paper's code
+(commit bc6dc05). Unlike there, blocks are drawn by row and apart from the context, [CLS] is
+context, blocks are predicted at once, and targets have no dropout. Shapes: B rows, S length, D
+width of the states.
 """
 
 from dataclasses import dataclass, replace
@@ -34,12 +35,12 @@ from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.masked_lm import MaskedCollate, MaskedLMTask, build_lm
 
 CONTEXT, HIDDEN = (0.65, 0.85), (0.10, 0.25)  # least and largest share of a row
-DECAY, LAYERS = 0.996, 2  # of the average in the first update; of the predictor
+DECAY, LAYERS = 0.996, 2  # decay of the average in the first update; layers of the predictor
 
 
 @dataclass(kw_only=True)
 class JointBatch(TokenBatch):
-    """Masked rows, the same unmasked, and which tokens are context and which hidden, (B, S)."""
+    """Masked rows, the unmasked rows, and which tokens are context or hidden, (B, S)."""
 
     originals: Tensor
     context: Tensor
@@ -47,7 +48,7 @@ class JointBatch(TokenBatch):
 
 
 def blocks(lengths: np.ndarray, width: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which tokens of each row are context, and which hidden, boolean (B, S)."""
+    """Return which tokens of each row are context, and which are hidden, boolean (B, S)."""
     u, inside = uniforms(subkeys(keys, "blocks"), 0, 6).reshape(-1, 2, 3), lengths[:, None] - 2
     least, most = np.transpose([CONTEXT, HIDDEN, HIDDEN])
     sizes = ((least + (most - least) * u[:, 0]) * inside).astype(np.int64).clip(1)  # (B, 3)
@@ -134,7 +135,7 @@ class JointEmbeddingTask(MaskedLMTask):
     def build_model(self) -> nn.Module:
         model = build_lm(self.run_config, self.vocabulary)
         model.add_head("predictor", Predictor(self.run_config.model))
-        model.heads["average"] = AveragedWeights(model.encoder, DECAY)  # exports leave heads out
+        model.heads["average"] = AveragedWeights(model.encoder, DECAY)  # exports omit heads
         return model
 
     def update(self, engine: Any, model: Any, batches: Any) -> Logs:
@@ -145,4 +146,4 @@ class JointEmbeddingTask(MaskedLMTask):
         return logs
 
     def flops_by_rule(self) -> None:
-        """Return None: the rules count neither predictor nor targets."""
+        """Return None, because the rules count neither predictor nor targets."""

@@ -15,7 +15,7 @@ from metaseq_lm.models.transformer.encoder import LMHead
 from .spans import SpanBatch
 
 BOUNDARY = "boundary"
-OFFSET_DIM = 200  # the paper's
+OFFSET_DIM = 200  # as in the paper
 
 
 class BoundaryHead(nn.Module):
@@ -33,7 +33,7 @@ class BoundaryHead(nn.Module):
     def forward(self, x: Tensor, batch: SpanBatch, embedding: Tensor) -> Tensor:
         """Return logits (B, M, V) for states x (B, S, D).
 
-        `embedding` (V, E) is the output weight, that of the input.
+        `embedding` (V, E) is the input embedding and also the output weight.
         """
         left, right = select(x, batch.left), select(x, batch.right)
         pair = torch.cat([left, right, self.offsets(batch.offset)], -1)

@@ -1,18 +1,18 @@
-"""Next-latent prediction beside a causal LM (Teoh et al. 2025, arXiv 2511.05963, version 4).
+"""Next-latent prediction with a causal LM (Teoh et al. 2025, arXiv 2511.05963, version 4).
 
-A state h_t and the next token x_(t+1) predict the next state h_(t+1), as in a recurrent network; so
-h_t has to contain what the future depends on. To the loss of the next token two terms are added
-(equations 3 to 5), means over t of
+A state h_t and the next token x_(t+1) predict the next state h_(t+1), as in a recurrent network, so
+h_t has to contain what the future depends on. Two terms are added to the next-token loss (equations
+3 to 5), as means over t of
 
     latent_weight / d * sum over i = 1..d of SmoothL1(h_(t+i), ĥ_(t+i))
     kl_weight     / d * sum over i = 1..d of KL(p(.|h_(t+i)) || p(.|ĥ_(t+i)))
 
 where ĥ_(t+i) is predicted from ĥ_(t+i-1) and x_(t+i), and ĥ_t = h_t. The h_(t+i) are constants, and
-so is the head p in the second term: gradients flow through ĥ alone (algorithm 1). The defaults are
-those of algorithm 1 and table 5, in which the inner width is 1 to 4 times D. The paper does not say
-the following, which is ours: the smooth L1 loss is a mean over the D dimensions, with a threshold
-of 1; steps beyond the end of a document count as 0 in the mean over t; the last state of a document
-is predicted too, but has no KL term, since the head predicts nothing there.
+so is the head p in the second term: gradients flow only through ĥ (algorithm 1). The defaults
+follow algorithm 1 and table 5, in which the inner width is 1 to 4 times D. The paper leaves the
+following choices open: the smooth L1 loss is a mean over the D dimensions, with a threshold of 1;
+steps beyond the end of a document count as 0 in the mean over t; the last state of a document is
+also predicted, but has no KL term, since the head predicts nothing there.
 
 Shapes: B rows, S length, D width of the states, E of the embeddings, V vocabulary.
 """
@@ -63,7 +63,7 @@ class LatentDynamics(nn.Module):
 
 @dataclass
 class NextLatentConfig(ZLossConfig):
-    """How far states are predicted, and how much that counts."""
+    """The horizon of the predicted states, and the weights of the terms."""
 
     horizon: int = option(1, "states predicted one from the other (d)", at_least=1)
     latent_weight: float = option(1.0, "weight of the distance between states", at_least=0)
@@ -86,7 +86,7 @@ class NextLatent(CausalLM):
         states = model.encoder(batch.tokens, replace(batch.layout, reach="causal"))  # (B, S, D)
         logits = model.predict(states, head=LM)  # (B, S, V)
         terms = self.terms(model, batch, logits)
-        if model.training:  # losses of evaluations, and perplexities, compare with causal_lm's
+        if model.training:  # so that evaluated losses and perplexities compare with causal_lm's
             latent, kl = self.distances(model, batch, states, logits)
             terms["next_latent"] = Term(latent, "targets", self.config.latent_weight)
             terms["latent_kl"] = Term(kl, "targets", self.config.kl_weight)
@@ -95,7 +95,7 @@ class NextLatent(CausalLM):
     def distances(
         self, model: TransformerLM, batch: TokenBatch, states: Tensor, logits: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the sums over t, means over the horizon, of the losses of equations 3 and 4."""
+        """Return the losses of equations 3 and 4, summed over t and averaged over the horizon."""
         latent = kl = states.new_zeros(())
         future, believed = states.detach(), full_precision(logits.detach()).log_softmax(-1)
         token, state = next_tokens(batch), states  # the token i places ahead, -1 for none; ĥ
@@ -140,4 +140,4 @@ class NextLatentTask(CausalLMTask):
         return model
 
     def flops_by_rule(self) -> None:
-        """Return None: the rules count no dynamics."""
+        """Return None, because the rules do not count the dynamics."""

@@ -20,9 +20,9 @@ class SpanBatch(TokenBatch):
     """Rows in which spans are hidden.
 
     Attributes:
-        left: The place just before the span of each position (B, M).
-        right: The place just after it (B, M).
-        offset: The place of each position in its span (B, M).
+        left: Index just before the span of each position (B, M).
+        right: Index just after it (B, M).
+        offset: Index of each position within its span (B, M).
     """
 
     left: Tensor
@@ -33,11 +33,11 @@ class SpanBatch(TokenBatch):
 def draw_spans(
     candidates: np.ndarray, counts: np.ndarray, lengths: SpanLengths, keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Choose counts[i] of the candidates (B, S) of row i in spans, the last one cut to fit.
+    """Choose counts[i] of the candidates (B, S) of row i in spans, cutting the last one to fit.
 
-    Spans do not touch, so that both sides of each can be seen; where no room is left they are
-    fewer. Returns "positions", "counted", "left" and "right", the places just outside the span of
-    each position, and "offset", its place in the span; all (B, M).
+    Spans do not touch, so that both sides of each are visible; without room there are fewer.
+    Returns "positions", "counted", "left" and "right", the indices just outside the span of each
+    position, and "offset", its index within the span; all (B, M).
     """
     most, reached = max(int(counts.max(initial=0)), 1), np.zeros(len(candidates), np.int64)
     names = ("positions", "left", "right", "offset")
@@ -45,14 +45,14 @@ def draw_spans(
     orders = np.argsort(words(subkeys(keys, "span start"), 0, candidates.shape[1]), axis=1)
     wanted = lengths.draw(uniforms(subkeys(keys, "span length"), 0, candidates.shape[1]))
     for row, order in enumerate(orders):
-        # One more place at the end, which ends a span that would leave the row.
+        # A further place at the end stops a span that would leave the row.
         free = np.append(candidates[row], False)
         done = 0
         for start in order[candidates[row, order]]:
             room = min(int(wanted[row, start]), int(counts[row]) - done)
             if room < 1:
                 break
-            # Up to the first place that is no candidate or taken, be it `start` itself.
+            # Up to the first place that is taken or not a candidate, which may be `start` itself.
             inside = free[start : start + room]
             size = room if inside.all() else int(inside.argmin())
             at = slice(done, done + size)
@@ -74,7 +74,7 @@ def span_batch(
     keys: np.ndarray,
     width: int = 0,
 ) -> SpanBatch:
-    """Return `samples` with spans hidden, and where the ends of the spans are."""
+    """Return `samples` with hidden spans and the ends of these spans."""
     rows, lengths = corpus.rows(samples, width=width)
     candidates = candidates_of(rows, lengths, masking)
     counts = random_counts(candidates, masking.rate, keys)

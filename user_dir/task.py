@@ -56,4 +56,4 @@ class SpanMaskingTask(MaskedLMTask):
         return model
 
     def flops_by_rule(self) -> None:
-        """Return None: the rules for masked LM count no boundary head."""
+        """Return None, because the rules for masked LM do not count the boundary head."""

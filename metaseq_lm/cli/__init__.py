@@ -38,14 +38,14 @@ COMMANDS = (
     ),
     *("report", "import", "export", "doctor", "list", "examples"),
 )
-# What `main` and the parser add to the options of a command.
+# Attributes that `main` and the parser add to the options of a command.
 NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet")
-# Commands that leave nothing behind unless they have --out.
+# Commands that write no files without --out.
 _PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are UsageErrors and name the option that is perhaps meant."""
+    """An argument parser that raises UsageError and suggests the option that may be meant."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         options = [o for action in self._actions for o in action.option_strings]
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")
 
     def _hint(self, word: str, options: list[str]) -> str:
-        """Return what is perhaps meant by an unknown option, "" if nothing is like it."""
+        """Return a suggestion for an unknown option, "" without a similar one."""
         takes_keys = getattr(self.get_default("module"), "OVERRIDES", False)
         if takes_keys:
             from metaseq_lm.cli.train import FLAGS
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
     """Return the parser; `only` imports just that command, so that starting stays fast.
 
-    A command whose options depend on plug-ins has `load_plugins(argv)`.
+    A command with options from plug-ins has `load_plugins(argv)`.
     """
     parser = Parser(
         prog="metaseq-lm",
@@ -118,8 +118,8 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
 def overrides(parser: Parser, rest: list[str]) -> list[str]:
     """Return the key=value arguments (and words, where allowed) between and after the options.
 
-    argparse takes positional arguments in one run only, so these come back as unknown; anything
-    else that is unknown is a UsageError.
+    argparse takes only one group of positional arguments, so further ones come back as unknown; any
+    other unknown argument is a UsageError.
     """
     module = parser.get_default("module")
     takes_words = getattr(module, "WORDS", False)
@@ -132,7 +132,7 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
 
 
 def _check_plug_in(argv: Sequence[str]) -> None:
-    """Raise UsageError for two different values of --user-dir, of which one would be dropped."""
+    """Raise UsageError for two different values of --user-dir, since one would be dropped."""
     words = dict.fromkeys(
         argv[i + 1] if word == "--user-dir" else word.partition("=")[2]
         for i, word in enumerate(argv)
@@ -146,7 +146,7 @@ def _check_plug_in(argv: Sequence[str]) -> None:
 
 
 def _with_home(word: str) -> str:
-    """Return a word with the home folder for ~, which no shell expands behind "="."""
+    """Return a word with the home folder for ~, because shells do not expand it after "="."""
     option, equals, value = word.partition("=")
     if value.startswith("~/"):
         return option + equals + os.path.expanduser(value)
@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         from metaseq_lm.cli.completion import complete
 
         complete(lambda name: build_parser(name if name in COMMANDS else None))
-    # A terminal that cannot show a character gets a stand-in, not an error.
+    # Replace characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _check_current_folder()
         if first is not None and first not in COMMANDS:
-            # Not list(COMMANDS): here the name is the module of a command, once that is imported.
+            # Not list(COMMANDS): the name is the module of a command once that is imported.
             raise UsageError(
                 f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
                 f"Commands: {', '.join(COMMANDS)}."
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
         say("metaseq-lm: interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) left: no error where the output was all there is to
+        # The reader of our output (head, less) left, which is no error if only output was left to
         # do.
         only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
         out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
@@ -226,12 +226,12 @@ def main(argv: list[str] | None = None) -> int:
 def program() -> None:
     """Run the command line and end the process.
 
-    Without Python's own clearing up: after an error it would wait for threads or replicas that
-    hang, and the threads of a process group can abort it.
+    Python's own cleanup is skipped: after an error it would wait for hanging threads or replicas,
+    and the threads of a process group can abort it.
     """
     try:
         code = main()
-    except Exception as error:  # a defect of ours, or of a plug-in
+    except Exception as error:  # a defect in our code or in a plug-in
         plugins = sys.modules.get("metaseq_lm.plugins")  # if the command has loaded any
         failure = plugins.describe_failure(error) if plugins is not None else ""
         if failure and not os.environ.get(TRACEBACK):

@@ -16,15 +16,15 @@ from metaseq_lm.core.registry import ALL
 
 
 def registered_names(kind: str, user_dir: str | None = None) -> list[str]:
-    """Return the names of a kind that the package and plug-ins declare, and presets of models."""
-    with contextlib.suppress(UsageError):  # of a plug-in
+    """Return the registered names of a kind, from package and plug-ins, and presets of models."""
+    with contextlib.suppress(UsageError):  # raised by a plug-in
         plugins.load_all(user_dir)
     presets = {file.stem for file in (FOLDER / kind).glob("*.yaml")}
     return sorted({*ALL[kind].names(), *presets})
 
 
 def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
-    """Print the completions of the line that a shell passes in COMP_LINE, and end the process.
+    """Print completions of the line in COMP_LINE, and end the process.
 
     `build_parser` returns the parser of a command.
     """
@@ -45,7 +45,7 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """Return the parsers of the commands of a parser."""
+    """Return the parsers of a parser's commands."""
     groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return [sub for group in groups for sub in group.choices.values()]
 
@@ -65,9 +65,9 @@ def _names_of(kind: str) -> Callable[..., list[str]]:
 
 
 def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Return keys of every run that begin with `prefix`, and after task= and the like the names.
+    """Return keys of all runs that begin with `prefix`, and names after task= and similar keys.
 
-    Nothing for an empty prefix: the shell then completes files.
+    Return nothing for an empty prefix, so that the shell completes files.
     """
     from metaseq_lm.cli.train import FLAGS
     from metaseq_lm.core.config import GROUPS, as_dict, flatten

@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
-    # Late, so that --help does not load the tokenizer libraries.
+    # Imported late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
     from metaseq_lm.reporting.epochs import epochs
     from metaseq_lm.reporting.folders import read_runs
 
     runs = read_runs(args.runs)
     findings: Iterable[Any] = machine(args.data)
-    # Some readers need torch; `machine` says what to install.
+    # Some readers need torch; `machine` reports what to install.
     with contextlib.suppress(ImportError):
         from metaseq_lm.data.doctor.examine import examine
 

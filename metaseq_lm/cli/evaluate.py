@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score each split with the checkpoint or the ensemble; prints one JSON line per split."""
+    """Score each split with the checkpoint or the ensemble; print a JSON line per split."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
@@ -119,7 +119,7 @@ def report(
 
 
 def _run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
-    """Score the checkpoints, or the best of them, as an ensemble."""
+    """Score the checkpoints, or the best ones, as an ensemble."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _copy_method_pages(target: Path) -> None:
-    """Copy the READMEs of the methods to docs/methods, and let the copied examples link to them."""
+    """Copy the READMEs of the methods to docs/methods, and link the copied examples to them."""
     pages = target / "docs" / "methods"
     pages.mkdir()
     for readme in (_PACKAGE / "methods").glob("*/README.md"):
@@ -60,7 +60,7 @@ def _copy_method_pages(target: Path) -> None:
 
 
 def _source_folder() -> Path:
-    """Return where the folders are: in an installed package, or at the top of a checkout."""
+    """Return the parent of the folders: in an installed package, or the top of a checkout."""
     for root in (_PACKAGE / "shipped", _PACKAGE.parent):
         if all((root / name).is_dir() for name in _FOLDERS):
             return root

@@ -36,6 +36,6 @@ def _import_all() -> None:
     plugins.load_all()
     for registry in ALL.values():
         for entry in registry.entries.values():
-            _ = entry.value  # imports it
+            _ = entry.value  # the access imports it
     gc.collect()
-    gc.freeze()  # collections in the forked processes would copy every page
+    gc.freeze()  # garbage collection in the forked processes would copy every page

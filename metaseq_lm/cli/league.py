@@ -48,7 +48,7 @@ _REPORT, _PREDICT = "report", "predict"
 
 @dataclass(frozen=True)
 class LeagueOptions:
-    """What is compared, and where."""
+    """What to compare, and where."""
 
     out: str | None = option(
         None,
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a league, report on one, or predict what it will show."""
+    """Run a league, report on one, or predict its results."""
     options = read_options(LeagueOptions, vars(args))
     from metaseq_lm.league.plan_files import named_plan
 
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("give one league: metaseq-lm league report L")
         used = ["archive", "out", "budgets", "watch", "user_dir"]
         _check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
-        if options.user_dir:  # for its gates
+        if options.user_dir:  # to register its gates
             _plugin_check(options.user_dir)
         path, command = (
             named_plan(words[1]) if len(words) > 1 else None,
@@ -165,14 +165,14 @@ def run(args: argparse.Namespace) -> int:
 def _check_unused(
     args: argparse.Namespace, names: Iterable[str], command: str, used: Sequence[str] = ()
 ) -> None:
-    """Raise UsageError for an option that is set and that `command` does not use."""
+    """Raise UsageError for a given option that `command` does not use."""
     for name in names:
         if name not in used and getattr(args, name) not in (None, False, []):
             raise UsageError(f"{flag_of(name)}: {command} does not use it")
 
 
 def watch(path: Path | None, options: LeagueOptions, command: str) -> int:
-    """Report on a league whenever its results change, until no command runs it any more."""
+    """Report on a league whenever its results change, as long as a command runs it."""
     from metaseq_lm.league.folder import LeagueFolder
     from metaseq_lm.reporting.watch import follow
 
@@ -191,11 +191,11 @@ def report(
     reload: int = 0,
     about: Sequence[str] = (),
 ) -> int:
-    """Print the standings of a folder, or those that ship with a plan, and write the page.
+    """Print the standings of a folder, or those shipped with a plan, and write the page.
 
-    That is in L/report, or where --out says; without both it is not written. The page names the
-    command, and reloads itself after `reload` seconds, 0 for never. Objectives that `about` names
-    get a sentence on kinds of labels, where the plan has them.
+    The page goes into L/report or into --out; without both it is not written. It names the command,
+    and reloads itself after `reload` seconds, 0 for never. Objectives in `about` get a sentence on
+    kinds of labels if the plan has these.
     """
     from metaseq_lm.league.assembly import read_league, write_archive, write_report
     from metaseq_lm.league.plan_files import LAPTOP
@@ -214,9 +214,9 @@ def report(
 
 
 def predict(path: Path, options: LeagueOptions) -> int:
-    """Write down what the next budget of each objective will show, and print all predictions.
+    """Record predictions for the next budget of each objective, and print all predictions.
 
-    Raises UsageError, with the reasons, where nothing can be predicted.
+    Raises UsageError with the reasons if nothing can be predicted.
     """
     from metaseq_lm.league.assembly import predict_rungs, read_league_runs
     from metaseq_lm.league.folder import LeagueFolder
@@ -241,7 +241,7 @@ def predict(path: Path, options: LeagueOptions) -> int:
 
 
 def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
-    """Run what is open of a league, then report; or show what it would take."""
+    """Run the open part of a league, then report; or show its cost."""
     from metaseq_lm.league.corpus import check_domain, read_corpus
     from metaseq_lm.league.expansion import Source
     from metaseq_lm.league.folder import LeagueFolder
@@ -291,7 +291,7 @@ def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[st
 
 
 def _launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
-    """Return the launch options; raises UsageError if there is no Slurm."""
+    """Return the launch options; raises UsageError without Slurm."""
     from metaseq_lm.sweeps.options import Launch, check_out, launch_from
     from metaseq_lm.sweeps.submit import need_slurm
 
@@ -310,10 +310,10 @@ def _contents_of(
     folder: "LeagueFolder",
     stored: "Contents | None",
 ) -> "Contents":
-    """Return the plan of the command line, of the folder or of the package, with what is added.
+    """Return the plan of command line, folder or package, with added objectives.
 
-    What was added in the archive of the plan is part of it. Raises UsageError for another plan
-    than that of the folder.
+    Objectives added in the archive of the plan are included. Raises UsageError for another plan
+    than the folder's.
     """
     from metaseq_lm.league.assembly import with_archived
     from metaseq_lm.league.folder import Contents
@@ -350,7 +350,7 @@ def _contents_of(
 
 
 def _with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
-    """Return the contents with the objective of --with; the same one may be there already."""
+    """Return the contents with the objective of --with, which may already be there."""
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.league.folder import Added
     from metaseq_lm.sweeps.definition import axis
@@ -378,9 +378,9 @@ def _with_objective(contents: "Contents", added: list[str], options: LeagueOptio
 
 
 def _with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
-    """Return contents in which the objectives of the archive that are to run are added here, too.
+    """Return contents that include the archive's objectives that are chosen to run here.
 
-    An archive says what their plug-in is called; where it is says the command line.
+    The archive has the name of their plug-in, the command line its path.
     """
     chosen = [
         replace(item, user_dir=(_user_dir_of(options) or item.user_dir) if item.user_dir else None)
@@ -393,7 +393,7 @@ def _with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
 def _names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[str]:
     """Return the names of the objectives to run.
 
-    Raises UsageError for an unknown one, and for one whose plug-in the command line does not name.
+    Raises UsageError for an unknown objective, or if the command line does not name its plug-in.
     """
     from metaseq_lm.league.folder import objective_of
 
@@ -416,7 +416,7 @@ def _names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[
 
 
 def _plugin_check(user_dir: str | None) -> "Check | None":
-    """Load all plug-ins and return the check that no configuration names another one."""
+    """Load all plug-ins; return a check that no configuration names another plug-in."""
     from metaseq_lm import plugins
 
     plugins.load_all(user_dir)
@@ -425,7 +425,7 @@ def _plugin_check(user_dir: str | None) -> "Check | None":
 
 @contextlib.contextmanager
 def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Path]:
-    """Yield the data folder of a plan, made unless it is there; a small one for a dry run."""
+    """Yield the data folder of a plan, made if missing; a small one for a dry run."""
     from metaseq_lm.league.data import has_data, make_data
 
     if not dry_run or has_data(plan, folder.data):
@@ -438,13 +438,13 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
 
 
 def _budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
-    """Return the budgets to run; raises UsageError for one that the plan has not."""
+    """Return the budgets to run; raises UsageError for a budget that is not in the plan."""
     _check_budgets(plan, options.budgets)
     return tuple(sorted(set(options.budgets))) or plan.ladder.usual
 
 
 def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
-    """Raise UsageError for a budget that the plan has not."""
+    """Raise UsageError for a budget that is not in the plan."""
     for budget in budgets:
         if budget not in plan.ladder.budgets:
             listed = ", ".join(f"{b:g}" for b in plan.ladder.budgets)
@@ -452,7 +452,7 @@ def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
 
 
 def _user_dir_of(options: LeagueOptions) -> str | None:
-    """Return the plug-in of the command line as an absolute path, or as it is if it is a module."""
+    """Return the plug-in of the command line as an absolute path; a module stays unchanged."""
     from metaseq_lm.sweeps.definition import plugin
 
     return plugin(options.user_dir, Path.cwd()) if options.user_dir else None

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
-    """Return a row for each registered name, of one kind or of all."""
+    """Return a row for each registered name of one kind or all kinds."""
     from metaseq_lm import plugins
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
     from metaseq_lm.league.gates import gate_registry
@@ -70,7 +70,7 @@ def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, A
 
 
 def _rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:
-    """Return a row for each name of one kind or of all, and for each size of a model."""
+    """Return a row for each name of one kind or all kinds, and for each size of a model."""
     registries = {name.replace("_", "-"): registry for name, registry in registries.items()}
     requested = kind.rstrip("s") if kind else None
     kinds = [*registries, RECIPES.rstrip("s")]
@@ -103,14 +103,14 @@ def _summary_of(preset: Path) -> str:
 
 
 def _tasks_of(criterion: Entry[Any]) -> list[str]:
-    """Return the tasks that a criterion is for; none if it is for any."""
+    """Return the tasks of a criterion; none if it suits any task."""
     if criterion.is_imported:
         return tasks_for(criterion.value)
     return [name for name in TASKS.names() if criterion.name in TASKS.entry(name).takes]
 
 
 def _registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the name of each kind, and below it a line for each of its rows."""
+    """Yield the name of each kind, followed by a line for each of its rows."""
     for kind, members in groupby(rows, lambda row: row["kind"]):
         yield f"{kind}:"
         for row in members:
@@ -122,7 +122,7 @@ def _registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each checkpoint of a run folder, oldest first.
 
-    Its key "damage" says what is wrong with it, "" if nothing is.
+    Its key "damage" describes the damage, "" if there is none.
     """
     folder = next((f for f in (run / "checkpoints", run) if manifests.all_updates(f)), None)
     if folder is None:

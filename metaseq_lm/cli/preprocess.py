@@ -43,12 +43,12 @@ HELP = "turn text into a data folder"
 
 
 def _files_of(split: str) -> str:
-    """Return the help of the flag that names the files of a split."""
+    """Return the help of the flag for the files of a split."""
     return f"text files of the {split} split; - is standard input"
 
 
 def load_plugins(argv: Sequence[str]) -> None:
-    """Load the plug-ins: the kinds of datasets they register have options of their own."""
+    """Load the plug-ins, since the kinds of datasets that they register have their own options."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--user-dir")
     plugins.load_installed(finder.parse_known_args(argv)[0].user_dir)
@@ -56,7 +56,7 @@ def load_plugins(argv: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class PreprocessOptions:
-    """The options that all kinds of datasets have."""
+    """The options of all kinds of datasets."""
 
     destdir: str = option("", "data folder to fill", metavar="D", required=True)
     trainpref: tuple[Path, ...] = option((), _files_of("train"), metavar="F")
@@ -91,7 +91,7 @@ class PreprocessOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that all kinds have, then those of each kind."""
+    """Declare the options of all kinds, then the options of each kind."""
     add_options(parser, PreprocessOptions)
     pipeline.add_kinds(parser)
 
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
-    """Return the files of each split; UsageError for a name that is wrong or there twice."""
+    """Return the files of each split; UsageError for a wrong or repeated name."""
     named = {"train": options.trainpref, "valid": options.validpref, "test": options.testpref}
     splits = {split: list(paths) for split, paths in named.items() if paths}
     for text in options.split:
@@ -138,7 +138,7 @@ def _splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
 
 
 def _command_line(args: argparse.Namespace) -> str:
-    """Return a command that does what `args` say, quoted for a shell, without secrets."""
+    """Return the command line for `args`, quoted for a shell, without secrets."""
     words = ["metaseq-lm", "preprocess"]
     for name, value in vars(args).items():
         if name in NOT_OPTIONS or value is None or value is False:

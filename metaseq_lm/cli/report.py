@@ -57,7 +57,7 @@ from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, settin
 from metaseq_lm.reporting.watch import follow, runs_go_on
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
-_READABLE = 14  # series in one picture
+_READABLE = 14  # readable number of series in a picture
 _FORMATS = ("text", "md", "csv", "tex", "png", "html")
 _DRAWN = ("png", "html")
 
@@ -235,7 +235,8 @@ def run(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace, reload: int = 0) -> int:
     """Print the table and write the files; the page reloads itself after `reload` seconds, if any.
 
-    A path that is no run or archive, and options that exclude each other, raise UsageError.
+    Raises UsageError for a path that is not a run or archive, and for options that exclude each
+    other.
     """
     output_formats = args.format or (list(_FORMATS) if args.out else ["text"])
     draws = not {*_DRAWN}.isdisjoint(output_formats)
@@ -305,7 +306,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
     paths = [args.archive] if args.archive else []
     for name in ["text"] if args.out else output_formats:
         show(WRITERS[name][1](table), end="")
-        for note in table.notes if name == "csv" else ():  # which has no place for them
+        for note in table.notes if name == "csv" else ():  # csv has no place for them
             say(clean(note))
     if args.out is None:
         if paths and output_formats == ["text"]:
@@ -326,7 +327,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
             folder = args.out if "png" in output_formats else Path(spare)
             with warnings.catch_warnings(record=True) as caught, collect() as drawings:
                 drawn, notes = draw(pictures, metric, curves, folder)
-            # matplotlib names characters that its font lacks.
+            # matplotlib warns of characters that its font lacks.
             notes += dict.fromkeys(str(warning.message) for warning in caught)
         if notes:
             show("\n".join(["", *map(clean, notes)]))
@@ -346,7 +347,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
 
 
 def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Return the runs that are no trials of a search, or all if there are no others, and a note."""
+    """Return the runs without trials of searches (all runs if they are all trials), and a note."""
     others = [run for run in runs if not run.trial]
     count = len(runs) - len(others)
     if not others or not count:
@@ -356,7 +357,7 @@ def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def _report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequence[str]) -> int:
-    """Print the best scores by FLOPs of tuning; write them and their picture into `out`, if any."""
+    """Print the best scores by FLOPs of tuning; write them with a picture into `out`, if any."""
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
     scores = [score for curve in curves for score in curve.scores]
@@ -373,7 +374,7 @@ def _write_table(
     output_formats: Sequence[str],
     draw_picture: Callable[[Path], None] | None = None,
 ) -> int:
-    """Print a table; write it and its picture, if any, under a name into `out`, if any."""
+    """Print a table; write it under a name, with its picture if any, into `out` if given."""
     for form in ["text"] if out else output_formats:
         show(WRITERS[form][1](table), end="")
     if out is None:
@@ -392,12 +393,12 @@ def _write_table(
 
 
 def _written_list(paths: Sequence[Path]) -> str:
-    """Return what is printed of the files that were written."""
+    """Return a message on the written files."""
     return "\n  ".join(["\nwritten:", *map(str, paths)])
 
 
 def _choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> list[Setting]:
-    """Return the settings that meet KEY=VALUE conditions, none without conditions.
+    """Return the settings that meet KEY=VALUE conditions; none without conditions.
 
     Raises UsageError for a key or value that no run has, or if no other setting is left.
     """
@@ -416,7 +417,7 @@ def _choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> 
 
 
 def _choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:
-    """Return the logged metrics to draw: `names`, or the valid metric that `metric` is named after.
+    """Return the logged metrics to draw: `names`, or the validation metric behind `metric`.
 
     Raises UsageError for a name that no log has.
     """
@@ -431,7 +432,7 @@ def _choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> li
 def draw(
     pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path
 ) -> tuple[list[Path], list[str]]:
-    """Write the pictures into `out`; return their paths and notes on what they cannot show."""
+    """Write the pictures into `out`; return their paths and notes on missing contents."""
     paths: list[Path] = []
     notes: list[str] = []
     count = len(pictures.styles())
@@ -460,5 +461,5 @@ def draw(
 
 
 def _file_name(kind: str, name: str) -> str:
-    """Return the file of a picture: curves_valid.accuracy.png."""
+    """Return the file name of a picture, such as curves_valid.accuracy.png."""
     return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"

@@ -90,7 +90,7 @@ class NBestSet:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Maps every text to score to the position of an utterance that contains it."""
+        """Every text to score, with the position of an utterance that contains it."""
         return {
             text + self.append: f"{self.path}: utterance {nbest.utterance!r}"
             for nbest in self.lists
@@ -99,7 +99,7 @@ class NBestSet:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Re-rank with every run and scores file; print a JSON line each and a table."""
+    """Re-rank with every run and scores file; print a JSON line for each and a table."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
@@ -141,7 +141,7 @@ def parse_grid(text: str) -> list[float]:
             steps = math.floor((stop - start) / step + 1e-6)
             if not 0 <= steps < _MAX_LAMBDAS or step <= 0:
                 raise ValueError
-            # Not by repeated addition, which would accumulate rounding errors.
+            # Repeated addition would accumulate rounding errors.
             grid = [round(start + number * step, 10) for number in range(steps + 1)]
         else:
             grid = sorted(set(map(float, text.split(","))))
@@ -161,7 +161,7 @@ def _score_run(
     sets: dict[str, NBestSet],
     folder: Path | None,
 ) -> dict[str, float]:
-    """Return the PLL of every distinct text under one run; also writes them to `folder`."""
+    """Return the PLL of every distinct text under one run; also write them to `folder`."""
     from metaseq_lm.core.files import write_atomic
     from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.evaluation.nbest import score_lines
@@ -183,7 +183,7 @@ def _score_run(
 
 
 def _read_saved(source: str, sets: dict[str, NBestSet]) -> dict[str, float]:
-    """Return saved PLLs; MetaseqError if one of the texts has none."""
+    """Return saved PLLs; MetaseqError if a text has none."""
     from metaseq_lm.evaluation.nbest import read_plls
 
     stored, plls = read_plls(Path(source)), {}
@@ -203,7 +203,7 @@ def rerank(
 ) -> dict[str, Any]:
     """Choose lambda on the dev set; return it and the rates of all sets, and write the lists.
 
-    `plls` maps each text, with what is appended to it, to its pseudo-log-likelihood.
+    `plls` maps each text, including its appended string, to its pseudo-log-likelihood.
     """
     import numpy as np
 
@@ -226,7 +226,7 @@ def rerank(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of rates in percent: without re-ranking, for each row, and the oracle."""
+    """Return the table of rates in per cent: without re-ranking, for each row, and the oracle."""
     from metaseq_lm.reporting.formats import WRITERS
     from metaseq_lm.reporting.table import Cell, Table
 

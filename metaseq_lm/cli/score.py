@@ -176,7 +176,7 @@ def _run_input(options: ScoreOptions, words: Sequence[str]) -> int:
 
 
 def _write_output(output: bytes, path: str | None) -> None:
-    """Write `output` to a file, as a whole or not at all, or to standard output."""
+    """Write `output` atomically to a file, or to standard output."""
     from metaseq_lm.core.files import write_atomic
 
     if path is not None:
@@ -184,14 +184,14 @@ def _write_output(output: bytes, path: str | None) -> None:
         write_atomic(Path(path), output)
         return
     sys.stdout.flush()
-    sys.stdout.buffer.write(output)  # UTF-8 whatever the terminal's encoding, as in a file
+    sys.stdout.buffer.write(output)  # UTF-8 as in a file, whatever the terminal's encoding
     sys.stdout.flush()
 
 
 def _score_sentences(
     scorer: "SentenceScorer", sentences: Sequence["Sentence"], tokens: bool
 ) -> tuple[bytes, int]:
-    """Return the output for single sentences, and how many were skipped."""
+    """Return the output for single sentences, and the number of skipped ones."""
     from metaseq_lm.evaluation.nbest import score_lines
 
     rows = [
@@ -216,7 +216,7 @@ def _score_sentences(
 
 
 def _score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[bytes, int]:
-    """Return the metrics of minimal pairs by file and overall, and how many pairs were skipped."""
+    """Return metrics of minimal pairs by file and overall, and the number of skipped pairs."""
     from metaseq_lm.evaluation.suites import OVERALL, build_suite
 
     results: Results = build_suite("pairs").score(pairs, scorer)
@@ -311,10 +311,10 @@ def _suite_table(results: "SuiteResults") -> str:
 
 
 def reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str, float]]]:
-    """Return the columns of what metrics are compared with, such as chance, by their titles.
+    """Return the columns of references of metrics, such as chance, by title.
 
-    Each is a metric and the value by group. A reference whose value depends on the metric has a
-    column for each.
+    Each has a metric and the value by group. A reference that depends on the metric has a column
+    for each metric.
     """
     from metaseq_lm.runs.suite_results import OVERALL
 
@@ -330,6 +330,6 @@ def reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str,
 
 
 def _number_text(metric: "Metric", value: float) -> str:
-    """Return a value as a table of groups shows it; a count has no digits after the point."""
+    """Return a value as text for a table of groups; a count has no decimals."""
     is_count = not metric.percent and float(value).is_integer()
     return f"{value:,.0f}" if is_count else metric.text(value)

@@ -80,7 +80,7 @@ def positive(text: str) -> int:
 
 @dataclass(frozen=True)
 class DefinitionOptions(ConfigOptions):
-    """What defines a sweep."""
+    """The options that define a sweep."""
 
     out: str | None = option(
         None, "folder of the sweep; an existing sweep is continued", metavar="S"
@@ -117,7 +117,7 @@ class DefinitionOptions(ConfigOptions):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search does; of a sweep without one, all are at their defaults."""
+    """The options of a search; all have their defaults for a sweep without a search."""
 
     search: tuple[str, ...] = option(
         (),
@@ -155,7 +155,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class ResubmitOptions:
-    """What chooses runs to launch again."""
+    """The options that choose runs to launch again."""
 
     failed: bool = option(False, "resubmit: what did not end well (required)")
     diverged: bool = option(False, "diverged runs too; they will diverge again")
@@ -164,14 +164,14 @@ class ResubmitOptions:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """What belongs to `status`."""
+    """The options of `status`."""
 
     json: bool = option(False, "status: print one JSON document")
 
 
 @dataclass(frozen=True)
 class SweepOptions(DefinitionOptions, SearchOptions, ResubmitOptions, StatusOptions):
-    """The options of `sweep` but those of launching."""
+    """The options of `sweep`, except for launching."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("launching again"), ResubmitOptions)
     add_options(parser.add_argument_group("status"), StatusOptions)
     _add_launch(parser)
-    # Not argparse's own help: `sweep status --help` shows what belongs to status.
+    # Not argparse's own help, because `sweep status --help` shows only the options of status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
 
@@ -200,8 +200,8 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the first word says; without a verb, launch a sweep."""
-    args.words += args.overrides  # argparse takes them apart where options stand between
+    """Run the verb in the first word; without a verb, launch a sweep."""
+    args.words += args.overrides  # argparse splits words if options are in between
     verb = args.words[0] if args.words and args.words[0] in _VERBS else ""
     if args.help:
         show((_verb_parser(verb) if verb else args.parser).format_help(), end="")
@@ -241,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return a parser that knows what belongs to a verb, for its help."""
+    """Return a parser with the options of a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=_VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     if verb == "status":
@@ -254,7 +254,7 @@ def _verb_parser(verb: str) -> argparse.ArgumentParser:
 
 
 def resubmit(folder: Any, args: argparse.Namespace, options: SweepOptions) -> int:
-    """Launch again what did not end well, with the stored definition and launch options."""
+    """Launch the runs that did not end well again, with stored definition and launch options."""
     from metaseq_lm.sweeps.options import check_out, launch_from
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
@@ -289,9 +289,9 @@ def _copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
 
 
 def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
-    """Raise UsageError unless the command line names the code that a sweep.json names.
+    """Raise UsageError unless the command line names the code in a sweep.json.
 
-    Code is run only if the command line names it, never because a file does.
+    Code only runs if the command line names it, never because a file does.
     """
     from metaseq_lm.sweeps.definition import plugin
 
@@ -312,7 +312,7 @@ def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
-    """Launch a new sweep, or go on with one."""
+    """Launch a new sweep, or continue one."""
     from metaseq_lm import plugins
     from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import conditions_of_runs
@@ -364,7 +364,7 @@ def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
 
 
 def _search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
-    """Take the rules of the search out of a sweep's content; lay the command line's over them."""
+    """Take the rules of the search out of a sweep's content; override them by the command line."""
     from metaseq_lm.core.structured import read_values
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.space import parse_axis
@@ -387,7 +387,7 @@ def _search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]
 def _launch_search(
     content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: SweepOptions
 ) -> int:
-    """Search, or go on with a search, and then launch the runs with the chosen values."""
+    """Start or continue a search, then launch the runs with the chosen values."""
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
@@ -447,7 +447,7 @@ def _sweep_files(args: argparse.Namespace) -> list[Path]:
 
 
 def _content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
-    """Return the content of the sweep file, if one is given, with the command line laid over it."""
+    """Return the content of the sweep file, if given, overridden by the command line."""
     from metaseq_lm.core.config import TOP, names_runs
     from metaseq_lm.core.loading import quote, split_overrides
     from metaseq_lm.sweeps.definition import (
@@ -505,14 +505,14 @@ def _show_estimate(
 ) -> None:
     """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
 
-    Of each batch a `divisor`-th part is measured; at a `rate` of FLOPs a second hours are computed.
+    A part 1 / `divisor` of each batch is measured; hours follow from `rate` in FLOPs a second.
     """
     from metaseq_lm.core.errors import MetaseqError
     from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import composed
     from metaseq_lm.training.price import price_of_run
 
-    settings: dict[str, Any] = {}  # the first run of each
+    settings: dict[str, Any] = {}  # the first run of each setting
     for run in runs:
         settings.setdefault(str(run.values), run)
     seeds = len(runs) / len(settings)
@@ -561,7 +561,7 @@ def _launch_runs(
     options: SweepOptions,
     again: Sequence[str],
 ) -> int:
-    """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
+    """Launch the runs with a state in `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
     from metaseq_lm.sweeps.progress import Progress
     from metaseq_lm.sweeps.states import lines, states, summary
@@ -593,7 +593,7 @@ def _launch_runs(
 
 
 def _check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
-    """Compose runs until every value of every key was in one; UsageError names the run."""
+    """Compose runs until every value of every key has been used; UsageError names the run."""
     from metaseq_lm.sweeps.configs import check_each_value
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched
@@ -619,7 +619,7 @@ def check(runs: list[Any], definition: "Definition") -> None:
 
 
 def _check_for(definition: "Definition") -> "Check":
-    """Return the check of a sweep's configurations: none may name another plug-in."""
+    """Return a check that no configuration of a sweep names another plug-in."""
     from metaseq_lm import plugins
 
     return lambda config: plugins.check_named(config, definition.user_dir)

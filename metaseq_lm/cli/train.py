@@ -34,7 +34,7 @@ HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
 _STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
-# fairseq's flag names, and the keys they stand for.
+# fairseq's flags and the keys that they stand for.
 FLAGS = {
     "objective": "objective",
     "task": "task",
@@ -69,7 +69,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """Where a configuration and a plug-in come from."""
+    """The sources of a configuration and a plug-in."""
 
     config: str | None = option(
         None, "a published recipe, such as recipes/bert (see 'metaseq-lm list recipes'), or a file"
@@ -79,9 +79,9 @@ class ConfigOptions:
     user_dir: str | None = option(None, "plug-in folder or file to load")
 
     def primary(self) -> tuple[str | None, str | None]:
-        """Return folder and name of the primary config; None where they are not given.
+        """Return folder and name of the primary config; None if not given.
 
-        Raises UsageError if both kinds of options are, or there is no such recipe or file.
+        Raises UsageError if both kinds of options are given, or if the recipe or file is missing.
         """
         if not self.config:
             return self.config_dir, self.config_name
@@ -94,7 +94,7 @@ class ConfigOptions:
 
 @dataclass(frozen=True)
 class TrainOptions(ConfigOptions):
-    """The options of `train` that are no keys of the configuration."""
+    """The options of `train` that are not keys of the configuration."""
 
     data: str | None = option(
         None, "folder made by preprocess", positional=True, nargs="?", metavar="DATA"
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_options(parser, TrainOptions)
     add_key_flags(parser)
-    # Not argparse's own help: the keys to list depend on the other flags.
+    # Not argparse's own help, because the keys to list depend on the other flags.
     keys = (
         "show this help and all keys; with --task, --criterion and so on the keys of that choice, "
         "too"
@@ -141,7 +141,7 @@ def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, str]:
-    """Return the values of the flags that are passed, by the keys they stand for."""
+    """Return the values of the passed flags by the keys that they stand for."""
     values = {key: getattr(args, flag.replace("-", "_"), None) for flag, key in FLAGS.items()}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Do what the options ask for."""
+    """Carry out the options: print, check or train."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import as_dict
     from metaseq_lm.core.loading import common_config, describe
@@ -238,10 +238,10 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
 
 
 def _with_stored(overrides: list[str]) -> list[str]:
-    """Return `overrides` behind the options of the run that their save_dir or branch_from holds.
+    """Return `overrides` after the options of an existing run in their save_dir or branch_from.
 
-    Not if they choose a task, a criterion and so on: then they describe a whole run. If they choose
-    another schedule, the options of the stored one are left out.
+    If they choose a task, a criterion and so on, they describe a whole run and are returned alone.
+    If they choose another schedule, the options of the stored schedule are left out.
     """
     from metaseq_lm.core.config import GROUPS
     from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
@@ -261,7 +261,7 @@ def _with_stored(overrides: list[str]) -> list[str]:
 
 
 def _stored_folders(overrides: list[str]) -> list[Path]:
-    """Return the run folders that save_dir and branch_from name in overrides, if they do."""
+    """Return the run folders named by save_dir and branch_from in overrides, if any."""
     from metaseq_lm.core.loading import literal_path, override_value
 
     folders = []
@@ -269,13 +269,13 @@ def _stored_folders(overrides: list[str]) -> list[Path]:
         paths = [literal_path(o) for o in overrides if o.startswith(f"{key}=")]
         if paths and (path := override_value(paths[-1])):
             folders.append(Path(path))
-    if folders[1:]:  # or a checkpoint
+    if folders[1:]:  # or to a checkpoint
         folders.append(folders[1].resolve().parent.parent)
     return folders
 
 
 def _reset_parts(parts: Sequence[str]) -> list[str]:
-    """Return the parts of a run that --reset names, in order; UsageError for another name."""
+    """Return the parts of a run named by --reset, in order; UsageError for an unknown name."""
     from metaseq_lm.runs.folder import RESETS
 
     for part in parts:
@@ -287,7 +287,7 @@ def _reset_parts(parts: Sequence[str]) -> list[str]:
 
 
 def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = ()) -> int:
-    """Train the configured run in this process; returns the exit code, raises MetaseqError.
+    """Train the configured run in this process; return the exit code. Raises MetaseqError.
 
     The parts of an existing run in `reset` start anew.
     """
@@ -309,16 +309,16 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
         error = memory_error(error) or error
         known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))
         status = _STATUS.get(type(known), "failed")
-        if status == "failed":  # the others do not know
+        if status == "failed":  # the other replicas do not know it
             process_group.fail(known)
             if known is not error and process_group.world_size() > 1:
                 say(f"metaseq-lm: replica {process_group.rank()} failed:")
-        else:  # all stop for the same reason, and the first says it
+        else:  # all stop for the same reason, which the first reports
             known.is_printed = process_group.rank() > 0
         if run is not None:
             try:
                 run.record(status, known)
-            except MetaseqError as unrecorded:  # the first error is the one to know
+            except MetaseqError as unrecorded:  # the first error is the relevant one
                 if str(unrecorded) != str(known):
                     say(f"metaseq-lm: {unrecorded}")
         raise error
@@ -333,7 +333,7 @@ def _say_if_not_exported(parts: "Parts") -> None:
     from metaseq_lm.interop.exporting import refusal
 
     weights, task = parts.model.state_dict(), parts.task
-    # A language model of words inherits `vocabulary`, but its data folder has no tokens.
+    # A word language model inherits `vocabulary`, but its data folder has no tokens.
     vocabulary = getattr(task, "vocabulary", None) if (task.data / DICT_FILE).is_file() else None
     reason = "" if process_group.rank() else refusal(weights, parts.config, vocabulary)
     if reason:

@@ -63,7 +63,7 @@ from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
 
-_ADDED, PREDICTIONS = "added", "predictions"  # what an archive says besides its runs
+_ADDED, PREDICTIONS = "added", "predictions"  # facts in an archive, in addition to its runs
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,13 @@ class LeagueRuns:
     """All runs of a league by objective, phase and budget.
 
     Attributes:
-        contents: The plan and what was added to it.
-        runs: The runs, those of the archive too.
-        corpus: What is known of the data; None if nothing is.
-        shipped: Label and budget of the runs that are those of the archive.
-        incomplete: The same of runs of the archive that were begun here, but not with all seeds.
-        predictions: What was predicted of rows.
+        contents: The plan and the added objectives.
+        runs: The runs, including archived ones.
+        corpus: Facts about the data; None if there are none.
+        shipped: Label and budget of the runs that come from the archive.
+        incomplete: Label and budget of archived runs that were also started here, but not with all
+            seeds.
+        predictions: Predictions for rows.
     """
 
     contents: Contents
@@ -88,7 +89,7 @@ class LeagueRuns:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan with the objectives that were added."""
+        """The plan together with the added objectives."""
         return self.contents.extended
 
     def of(self, objective: Objective, phase: str, budget: float | None = None) -> list[Run]:
@@ -100,7 +101,8 @@ class LeagueRuns:
     def rows(self) -> list[Row]:
         """Return the rows that have final runs, in the order of the plan.
 
-        The control of a row is a row without controls, since two objectives may be each other's.
+        A row that serves as a control has no controls itself, since two objectives may control each
+        other.
         """
         rows: dict[tuple[str, float], Row] = {}
         for objective in self.plan.objectives:
@@ -114,7 +116,7 @@ class LeagueRuns:
         ]
 
     def row(self, objective: Objective, budget: float, runs: Sequence[Run]) -> Row:
-        """Return a row with its tuning, and with its controls but for the matched one."""
+        """Return a row with its tuning and all controls except the matched one."""
         return Row(
             objective.name,
             budget,
@@ -130,7 +132,7 @@ class LeagueRuns:
     def tuning(self, objective: Objective, budget: float, run: Run) -> Choice | None:
         """Return how the options of a run were chosen; None if there were no trials.
 
-        Trials that failed since choose nothing: then the options are those that the run has.
+        If no trial has a score any more, the options of the run count as chosen.
         """
         trials = trials_of(self.plan, objective, self.of(objective, TUNE))
         of_budget = trials.get(self.plan.tuning.nearest(budget))
@@ -143,7 +145,7 @@ class LeagueRuns:
         return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
 
     def context(self) -> Context:
-        """Return all rows, and what gates need to judge them."""
+        """Return all rows with the facts that gates need to judge them."""
         comparison = self.plan.comparison
         return Context(
             tuple(self.rows()),
@@ -185,12 +187,12 @@ class LeagueRuns:
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
-        """Return the runs of an objective at a budget, those that tuned it and on shuffled text."""
+        """Return all runs of an objective at a budget, including trials and shuffled ones."""
         phases = (TUNE, FINAL, SHUFFLED)
         return [run for phase in phases for run in self.of(objective, phase, budget)]
 
     def outcomes(self) -> list[Outcome]:
-        """Return the predictions with what is known of their runs."""
+        """Return the predictions together with the state of their runs."""
         outcomes = []
         for item in self.predictions:
             objective = objective_of(self.plan, item.prediction.objective)
@@ -198,7 +200,7 @@ class LeagueRuns:
         return outcomes
 
     def remarks(self) -> list[str]:
-        """Return sentences on parts of the plan without final runs: cannot be, or not yet."""
+        """Return sentences on parts of the plan that cannot have final runs, or have none yet."""
         plan, prices = self.plan, self.contents.prices
         ended = [(row.objective, row.budget) for row in self.rows()]
         objectives = {name for name, _ in ended}
@@ -227,12 +229,12 @@ class LeagueRuns:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The metrics that gates judge, the primary one first: with a verdict, or shown."""
+        """The metrics that gates judge, primary first: with a verdict or only shown."""
         return tuple(dict.fromkeys((*self.plan.metrics, *self.plan.comparison.kinds)))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The metrics that the primary one is the mean of; () if it is none."""
+        """The metrics that the primary metric averages; () if it is not a mean."""
         comparison = self.plan.comparison
         return tuple(comparison.means.get(comparison.metric, ()))
 
@@ -241,7 +243,7 @@ class LeagueRuns:
         return metric_of(name, self.runs)
 
     def entry(self, standing: Standing) -> entries.Entry:
-        """Return what a page shows of a row."""
+        """Return a row as pages show it."""
         row, names = standing.row, (*self.judged, *self.parts)
         scores: dict[str, dict[str, list[float]]] = {"final": {}, "untrained": {}, "shuffled": {}}
         for metric in names:
@@ -271,9 +273,9 @@ class LeagueRuns:
         )
 
     def rows_at(self, flops: str) -> dict[str, Row]:
-        """Return the rows of a budget, as a command line says it, by objective.
+        """Return the rows of a budget, given as on a command line, by objective.
 
-        UsageError if it is no number, or there are none.
+        Raises UsageError if it is not a number or has no rows.
         """
         try:
             budget = flops_text(float(flops))
@@ -285,9 +287,9 @@ class LeagueRuns:
         return rows
 
     def test_items(self, runs: Sequence[Run]) -> dict[str, tuple[Items, ...]]:
-        """Return the test items of the metrics with verdicts, if their error is asked for.
+        """Return the test items of the metrics with verdicts, if the plan asks for their error.
 
-        Metrics of which they are not known are left out.
+        Metrics whose items are unknown are left out.
         """
         comparison = self.plan.comparison
         names = (comparison.metric, *comparison.kinds) if comparison.items else ()
@@ -295,7 +297,7 @@ class LeagueRuns:
         return {name: items for name, items in by_metric.items() if items is not None}
 
     def notes(self) -> list[str]:
-        """Return sentences on what was assumed or not checked, and on tuning."""
+        """Return sentences on assumptions, omitted checks and tuning."""
         notes = []
         if guessed := [name for name in self.plan.metrics if self.metric(name).guessed]:
             notes.append(
@@ -318,7 +320,7 @@ class LeagueRuns:
         return [*notes, *self.tuning_notes(), *self.choice_notes(), *self.provenance()]
 
     def choice_notes(self) -> list[str]:
-        """Return a sentence on the plausible settings of each row; [] if the best one decides."""
+        """Return a sentence on the plausible settings of each row; [] if only the best one runs."""
         texts = []
         for row in self.rows():
             if row.tuning and row.tuning.shares:
@@ -330,7 +332,7 @@ class LeagueRuns:
         return [sentence] if texts else []
 
     def tuning_notes(self) -> list[str]:
-        """Return sentences on tuning: trials, FLOPs, and what other metrics would have chosen."""
+        """Return sentences on tuning: trials, FLOPs, and the choices of other metrics."""
         metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
         parts = []
         for objective in self.plan.objectives:
@@ -353,7 +355,7 @@ class LeagueRuns:
         return [note, *describe_other_choices(self.plan, trials)]
 
     def provenance(self) -> list[str]:
-        """Return a sentence on when and with what the runs were made; [] without runs."""
+        """Return a sentence on when the runs were made and with which code; [] without runs."""
         trials, finals = [], []
         for objective in self.plan.objectives:
             trials += self.of(objective, TUNE)
@@ -364,9 +366,9 @@ class LeagueRuns:
 def predict_rungs(
     league: LeagueRuns, objectives: Sequence[str] = (), budgets: Sequence[float] = ()
 ) -> tuple[list[Registered], list[str]]:
-    """Return predictions of objectives at budgets, and why others are not predicted.
+    """Return predictions of objectives at budgets, and the reasons for missing ones.
 
-    By default those of all objectives, each at its first budget without runs.
+    By default, predict every objective at its first budget without runs.
     """
     plan, standings = league.plan, league.standings()
     predictions, reasons = [], []
@@ -386,10 +388,10 @@ def predict_rungs(
 def _predict_rung(
     league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
 ) -> Registered:
-    """Return the prediction of an objective at a budget of which it has no runs.
+    """Return the prediction of an objective at a budget without runs.
 
-    Raises UsageError if it has some, if it was predicted, whatever runs came since, and where
-    nothing can be predicted.
+    Raises UsageError if there are runs, if it was predicted before (whatever runs came since), or
+    if a prediction is impossible.
     """
     if league.of_rung(objective, budget):
         raise UsageError("there are runs of it")
@@ -414,9 +416,9 @@ def _budget_of(run: Run) -> float:
 
 
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
-    """Return the runs of a league and, of settings that it has not completed, the archive's.
+    """Return the runs of a league, and archived runs for settings that it has not completed.
 
-    Predictions are those of both.
+    Predictions of both are included.
 
     Raises UsageError for a run or a prediction of another plan.
     """
@@ -453,7 +455,7 @@ def _check_predictions(predictions: Sequence[Registered], source: str, plan: Pla
 
 
 def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
-    """Return label and budget of runs that are over with all seeds and first values of a plan."""
+    """Return label and budget of settings whose planned runs (seeds or trials) have all ended."""
     over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))
     needed: dict[str, int] = {}
     tuned: dict[str, Objective] = {}
@@ -473,9 +475,9 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
 
 
 def read_league(place: Path) -> LeagueRuns:
-    """Return the runs of the folder of a league, or those that are archived beside a plan.
+    """Return the runs in a league's folder, or those in the archive next to a plan.
 
-    Raises UsageError and MetaseqError as `read_league_runs` and `read_archived` do.
+    Raises the errors of `read_league_runs` and `read_archived`.
     """
     if not place.is_file():
         folder = LeagueFolder(place)
@@ -490,7 +492,7 @@ def _archive_of(contents: Contents) -> Path | None:
 
 
 def with_archived(contents: Contents) -> Contents:
-    """Return contents with the objectives that were added in the archive of the plan.
+    """Return contents together with the objectives added in the archive of the plan.
 
     Raises MetaseqError if the archive is damaged.
     """
@@ -502,21 +504,21 @@ def with_archived(contents: Contents) -> Contents:
 
 
 def _with_those_of(contents: Contents, file: Path, about: Mapping[str, str]) -> Contents:
-    """Return contents with the objectives that were added in an archive, given its facts."""
+    """Return contents together with the objectives added in an archive, given its facts."""
     records = archive.read_fact(file, about, _ADDED, [ADDED_SCHEMA, ...], "[]")
     return replace(contents, archived=tuple(map(Added.of, records)))
 
 
 def _is_of(plan: Plan, about: Mapping[str, str]) -> bool:
-    """Return whether the facts of an archive are those of the archive of a plan."""
+    """Return whether the facts of an archive belong to a plan."""
     return about.get("plan") == plan.hash
 
 
 def read_archived(contents: Contents) -> LeagueRuns:
-    """Return the runs of the archive beside a plan; none if there is none, or of another plan.
+    """Return the runs of the archive of a plan; none without an archive of this plan.
 
-    Those of an objective that was added there are left out, with what was predicted of it, if one
-    of this name was added here. Without what is known of the corpus the gates of losses are silent.
+    An objective that was added in the archive is left out, with its predictions, if one of the same
+    name was added here. Without facts about the corpus the gates on losses find nothing.
 
     Raises:
         UsageError: A run is of another plan.
@@ -556,20 +558,20 @@ def read_archived(contents: Contents) -> LeagueRuns:
 
 
 def _with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return runs with the metrics of the plan that are means of others."""
+    """Return runs with the plan's means of metrics added."""
     return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
 
 
 def _setting_of(run: Run) -> tuple[str, float]:
-    """Return label and budget, which runs of other seeds share."""
+    """Return label and budget, which runs of all seeds share."""
     return run.values["label"], _budget_of(run)
 
 
 def write_archive(path: Path, league: LeagueRuns) -> None:
-    """Write the runs of the plan, and those of objectives that were added to it, into an archive.
+    """Write the runs of the plan, including its added objectives, into an archive.
 
-    What was added is kept with them, as is what gates need to know of the data, and what was
-    predicted.
+    The archive also keeps the added objectives, the facts about the data that gates need, and the
+    predictions.
     """
     contents = league.contents
     names = [objective.name for objective in league.plan.objectives]
@@ -588,7 +590,7 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
 
 
 def _labels_of(names: Iterable[str]) -> set[str]:
-    """Return the labels of the runs of objectives, in all phases."""
+    """Return the labels of the objectives' runs in all phases."""
     return {label_of(phase, name) for name in names for phase in PHASES}
 
 
@@ -600,11 +602,12 @@ def write_report(
     reload: int = 0,
     about: Sequence[str] = (),
 ) -> str:
-    """Return what a terminal shows of the standings; their page is written into `folder`, if any.
+    """Return the standings as text for a terminal; write their page into `folder`, if given.
 
-    All rows are tested, those of `budgets` (default: of all) are shown. The page names `command`,
-    and reloads itself after `reload` seconds, 0 for never. Of the objectives `about` a sentence
-    says in which kinds of labels they are better. Raises UsageError if there are no rows.
+    All rows are tested, but only rows of `budgets` (default: all) are shown. The page names
+    `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in
+    `about`, a sentence names the kinds of labels in which it is better. Raises UsageError if there
+    are no rows.
     """
     standings = league.standings()
     if budgets:
@@ -619,7 +622,7 @@ def write_report(
 
 
 def repeat(league: LeagueRuns, command: str) -> Section:
-    """Return what repeats a league: the plan with its hash, what was added, and commands."""
+    """Return the section on repeating a league: plan with hash, added objectives, commands."""
     contents = league.contents
     commands = ["metaseq-lm league plan.yaml --out L"]
     for item in contents.additions:

@@ -1,4 +1,4 @@
-"""Gates on what nothing can exceed: exact readers of a world, its entropies, bounds of the plan."""
+"""Gates on upper bounds: exact readers of a world, its entropies, bounds that the plan states."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ ROWS = "task.tokens_per_sample"
 def above_reader(row: Row, context: Context) -> Iterator[Finding]:
     """An accuracy is above that of the exact reader of what the run's model sees.
 
-    The mean over seeds is of as many items as that of a seed: all are scored with the same ones.
+    The number of items is that of one seed, since all seeds are scored with the same items.
     """
     for metric, part in parts_of(row, context):
         readers = [_reader_of(run, part) for run in row.scored]
@@ -49,10 +49,10 @@ def above_reader(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
-    """Return the accuracy of the exact reader of what a run's model sees, and the items' number.
+    """Return the accuracy of the exact reader with the run's reach, and the number of items.
 
-    None where it is not known. A group of all items has the references of all, such as a layer of a
-    probe.
+    Return None if it is unknown. A group that contains all items, such as a layer of a probe, has
+    the references of the whole suite.
     """
     suite, name = run.suite_of(metric), metric.rpartition(".")[2]
     match, count = ACCURACY.fullmatch(name), run.metrics.get(sibling(metric, "n"))
@@ -66,12 +66,12 @@ def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
 
 
 def is_above(accuracy: float, bound: float, items: int) -> bool:
-    """Return whether an accuracy is beyond what items scatter above a bound, by the binomial."""
+    """Return whether an accuracy exceeds a bound by more than the binomial scatter of items."""
     if not accuracy > bound:
         return False
     from scipy.stats import binom  # takes half a second
 
-    # The number of correct items need not be whole in a mean over seeds: rounded down.
+    # A mean over seeds may give a fractional number of correct items, which is rounded down.
     correct = math.floor(accuracy * items + 1e-6)
     return bool(correct > items or binom.sf(correct - 1, items, bound) < _LEVEL)
 
@@ -80,7 +80,7 @@ def is_above(accuracy: float, bound: float, items: int) -> bool:
 def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
     """A validation loss is below the entropy of the world, given what the criterion declares.
 
-    Where masking leaves a share of the targets as they are, those may cost nothing.
+    If masking leaves a share of the targets unchanged, these may cost nothing.
     """
     exact = context.corpus.exact if context.corpus else None
     for term, kind in _recorded_bounds(row).items() if exact else ():

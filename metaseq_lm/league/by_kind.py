@@ -1,7 +1,7 @@
 """Verdicts by kind of labels: in which kinds of end task is an objective better than the baseline?
 
-A plan whose primary metric is a mean of means, such as those of labels that lie behind a word and
-ahead of it, has a verdict on each of these, by the rule of the primary metric.
+If the primary metric of a plan is a mean of means, for example over labels that lie behind a word
+and ahead of it, each of these means has a verdict of its own by the same rule.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
 
 _MARKS = {BETTER: "+", WORSE: "-", EQUIVALENT: "=", UNDECIDED: ""}
-# With the baseline, and of further verdicts of the same sentence.
+# Used with the baseline, and for further verdicts in the same sentence.
 _PHRASES = {
     BETTER: ("better than {} in", "better in"),
     WORSE: ("worse than {} in", "worse in"),
@@ -49,7 +49,7 @@ def kind_mark(entry: Entry, kind: Metric) -> str:
 def describe_kinds(standings: Standings, objective: str) -> str:
     """Return in which kinds an objective is better than the baseline, worse, and so on.
 
-    At the largest budget at which it was compared; "" if it was at none.
+    The sentence is about the largest budget with a comparison; "" if there was none.
     """
     compared = [e for e in standings.entries if e.objective == objective and e.of_kinds]
     if not compared:

@@ -14,7 +14,7 @@ def summary_text(scores: Scores, metric: Metric) -> str:
 
 
 def choice_text(entry: Entry, metric: Metric) -> str:
-    """Return the sd of choice of a row, "-" where it is not known or the row has no number."""
+    """Return the sd of choice of a row, "-" if it is unknown or the row shows no number."""
     sd = None if entry.about(metric.name, VOID, REFUSE) else entry.sds_of_choice.get(metric.name)
     return "-" if sd is None else metric.text(sd)
 

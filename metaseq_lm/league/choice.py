@@ -1,10 +1,11 @@
-"""The choice of a setting as a part of the experiment: what tuning could have chosen, and its cost.
+"""The choice of a setting as part of the experiment: which settings tuning could have chosen.
 
-Tuning seeds are a sample: other ones would have chosen another setting of an objective, with
-another expected score. Draws of the tuning seeds with replacement, the same seeds for all settings,
-choose again. Their sd of the expected score is the sd of choice. Three seeds that agree by chance
-show none, so the error of a row is pooled over the rows of its budget, and enlarged by T / (T - 1)
-for T tuning seeds, of which draws show too little. docs/results/league.md has the simulation.
+Tuning seeds are a sample: other seeds would have chosen another setting with another expected
+score. We therefore draw the tuning seeds with replacement, the same seeds for all settings, and
+choose again. The sd of the expected score over draws is the sd of choice. Three seeds that agree by
+chance show none, so the error of a row is pooled over the rows of its budget. It is enlarged by T /
+(T - 1) for T tuning seeds, because draws underestimate it. docs/results/league.md has the
+simulation.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import numpy as np
 from metaseq_lm.league.verdict import Error
 from metaseq_lm.reporting.significance import POWER
 
-FEWEST = 3  # tuning seeds, with which a choice is an experiment
+FEWEST = 3  # tuning seeds that make a choice part of the experiment
 MOST = 3  # settings of which final seeds run
 _ENUMERATED = 8  # tuning seeds up to which all draws are counted (8 have 6,435 different ones)
-DRAWS = 10_000  # random ones of more seeds
+DRAWS = 10_000  # random draws for more seeds
 # The largest sd of choice of two settings, in sd of a tuning seed over the root of their number.
 # Settings that differ by d are confused with P = Phi(-d / (sd sqrt(2 / T))): d sqrt(P (1 - P)).
 WORST = 0.5438
@@ -30,7 +31,7 @@ WORST = 0.5438
 
 @lru_cache(maxsize=8)
 def seed_draws(seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return draws with replacement as counts of each seed, (draws, seeds), and probabilities."""
+    """Return draws with replacement, (draws, seeds) counts of each seed, and probabilities."""
     if seeds > _ENUMERATED:
         rng = np.random.default_rng(0)
         return rng.multinomial(seeds, [1 / seeds] * seeds, DRAWS), np.full(DRAWS, 1 / DRAWS)
@@ -41,7 +42,7 @@ def seed_draws(seeds: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shares_of_best(scores: np.ndarray, lower_is_better: bool) -> np.ndarray:
-    """Return in what share of draws of the seeds each setting has the best mean.
+    """Return the share of draws of the seeds in which each setting has the best mean.
 
     Scores are (settings, seeds); the first of equal settings is the best.
     """
@@ -52,9 +53,9 @@ def shares_of_best(scores: np.ndarray, lower_is_better: bool) -> np.ndarray:
 
 
 def plausible_settings(shares: np.ndarray, least: float) -> list[int]:
-    """Return the settings that are the best in a share of `least` or more, the first one at least.
+    """Return the settings that are best in a share of `least` or more of the draws, at least one.
 
-    The most frequent ones first, MOST at most.
+    The most frequent ones come first; there are at most MOST.
     """
     order = np.argsort(-shares, kind="stable")[:MOST].tolist()
     return [i for i in order if shares[i] >= least - 1e-9] or order[:1]
@@ -67,25 +68,26 @@ def sd_of_choice(means: Sequence[float], shares: Sequence[float]) -> float:
 
 
 def choice_error(sds: Sequence[float], seeds: int, sides: int) -> Error:
-    """Return what choices add to the variance of a difference.
+    """Return the variance that choices add to a difference.
 
-    It has half of the degrees of freedom of the tuning seeds: where these agree by chance a row
-    shows no choice, so that its sd tells less than a normal one.
+    It has half of the degrees of freedom of the tuning seeds: if these agree by chance, a row shows
+    no choice, so its sd is less informative than that of normal scores.
 
     Args:
         sds: The sd of choice of each row of the budget.
         seeds: The tuning seeds of each.
-        sides: How many of the two rows of the difference were tuned.
+        sides: Number of rows, out of the two in the difference, that were tuned.
     """
     variance = sides * float(np.mean(np.square(sds))) * seeds / (seeds - 1)
     return Error(variance, len(sds) * (seeds - 1) / 2)
 
 
 def tuning_seeds_needed(noise: float, effect: float, level: float, comparisons: int) -> int:
-    """Return the tuning seeds with which the choice alone leaves an effect visible, FEWEST or more.
+    """Return how many tuning seeds (at least FEWEST) keep an effect visible despite the choice.
 
-    That is with the power POWER at `level` / `comparisons` for any number of final seeds, where the
-    settings differ in the worst way, see WORST. `noise` is the sd of a score of one tuning seed.
+    Visible means a power of POWER at `level` / `comparisons` with any number of final seeds, for
+    settings that differ in the worst way, see WORST. `noise` is the sd of a score of one tuning
+    seed.
     """
     from scipy.stats import norm
 

@@ -12,11 +12,11 @@ from metaseq_lm.league.standings import FLAG, Context, Finding, Row, finished
 from metaseq_lm.reporting.runs import Run
 
 RANK = ".last.effective_rank"  # metrics of the suite probe
-_FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
-_FEWER_ERRORS = 1.64  # standard errors that one in 20 exceeds: of further seeds of a collapsed row
+_FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the largest possible rank
+_FEWER_ERRORS = 1.64  # standard errors that one in 20 exceeds: for further seeds of a collapsed row
 _DEVIATIONS = 5  # median absolute deviations of the losses of a row
-_LOST = 0.5  # of what the row gained since the first validation
-FEWEST = 4  # seeds whose median is not moved by one of them
+_LOST = 0.5  # share of the row's gain since the first validation
+FEWEST = 4  # number of seeds from which one seed does not move the median
 
 Seeds = dict[int | None, float]
 
@@ -25,7 +25,8 @@ Seeds = dict[int | None, float]
 def collapse(row: Row, context: Context) -> Iterator[Finding]:
     """Seeds collapsed; one is enough, since the mean with it describes neither kind of seed.
 
-    Several are no accident of a seed but what the setting does, so their share is said.
+    If several seeds collapse, the setting is the cause and not the seed, so the finding gives their
+    share.
     """
     narrow, gaps, strayed = _narrow_seeds(row), _layer_gaps(row), _strayed_seeds(row)
     collapsed = {*narrow, *gaps, *strayed}
@@ -56,9 +57,9 @@ def named(seeds: Seeds) -> str:
 
 
 def _narrow_seeds(row: Row) -> Seeds:
-    """Return the rank of the last layer's states of seeds where it is small, see suite `probe`.
+    """Return small ranks of the last layer's states by seed, see suite `probe`.
 
-    Of several probes that with the largest rank counts: means over a text vary less than states.
+    Among several probes the largest rank counts, since means over a text vary less than states.
     """
     ranks: Seeds = {}
     for run in row.scored:
@@ -69,11 +70,11 @@ def _narrow_seeds(row: Row) -> Seeds:
 
 
 def _layer_gaps(row: Row) -> Seeds:
-    """Return by how much the last layer of a seed tells less than its embedding, where it does.
+    """Return by how much the last layer is less accurate than the embedding, for seeds where it is.
 
-    Beyond the error of the items, and where the embedding tells more than that of the untrained
-    models: a row that has learnt nothing has nothing to lose. In a row with such a seed further
-    ones count from a smaller gap on.
+    The gap has to exceed the error of the items, and the embedding has to beat the untrained
+    models' embedding: a row that has learnt nothing has nothing to lose. If a row has such a seed,
+    a smaller gap is enough for further seeds.
     """
     untrained = [layers[0] for run in finished(row.untrained) if (layers := _word_layers(run))]
     gaps, errors = {}, {}
@@ -90,8 +91,8 @@ def _layer_gaps(row: Row) -> Seeds:
 def _word_layers(run: Run) -> tuple[float, float, float] | None:
     """Return the mean accuracy of the embedding and of the last layer, and the difference's error.
 
-    Over the probes of labels of words. Those of texts read means over their words: of the embedding
-    these are a bag of words, which layers that mix words may well lose.
+    The means are over probes of word labels. Probes of text labels read means over words: for the
+    embedding these are a bag of words, which layers that mix words may well lose.
     """
     first, last, variances = [], [], []
     for suite in run.suites:
@@ -108,10 +109,10 @@ def _word_layers(run: Run) -> tuple[float, float, float] | None:
 
 
 def _strayed_seeds(row: Row) -> Seeds:
-    """Return how far the last loss of a seed is above the median of all, where it left them.
+    """Return how far the last loss of each outlying seed is above the median of all seeds.
 
-    That is, by more than _DEVIATIONS and by more than LOST of what the row gained: a change of
-    phase that some seeds have made and others not is a smaller gap.
+    A seed is outlying if the gap exceeds both _DEVIATIONS and the share LOST of the row's gain. The
+    gap is smaller where some seeds have passed a phase transition and others have not.
     """
     curves = {run.seed: values for run in row.scored if len(values := curve(run)[1]) > 1}
     if len(curves) < FEWEST:

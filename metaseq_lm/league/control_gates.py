@@ -1,6 +1,6 @@
-"""Gates on controls: does a row score more than what did not learn, or learnt something else?
+"""Gates on controls: does a row score more than untrained models and other controls?
 
-`differences` says what is more.
+`differences` defines what counts as more.
 """
 
 import math
@@ -27,14 +27,14 @@ from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
 
 SYNTAXGYM = "syntaxgym"  # the suite
-_GUESSES = ("chance", "majority")  # references that no model is needed for
-_COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references of counted words
+_GUESSES = ("chance", "majority")  # references that need no model
+_COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references from word counts
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
     """Return the recorded references of a metric by name, such as chance; {} if there are none.
 
-    A mean of metrics has the means of the references that all of its parts have.
+    A mean of metrics has the means of the references that all of its parts share.
     """
     return next((levels for run in runs if (levels := _references_of_run(run, metric))), {})
 
@@ -49,15 +49,15 @@ def _references_of_run(run: Run, metric: str) -> Mapping[str, float]:
 
 
 def ceiling(runs: Sequence[Run], metric: str) -> float | None:
-    """Return the recorded score of the exact reader of what a row's models see, None without one.
+    """Return the recorded score of the exact reader with the reach of a row's models, or None.
 
-    Of a mean of metrics it is the mean of its parts'.
+    For a mean of metrics it is the mean of the parts' ceilings.
     """
     return next((top for run in runs if (top := _ceiling_of_run(run, metric)) is not None), None)
 
 
 def _ceiling_of_run(run: Run, metric: str) -> float | None:
-    """Return the score of the exact reader of what a run's model sees, see `ceiling`."""
+    """Return the score of the exact reader with the reach of a run's model, see `ceiling`."""
     if metric in run.means:
         tops = [_ceiling_of_run(run, part) for part in run.means[metric]]
         known = [top for top in tops if top is not None]
@@ -66,18 +66,19 @@ def _ceiling_of_run(run: Run, metric: str) -> float | None:
 
 
 def exact_of(run: Run, suite: SuiteResults | None, levels: Mapping[str, float]) -> float | None:
-    """Return which of the references of a suite's metric is the exact reader of a run's reach."""
+    """Return the reference in `levels` that an exact reader with a run's reach scores."""
     reach = suite.facts.get("reach") if suite else None
     if reach is None and run.values.get("task._name") == "causal_lm":
-        reach = "causal"  # results of earlier versions do not say what the states of a suite see
+        reach = "causal"  # results of earlier versions do not record the reach of a suite's states
     of_both_sides = levels.get("bayes")
     return levels.get("bayes_left", of_both_sides) if reach == "causal" else of_both_sides
 
 
 def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:
-    """Return the references of a metric, METRIC or GROUP.METRIC, of the results of a suite.
+    """Return the references of a metric, METRIC or GROUP.METRIC, in the results of a suite.
 
-    Results of earlier versions have none of means over groups: these are the means over the groups.
+    Results of earlier versions lack references of means over groups; we average those of the
+    groups.
     """
     if metric in suite.references or not metric.endswith(MACRO):
         return suite.references.get(metric, {})
@@ -87,9 +88,10 @@ def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:
 
 
 def averaged(suite: SuiteResults, group: str) -> list[str]:
-    """Return the groups that a mean over those in a group, or "" for all, is of.
+    """Return the groups that the mean of a group, or of all groups (""), averages.
 
-    They are the narrowest ones, but SyntaxGym's are its suites, whatever their predictions.
+    They are the narrowest groups, except for SyntaxGym, where they are its suites, whatever
+    predictions these have.
     """
     names = [name for name in suite.groups if name != OVERALL]
     if suite.suite == SYNTAXGYM:
@@ -99,7 +101,7 @@ def averaged(suite: SuiteResults, group: str) -> list[str]:
 
 
 def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of the references that all have."""
+    """Return the means of the references that all mappings have."""
     common = [name for name in levels[0] if all(name in others for others in levels)]
     return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
 
@@ -139,8 +141,8 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
 def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
     """The untrained models of several objectives are the same, so that they are one control.
 
-    Such objectives differ in training alone, as in the share of masked tokens. It is said once, of
-    the first row.
+    Such objectives differ in training alone, for example in the share of masked tokens. Only the
+    first row reports it.
     """
     results = _suite_metrics(row.untrained)
     same = [other for other in context.rows if _suite_metrics(other.untrained) == results]
@@ -160,7 +162,7 @@ def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
 
 
 def _best_losses(runs: Sequence[Run]) -> list[float]:
-    """Return the best validation of each run that has one."""
+    """Return the best validation loss of each run that has one."""
     return [float(values.min()) for _, values in map(curve, runs) if len(values)]
 
 
@@ -168,9 +170,9 @@ def _best_losses(runs: Sequence[Run]) -> list[float]:
 def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same objective on shuffled text: it shows no order.
 
-    A flag for the primary metric. Another one may need no order, such as the topic of a document,
-    which is worth a note where it is above the untrained model's. The losses are said, too: they
-    may differ where scores do not.
+    The finding is a flag for the primary metric. Another metric may need no order, such as the
+    topic of a document; it gets a note if its score is above the untrained model's. The reason
+    includes the losses, which may differ where scores do not.
     """
     losses = _losses_text(row.scored, finished(row.shuffled))
     if not row.shuffled and row.budget in context.shuffled:
@@ -198,9 +200,9 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
-    """Return the best validations of the terms of the loss that two settings share, as a clause.
+    """Return a clause on the best validation of each loss term that two settings share.
 
-    Means over runs, "" if the settings share no term.
+    Values are means over runs. Return "" if the settings share no term.
     """
     clauses = []
     for term in sorted(_terms_of(runs) & _terms_of(others)):
@@ -210,7 +212,7 @@ def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
 
 
 def _terms_of(runs: Sequence[Run]) -> set[str]:
-    """Return the terms of the loss that validations of runs have."""
+    """Return the loss terms that appear in validations of runs."""
     return {term for run in runs for term in run.losses if run.series(f"valid.{term}")[1]}
 
 
@@ -224,7 +226,7 @@ def _best_values(runs: Sequence[Run], term: str) -> list[float]:
 def matched_control(row: Row, context: Context) -> Iterator[Finding]:
     """The objective is not above its matched control, or has none.
 
-    Nothing is said where the control is the baseline: the verdict says it.
+    There is no finding if the control is the baseline, since the verdict covers it.
     """
     if context.baseline in (row.objective, row.control and row.control.objective):
         return
@@ -259,7 +261,7 @@ def _is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> b
 def guessing(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of a guess, such as the most frequent class, or of counts.
 
-    That is, not by more than the spread over seeds, see `differences`.
+    The score has to be above it by more than the spread over seeds, see `differences`.
     """
     for metric in context.metrics:
         scores, levels = row.scores(metric), references(row.scored, metric)
@@ -285,8 +287,8 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
 def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
     """A part of a mean is below chance: the mean hides that the row follows a contradicted rule.
 
-    Such a part falls as the model learns the rule, such as agreement with the nearest noun, so that
-    a higher mean need not be a better model.
+    Such a part falls as the model learns the contradicted rule, for example agreement with the
+    nearest noun, so a higher mean need not mean a better model.
     """
     for metric in context.metrics:
         for part in row.parts(metric):

@@ -1,4 +1,4 @@
-"""What the gates of a league need to know of its corpus, kept beside its runs and in archives."""
+"""Facts about the corpus that the gates of a league need, kept next to its runs and in archives."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.evaluation.suites import exact_scores
 from metaseq_lm.reporting import archive
 
-TOKEN, CLOZE = "token", "cloze"  # losses of a world, which criterions name as their bounds
-ERRORS = 3.09  # standard errors, which one normal value in 1,000 exceeds on one side
+TOKEN, CLOZE = "token", "cloze"  # losses of a world, which criterions declare as bounds
+ERRORS = 3.09  # standard errors that one normal value in 1,000 exceeds on one side
 _FORM = {
     "vocabulary": COUNT,
     "unigram": AMOUNT,
@@ -37,16 +37,16 @@ _FORM = {
 
 @dataclass(frozen=True)
 class Exact:
-    """The exact losses of the world that a corpus is of, in nats, see `worlds.measures.losses`.
+    """The exact losses of the world of a corpus, in nats, see `worlds.measures.losses`.
 
     Attributes:
-        document: Of a document, its end included.
-        token: Of a token given those before it.
+        document: Loss of a document, including its end.
+        token: Loss of a token given the preceding ones.
         token_error: Its standard error.
-        cloze: Of a token given all others of its document.
+        cloze: Loss of a token given all others in its document.
         cloze_error: Its standard error.
-        documents: The documents of the valid split.
-        longest: The tokens of the longest of them.
+        documents: Number of documents in the valid split.
+        longest: Number of tokens of the longest one.
     """
 
     document: float
@@ -58,12 +58,12 @@ class Exact:
     longest: int
 
     def least(self, kind: str, room: int, used: int) -> float:
-        """Return the least loss that is possible, less an error that one in 1,000 exceeds.
+        """Return the least possible loss, less an error that one in 1,000 exceeds.
 
         Args:
             kind: TOKEN, whose targets include the [SEP] of each row, or CLOZE.
-            room: The tokens of a row without special ones; longer documents are several rows.
-            used: The documents of the valid split that are scored.
+            room: Tokens of a row, special ones excluded; longer documents take several rows.
+            used: Number of documents of the valid split that are scored.
         """
         mean, error = self.cloze, self.cloze_error
         if kind == TOKEN:
@@ -75,18 +75,18 @@ class Exact:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is known of a corpus.
+    """Facts about a corpus.
 
     Attributes:
         vocabulary: The number of symbols, V. A uniform guess has a cross-entropy of ln V.
         unigram: The cross-entropy of the valid split under the counts of the train split, in nats a
-            token: what a model can reach that ignores context.
-        trigram: The same under the trigrams of train, see `NGram`: what a causal language model has
-            to beat; None in archives of earlier versions.
-        words: The words of the train split; None if its manifest does not say.
-        valid: How the valid split compares with train; None in archives of earlier versions.
-        shifted: Whether that is meant to be of another domain.
-        exact: The losses of its world; None for others, and in archives of earlier versions.
+            token: the best loss of a model that ignores context.
+        trigram: The same under the trigrams of train, see `NGram`, which a causal language model
+            has to beat; None in archives of earlier versions.
+        words: Number of words in the train split; None if its manifest lacks it.
+        valid: Comparison of the valid split with train; None in archives of earlier versions.
+        shifted: Whether valid is meant to be of another domain.
+        exact: The losses of its world; None for other corpora and in archives of earlier versions.
     """
 
     vocabulary: int
@@ -103,7 +103,7 @@ class Corpus:
 
 
 def from_about(path: Path, about: Mapping[str, str]) -> Corpus | None:
-    """Return what the archive at `path` says of the corpus; None if it does not.
+    """Return the corpus that the archive at `path` describes; None if it describes none.
 
     Raises MetaseqError if that is damaged.
     """
@@ -121,17 +121,16 @@ def from_about(path: Path, about: Mapping[str, str]) -> Corpus | None:
 
 
 def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the fields of a dataclass, without null."""
+    """Return the values that are fields of a dataclass and not null."""
     names = (item.name for item in fields(kind))
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def read_corpus(data: Path, shifted: bool = False) -> Corpus:
-    """Return what there is to know of a data folder of a corpus.
+    """Return the facts about the corpus in a data folder.
 
-    In the unigram's cross-entropy one is added to each symbol's count, so that a symbol that
-    training does not have costs no infinite loss. Special symbols are no targets: they do not
-    count.
+    The unigram's cross-entropy adds one to each symbol's count, so that a symbol that is absent
+    from train does not have an infinite loss. Special symbols are never targets and do not count.
 
     Args:
         data: The folder, with `dict.txt` and the token files of train and valid.
@@ -158,7 +157,7 @@ def read_corpus(data: Path, shifted: bool = False) -> Corpus:
 
 
 def _exact_losses(data: Path, valid: IndexedDataset) -> Exact | None:
-    """Return the exact losses of the world of a data folder with its valid split; None for none."""
+    """Return the exact losses of the world that a data folder was made of; None without a world."""
     losses = exact_scores(data, "losses")
     if not losses or not len(valid):
         return None
@@ -175,8 +174,8 @@ def _trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndar
     """Return the cross-entropy of valid under the trigrams of train, in nats a token.
 
     Args:
-        train: The split whose trigrams are counted, those of some sequences if it is large.
-        valid: The other split, of which as many tokens at most are scored.
+        train: The split to count trigrams in; only some of its sequences if it is large.
+        valid: The split to score, with the same limit on tokens.
         is_text: Which symbols count, bool (V,).
     """
     ngram = NGram(*sequences_of(train), len(is_text))

@@ -1,13 +1,14 @@
 """Curves of scores over FLOPs, and the score that they predict for a further budget.
 
-A loss is taken as E + K C^-g, with E, K and g not negative. An accuracy is one of two: where the
-most that can be reached is known, a line of the logit of its share of that over the logarithm of C,
-else A - K C^-g, with A at most 1. They are fitted to the means of the budgets by least squares.
+A loss has the form E + K C^-g, with E, K and g not negative. An accuracy has one of two forms: if
+its ceiling is known, the logit of its share of the ceiling is a line over the logarithm of C;
+otherwise it is A - K C^-g, with A at most 1. Curves are fitted to the means of the budgets by least
+squares.
 
-Seeds make one part of the error: each draw adds to the fitted curve what a bootstrap of the seeds
-(`ladders.draw_means`) moves the means by, and is fitted anew. A curve that the budgets miss by more
-than the draws do is rejected: its error would not be that of seeds. That the curve does not go on
-as it did makes the other part, which only other ladders tell: `held_out_errors`.
+Seeds are one source of error: each draw adds to the fitted curve the shift of the means in a
+bootstrap of the seeds (`ladders.draw_means`), and is fitted anew. A curve that the budgets miss by
+more than the draws do is rejected, since seeds alone do not explain its error. The other source is
+that the curve may not go on as it did, which only other ladders can show: `held_out_errors`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 
 DRAWS = 2_000
 _FEWEST_SEEDS = 3  # of a budget
-FEWEST_HELD_OUT = 3  # other ladders, whose errors widen an interval
+FEWEST_HELD_OUT = 3  # other ladders needed for their errors to widen an interval
 _LEAST_SPAN = 30.0  # the last budget over the first: 1.5 decades
-_EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
-_POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
-_ROUNDS, _STEPS = 8, 11  # of further rounds, each between the neighbours of the best
+_EDGE = 1e-4  # distance of drawn accuracies from 0 and 1, where the logit is infinite
+_POWERS = np.geomspace(0.01, 3.0, 60)  # powers of C in the first round of the search for g
+_ROUNDS, _STEPS = 8, 11  # further rounds search between the neighbours of the best
 
 
 def _solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return level at the first budget and slope of lines, (n, 2), for values (n, budgets)."""
+    """Return level at the first budget and slope, (n, 2), of lines through (n, budgets)."""
     x = logs - logs[0]
     centred = x - x.mean()
     slopes = values @ centred / (centred @ centred)
@@ -48,9 +49,9 @@ def _line_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _solve_power_law(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return E, the part of the first budget that falls, and g, (n, 3), for (n, budgets).
+    """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets).
 
-    g is searched, E and the other part are linear in the values.
+    g is found by search; E and the falling part are linear in the values.
     """
     x = logs - logs[0]
     powers = np.broadcast_to(_POWERS, (len(values), len(_POWERS)))
@@ -69,9 +70,9 @@ def _solve_power_law(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _linear_parts(
     x: np.ndarray, values: np.ndarray, powers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return E, the other part and the sum of squares for each power, each (n, powers).
+    """Return E, the falling part and the sum of squares for each power, each (n, powers).
 
-    Least squares with neither part below zero.
+    The fit is by least squares with both parts at least zero.
     """
     basis = np.exp(-powers[:, :, None] * x)  # (n, powers, budgets)
     y = values[:, None, :]
@@ -92,7 +93,7 @@ def _power_law_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _logit_inside(scores: np.ndarray) -> np.ndarray:
-    """Return the logit of accuracies, of those near 0 and 1 that of EDGE and 1 - EDGE."""
+    """Return the logit of accuracies, clipped to the range from EDGE to 1 - EDGE."""
     values: np.ndarray = logit(np.clip(scores, _EDGE, 1 - _EDGE))
     return values
 
@@ -103,7 +104,7 @@ def unchanged(scores: np.ndarray) -> np.ndarray:
 
 
 def _shortfall(scores: np.ndarray) -> np.ndarray:
-    """Return what fractions lack to 1; its own inverse."""
+    """Return 1 minus fractions; its own inverse."""
     lacking: np.ndarray = 1.0 - scores
     return lacking
 
@@ -114,13 +115,13 @@ class Form:
 
     Attributes:
         name: Its formula.
-        parameters: How many it has.
-        bounds: Of scores.
-        scale: From scores to what is fitted.
-        unscale: The inverse.
-        solve: From logarithms of budgets and values (n, budgets) to parameters (n, parameters).
-        value_at: From parameters and logarithms of C over the first budget to values (n, points).
-        ceiling: Which all means have to be below, and above 0; None for no such limits.
+        parameters: Number of its parameters.
+        bounds: Bounds of scores.
+        scale: Maps scores to the scale of the fit.
+        unscale: Inverse of `scale`.
+        solve: Maps logarithms of budgets and values (n, budgets) to parameters (n, parameters).
+        value_at: Maps parameters and logarithms of C over the first budget to values (n, points).
+        ceiling: All means have to be above 0 and below it; None for no such limits.
     """
 
     name: str
@@ -134,16 +135,16 @@ class Form:
 
     @property
     def rungs(self) -> int:
-        """The least number of budgets: two more than parameters.
+        """The least number of budgets: the number of parameters plus two.
 
-        Of one more the misfit has a single degree of freedom, and three budgets of a handful of
-        seeds before a change of phase pass for a line.
+        With one less the misfit has a single degree of freedom, and three budgets of a handful of
+        seeds before a phase transition pass for a line.
         """
         return self.parameters + 2
 
 
 def logit_line(ceiling: float) -> Form:
-    """Return the form of accuracies whose share of a ceiling has a logit that is a line."""
+    """Return the form in which the logit of accuracy / ceiling is a line."""
     share = "" if ceiling == 1 else f" of score / {ceiling:.4g},"
     return Form(
         f"logit{share} linear in log C",
@@ -166,7 +167,7 @@ SATURATION = Form(
 
 
 def form_of(metric: Metric, ceiling: float | None = None) -> Form | None:
-    """Return the form of curves of a metric whose ceiling may be known; None without a form."""
+    """Return the form of curves of a metric, given its ceiling if known; None without a form."""
     if metric.lower_is_better:
         return replace(POWER_LAW, bounds=(0.0, 1.0)) if metric.percent else POWER_LAW
     if not metric.percent:
@@ -175,9 +176,9 @@ def form_of(metric: Metric, ceiling: float | None = None) -> Form | None:
 
 
 def bounds_of(metric: Metric, scores: Iterable[np.ndarray]) -> Ends:
-    """Return the bounds of the form of a metric; none without one, and where scores leave them.
+    """Return the bounds of a metric's form; none without a form, or if scores exceed them.
 
-    A loss may be below zero, such as one of cosines.
+    Some losses, such as those of cosines, may be below zero.
     """
     form = form_of(metric)
     if form is None:
@@ -191,7 +192,7 @@ class Fit:
     """A curve that was fitted to a ladder.
 
     Attributes:
-        ladder: What was fitted.
+        ladder: The ladder that was fitted.
         form: The form of the curve.
         means: Drawn means of the ladder, (draws, budgets).
     """
@@ -207,7 +208,7 @@ class Fit:
 
     @cached_property
     def noise(self) -> np.ndarray:
-        """What the draws move each mean by, on the scale of the fit, (draws, budgets)."""
+        """The shift of each mean in each draw, on the scale of the fit, (draws, budgets)."""
         noise: np.ndarray = self.form.scale(self.means) - self.form.scale(self.ladder.means)
         return noise
 
@@ -227,7 +228,7 @@ class Fit:
         return self.form.value_at(self.parameters, self.offsets(self.ladder.logs))
 
     def offsets(self, logs: np.ndarray) -> np.ndarray:
-        """Return logarithms of budgets less that of the first budget of the ladder."""
+        """Return logarithms of budgets minus the logarithm of the ladder's first budget."""
         shifted: np.ndarray = logs - self.ladder.logs[0]
         return shifted
 
@@ -243,12 +244,12 @@ class Fit:
         rng: np.random.Generator,
         errors: Sequence[float] = (),
     ) -> Ends | None:
-        """Return the 1 - `level` interval of the mean of as many runs at a further budget.
+        """Return the 1 - `level` interval of the mean over equally many runs at another budget.
 
-        Their mean scatters about the curve as that of a budget of the ladder, drawn at random: by
-        as many points, whatever the scale of the fit. With FEWEST_HELD_OUT `errors` of the form on
-        other ladders or more, the curve errs as they do, too: by their root mean square times
-        Student's t.
+        The mean scatters about the curve like the mean of a random budget of the ladder, in points
+        on the scale of scores and not of the fit. With at least FEWEST_HELD_OUT `errors` of the
+        form on other ladders, we add an error of the curve: their root mean square times Student's
+        t.
         """
         values = self.form.value_at(self.drawn, self.offsets(np.log([budget])))[:, 0]
         rows, columns = self.means.shape
@@ -262,7 +263,7 @@ class Fit:
 
     @cached_property
     def misfit_p(self) -> float:
-        """The share of draws that miss their curve by as much as the means miss theirs."""
+        """The share of draws that miss their curve by at least the misfit of the means."""
         values = self.form.scale(self.ladder.means)
         observed = float(((values - self.fitted) ** 2).sum())
         refitted = self.form.value_at(self.drawn, self.offsets(self.ladder.logs))
@@ -274,7 +275,8 @@ class Fit:
 def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
     """Return why a form cannot be fitted to a ladder and predict a budget above it, "" if it can.
 
-    Too few budgets or seeds, too short a span, a mean at the end of a scale, or too far a budget.
+    Reasons are too few budgets or seeds, too short a span, a mean at the end of a scale, or a
+    budget too far away.
     """
     if (count := len(ladder.budgets)) < form.rungs:
         return f"{count} budget{'s' * (count != 1)}; {form.name} needs {form.rungs}"
@@ -303,9 +305,9 @@ def has_logits(ladder: Ladder, form: Form) -> bool:
 
 
 def held_out_errors(ladders: Iterable[tuple[Ladder, Form]]) -> list[float]:
-    """Return the errors of forms at the last budgets of ladders, fitted to those below.
+    """Return the errors at the last budget of each ladder of its form, fitted to the budgets below.
 
-    Ladders with fewer budgets below it than the form has parameters, and one more, are left out.
+    A ladder needs more budgets below its last than its form has parameters, else it is left out.
     """
     errors = []
     for ladder, form in ladders:
@@ -317,16 +319,16 @@ def held_out_errors(ladders: Iterable[tuple[Ladder, Form]]) -> list[float]:
 
 
 def rejection(fit: Fit, level: float) -> str:
-    """Return that the budgets do not lie on a curve of the form, "" if they may."""
+    """Return a clause that the budgets do not lie on a curve of the form, "" if they may."""
     p = fit.misfit_p
     return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" if p < level else ""
 
 
 def naive_predictions(ladder: Ladder, budget: float) -> dict[str, float]:
-    """Return what two rules without a curve predict for a budget above a ladder.
+    """Return the predictions of two rules without a curve for a budget above a ladder.
 
-    "last": the mean of the last budget. "line": the line over log FLOPs through the last two, where
-    there are two.
+    "last" is the mean of the last budget. "line" extends the line over log FLOPs through the last
+    two budgets, if there are two.
     """
     last = float(ladder.means[-1])
     predictions = {"last": last}

@@ -1,4 +1,4 @@
-"""The data of a league: made once, and never taken for those of other options or files."""
+"""The data of a league: made once, and never confused with data of other options or files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT, Plan
 from metaseq_lm.league.texts import OF_PROBE, has_set, has_text, make, make_text
 
-_RECORD = ".source.json"  # behind the name of the data folder, which is beside it
+_RECORD = ".source.json"  # suffix of the record next to the data folder
 # Options of preprocess that make a world small, for a look at its plan.
 _SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
 _FEW_LINES = 5000  # of a text
@@ -29,7 +29,7 @@ CHUNK = 1 << 20  # bytes
 
 
 def has_data(plan: Plan, folder: Path) -> bool:
-    """Return whether the data of a plan are there, in `folder` or where the plan says."""
+    """Return whether the data of a plan exist, in `folder` or in the plan's own folder."""
     if "folder" in plan.data:
         return True
     is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)
@@ -45,11 +45,11 @@ def data_folder(plan: Plan, folder: Path) -> Path:
 def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     """Return the data folder of a plan, made in `folder` unless it is there.
 
-    A record beside it says what it was made of, and whether all of it was made: what a stopped
-    command left is made again. Folders of suites are links in it, made anew each time.
+    A record next to it names its sources and whether it is complete; data of a stopped command are
+    made again. Folders of suites are links in it, which are made anew each time.
 
     Raises:
-        UsageError: An option, a file or a folder cannot be used, or the data are those of others.
+        UsageError: An option, a file or a folder cannot be used, or the data have other sources.
     """
     if "folder" in plan.data:
         return data_folder(plan, folder)
@@ -94,8 +94,8 @@ def _set_name(benchmark: str) -> str:
 def _link_folders(plan: Plan, folder: Path) -> None:
     """Link the plan's folders of suites into a data folder, under their names.
 
-    After its sets are made: nothing is ever written through a link. Raises UsageError where
-    something else has the name.
+    This happens after its sets are made, so that nothing is ever written through a link. Raises
+    UsageError if something else has the name.
     """
     for path in map(Path, plan.data.get(FOLDERS, ())):
         link = folder / path.name
@@ -109,10 +109,10 @@ def _link_folders(plan: Plan, folder: Path) -> None:
 
 
 def source_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what data are made of: options of preprocess, and hashes of files.
+    """Return the sources of data: options of preprocess and hashes of files.
 
-    A file that is gone has no hash. Folders of suites are no part of it: what runs are scored with
-    is recorded with their scores.
+    A missing file has no hash. Folders of suites are not included, since runs record with their
+    scores what they were scored with.
     """
     source = {key: value for key, value in data.items() if key != FOLDERS}
     if BENCHMARKS in data:
@@ -143,13 +143,13 @@ def _hash_of_folder(folder: Path) -> str:
 
 
 def _is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sources differ in nothing but what probes are made of."""
+    """Return whether two sources differ at most in the sources of probes."""
     of_sets = {*OF_PROBE, BENCHMARKS}
     return all(source.get(key) == other.get(key) for key in {*source, *other} - of_sets)
 
 
 def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
-    """Raise UsageError if data were made of something else; files that are gone do not count."""
+    """Raise UsageError if data were made from other sources; missing files do not count."""
     differing = [
         key
         for key in sorted({*source, *made_of})
@@ -165,12 +165,12 @@ def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder:
 
 
 def record_of(folder: Path) -> Path:
-    """Return the file that says what a data folder was made of."""
+    """Return the file that records the sources of a data folder."""
     return folder.with_name(f"{folder.name}{_RECORD}")
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    """Return what a data folder was made of, {} if nothing says so."""
+    """Return the recorded sources of a data folder, {} without a record."""
     file = record_of(folder)
     try:
         record = read_json(file)
@@ -184,6 +184,6 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write what a data folder is made of."""
+    """Write the record of a data folder's sources."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(record_of(folder), (to_json(with_checksum(dict(record)), 1) + "\n").encode())

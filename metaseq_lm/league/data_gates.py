@@ -1,4 +1,4 @@
-"""Gates on the data: is what is validated the domain, and not the text, that is trained on?"""
+"""Gates on the data: is the valid split of the domain of train, without sharing its text?"""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from metaseq_lm.league.gate import DATA, gate
 from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding, Row
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
-_LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
+_LEAKED = 0.1  # share of the tokens of valid from which its losses are training losses
 
 
 @gate(DATA, {"domain": "what is validated is of another domain than what is trained on"})

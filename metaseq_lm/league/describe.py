@@ -29,7 +29,7 @@ def describe_rule(standings: Standings) -> str:
 
 
 def describe_origins(standings: Standings) -> list[str]:
-    """Return which rows were run and which ones shipped with the plan; [] if none did."""
+    """Return which rows were run here and which shipped with the plan; [] if none shipped."""
     if not any(entry.shipped for entry in standings.entries):
         return []
     trained = []

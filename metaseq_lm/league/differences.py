@@ -3,9 +3,9 @@
 A score exceeds another, or a level such as chance, if the difference of the means over seeds is
 more than Student's t standard errors, two-sided at LEVEL, with Welch's degrees of freedom. This is
 a screen, not the test of the league's verdicts. Without any effect 2.4 % of normal samples are
-called better (8 seeds against 8), 2.5 % (8 against 4) or 3.0 % (8 against 3), and as many worse. 2
-standard errors in place of the quantile, which is 2.2, 2.4 and 2.7, would err in 3.2, 4.3 and
-5.5 %; where the control scatters twice as much, in 5.7 % (8 against 4) in place of 3.0 %.
+called better (8 seeds against 8), 2.5 % (8 against 4) or 3.0 % (8 against 3), and equal shares
+worse. 2 standard errors in place of the quantile, which is 2.2, 2.4 and 2.7, would err in 3.2, 4.3
+and 5.5 %; where the control scatters twice as much, in 5.7 % (8 against 4) in place of 3.0 %.
 """
 
 import math
@@ -24,8 +24,8 @@ class Difference:
     """Means of two samples of scores, and the standard error of their difference.
 
     Attributes:
-        mean: Of the first sample.
-        other: Of the second sample, or a level.
+        mean: Mean of the first sample.
+        other: Mean of the second sample, or a level.
         error: The standard error of the difference; NaN if no side has a spread.
         freedom: Its degrees of freedom.
         lower_is_better: The direction of the scores.
@@ -39,7 +39,7 @@ class Difference:
 
     @property
     def sign(self) -> int:
-        """1 if the first is better by more than chance, -1 if the second is, 0 if neither is."""
+        """1 if the first is better by more than chance, -1 if the second is, else 0."""
         from scipy.stats import t as student_t
 
         difference = self.other - self.mean if self.lower_is_better else self.mean - self.other
@@ -64,7 +64,7 @@ def compare(
 ) -> Difference | None:
     """Return the difference of two samples of scores, None if one is empty.
 
-    A sample of one has the variance of the other.
+    A sample of one score is given the variance of the other sample.
     """
     if not len(scores) or not len(others):
         return None
@@ -81,7 +81,7 @@ def compare(
 def against(scores: Sequence[float], level: float, lower_is_better: bool) -> Difference | None:
     """Return the difference of a sample of scores from a fixed level, None if it is empty.
 
-    One score has no spread, so that it is neither better nor worse.
+    A single score has no spread, so it is neither better nor worse.
     """
     if not len(scores):
         return None
@@ -100,5 +100,5 @@ def _error_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def side(lower_is_better: bool) -> str:
-    """Return on which side of another a better score is, in a word."""
+    """Return the side on which a better score lies, in a word."""
     return "below" if lower_is_better else "above"

@@ -23,21 +23,22 @@ class Entry:
     Attributes:
         objective: Its name.
         budget: The FLOPs of a run.
-        scores: Of each metric, by seed.
-        untrained: The same of the model without training, of each metric.
-        shuffled: The same of the objective on shuffled rows.
-        findings: What the gates say.
+        scores: Scores of each metric, by seed.
+        untrained: Scores of the model without training, in the same form.
+        shuffled: Scores of the objective on shuffled rows, in the same form.
+        findings: Findings of the gates.
         shipped: Whether its runs came with the plan.
-        updates: Of a run, the mean over runs; None if not known.
-        decision: On the primary metric, beside the baseline at this budget; None if not tested.
-        gain_decision: On the gain over the untrained model, beside that of the baseline; None if
-            not tested, or without untrained models of one of the two.
-        sds_of_choice: By metric, see `Row.sd_of_choice`; none where nothing was chosen.
-        items: By metric, the test items of the score, see `items_of`; none if the plan does not
-            ask for their error, or where they are not known.
-        untrained_items: The same of the untrained model.
-        ceilings: The most that can be reached of a metric, where it is known.
-        of_kinds: On the means of kinds of labels, by their names, as far as they were tested.
+        updates: Updates of a run, averaged over runs; None if unknown.
+        decision: Verdict on the primary metric against the baseline at this budget; None if
+            untested.
+        gain_decision: Verdict on the gain over the untrained model against the baseline's gain;
+            None if untested, or if either lacks untrained models.
+        sds_of_choice: Sd of choice by metric, see `Row.sd_of_choice`; empty if nothing was chosen.
+        items: Test items of the score by metric, see `items_of`; empty if they are unknown or the
+            plan does not ask for their error.
+        untrained_items: The same for the untrained model.
+        ceilings: The highest reachable score by metric, where it is known.
+        of_kinds: Verdicts on the means of kinds of labels by name, for those that were tested.
     """
 
     objective: str
@@ -57,26 +58,26 @@ class Entry:
     of_kinds: Mapping[str, Decision] = field(default_factory=dict)
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
-        """Return the findings about a metric with one of some actions."""
+        """Return the findings about a metric with one of the given actions."""
         return [f for f in self.findings if f.action in actions and f.metric in ("", metric)]
 
     def is_ranked(self, metric: str) -> bool:
-        """Return whether the row has scores of a metric and nothing forbids to compare them."""
+        """Return whether the row has scores of a metric and no finding excludes them."""
         return bool(self.scores.get(metric)) and not self.about(metric, VOID, REFUSE, FLAG)
 
     def is_tested(self, metric: str) -> bool:
-        """Return whether the row is compared with the baseline; a flag for a lack is no bar."""
+        """Return whether the row is compared with the baseline, even if flagged for a lack."""
         bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if not lacked_by(f.gate)]
         return bool(self.scores.get(metric)) and not bars
 
     def gain(self, metric: str) -> Gain | None:
-        """Return what training adds to a metric; None without scores, or those of the untrained."""
+        """Return the gain of training in a metric; None without scores of both models."""
         scores, untrained = self.scores.get(metric), self.untrained.get(metric)
         hidden = self.about(metric, VOID, REFUSE)
         return Gain(scores, untrained) if scores and untrained and not hidden else None
 
     def stated(self, metric: str) -> Decision | None:
-        """Return the decision if it holds for the row: of one that is not ranked only "worse"."""
+        """Return the decision if it holds for the row; for an unranked row only "worse" does."""
         return self.decision if self.holds(self.decision, metric) else None
 
     def stated_gain(self, metric: str) -> Decision | None:
@@ -89,27 +90,27 @@ class Entry:
         return decision if self.holds(decision, kind) else None
 
     def holds(self, decision: Decision | None, metric: str) -> bool:
-        """Return whether a decision may be stated of the row."""
+        """Return whether a decision may be stated for the row."""
         return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
 
 
 @dataclass(frozen=True)
 class Standings:
-    """All that a page shows.
+    """The content of a page.
 
     Attributes:
         title: The name of the plan and its hash.
         metrics: The metrics, the primary one first.
-        baseline: The objective that others are compared with.
-        rule: What verdicts rest on.
+        baseline: The objective that all others are compared with.
+        rule: The rule of the verdicts.
         entries: The rows, in the order of the plan.
-        references: Scores that need no training, such as chance, of each metric by their names.
+        references: Scores that need no training, such as chance, by metric and name.
         notes: Sentences below the table, such as the cost of tuning.
-        remarks: Sentences on what the plan has and the rows have not, also for a terminal.
-        parts: The metrics that the primary one is the mean of; () if it is none.
-        predictions: What was predicted of rows before they ran.
+        remarks: Sentences on parts of the plan without rows, also for a terminal.
+        parts: The metrics that the primary one averages; () if it is not a mean.
+        predictions: Predictions made before rows ran.
         tuning_seeds: The seeds of each trial.
-        kinds: The means of kinds of labels, which have verdicts of their own; () for most plans.
+        kinds: The means of kinds of labels, each with its own verdicts; () for most plans.
     """
 
     title: str
@@ -136,10 +137,10 @@ class Standings:
         return sorted({entry.budget for entry in self.entries})
 
     def decided(self) -> "Standings":
-        """Return the standings with decisions on every tested row beside a ranked baseline.
+        """Return the standings with decisions on every tested row that has a ranked baseline.
 
-        Those on the gains are a family of their own: the same comparisons, corrected apart. So are
-        those on each kind of labels.
+        Decisions on gains are a family of their own, with the same comparisons and a separate
+        correction. So are the decisions on each kind of labels.
         """
         name, baselines = self.primary.name, {}
         for entry in self.entries:
@@ -175,10 +176,10 @@ class Standings:
         return replace(self, entries=entries)
 
     def errors(self, name: str, entry: Entry, base: Entry, of_gains: bool = False) -> Errors:
-        """Return what adds to the variance over seeds of the difference of two rows of a budget.
+        """Return the errors of the difference of two rows of a budget, other than seeds.
 
-        Or, with `of_gains`, of their gains: the choice of settings, see `choice`, of all rows that
-        are tested there, and the test items.
+        They are the choice of settings (see `choice`), pooled over all tested rows of the budget,
+        and the test items. With `of_gains` they are errors of the difference of gains.
         """
         sds = [
             other.sds_of_choice[name]
@@ -196,7 +197,7 @@ class Standings:
 
     @property
     def has_choices(self) -> bool:
-        """Whether the choice of settings is a part of the experiment."""
+        """Whether the choice of settings is part of the experiment."""
         return any(entry.sds_of_choice for entry in self.entries)
 
     @property
@@ -207,7 +208,8 @@ class Standings:
     def _decide_kind(self, kind: Metric) -> dict[int, Decision]:
         """Return the decisions on a kind of labels, by the number of the row.
 
-        A baseline at the level of no training is one: it may not see what the labels are about.
+        A baseline at the level of untrained models still counts: it may not see what the labels
+        describe.
         """
         name, pairs, errors = kind.name, {}, []
         tested = {i: entry for i, entry in enumerate(self.entries) if entry.is_tested(name)}
@@ -226,12 +228,12 @@ class Standings:
         return any(entry.gain(self.primary.name) for entry in self.entries)
 
     def at(self, budget: float, metric: Metric) -> list[Entry]:
-        """Return the rows of a budget: ranked ones from the best on, then flagged, then others."""
+        """Return the rows of a budget: ranked from best to worst, then flagged, then others."""
         present = [entry for entry in self.entries if entry.budget == budget]
         return sorted(present, key=lambda entry: _rank_key(entry, metric))
 
     def verdict_text(self, entry: Entry, kind: str = "") -> str:
-        """Return the verdict on a row or a kind of its labels in words, or why there is none."""
+        """Return the verdict on a row, or on a kind of labels, in words, or why there is none."""
         name = kind or self.primary.name
         decided, stated = entry.decision, entry.stated(name)
         if kind:
@@ -247,12 +249,12 @@ class Standings:
         return decided.text if decided else "no baseline to compare with"
 
     def marks(self, entry: Entry, metric: str) -> list[str]:
-        """Return the letters of what flags a row, of a metric."""
+        """Return the letters of the gates that flag a metric of a row."""
         letters = self.letters(metric)
         return sorted({letters[finding.gate] for finding in entry.about(metric, FLAG)})
 
     def letters(self, metric: str) -> dict[str, str]:
-        """Return the letter of each gate that flags a row, those of rows with a number first."""
+        """Return the letter of each gate that flags a row, first those of rows with a number."""
         gates: dict[str, None] = {}
         entries = [entry for budget in self.budgets for entry in self.at(budget, self.primary)]
         entries.sort(key=lambda entry: bool(entry.about(metric, VOID, REFUSE)))
@@ -267,7 +269,7 @@ def letter(i: int) -> str:
 
 
 def _rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:
-    """Return what the rows of a budget are sorted by."""
+    """Return the sort key of a row within its budget."""
     summary = summarise(entry.scores.get(metric.name, ()))
     centre = summary.centre if summary else float("-inf")
     if entry.about(metric.name, VOID, REFUSE) or summary is None:

@@ -1,8 +1,8 @@
-"""The examination of an objective before it may have a row: what do its predictions depend on?
+"""The examination of an objective before it gets a row: which tokens do its predictions see?
 
-In float64, with random weights, on rows of random tokens. Every token is changed in turn, and the
-predictions of validation and the scores of sentences may change only as the criterion declares
-(`reach`, `score_reach`, `normalised` of `Criterion`).
+It runs in float64, with random weights, on rows of random tokens. Every token is changed in turn,
+and the predictions of validation and the scores of sentences may change only as the criterion
+declares (`reach`, `score_reach`, `normalised` of `Criterion`).
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 _VALID, _EOS, _NONE, DOCUMENTS, _SEGMENTS = "valid", "eos", "none", "documents", "segments"
 LENGTH, _FURTHER = 8, 3  # tokens of a row, and more of a longer one
 _MASKINGS = 4  # global batches, each with other masks
-MOST = 1024  # symbols that are summed over; of larger vocabularies so many
+MOST = 1024  # symbols to sum over; a sample of them in larger vocabularies
 _MULTIPLE = "vocab_multiple"  # option of a model
 _TOLERANCE = 1e-7  # of log-probabilities in float64
-_NOISE = 0.1  # standard deviation of what is added to all weights
-# The log-probabilities (N, V) and the targets (N,) of each cross-entropy that was computed.
+_NOISE = 0.1  # standard deviation of the noise added to all weights
+# The log-probabilities (N, V) and the targets (N,) of each computed cross-entropy.
 Predictions = list[tuple[Tensor, Tensor]]
 Losses = list[tuple[int, float]]  # targets with their losses
 
 
 def examine(config: RunConfig) -> None:
-    """Raise UsageError if predictions depend on what the criterion does not declare to see.
+    """Raise UsageError if predictions depend on tokens that the criterion does not declare.
 
-    Data that are no corpus of tokens, and criterions without `token_log_probs`, have nothing of the
-    kind that is examined.
+    Data other than token corpora, and criterions without `token_log_probs`, are not examined.
     """
     config = prepare_config(config)
     config = config if config.trainer.max_update else with_updates(config, 1)
@@ -83,10 +82,10 @@ def examine(config: RunConfig) -> None:
 
 
 def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.ndarray]:
-    """Make a data folder like another, but for its valid split; return the rows of that.
+    """Make a copy of a data folder with another valid split; return the rows of that split.
 
-    They are one, the same with each token changed in turn, and a longer one of `longest` tokens.
-    Each is a document, of two sequences if it has to be cut into `segments`.
+    The rows are a base row, copies of it with each token changed in turn, and a longer row of
+    `longest` tokens. Each is a document, of two sequences if it is cut into `segments`.
     """
     for file in data.iterdir():
         if not file.name.startswith(f"{_VALID}."):
@@ -115,7 +114,7 @@ def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.n
 
 
 class _CrossEntropies(TorchDispatchMode):
-    """Keeps what each cross-entropy is computed of, whoever computes it with torch."""
+    """Keeps the inputs of every cross-entropy that torch computes, whoever calls it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -129,7 +128,7 @@ class _CrossEntropies(TorchDispatchMode):
 
 @dataclass
 class _LossExamination:
-    """The predictions of validation: those of a token may change as declared, and not with it.
+    """Examines validation: predictions may depend only on declared tokens, never on the target.
 
     Attributes:
         parts: Networks and engine.
@@ -146,7 +145,7 @@ class _LossExamination:
     def run(self) -> None:
         """Raise UsageError, which names the criterion, the check and the tokens."""
         if hasattr(self.task.config, "leave_unmasked_prob"):
-            # The option declares that these targets are seen.
+            # The option declares that the model sees these targets.
             self.set_option(leave_unmasked_prob=0.0)
         mode = getattr(self.task.config, "sample_break_mode", _EOS)
         if mode in (_NONE, DOCUMENTS):
@@ -154,7 +153,7 @@ class _LossExamination:
         alone = []
         for name, stream in self.task.build_streams(_VALID).items():
             if len(stream.lengths) != len(self.rows):
-                continue  # it reads something else than the rows
+                continue  # it reads something other than the rows
             self.check_visible(name, stream)
             for number in range(_MASKINGS):
                 self.check_changes(name, stream, number)
@@ -189,7 +188,7 @@ class _LossExamination:
             )
 
     def check_changes(self, name: str, stream: Stream, number: int) -> None:
-        """Check what predictions depend on, in one global batch."""
+        """Check the dependencies of predictions in one global batch."""
         base = self.predictions(name, stream, number, [0])
         changed = {}
         for place in range(len(self.rows[0])):
@@ -217,7 +216,7 @@ class _LossExamination:
                         )
 
     def check_company(self, name: str, stream: Stream, number: int) -> None:
-        """Check that losses are the same for a row alone, and padded beside a longer one."""
+        """Check that a row has the same losses alone and padded next to a longer row."""
         pair = [0, len(self.rows) - 1]
         together = _losses_of(self.predictions(name, stream, number, pair))
         alone = []
@@ -226,7 +225,7 @@ class _LossExamination:
         self.compare(alone, together, "the rows and the padding beside it")
 
     def compare(self, alone: Losses, together: Losses, company: str) -> None:
-        """Refuse losses that depend on company; those of other targets are of other masks."""
+        """Refuse losses that depend on `company`; other masks, with other targets, may differ."""
         pairs = list(zip(sorted(alone), sorted(together)))
         is_same = len(alone) == len(together) and all(x[0] == y[0] for x, y in pairs)
         if is_same and any(abs(x[1] - y[1]) > _TOLERANCE for x, y in pairs):
@@ -235,7 +234,7 @@ class _LossExamination:
     def predictions(
         self, name: str, stream: Stream, number: int, samples: list[int], only: int | None = None
     ) -> Predictions:
-        """Return the predictions of a micro-batch of samples, or of `only` one of their places."""
+        """Return the predictions of a micro-batch of samples, or of the one at index `only`."""
         chosen = np.array(samples)
         rows = np.arange(len(chosen)) if only is None else np.array([only])
         width = int(stream.lengths[chosen[rows]].max())
@@ -264,7 +263,7 @@ def _losses_of(predictions: Predictions) -> Losses:
 
 @dataclass
 class _ScoreExamination:
-    """The scores of sentences: attributes as of `_LossExamination`, of the task that is read."""
+    """Examines sentence scores; attributes as in `_LossExamination`, of the task that is read."""
 
     parts: Parts
     task: Task
@@ -274,7 +273,7 @@ class _ScoreExamination:
         """Raise UsageError, which names the criterion, the check and the tokens."""
         try:
             base = self.scores([self.rows[0]])[0]
-        except UsageError:  # a configuration that gives none, such as ELECTRA with a masked LM
+        except UsageError:  # a configuration without scores, such as ELECTRA with a masked LM
             return
         if score_reach_of(self.task) == "causal":
             for place in range(1, len(base)):
@@ -293,13 +292,13 @@ class _ScoreExamination:
                 self.check_sum(place)
 
     def check_sum(self, place: int) -> None:
-        """Check that the probabilities of all symbols at a place sum to one, or a part to less.
+        """Check that the probabilities of all symbols at a place sum to 1, or to less for a part.
 
-        A score of 0 whatever the symbol is that of a token that is not predicted.
+        A token that is not predicted scores 0 for every symbol.
         """
         vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
         symbols = np.arange(len(vocabulary))
-        # A model with more outputs than symbols gives those that stand for none a share.
+        # A model with more outputs than symbols gives the unused outputs a share.
         is_whole = len(symbols) <= MOST and getattr(self.parts.config.model, _MULTIPLE, 1) <= 1
         if len(symbols) > MOST:
             symbols = np.random.default_rng(1).choice(symbols, MOST, replace=False)
@@ -318,7 +317,7 @@ class _ScoreExamination:
             )
 
     def scores(self, rows: list[np.ndarray], place: int | None = None) -> list[np.ndarray]:
-        """Return the scores of the tokens of rows, 0 but at `place` if that is given."""
+        """Return the scores of the tokens of rows; if `place` is given, 0 everywhere else."""
         vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
         lengths = np.array([len(row) + 2 for row in rows])
         tokens = np.full((len(rows), lengths.max()), vocabulary.pad, np.int64)

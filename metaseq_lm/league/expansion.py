@@ -1,7 +1,7 @@
 """From a plan to ordinary sweeps: one for each objective and phase, in PHASE/OBJECTIVE.
 
-Each is a sweep that `metaseq-lm sweep` could have been asked for: `sweep status`, `resubmit` and
-`cancel` work on its folder. A sweep may grow, by budgets and by values of a widened grid.
+Each is an ordinary sweep of `metaseq-lm sweep`: `sweep status`, `resubmit` and `cancel` work on its
+folder. A sweep may grow by further budgets and by values of a widened grid.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from metaseq_lm.sweeps.folder import SweepFolder
 UNTRAINED, TUNE, FINAL, SHUFFLED = PHASES = ("untrained", "tune", "final", "shuffled")
 LABELS = {TUNE: "{}, tuning", FINAL: "{}", UNTRAINED: "{}, untrained", SHUFFLED: "{}, shuffled"}
 BUDGET = "trainer.max_flops"
-Values = Mapping[str, Any]  # of options by key
+Values = Mapping[str, Any]  # values of options by key
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the runs of a league are trained on: the data folder and the plug-in."""
+    """The data folder and the plug-in that the runs of a league use."""
 
     data: Path
     user_dir: str | None = None
@@ -56,7 +56,7 @@ class LeagueSweep:
         return list(self.definition.alternatives)
 
     def at(self, budgets: Iterable[float]) -> list[Run]:
-        """Return the runs at budgets; all of a phase without any."""
+        """Return the runs at budgets; all runs if the phase has no budgets."""
         texts = {budget_text(budget) for budget in budgets}
         return [run for run in self.runs if run.values.get(BUDGET, None) in (None, *texts)]
 
@@ -67,7 +67,7 @@ def label_of(phase: str, objective: str) -> str:
 
 
 def tuning_values(grids: Mapping[float, Mapping[str, Sequence[Any]]]) -> list[Values]:
-    """Return the settings of trials: all combinations of the grid of each budget."""
+    """Return the settings of trials: all combinations of each budget's grid."""
     settings: list[Values] = []
     for budget, grid in grids.items():
         for values in itertools.product(*grid.values()):
@@ -98,7 +98,7 @@ def build_sweep(
     folder = out / phase / objective.name
     settings = [*stored_settings(folder), *settings]
     unique: dict[tuple[Any, ...], Values] = {}
-    for values in settings:  # the first of equals, whose runs may be there
+    for values in settings:  # keep the first of equal settings, since its runs may exist
         unique.setdefault(_identity_of(values), values)
     seeds = {TUNE: plan.tuning.seeds, FINAL: plan.ladder.seeds}.get(phase, plan.controls.seeds)
     content: dict[str, Any] = {
@@ -115,7 +115,7 @@ def build_sweep(
 
 
 def _identity_of(values: Values) -> tuple[Any, ...]:
-    """Return what equal settings have in common: 3 and 3.0 are the same value."""
+    """Return a key that equal settings share: 3 and 3.0 are the same value."""
     return tuple((key, float(v) if is_number(v) else repr(v)) for key, v in sorted(values.items()))
 
 

@@ -28,16 +28,16 @@ VERDICT_COLOURS = {
     UNDECIDED: "#8a6d00",
 }
 _WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
-_ROW, LINE = 0.34, 0.15  # inches: a row of a panel at least, a line of its text
-_START = 2.5  # the lowest budget is so many times where untrained models stand
-_BAND = 0.1  # inches: half the height of what is drawn of an untrained model
+_ROW, LINE = 0.34, 0.15  # inches: the least height of a row of a panel, a line of its text
+_START = 2.5  # the lowest budget over the x at which untrained models are drawn
+_BAND = 0.1  # inches: half the height of an untrained model's band
 
 
 def draw_standings(standings: Standings, path: Path) -> None:
     """Draw the primary metric, a panel for each budget and a line for each objective.
 
-    Dots are seeds, a bar is their mean, grey are the controls; the verdict stands beside. A row
-    that is void or refused is hollow, a flagged one is grey.
+    Dots are seeds, a bar is their mean, controls are grey, and the verdict stands next to them.
+    Void and refused rows are hollow, flagged rows are grey.
     """
     metric = standings.primary
     panels = [standings.at(budget, metric) for budget in standings.budgets]
@@ -71,7 +71,7 @@ def _axis_ends(standings: Standings) -> tuple[float, float]:
 
 
 def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None:
-    """Draw the rows of one budget, the best at the top; the unit of y is an inch."""
+    """Draw the rows of one budget, the best at the top; y is in inches."""
     metric = standings.primary
     heights = row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
@@ -97,7 +97,7 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
 
 
 def _mark_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
-    """Say the values of a row: its mean with the verdict, and its controls."""
+    """Mark the values of a row: its mean with the verdict, and its controls."""
     metric, name = standings.primary, entry.objective
     if entry.about(metric.name, VOID, REFUSE):
         low, high = _axis_ends(standings)
@@ -121,7 +121,7 @@ def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
 
 
 def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
-    """Return the height of each row in inches: as high as its texts."""
+    """Return the height of each row in inches, which depends on its texts."""
     counts = [max(text.count("\n") for text in row_texts(standings, e)) + 1 for e in entries]
     return [max(_ROW, LINE * count + 0.06) for count in counts]
 
@@ -148,12 +148,12 @@ def _draw_row(axes: "Axes", y: float, entry: Entry, metric: Metric, colour: str)
 
 
 def scaled(scores: Any, metric: Metric) -> list[float]:
-    """Return scores as they are shown."""
+    """Return scores in the unit that is shown."""
     return [score * metric.scale for score in scores]
 
 
 def _colour_of(entry: Entry, standings: Standings) -> str:
-    """Return the colour of a row: that of its verdict, dark for the baseline, grey for none."""
+    """Return the colour of a row's verdict, dark for the baseline, grey without a verdict."""
     if entry.decision:
         return VERDICT_COLOURS[entry.decision.verdict]
     is_base = entry.objective == standings.baseline and entry.is_ranked(standings.primary.name)
@@ -170,7 +170,7 @@ def _reference_styles(standings: Standings) -> dict[str, Style]:
 
 
 def _describe_marks(standings: Standings) -> str:
-    """Return what the marks stand for: scores, controls, and findings."""
+    """Return a caption that explains the marks: scores, controls and findings."""
     texts = ["dot: a seed; bar: mean"]
     if any(entry.untrained for entry in standings.entries):
         texts.append("grey band: untrained, mean ± sd")
@@ -187,12 +187,12 @@ def _is_any_hidden(standings: Standings) -> bool:
 
 
 def draw_ladder(standings: Standings, path: Path) -> None:
-    """Draw the primary metric over the FLOPs of a run: means as lines, dots are seeds.
+    """Draw the primary metric over the FLOPs of a run: means as lines, seeds as dots.
 
-    Means have the intervals of a bootstrap, established crossovers and predictions theirs, too.
-    A row that is void or refused is hollow and no part of a line. The mean of the untrained models
-    is an open mark at the left end: what a model sees decides what it tells without training.
-    Grey are the references. A second panel has the gains over untrained models, if there are any.
+    Means, established crossovers and predictions have intervals; those of means are from a
+    bootstrap. A row that is void or refused is hollow and not part of a line. The mean of the
+    untrained models is an open mark at the left end, since their scores depend on what a model
+    sees. References are grey. A second panel has the gains over untrained models, if there are any.
     """
     metric = standings.primary
     predicted = [item.budget for item in standings.predictions]
@@ -224,7 +224,7 @@ def draw_ladder(standings: Standings, path: Path) -> None:
             with series(axes, name):
                 axes.axhline(value * metric.scale, **look)
         legend(figure, styles | lines, _describe_ladder(standings, bool(established)))
-        for panel in others:  # `canvas` names the axis of the first panel of a row only
+        for panel in others:  # `canvas` names the axis of only the first panel of a row
             axes.set_title(metric.axis, fontsize="small")
             panel.set_title(panel.get_ylabel(), fontsize="small")
 
@@ -277,7 +277,7 @@ def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
 
 
 def _describe_ladder(standings: Standings, has_crossovers: bool) -> str:
-    """Return what the marks of a ladder stand for."""
+    """Return a caption that explains the marks of a ladder."""
     name = interval_name(standings)
     texts = [f"small: a seed; large: mean, with its bootstrap {name}"]
     if has_crossovers:
@@ -297,7 +297,7 @@ def _describe_ladder(standings: Standings, has_crossovers: bool) -> str:
 def _draw_steps(
     axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
 ) -> None:
-    """Draw an objective over its budgets, times `shift`, so that it stands beside others."""
+    """Draw an objective over its budgets times `shift`, so that objectives do not overlap."""
     metric = standings.primary
     xs, means = [], []
     for entry in sorted(entries, key=lambda entry: entry.budget):

@@ -49,8 +49,8 @@ class Added:
 
     Attributes:
         name: Its name.
-        content: What stands for an objective in a plan: options, grid, control, note, metric.
-        user_dir: The plug-in that it needs; None without one.
+        content: The entry of an objective in a plan: options, grid, control, note, metric.
+        user_dir: The plug-in that defines it; None without one.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Added:
 
     @property
     def words(self) -> list[str]:
-        """The part of a command line that adds it."""
+        """The words of a command line that add it."""
         words = ["--with", *self.options, "--name", self.name]
         for key, values in self.content.get("grid", {}).items():
             words += ["--grid", f"{key}={','.join(map(str, values))}"]
@@ -75,24 +75,25 @@ class Added:
 
     @property
     def key(self) -> str:
-        """What tells its name from others, which are also those of folders."""
+        """The name in lower case for comparisons, because names are folder names."""
         return self.name.lower()
 
     @property
     def record(self) -> dict[str, Any]:
-        """What league.json and archives have of it, of the form ADDED_SCHEMA."""
+        """Its record in league.json and archives, in the form ADDED_SCHEMA."""
         return {"name": self.name, "content": dict(self.content), "user_dir": self.user_dir}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Added:
-        """Return the objective of a record of the form ADDED_SCHEMA."""
+        """Return the objective of a record in the form ADDED_SCHEMA."""
         return cls(record["name"], record["content"], record["user_dir"])
 
     @property
     def portable(self) -> Added:
-        """The same without paths of this machine, as archives have it.
+        """A copy for archives, without paths of this machine.
 
-        A plug-in has its path relative to the working directory, outside of it its name alone.
+        The path of a plug-in is relative to the working directory; outside of it only the name is
+        kept.
         """
         if self.user_dir is None or not Path(self.user_dir).is_absolute():
             return self
@@ -102,15 +103,15 @@ class Added:
 
 @dataclass(frozen=True)
 class Contents:
-    """What defines a league.
+    """The definition of a league.
 
     Attributes:
-        plan: The plan, without what was added.
+        plan: The plan, without added objectives.
         content: The mapping that the plan was read from.
         added: The objectives added to it here.
-        archive: A file with further runs of the plan; None for that of a plan of the package.
-        prices: FLOPs of an update by objective, as far as they are known.
-        archived: The objectives added to it whose runs are in the archive.
+        archive: A file with further runs of the plan; None for a plan of the package.
+        prices: FLOPs of an update by objective, for objectives where they are known.
+        archived: The added objectives with runs in the archive.
     """
 
     plan: Plan
@@ -122,18 +123,18 @@ class Contents:
 
     @property
     def additions(self) -> tuple[Added, ...]:
-        """The objectives that were added, here or in the archive; here those of both."""
+        """The objectives added here or in the archive; the one added here if in both."""
         local = {item.key for item in self.added}
         return (*(item for item in self.archived if item.key not in local), *self.added)
 
     @property
     def extended(self) -> Plan:
-        """The plan with the objectives that were added to it; its hash is another one."""
+        """The plan together with the added objectives; its hash differs from the plan's."""
         return _with_added(self.plan, self.additions)
 
     @property
     def title(self) -> str:
-        """The name and the hash of the plan, and what was added to it."""
+        """The name and the hash of the plan, and the added objectives."""
         further = "".join(f" + {item.name}" for item in self.additions)
         return f"{self.plan.name}, plan {self.plan.hash}{further}"
 
@@ -155,7 +156,7 @@ class LeagueFolder:
         return self.file.exists()
 
     def read(self) -> Contents:
-        """Return what league.json says.
+        """Return the content of league.json.
 
         Raises:
             UsageError: There is no league.
@@ -223,14 +224,14 @@ class LeagueFolder:
         return False
 
     def runs(self) -> list[Run]:
-        """Return all runs that have begun, of all phases."""
+        """Return all started runs of all phases."""
         folders = []
         for phase in PHASES:
             folders += sorted(file.parent for file in self.path.glob(f"{phase}/*/*/config.yaml"))
         return [read_run(folder) for folder in folders]
 
     def check_plans(self, plan_hash: str) -> None:
-        """Raise UsageError for runs of another plan, see `check_plans`."""
+        """Raise UsageError for a run of another plan, see the function `check_plans`."""
         plans = {}
         for phase in PHASES:
             for file in sorted(self.path.glob(f"{phase}/*/*/{PLAN_FILE}")):
@@ -239,12 +240,12 @@ class LeagueFolder:
 
 
 def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> None:
-    """Raise UsageError for runs, or what `kind` says, of another plan.
+    """Raise UsageError for runs (or whatever `kind` names) of another plan.
 
     Args:
-        plans: The hash of the plan that each run records, by its name; "" for one that was made
-            before runs recorded it.
-        plan_hash: The hash of their league's plan.
+        plans: The hash of the plan that each run records, by run name; "" for runs made before
+            hashes were recorded.
+        plan_hash: The hash of the league's plan.
     """
     others = {name: other for name, other in plans.items() if other not in ("", plan_hash)}
     if others:
@@ -257,9 +258,9 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
 
 
 def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
-    """Return a plan with further objectives, which are tuned on its grid unless they have one.
+    """Return a plan with added objectives, tuned on its grid unless they have their own.
 
-    Raises UsageError for a wrong option, a name that is taken, and an unknown control.
+    Raises UsageError for a wrong option, a taken name, or an unknown control.
     """
     objectives = list(plan.objectives)
     for item in added:
@@ -278,7 +279,7 @@ def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
 
 
 def objective_of(plan: Plan, name: str) -> Objective:
-    """Return an objective of a plan; UsageError, which names them all, for an unknown one."""
+    """Return an objective of a plan; raises UsageError, listing all, for an unknown one."""
     names = [objective.name for objective in plan.objectives]
     if name not in names:
         raise UsageError(f"there is no objective {name!r}. Objectives: {', '.join(names)}.")

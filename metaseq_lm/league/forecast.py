@@ -1,4 +1,4 @@
-"""What a league will take, and what it can show, before anything runs."""
+"""Forecast before anything runs: the cost of a league and the effects that it can show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from metaseq_lm.training.price import (
 
 
 def forecast(runner: Runner, contents: Contents) -> str:
-    """Return lines on runs, FLOPs and hours of a request, and the effect that it can show."""
+    """Return lines on the runs, FLOPs and hours of a request, and on the detectable effect."""
     lines, plan = [contents.title], runner.plan
     prices, rates, conditions = {}, {}, []
     for objective in runner.request.objectives:
@@ -92,10 +92,10 @@ def forecast(runner: Runner, contents: Contents) -> str:
 def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     """Raise UsageError for a plan whose tuning is too thin for the smallest effect that matters.
 
-    That is where the choice is a part of the experiment, see `choice.tuning_seeds_needed`. The
-    noise is that of the plan, or the sd over seeds in its archive; without both it is taken to be
-    half of the smallest effect. A plan with rows in an archive is fixed, so that is said, and not
-    refused: their intervals know how settings were chosen.
+    The check applies if the choice is part of the experiment, see `choice.tuning_seeds_needed`. The
+    noise is taken from the plan, or else from the sd over seeds in its archive, or else is half of
+    the smallest effect. A plan with archived rows is fixed, so it gets a warning and no error: its
+    intervals include the choice of settings.
     """
     plan = contents.plan
     tuning, comparison = plan.tuning, plan.comparison
@@ -124,7 +124,7 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
 
 
 def _effect_text(effect: float | None, sd: float | None) -> str:
-    """Return in words what difference a comparison shows in four of five cases."""
+    """Return in words the difference that a comparison detects in four of five cases."""
     if effect is None:
         return "no difference can be established with so few seeds"
     if sd is None:
@@ -135,7 +135,7 @@ def _effect_text(effect: float | None, sd: float | None) -> str:
 def _sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
     """Return the sd over seeds at a budget, the root of the mean variance of rows; None if unknown.
 
-    Of the rows that are archived with the plan.
+    The rows are the archived ones of the plan.
     """
     at_budget = [row.scores(metric) for row in rows if row.budget == budget]
     variances = [np.var(scores, ddof=1) for scores in at_budget if len(scores) > 1]
@@ -143,14 +143,14 @@ def _sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
 
 
 def ends(budgets: Sequence[float]) -> list[float]:
-    """Return the first and the last of ascending budgets, one if they are the same."""
+    """Return the first and the last of ascending budgets, or one if they are equal."""
     return list(dict.fromkeys((budgets[0], budgets[-1])))
 
 
 def estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:
-    """Make an update of an objective, with the first values of its grid; return what it costs.
+    """Make one update of an objective with the first values of its grid; return its cost.
 
-    On the device of its options, or on `device`.
+    It runs on the device of the objective's options, or on `device` if given.
     """
     config = replace(prepare_config(runner.first_config(objective)), seed=PRICED_SEED)
     if device:
@@ -159,10 +159,10 @@ def estimate_update(runner: Runner, objective: Objective, device: str = "") -> P
 
 
 def measure_prices(runner: Runner, known: Prices) -> dict[str, float]:
-    """Return FLOPs of an update of objectives: the known ones, and those of the request.
+    """Return FLOPs of an update by objective: the known ones, and those of the request.
 
-    On the CPU: a GPU stays free for the runs. Objectives of which an update cannot be made here
-    have none.
+    Updates run on the CPU, so that a GPU stays free for the runs. Objectives that cannot make an
+    update here have no price.
     """
     prices = dict(known)
     for objective in runner.request.objectives:

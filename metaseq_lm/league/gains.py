@@ -1,16 +1,16 @@
 """Gains over untrained models: does training add more to a row than to the baseline?
 
-Untrained models of objectives differ, since what a token sees differs: a row may be above another
-before any training. The difference of two gains is a contrast of four means (a row and its
-untrained models, the baseline and its own), which are independent samples.
+Untrained models of objectives differ, because their tokens see different contexts: a row may be
+above another before any training. The difference of two gains is a contrast of four means (a row
+and its untrained models, the baseline and its own), which are independent samples.
 
-No permutation of four samples is an exact test of equal gains. One of trained against untrained
-runs within each objective tests that training adds nothing to either; where it adds much to both it
-sees no difference. One of the runs and controls of two objectives tests that these are the same, so
-a difference before training would count. What is permuted here are the trained scores less the mean
-of the untrained ones: exact if those means were known, otherwise with a p that is too small. So it
-only guards against seeds that happen to agree; the test is Welch's, with the degrees of freedom of
-Satterthwaite, and a difference has to pass both. docs/results/league.md has the simulation.
+No permutation of four samples is an exact test of equal gains. Permuting trained and untrained runs
+within each objective tests that training adds nothing to either; it sees no difference if training
+adds much to both. Permuting the runs and controls of two objectives tests that these are the same,
+so a difference before training would count. We permute the trained scores minus the mean of the
+untrained ones. That is exact if those means are known; otherwise p is too small. It therefore only
+guards against seeds that happen to agree. The main test is Welch's, with Satterthwaite's degrees of
+freedom, and a difference has to pass both. docs/results/league.md has the simulation.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from metaseq_lm.league.verdict import (
 
 @dataclass(frozen=True)
 class Gain:
-    """The scores of a row and those of its untrained models, in the order of their seeds.
+    """The scores of a row and of its untrained models, in the order of their seeds.
 
-    Raises ValueError for a side without scores, or with one that is not finite.
+    Raises ValueError if a side has no scores or a score that is not finite.
     """
 
     scores: Sequence[float]
@@ -53,7 +53,7 @@ class Gain:
 
     @property
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and those of untrained models as arrays."""
+        """The scores of trained and untrained models as arrays."""
         return checked(self.scores), checked(self.untrained)
 
     @property
@@ -63,25 +63,25 @@ class Gain:
 
     @property
     def sd(self) -> float | None:
-        """The sd of a score less that of an untrained model; None if a side has one score only."""
+        """The sd of a trained minus an untrained score; None if a side has only one score."""
         scores, untrained = self.samples
         if min(len(scores), len(untrained)) < 2:
             return None
         return float(np.sqrt(scores.var(ddof=1) + untrained.var(ddof=1)))
 
     def interval(self, level: float) -> tuple[float, float] | None:
-        """Return Welch's 1 - 2 `level` interval; None if a side has one score only."""
+        """Return Welch's 1 - 2 `level` interval; None if a side has only one score."""
         return welch_interval(*self.samples, level=level)
 
 
 def decide_gains(
     pairs: Sequence[tuple[Gain, Gain]], rule: Rule, errors: Sequence[Errors] = ()
 ) -> list[Decision]:
-    """Return the verdict on the gain of each row beside that of its baseline.
+    """Return the verdict on each row's gain against the gain of its baseline.
 
-    `errors` are further ones of each pair, if there are any. The verdicts are those of
-    `verdict.decide_all`, corrected for all pairs, or for the comparisons of the rule if those are
-    more. The seeds that would decide are runs and untrained models of each side.
+    `errors` are additional errors of each pair. Verdicts are decided as in `verdict.decide_all`,
+    and corrected for the number of pairs or the rule's comparisons, whichever is larger. The seeds
+    that would decide count both runs and untrained models of each side.
     """
     contrasts = []
     for (gain, base), further in zip(pairs, errors or [()] * len(pairs)):
@@ -92,8 +92,8 @@ def decide_gains(
 def gain_contrast(gain: Gain, base: Gain, level: float, errors: Errors = ()) -> Contrast:
     """Return the difference of two gains with its 1 - 2 `level` interval.
 
-    Where both have the same untrained models it is that of the scores. A side with one score tests
-    nothing.
+    If both have the same untrained models, it is the difference of the scores. A side with one
+    score tests nothing.
     """
     (scores, untrained), (base_scores, base_untrained) = gain.samples, base.samples
     if np.array_equal(untrained, base_untrained):
@@ -116,7 +116,7 @@ def _gains_p(
     base_untrained: np.ndarray,
     errors: Errors = (),
 ) -> float:
-    """Return the two-sided p of a difference of gains: no less than that of either test."""
+    """Return the two-sided p of a difference of gains, the larger p of the two tests."""
     by_permutation = permutation_p(scores - untrained.mean(), base - base_untrained.mean())
     by_welch = welch_p(scores, base, untrained, base_untrained, errors=errors)
     return max(by_permutation, by_welch)

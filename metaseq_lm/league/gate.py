@@ -15,17 +15,18 @@ from metaseq_lm.core.registry import Registry
 from metaseq_lm.league.standings import Context, Finding, Row
 
 Gate = Callable[[Row, Context], Iterator[Finding]]
-# What gates judge, in the order in which their findings are printed.
+# The stages of gates, in the order in which their findings are printed.
 STAGES = RUNS, DATA, BOUNDS, LOSSES, STATES, SCORES, CONTROLS, READINGS = (
     *("runs", "data", "bounds", "losses", "states", "scores", "controls", "readings"),
 )
-# What a flagged row lacks. One without a gain can still be worse than the baseline, also by a part
-# below chance, but neither better nor equivalent; one that has not learnt is no point of a curve.
+# What a flagged row lacks. A row without a gain (or with a part below chance) can still be worse
+# than the baseline, but neither better nor equivalent. A row that has not learnt is left out of
+# curves.
 GAIN, LEARNING = "gain", "learning"
 
 GATES: Registry[Gate] = Registry("gate")
 _stages: dict[str, int] = {}
-# What a finding says, and what its row lacks, by the name of the finding.
+# Meaning of a finding and what its row lacks, by the name of the finding.
 _findings: dict[str, tuple[str, str]] = {
     "baseline": ("the baseline has no number that it could be compared with", "")
 }
@@ -37,13 +38,13 @@ def gate(
     """Register a gate under the name of its function, with blanks in place of underscores.
 
     Args:
-        stage: What it judges, one of STAGES.
-        says: What its findings say, by their names, for a screen; their reasons have the numbers.
-            Names whose findings are notes need not be there.
-        lacks: GAIN or LEARNING if these findings say that the row has none, else "".
+        stage: The stage that it judges, one of STAGES.
+        says: Meaning of its findings by name, for a screen; reasons have the numbers. Findings that
+            are notes need no entry.
+        lacks: GAIN or LEARNING if these findings say that the row lacks it, else "".
 
     Raises:
-        UsageError: There is no such stage, or the name is taken.
+        UsageError: The stage does not exist, or the name is taken.
     """
     if stage not in STAGES:
         raise UsageError(f"gate: stage {stage!r} is none of {', '.join(STAGES)}")
@@ -59,16 +60,16 @@ def gate(
 
 
 def registered_gates() -> list[Gate]:
-    """Return all gates by stage, those of a stage in the order of their registration."""
+    """Return all gates ordered by stage, and within a stage by registration."""
     entries = sorted(GATES.entries.values(), key=lambda entry: _stages[entry.name])
     return [entry.value for entry in entries]
 
 
 def said_of(finding: str) -> str:
-    """Return what a finding says by its name."""
+    """Return the meaning of a finding, given its name."""
     return _findings.get(finding, ("see the reasons", ""))[0]
 
 
 def lacked_by(finding: str) -> str:
-    """Return what a row lacks by the name of a finding: GAIN, LEARNING or ""."""
+    """Return what a row with a finding of this name lacks: GAIN, LEARNING or ""."""
     return _findings.get(finding, ("", ""))[1]

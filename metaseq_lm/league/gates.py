@@ -1,7 +1,7 @@
-"""The gates of a league, and what they say of its rows.
+"""The gates of a league and their findings on its rows.
 
-They judge rows by what runs and their archives hold: validations, costs, hashes and the results of
-suites. docs/reference/gates.md lists them with what to do.
+They judge rows by the content of runs and archives: validations, costs, hashes and results of
+suites. docs/reference/gates.md lists the gates with remedies.
 """
 
 from metaseq_lm.core.registry import Registry
@@ -17,7 +17,7 @@ from metaseq_lm.league import (
 from metaseq_lm.league.gate import GATES, Gate, registered_gates
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
 
-# Their import registers the gates.
+# Importing these modules registers the gates.
 KINDS = (
     *(parity_gates, data_gates, bound_gates, loss_gates, collapse_gates),
     *(score_gates, control_gates),
@@ -30,14 +30,14 @@ def gate_registry() -> Registry[Gate]:
 
 
 def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
-    """Return what the gates say of a row, in the order of their stages."""
+    """Return the findings of all gates on a row, in the order of their stages."""
     return tuple(finding for gate in registered_gates() for finding in gate(row, context))
 
 
 def examine(context: Context) -> list[Standing]:
     """Return the standings: each row with its findings, in the order of the context.
 
-    A row whose baseline is void or refused is refused, too; one with a flagged baseline says so.
+    A row is refused if its baseline is void or refused, and gets a finding if it is flagged.
     """
     standings = {row: Standing(row, findings_of(row, context)) for row in context.rows}
     return [_with_baseline(standing, standings, context) for standing in standings.values()]
@@ -46,7 +46,7 @@ def examine(context: Context) -> list[Standing]:
 def _with_baseline(
     standing: Standing, standings: dict[Row, Standing], context: Context
 ) -> Standing:
-    """Return a standing with the findings that its baseline gives rise to."""
+    """Return a standing with the findings that follow from its baseline."""
     row, baseline = standing.row, context.baseline_of(standing.row)
     if row.objective == context.baseline:
         return standing

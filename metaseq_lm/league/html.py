@@ -15,13 +15,13 @@ from metaseq_lm.reporting.table import Table
 
 _FIRST = ("FLOPs", "objective", "verdict")  # columns of the standings
 _FINDING = ("FLOPs", "objective", "gate", "action", "of", "reason")
-_ACTIONS = (VOID, REFUSE, FLAG)  # that bar a row, in this order
+_ACTIONS = (VOID, REFUSE, FLAG)  # actions that exclude a row, in this order
 
 
 def league_sections(
     standings: Standings, tables: Sequence[Table], drawings: Sequence[Drawing], repeat: Section
 ) -> list[Section]:
-    """Return the sections; the first of the tables is that of the standings."""
+    """Return the sections; the first table has the standings."""
     main, *others = tables
     about = [*describe_origins(standings), *standings.remarks, describe_rule(standings)]
     return [
@@ -42,7 +42,7 @@ def league_sections(
 
 
 def _main_table(standings: Standings, table: Table) -> HtmlTable:
-    """Return the table of standings with the verdict beside the objective."""
+    """Return the table of standings with the verdict next to the objective."""
     order = [*_FIRST, *(title for title in table.head if title not in _FIRST)]
     columns = [table.head.index(title) for title in order]
     rows = [[row[i] for i in columns] for row in table.rows]
@@ -51,9 +51,9 @@ def _main_table(standings: Standings, table: Table) -> HtmlTable:
 
 
 def _other_section(standings: Standings, table: Table) -> Section:
-    """Return a section with a table, called by what its title begins with.
+    """Return a section with a table, named after the start of its title.
 
-    Notes on what gates say of single metrics are left out: they are among the findings.
+    Notes on findings about single metrics are left out, since the findings have them.
     """
     of_metrics = tuple(f"{metric.name}: " for metric in standings.metrics)
     notes = [note for note in table.notes if not note.startswith(of_metrics)]
@@ -78,7 +78,7 @@ def verdict_table(standings: Standings) -> HtmlTable:
 
 
 def _reference_tables(standings: Standings) -> list[HtmlTable]:
-    """Return a table of the scores that need no training; [] if there are none."""
+    """Return a table of scores that need no training; [] without such scores."""
     known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
     names: dict[str, None] = {}
     for values in known.values():
@@ -93,7 +93,7 @@ def _reference_tables(standings: Standings) -> list[HtmlTable]:
 
 
 def finding_tables(standings: Standings) -> list[HtmlTable]:
-    """Return what the gates say: what bars rows from the ranking; closed, the rest."""
+    """Return tables of findings: why rows are not ranked and, closed, the other findings."""
     barring: list[tuple[Entry, Finding]] = []
     others: list[tuple[Entry, Finding]] = []
     notes: list[tuple[Entry, Finding]] = []
@@ -119,7 +119,7 @@ def finding_tables(standings: Standings) -> list[HtmlTable]:
 
 
 def _finding_row(standings: Standings, entry: Entry, finding: Finding) -> list[str]:
-    """Return a row of a table of findings; a flag has the letter that stands beside the score."""
+    """Return a row of a table of findings; a flag has the letter next to the score."""
     action = NOT_RANKED.get(finding.action, finding.action)
     if finding.action == FLAG:
         letters = standings.letters(finding.metric or standings.primary.name)

@@ -1,8 +1,8 @@
-"""The error that the choice of test items gives to scores and to their differences.
+"""The error of scores and their differences that comes from the choice of test items.
 
-Where runs recorded their right answers by block of items, the error of a difference is that of its
+If runs recorded their right answers by block of items, the error of a difference comes from its
 values in the blocks: rows that are right and wrong on the same items differ by less than two
-samples would. Else each accuracy has the binomial variance, as if each row had items of its own.
+samples would. Otherwise each accuracy has the binomial variance, as if each row had its own items.
 """
 
 import math
@@ -25,8 +25,8 @@ class Items:
     """The test items of a metric, or of a part of a mean, in the unit of the whole.
 
     Attributes:
-        variance: Of the part, p (1 - p) / n for a share p of n items.
-        blocks: The part in each block of the items, (B,); empty where it is not recorded.
+        variance: Variance of the part, p (1 - p) / n for a share p of n items.
+        blocks: The part in each block of items, (B,); empty if it is not recorded.
     """
 
     variance: float
@@ -34,11 +34,11 @@ class Items:
 
 
 def items_of(runs: Sequence[Run], metric: str, weight: float = 1.0) -> tuple[Items, ...] | None:
-    """Return the items of a score, times a weight, of each part of a mean; None if not known.
+    """Return the items of a score, or of each part of a mean, times a weight; None if unknown.
 
-    Only scores of all items of a suite, or of a group of them, are shares of items, and the parts
-    of what can be known beyond the word (`share`) by the accuracy: no losses, and no accuracies on
-    rows that choose. However many seeds were scored by the items, these are the same.
+    Only accuracies on all items of a suite, or of a group of items, are shares of items, and so is
+    `share`, the part of what can be known beyond the word. Losses, and accuracies on rows that
+    choose, are not. All seeds are scored with the same items, so their number does not matter.
     """
     if not runs:
         return None
@@ -60,14 +60,14 @@ def items_of(runs: Sequence[Run], metric: str, weight: float = 1.0) -> tuple[Ite
 
 
 def _known_beyond_word(run: Run, metric: str) -> float:
-    """Return how much of an accuracy the exact reader of both sides has beyond the word, or 0."""
+    """Return the accuracy that the exact reader of both sides adds to the word alone, or 0."""
     suite = run.suite_of(metric)
     levels = suite.references.get(_ACCURACY, {}) if suite else {}
     return levels["bayes"] - levels["word"] if {"bayes", "word"} <= levels.keys() else 0.0
 
 
 def _blocks_of(runs: Sequence[Run], name: str) -> np.ndarray:
-    """Return the accuracy of a suite in blocks of its items, the mean of runs; empty if unknown."""
+    """Return the mean accuracy over runs of a suite in blocks of its items; empty if unknown."""
     accuracies = []
     for run in runs:
         suite = next((suite for suite in run.suites if suite.name == name), None)
@@ -84,9 +84,10 @@ def _blocks_of(runs: Sequence[Run], name: str) -> np.ndarray:
 
 
 def item_errors(*sides: tuple[int, Sequence[Items]]) -> Errors:
-    """Return the errors of a sum of scores, each with its sign, for their items.
+    """Return the errors from test items of a signed sum of scores.
 
-    Of parts that all sides have by block, that of the sum in the blocks; else that of each side.
+    If all sides have a part by block, its error is that of the sum in the blocks; otherwise each
+    side has its own error.
 
     Args:
         sides: The sign of a score, 1 or -1, and its items; none if they are not known.

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 7.5, 3.2  # inches: the figure, a panel
-SPREAD = 0.8  # of a kind's place is taken by its rows
+SPREAD = 0.8  # share of a kind's place that its rows take
 
 
 def draw_kinds(standings: Standings, path: Path) -> None:
-    """Draw the scores of each kind of labels, a panel for each budget, beside untrained models.
+    """Draw the scores of each kind of labels and of untrained models, a panel for each budget.
 
-    Dots are seeds, a mark with a line is their mean ± sd; the verdict on the kind stands below.
+    Dots are seeds, a mark with a line is their mean ± sd; the verdict on the kind is below.
     """
     styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
     heights = [_HEIGHT] * len(standings.budgets)
@@ -52,7 +52,7 @@ def draw_kinds(standings: Standings, path: Path) -> None:
 
 
 def _draw_row(axes: "Axes", standings: Standings, entry: Entry, style: Style, shift: float) -> None:
-    """Draw the kinds of a row, each at its place and so far beside it."""
+    """Draw the kinds of a row, each moved sideways from its place by `shift`."""
     for place, kind in enumerate(standings.kinds):
         x = place + shift
         untrained = summarise(entry.untrained.get(kind.name, ()))

@@ -40,7 +40,7 @@ _HELD_OUT_NOTE = (
 
 
 def ladder_tables(standings: Standings) -> list[Table]:
-    """Return the tables of standings with two budgets or more, and of predictions, if any."""
+    """Return the tables of ladders, for two budgets or more, and of predictions, if any."""
     tables = []
     if len(standings.budgets) > 1:
         tables += [curves_table(standings), equal_score_table(standings)]
@@ -51,7 +51,7 @@ def ladder_tables(standings: Standings) -> list[Table]:
 
 
 def interval_name(standings: Standings) -> str:
-    """Return the title of intervals of a bootstrap: 95 % interval."""
+    """Return the title of bootstrap intervals: 95 % interval."""
     return f"{100 * (1 - standings.rule.level):g} % interval"
 
 
@@ -67,7 +67,7 @@ def _ends_text(ends: tuple[float, float] | None, metric: Metric) -> str:
 
 
 def curve_intervals(standings: Standings, objective: str) -> dict[float, tuple[float, float]]:
-    """Return the interval of the mean at each budget of an objective that has two seeds there."""
+    """Return the interval of an objective's mean at each budget where it has two seeds."""
     ladder = ladder_of(standings, objective, has_number)
     bounds, intervals = bounds_of(standings.primary, ladder.scores), {}
     for budget, draws in zip(ladder.budgets, ladder.draws(np.random.default_rng(0)).T):
@@ -104,7 +104,7 @@ def curves_table(standings: Standings) -> Table:
 def equal_score_table(standings: Standings) -> Table:
     """Return how many times fewer FLOPs an objective needs for the score of another one.
 
-    For the scores of the baseline the others, for those of the others the baseline.
+    Other objectives have to reach the baseline's scores, and the baseline theirs.
     """
     metric, base = standings.primary, standings.baseline
     ladders, learnt = compared_ladders(standings), _learnt_rows(standings)
@@ -134,7 +134,7 @@ def equal_score_table(standings: Standings) -> Table:
 
 
 def _ratio_cells(result: EqualScore, largest: float) -> list[Cell]:
-    """Return the cells of a ratio and its interval; `largest` is the ratio that is a bound."""
+    """Return the cells of a ratio and its interval; `largest` is the ratio at the bound."""
     text = f"{'at least ' * result.is_bound}{result.ratio:.2f}"
     ratio = Cell(text, value=result.ratio)
     if result.interval is None:
@@ -162,7 +162,7 @@ class Drawn:
     draws: np.ndarray
 
     def at(self, budgets: Sequence[float]) -> "Drawn":
-        """Return those of some budgets."""
+        """Return the ladder and the draws at some budgets."""
         columns = [self.ladder.budgets.index(budget) for budget in budgets]
         return Drawn(self.ladder.at(budgets), self.draws[:, columns])
 
@@ -172,13 +172,13 @@ class Meeting:
     """The crossover of two objectives.
 
     Attributes:
-        before: The objective that is ahead at the first budget that both have.
+        before: The objective ahead at the first budget that both have.
         after: The other one.
         budgets: The first and the last budget.
         crossover: Where they cross.
-        corrected: Its p after Holm's correction for all pairs.
-        level: At which it is established.
-        has_learnt: Whether the one that is ahead has learnt something, at both ends.
+        corrected: p of the crossover after Holm's correction for all pairs.
+        level: Level at which it is established.
+        has_learnt: Whether the leading objective has learnt something, at both ends.
     """
 
     before: str
@@ -191,13 +191,13 @@ class Meeting:
 
     @property
     def is_established(self) -> bool:
-        """Whether the order at both ends, and that draws cross between them, is beyond chance."""
+        """Whether the order at both ends, and a crossing between them, is beyond chance."""
         is_sure = self.corrected < self.level and self.crossover.none <= self.level
         return is_sure and self.has_learnt
 
 
 def compared_ladders(standings: Standings) -> dict[str, Drawn]:
-    """Return the ladders of the rows that are tested, with independent draws."""
+    """Return the ladders of tested rows, with independent draws."""
     rng, ladders = np.random.default_rng(0), {}
     for name in objectives_of(standings):
         ladder = ladder_of(standings, name, is_compared)
@@ -207,7 +207,7 @@ def compared_ladders(standings: Standings) -> dict[str, Drawn]:
 
 
 def _learnt_rows(standings: Standings) -> set[tuple[str, float]]:
-    """Return objective and budget of the rows that have learnt something, see `has_learnt`."""
+    """Return objective and budget of rows that have learnt something, see `has_learnt`."""
     name = standings.primary.name
     return {(e.objective, e.budget) for e in standings.entries if has_learnt(e, name)}
 
@@ -215,8 +215,8 @@ def _learnt_rows(standings: Standings) -> set[tuple[str, float]]:
 def meetings(standings: Standings) -> list[Meeting]:
     """Return the crossovers of all pairs of objectives.
 
-    They are of the budgets, two at least, that both have and at which one of them has learnt
-    something: before, a difference is one of untrained models.
+    A pair is compared at the budgets, at least two, that both have and at which one of them has
+    learnt something: at lower budgets a difference is one of untrained models.
     """
     learnt, level = _learnt_rows(standings), standings.rule.level
     pairs = []
@@ -240,7 +240,7 @@ def meetings(standings: Standings) -> list[Meeting]:
 
 
 def crossover_table(standings: Standings) -> Table:
-    """Return the crossovers of pairs with the baseline, and of others whose means cross."""
+    """Return the crossovers of pairs with the baseline, and of other pairs if their means cross."""
     pairs, rows = meetings(standings), []
     for pair in pairs:
         result = pair.crossover
@@ -292,12 +292,12 @@ def describe_crossovers(standings: Standings) -> list[str]:
 
 @dataclass(frozen=True)
 class DecisionAccuracy:
-    """How many pairs of objectives a budget has in the order of the largest budget.
+    """How many pairs of objectives have the same order at a budget as at the largest one.
 
     Attributes:
         budget: The smaller budget.
         same: The pairs in the same order.
-        pairs: All that both budgets have and that differ at the largest one.
+        pairs: All pairs at both budgets that differ at the largest one.
     """
 
     budget: float
@@ -306,15 +306,16 @@ class DecisionAccuracy:
 
     @property
     def text(self) -> str:
-        """The count of pairs in the same order, and of all."""
+        """The number of pairs in the same order, and of all pairs."""
         return f"{self.same} of {self.pairs}"
 
 
 def decision_accuracies(standings: Standings) -> list[DecisionAccuracy]:
-    """Return how far each smaller budget decides as the largest one (Magnusson et al. 2025).
+    """Return the decision accuracy of each smaller budget (Magnusson et al. 2025).
 
-    Of the pairs whose difference at the largest budget is beyond chance, after Holm's correction
-    for all pairs that are tested there with two seeds or more. Budgets without one are left out.
+    The pairs are those with a difference beyond chance at the largest budget, after Holm's
+    correction for all pairs tested there with two seeds or more. Budgets without such a pair are
+    left out.
     """
     if len(standings.budgets) < 2:
         return []
@@ -327,7 +328,7 @@ def decision_accuracies(standings: Standings) -> list[DecisionAccuracy]:
     decided = [pair for pair, p in zip(pairs, corrected) if p < level]
     accuracies = []
     for budget in smaller:
-        # Of each pair the difference at the budget, and at the largest one.
+        # The difference of each pair at the budget and at the largest one.
         differences = [
             (one.at([budget, top]).means - other.at([budget, top]).means)
             for one, other in decided
@@ -340,7 +341,7 @@ def decision_accuracies(standings: Standings) -> list[DecisionAccuracy]:
 
 
 def decision_table(standings: Standings) -> Table:
-    """Return how many pairs of objectives each smaller budget has in the order of the largest."""
+    """Return how many pairs of objectives each smaller budget orders like the largest one."""
     rows = []
     for accuracy in decision_accuracies(standings):
         share = f"{100 * accuracy.same / accuracy.pairs:.0f}"
@@ -356,7 +357,7 @@ def decision_table(standings: Standings) -> Table:
 
 
 def describe_decisions(standings: Standings) -> list[str]:
-    """Return a sentence on the decision accuracy of the smaller budgets, [] without pairs."""
+    """Return a sentence on the decision accuracy of smaller budgets, [] without pairs."""
     texts = [f"{flops_text(x.budget)} has {x.text}" for x in decision_accuracies(standings)]
     if not texts:
         return []
@@ -379,10 +380,10 @@ def _row_at(standings: Standings, objective: str, budget: float) -> Entry | None
 
 
 def _observed(standings: Standings, outcome: Outcome) -> float | None:
-    """Return the mean that a prediction is scored by.
+    """Return the mean that a prediction is scored against.
 
-    None if its runs are not over, if they began before it or do not say when, and if the row is
-    not tested.
+    Return None if its runs are not over, if they began before it or do not record when, or if the
+    row is not tested.
     """
     prediction = outcome.registered.prediction
     entry = _row_at(standings, prediction.objective, prediction.budget)
@@ -406,7 +407,7 @@ def _why_unscored(standings: Standings, outcome: Outcome) -> str:
 
 
 def predictions_table(standings: Standings) -> Table:
-    """Return the predictions of a league with what came out, and their errors."""
+    """Return the predictions of a league with outcomes and errors."""
     metric, rows, records = standings.primary, [], []
     for outcome in standings.predictions:
         prediction, value = outcome.registered.prediction, _observed(standings, outcome)
@@ -435,7 +436,7 @@ def predictions_table(standings: Standings) -> Table:
 
 
 def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
-    """Return the unrounded numbers of a prediction and what came out, for csv."""
+    """Return the unrounded numbers of a prediction and its outcome, for csv."""
     registered, value = outcome.registered, _observed(standings, outcome)
     prediction = registered.prediction
     low, high = prediction.interval
@@ -460,12 +461,12 @@ def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]
 
 
 def expectations(prediction: Prediction) -> list[float]:
-    """Return the mean that is expected by the curve, as the last one, and by the line."""
+    """Return the expected mean by the curve, by the last budget, and by the line."""
     return [prediction.value, prediction.naive["last"], prediction.naive["line"]]
 
 
 def describe_predictions(standings: Standings) -> Iterator[str]:
-    """Yield sentences on the predictions that were scored and on those that are open."""
+    """Yield sentences on scored and on open predictions."""
     metric, errors, inside = standings.primary, [], 0
     for outcome in standings.predictions:
         prediction = outcome.registered.prediction

@@ -1,10 +1,11 @@
 """Ladders: the scores of an objective over budgets, with a bootstrap over seeds.
 
-Pure functions of scores. Between two budgets the mean is a line over log FLOPs. Seeds of a budget
-are drawn anew, those of each budget apart. The plain bootstrap of few seeds is too narrow, since it
-takes their spread for known (Hesterberg 2015, doi:10.1080/00031305.2015.1089789): each draw of a
-mean of n is stretched by the root of n over a chi-square of n - 1 degrees of freedom, with which
-normal scores have nearly the interval of Student's t (docs/results/league.md has the simulation).
+All functions are pure functions of scores. Between two budgets the mean is a line over log FLOPs.
+Seeds are resampled separately at each budget. The plain bootstrap of few seeds is too narrow, since
+it treats their spread as known (Hesterberg 2015, doi:10.1080/00031305.2015.1089789). We therefore
+stretch each draw of a mean of n by the root of n over a chi-square of n - 1 degrees of freedom,
+which gives normal scores nearly the interval of Student's t (docs/results/league.md has the
+simulation).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Ladder:
 
     Attributes:
         budgets: FLOPs of a run.
-        scores: Of each budget, by seed.
+        scores: Scores at each budget, by seed.
     """
 
     budgets: tuple[float, ...]
@@ -37,9 +38,9 @@ class Ladder:
 
     @classmethod
     def of(cls, scores: Mapping[float, Sequence[float]]) -> Ladder:
-        """Return the ladder of the scores of each budget.
+        """Return the ladder of the scores at each budget.
 
-        Raises ValueError for a budget without scores, or with one that is not finite.
+        Raises ValueError for a budget without scores, or with a score that is not finite.
         """
         budgets = tuple(sorted(scores))
         return cls(budgets, tuple(checked(scores[budget]) for budget in budgets))
@@ -51,12 +52,12 @@ class Ladder:
 
     @cached_property
     def means(self) -> np.ndarray:
-        """The mean of each budget."""
+        """The mean at each budget."""
         return np.array([values.mean() for values in self.scores])
 
     @property
     def least_seeds(self) -> int:
-        """The number of seeds of the budget with the fewest, 0 without a budget."""
+        """The smallest number of seeds at any budget, 0 without a budget."""
         return min(map(len, self.scores), default=0)
 
     def at(self, budgets: Sequence[float]) -> Ladder:
@@ -69,13 +70,13 @@ class Ladder:
         return self.at([other for other in self.budgets if other < budget])
 
     def draws(self, rng: np.random.Generator, count: int = DRAWS) -> np.ndarray:
-        """Return drawn means, (count, budgets); NaN for a budget of one seed, without a spread."""
+        """Return drawn means, (count, budgets); NaN at a budget of one seed, without spread."""
         columns = [draw_means(values, rng, count) for values in self.scores]
         return np.stack(columns, axis=1) if columns else np.empty((count, 0))
 
 
 def draw_means(scores: np.ndarray, rng: np.random.Generator, count: int = DRAWS) -> np.ndarray:
-    """Return drawn means of the scores of seeds, (count,), stretched for their number."""
+    """Return drawn means of the scores of seeds, (count,), stretched as few seeds require."""
     n, mean = len(scores), scores.mean()
     if n < 2:
         return np.full(count, np.nan)
@@ -87,7 +88,8 @@ def draw_means(scores: np.ndarray, rng: np.random.Generator, count: int = DRAWS)
 def interval(draws: np.ndarray, level: float, bounds: Ends = UNBOUNDED) -> Ends | None:
     """Return the 1 - `level` interval of draws; None if more than `level` / 2 of them are NaN.
 
-    It lies within `bounds`, which draws of scores leave: they are stretched, or added to a curve.
+    It is clipped to `bounds`, which draws may exceed because they are stretched or added to a
+    curve.
     """
     known = np.clip(draws[~np.isnan(draws)], *bounds)
     if len(draws) - len(known) > level / 2 * len(draws):
@@ -104,12 +106,12 @@ class Crossover:
     """Where the means of two objectives change their order for the last time.
 
     Attributes:
-        budget: FLOPs; None where the means keep their order from the first to the last budget.
-        interval: Of those draws that cross; None if none does.
-        none: The probability that the means keep their order: the share of draws that do.
-        p: Two-sided, that the first objective is ahead at one end of the ladder and the second at
-            the other: the larger p of the two differences (`verdict.difference_p`), as both have
-            to hold; 1 if the means do not say so.
+        budget: FLOPs; None if the means keep their order from the first to the last budget.
+        interval: Interval over the draws that cross; None if none does.
+        none: Probability that the means keep their order, as the share of draws that do.
+        p: Two-sided p of a crossing: the first objective is ahead at one end of the ladder and the
+            second at the other. It is the larger p of the two differences (`verdict.difference_p`),
+            as both have to hold; 1 if the means do not cross.
     """
 
     budget: float | None
@@ -126,7 +128,7 @@ def crossover(
     Args:
         ladders: Their scores.
         draws: Their drawn means, (draws, budgets), independent of each other.
-        level: Of the interval, 1 - level.
+        level: The interval covers 1 - level.
     """
     one, other = ladders
     observed = crossings(one.logs, (one.means - other.means)[None])[0]
@@ -148,8 +150,8 @@ def crossover(
 def crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
     """Return where differences, (n, budgets), change their sign for the last time, NaN if never.
 
-    They are lines between the budgets, of which `logs` are the logarithms. A difference of zero at
-    a budget between two signs is a change there; at an end it is none.
+    They are linear between the budgets; `logs` are the budgets' logarithms. A difference of zero at
+    a budget between two signs is a change there, but not at an end.
     """
     places = np.full(len(differences), np.nan)
     signs = np.sign(differences[:, 0])
@@ -167,12 +169,13 @@ def crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EqualScore:
-    """FLOPs of a run over those that another objective needs for its score.
+    """Ratio of a run's FLOPs to the FLOPs that another objective needs for its score.
 
     Attributes:
         ratio: NaN if the other objective does not reach the score.
-        interval: None for a bound, or where too many draws do not reach the score.
-        is_bound: Whether the first budget of the other objective is enough, so that less might be.
+        interval: Its interval; None for a bound, or if too many draws do not reach the score.
+        is_bound: Whether the other objective's first budget is enough, so that fewer FLOPs might
+            be.
     """
 
     ratio: float
@@ -191,10 +194,10 @@ def equal_score(
 
     Args:
         base: The FLOPs of the run with this score, the score, and draws of it, (draws,).
-        ladder: Of the objective that is to reach it.
+        ladder: The ladder of the objective that has to reach it.
         draws: Its drawn means, (draws, budgets).
         lower_is_better: The direction of the scores.
-        level: Of the interval, 1 - level.
+        level: The interval covers 1 - level.
     """
     budget, score, drawn = base
     sign = -1.0 if lower_is_better else 1.0
@@ -208,9 +211,9 @@ def equal_score(
 
 
 def _logs_at(scores: np.ndarray, logs: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return where means, (n, budgets), first reach scores, (n,); NaN where they never do.
+    """Return where means, (n, budgets), first reach scores, (n,); NaN if they never do.
 
-    Larger is better. Of a score that the first budget reaches it is that budget: a bound.
+    Larger is better. If the first budget reaches a score, that budget is returned, as a bound.
     """
     reaches = means >= scores[:, None]
     places = np.where(reaches[:, 0], logs[0], np.nan)

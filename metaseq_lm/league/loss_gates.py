@@ -1,7 +1,7 @@
-"""Gates on the losses of validations: has a row left the ceiling and the word frequencies?
+"""Gates on validation losses: has a row learnt more than a uniform guess and word frequencies?
 
-They read terms of the loss that are cross-entropies over the vocabulary, and the binary one of
-discriminators with the share of fakes beside it, by the kinds of terms (see `core.batch.Term`).
+They read loss terms by their kinds (see `core.batch.Term`): cross-entropies over the vocabulary,
+and the binary cross-entropy of discriminators together with the share of fakes.
 """
 
 import math
@@ -16,35 +16,34 @@ from metaseq_lm.league.gate import LEARNING, LOSSES, gate
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
 from metaseq_lm.reporting.runs import Run, is_number
 
-_ENTROPIES = (CAUSAL_NLL, CLOZE_NLL, NLL)  # kinds of terms: nats of a token
+_ENTROPIES = (CAUSAL_NLL, CLOZE_NLL, NLL)  # kinds of terms, in nats a token
 _PLATEAU = 0.05  # nats
 _USUAL_UNMASKED = 0.1  # task.leave_unmasked_prob by default
-_FAKES = "fakes"  # the share of fakes, which the log has beside the term of a discriminator
-_DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
-_LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
-_STEPS = 3  # if it is also more than so many times the usual step between validations
-_FEWEST = 4  # validations, of which the last quarter has a slope
+_FAKES = "fakes"  # the share of fakes, logged next to a discriminator's loss
+_DETECTED = 0.02  # share of the base rate's loss by which a discriminator has to beat it
+_LOST = 0.25  # share of a run's gain: a run that loses more than this diverged,
+_STEPS = 3  # if it also loses more than this multiple of the usual step between validations
+_FEWEST = 4  # fewest validations for a slope of the last quarter
 
 
 def number(value: float) -> str:
-    """Return a number as reasons show it, with three significant digits."""
+    """Return a number with three significant digits, for reasons."""
     return f"{value:.3g}"
 
 
 def by_share(
     gate: str, count: int, of: int, actions: tuple[str, str], reason: str
 ) -> Iterator[Finding]:
-    """Yield a finding if some runs are concerned: actions[0] if most are, else actions[1]."""
+    """Yield a finding if any runs are affected: actions[0] if most are, else actions[1]."""
     if count:
         action = actions[0] if 2 * count > of else actions[1]
         yield Finding(gate, action, f"{reason} ({count} of {of} runs)")
 
 
 def _best_terms(row: Row) -> dict[str, list[float]]:
-    """Return the smallest validation of each cross-entropy over the vocabulary of the runs.
+    """Return the smallest validation of each run for each cross-entropy over the vocabulary.
 
-    In a mixture of objectives a term is called OBJECTIVE.TERM; those of one that is only validated
-    do not count.
+    In a mixture a term is called OBJECTIVE.TERM; objectives that are only validated do not count.
     """
     terms: dict[str, list[float]] = {}
     for run in row.scored:
@@ -56,7 +55,7 @@ def _best_terms(row: Row) -> dict[str, list[float]]:
 
 
 def _entry_of(run: Run, term: str) -> ObjectiveEntry | None:
-    """Return the objective of a mixture that a term OBJECTIVE.TERM is of, None for other terms."""
+    """Return the objective of a mixture that owns a term OBJECTIVE.TERM, None for other terms."""
     return objective_entries(run.values).get(term.rpartition(".")[0])
 
 
@@ -67,7 +66,7 @@ def is_trained(run: Run, term: str) -> bool:
 
 
 def unmasked_share(run: Run, term: str) -> float:
-    """Return the share of the targets of a term that are left as they are."""
+    """Return the share of a term's targets that masking leaves unchanged."""
     share = run.values.get("task.leave_unmasked_prob")
     if entry := _entry_of(run, term):
         usual = _USUAL_UNMASKED * term.endswith(".mlm")
@@ -80,7 +79,7 @@ def unmasked_share(run: Run, term: str) -> float:
 def ceiling(row: Row, context: Context) -> Iterator[Finding]:
     """The loss of a uniform guess, ln V, is not beaten: there is nothing to score.
 
-    A model whose predictions collapse onto a few tokens is above it, too.
+    A model whose predictions collapse onto a few tokens is also above it.
     """
     if context.corpus is None:
         return
@@ -103,8 +102,8 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
 def plateau(row: Row, context: Context) -> Iterator[Finding]:
     """The loss could be that of word frequencies alone.
 
-    Where masking leaves a share of the targets as they are, a model without context may copy these:
-    the level is (1 - share) times the unigram's cross-entropy.
+    If masking leaves a share of the targets unchanged, a model without context may copy these: the
+    level is (1 - share) times the unigram's cross-entropy.
     """
     if context.corpus is None:
         return
@@ -123,9 +122,9 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
 def trigrams(row: Row, context: Context) -> Iterator[Finding]:
     """The loss of a causal language model is not below that of trigrams of the same text.
 
-    A note: what is ranked are scores, and hidden states can serve them before the predictions of
-    the next token are better than counts. A model that predicts [SEP] has it in its loss, which the
-    trigrams have not; in full rows it is one target a row, and an easy one.
+    The finding is a note, because scores are ranked and not losses, and hidden states can serve
+    scores before next-token predictions beat counts. A model that predicts [SEP] has it in its
+    loss, unlike the trigrams; in full rows it is one easy target a row.
     """
     level = context.corpus.trigram if context.corpus else None
     if level is None:
@@ -142,12 +141,12 @@ def trigrams(row: Row, context: Context) -> Iterator[Finding]:
 def undetected(row: Row, context: Context) -> Iterator[Finding]:
     """A discriminator is no better than one that knows only how many tokens are fake.
 
-    Judged is the validation at which its loss is the smallest share of the base rate's, since the
-    share of fakes changes with a generator that learns. Against fixed noise with the frequencies of
-    the data the base rate is all that word frequencies reach: they tell Electric nothing, and
-    replaced-token detection about a thousandth of its loss. Noise of other frequencies, uniform or
-    of a generator that has not learnt them, gives fakes away by them: there the base rate is too
-    mild a level.
+    The gate judges the validation with the smallest ratio of its loss to the base rate's, since the
+    share of fakes changes while a generator learns. Against fixed noise with the frequencies of the
+    data, word frequencies alone reach only the base rate: they tell Electric nothing, and lower the
+    loss of replaced-token detection by about a thousandth. Noise with other frequencies, uniform or
+    from a generator that has not learnt them, gives fakes away by frequency: there the base rate is
+    too mild a level.
     """
     best = [level for run in row.scored if (level := best_detection(run))]
     losses = [loss for loss, _ in best]
@@ -162,13 +161,13 @@ def undetected(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _detector_of(row: Row) -> str:
-    """Return the name of the term of a discriminator that the runs of a row have."""
+    """Return the name of the discriminator's term in the runs of a row."""
     kinds = {name: kind for run in row.scored for name, kind in run.terms.items()}
     return next(name for name, kind in kinds.items() if kind == DETECTION)
 
 
 def best_detection(run: Run) -> tuple[float, float] | None:
-    """Return the loss of a discriminator and that of the base rate, where it is the best.
+    """Return the loss of a discriminator and of the base rate at the best validation.
 
     None for a run without validations of a discriminator.
     """
@@ -183,31 +182,31 @@ def best_detection(run: Run) -> tuple[float, float] | None:
 
 
 def base_rate(run: Run, line: Mapping[str, Any]) -> float:
-    """Return the loss of a discriminator that knows which share of the tokens is fake, in nats.
+    """Return the loss, in nats, of a discriminator that only knows the share of fake tokens.
 
-    That is the entropy H(f) = -f ln f - (1 - f) ln(1 - f) of the share f of fakes among the tokens
-    that may be replaced; others, which are special ones, it does not take for fakes, so that they
-    cost nothing. Logs of earlier versions have no share of `candidates`, which then counts as 1:
-    for replaced-token detection 3 % too much, for Electric 5 % too little in rows of 25 tokens.
-    0 where no share of fakes is logged.
+    It is the entropy H(f) = -f ln f - (1 - f) ln(1 - f) of the share f of fakes among the tokens
+    that may be replaced. Special tokens are never taken for fakes and cost nothing. Logs of earlier
+    versions have no share of `candidates`, which then counts as 1: in rows of 25 tokens the result
+    is 3 % too large for replaced-token detection and 5 % too small for Electric. Return 0 if no
+    share of fakes is logged.
     """
     candidates, fakes = line.get("candidates") or 1.0, line.get(_FAKES) or 0.0
     if run.values.get("criterion.disc_positions") == "masked":
         return entropy(1 - float(line.get("sample_accuracy") or 0.0))
-    # Electric has this option, the loss of others always includes special tokens.
+    # Only Electric has this option; other losses always include special tokens.
     includes_specials = run.values.get("criterion.legacy_specials", True)
     return (candidates if includes_specials else 1.0) * entropy(fakes / candidates)
 
 
 def entropy(share: float) -> float:
-    """Return the entropy of a share in nats, 0 for one that is not between 0 and 1."""
+    """Return the entropy of a share in nats, 0 for a share that is not between 0 and 1."""
     if not 0 < share < 1:
         return 0.0
     return float(-share * np.log(share) - (1 - share) * np.log1p(-share))
 
 
 def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return updates and values of the metric that chose the checkpoint, smaller being better."""
+    """Return updates and values of the metric that chose the checkpoint; smaller is better."""
     metric = run.values.get("trainer.best_checkpoint_metric") or "loss"
     updates, values = run.series(f"valid.{metric}")
     sign = -1.0 if run.values.get("trainer.maximize_best_checkpoint_metric") else 1.0
@@ -235,9 +234,10 @@ def first_best(row: Row, context: Context) -> Iterator[Finding]:
 def diverged(row: Row, context: Context) -> Iterator[Finding]:
     """The last validation is worse than the best one by more than noise: the run diverged.
 
-    That is, by more than LOST of what it had gained since the first validation, and by more than
-    STEPS times the median step from one validation to the next. Neither is enough: of a loss that
-    hardly falls a quarter is noise, and a noisy loss that ends high has still fallen.
+    It has to be worse by more than the share LOST of the gain since the first validation, and by
+    more than STEPS times the median step from one validation to the next. Neither alone is enough:
+    a quarter of the gain is noise if the loss hardly falls, and a noisy loss that ends high has
+    still fallen.
     """
     curves = [values for _, values in map(curve, row.scored) if len(values) > 2]
     lost = [float(values[-1] - values.min()) for values in curves if _has_diverged(values)]
@@ -260,8 +260,8 @@ def _has_diverged(values: np.ndarray) -> bool:
 def still_falling(row: Row, context: Context) -> Iterator[Finding]:
     """The loss falls in the last quarter by more than two standard deviations over seeds.
 
-    A loss always falls where the schedule takes the rate down to its end. Such a run is judged by
-    what it did before, if there are FEWEST validations, else not at all.
+    A loss always falls while the schedule decays the rate to its end. Such a run is judged by its
+    earlier validations if there are at least FEWEST, else not at all.
     """
     starts = [_decay_start(run) for run in row.scored]
     curves = []
@@ -283,15 +283,15 @@ def still_falling(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _decay_start(run: Run) -> float | None:
-    """Return the update from which on the schedule takes the rate to its end, None if never.
+    """Return the update at which the schedule starts to decay the rate to its end, or None.
 
-    `linear` and `polynomial` do so all along: 0. Schedules without an end (`constant`,
-    `inverse_sqrt`, `damped_inverse_sqrt`) do not, nor ones that are not known, such as a plug-in's.
+    `linear` and `polynomial` decay from update 0. Schedules without an end (`constant`,
+    `inverse_sqrt`, `damped_inverse_sqrt`) and unknown ones, such as a plug-in's, give None.
     """
     values = run.values
     name, total = values.get("schedule._name"), values.get("schedule.total_updates")
     if values.get("schedule.end") == 1 or values.get("schedule.power") == 0:
-        return None  # the rate stays where it is
+        return None  # the rate stays constant
     if name in ("linear", "polynomial"):
         return 0.0
     share = values.get("schedule.decay_ratio") if name == "wsd" else None
@@ -299,7 +299,7 @@ def _decay_start(run: Run) -> float | None:
 
 
 def _last_quarters(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-    """Return by how much each curve (updates, values) falls in the last quarter of its updates."""
+    """Return the fall of each curve (updates, values) in the last quarter of its updates."""
     declines = []
     for updates, values in curves:
         if len(values) >= _FEWEST:

@@ -1,8 +1,8 @@
 """The page of a league: standings as text, Markdown, csv and html, with figures.
 
-Scores and verdict of a row stand beside its controls, and beside its gain over the untrained model
-with a verdict of its own. A void row has no number, only the reason; a flagged one has a letter and
-is neither ranked nor tested.
+A row has its scores and verdict, its controls, and its gain over the untrained model with a
+separate verdict. A void row has only the reason and no number; a flagged row has a letter and is
+neither ranked nor tested.
 """
 
 from pathlib import Path
@@ -40,18 +40,18 @@ REPEAT = Section("To repeat it")
 def write_page(
     standings: Standings, folder: Path, repeat: Section = REPEAT, reload: int = 0
 ) -> list[Path]:
-    """Write standings.txt, .md, .csv, .html and .png, with several budgets ladder.png, too.
+    """Write standings.txt, .md, .csv, .html and .png.
 
-    Kinds of labels have a figure kinds.png, predictions a file predictions.csv.
+    Several budgets add ladder.png, kinds of labels kinds.png, and predictions predictions.csv.
 
     Args:
-        standings: Decided ones.
-        folder: Where the files are written.
+        standings: Standings with decisions.
+        folder: The folder of the files.
         repeat: The last section of the html page: plan and commands.
-        reload: After how many seconds the html page reloads itself, 0 for never.
+        reload: Seconds after which the html page reloads itself, 0 for never.
 
     Returns:
-        The paths; the text is the first.
+        The paths, standings.txt first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     table = standings_table(standings)
@@ -94,7 +94,7 @@ def write_page(
 def standings_table(standings: Standings) -> Table:
     """Return the rows by budget: primary metric and the means of its parts, controls, verdicts.
 
-    Then reasons and all that the verdicts rest on.
+    Reasons and the basis of the verdicts follow as notes.
     """
     metric = standings.primary
     has_shuffled = any(entry.shuffled for entry in standings.entries)
@@ -135,10 +135,10 @@ def standings_table(standings: Standings) -> Table:
 
 
 def gains_table(standings: Standings) -> Table | None:
-    """Return what training adds to the primary metric, by budget; None without untrained models.
+    """Return the gains of training in the primary metric by budget; None without untrained models.
 
-    That is the score less that of the untrained model, and its difference from the gain of the
-    baseline with a verdict.
+    A gain is the score minus the untrained model's score. The table also has its difference from
+    the baseline's gain, with a verdict.
     """
     metric, interval = standings.primary, interval_title(standings.rule)
     if not standings.has_gains:
@@ -192,7 +192,7 @@ def _best_text(standings: Standings, budget: float, metric: Metric) -> str | Non
 
 
 def summaries(standings: Standings) -> list[str]:
-    """Return the verdicts of each budget in a sentence."""
+    """Return a sentence with the verdicts for each budget."""
     lines = []
     for budget in standings.budgets:
         parts = []
@@ -215,7 +215,7 @@ def summaries(standings: Standings) -> list[str]:
 
 
 def _reasons(standings: Standings, metric: Metric, about_all: bool = True) -> list[str]:
-    """Return what the gates say, the flags by their letters first; `about_all`: of whole rows."""
+    """Return reasons of gates, flags with their letters first; `about_all` includes whole rows."""
     letters = standings.letters(metric.name)
     flagged: dict[str, list[str]] = {gate: [] for gate in letters}
     others = []
@@ -237,7 +237,7 @@ def _reasons(standings: Standings, metric: Metric, about_all: bool = True) -> li
 
 
 def references(standings: Standings) -> list[str]:
-    """Return the scores that need no training, a sentence for each metric."""
+    """Return a sentence for each metric on scores that need no training."""
     lines = []
     for metric in standings.metrics:
         if values := standings.references.get(metric.name):
@@ -247,7 +247,7 @@ def references(standings: Standings) -> list[str]:
 
 
 def gain_verdict(entry: Entry, metric: Metric) -> str:
-    """Return the verdict on the gain of a row in words, "" if there is none."""
+    """Return the verdict on a row's gain in words, "" without one."""
     decision = entry.stated_gain(metric.name)
     return decision.text if decision else ""
 

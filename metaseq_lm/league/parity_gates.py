@@ -1,4 +1,4 @@
-"""Gates on what rows have in common: budget, data, suites, code, tuning, and runs themselves."""
+"""Gates on parity between rows: budget, data, suites, code, tuning, and distinct runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,9 +22,9 @@ from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number
 from metaseq_lm.reporting.settings import differing_suite_code, differing_suite_options, show
 
-PARITY = 0.02  # share of the budget by which FLOPs may differ from it
+PARITY = 0.02  # largest difference of FLOPs from the budget, as a share of it
 UPDATES = "trainer.max_update"
-_SECTIONS = (*GROUPS, "trainer")  # of a configuration, with options that change results
+_SECTIONS = (*GROUPS, "trainer")  # sections of a configuration with options that change results
 
 
 @gate(RUNS, {"missing": "runs without a score, or other seeds than the plan asks for"})
@@ -76,7 +76,7 @@ def same_data(row: Row, context: Context) -> Iterator[Finding]:
     """Runs were trained on other data than those of the baseline, or with another tokenizer."""
     base = context.baseline_of(row) or row
     for key in sorted({k for run in row.scored for k in run.values if bare_key(k) == "data_hash"}):
-        # A baseline without pre-training tells the data that others may be pre-trained on.
+        # A baseline without pre-training determines the data that others may be pre-trained on.
         expected = _data_hashes(base, key) or _data_hashes(base, "data_hash")
         hashes = list(dict.fromkeys([*expected, *_data_hashes(row, key)]))
         if len(hashes) > 1:
@@ -89,7 +89,7 @@ def same_data(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _data_hashes(row: Row, key: str) -> list[str]:
-    """Return the distinct hashes of data that the runs of a row have under a key."""
+    """Return the distinct hashes of data that a row's runs record under a key."""
     return _known_values(run.values.get(key) for run in row.scored)
 
 
@@ -102,7 +102,7 @@ def _corpus_hashes(row: Row) -> list[str]:
 def same_suites(row: Row, context: Context) -> Iterator[Finding]:
     """Runs were scored with other items or options of a suite than those of the baseline.
 
-    By other code is a note: what scores may have stayed as it was.
+    Other code is only a note, since the scoring part of it may not have changed.
     """
     base = context.baseline_of(row) or row
     codes: dict[str, str] = {}
@@ -122,8 +122,8 @@ def same_suites(row: Row, context: Context) -> Iterator[Finding]:
 def same_code(row: Row, context: Context) -> Iterator[Finding]:
     """Runs were trained with other code than the baseline.
 
-    A note for an added objective, and between shipped rows and others: they cannot have the code of
-    the rows that they are placed among.
+    It is a note for an added objective, and between shipped rows and others, since these cannot
+    have the code of the rows around them.
     """
     base = context.baseline_of(row) or row
     runs = [*base.scored, *row.scored]
@@ -138,9 +138,10 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
 def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
     """An option that the plan leaves open has another value than in the runs of the baseline.
 
-    A default or a preset has changed between the code of the two. Only options of classes that both
-    have, without those that an objective sets itself. What runs of an earlier version do not record
-    is not compared, nor what follows the number of updates, which a budget decides.
+    A default or a preset changed between the code of the two. Only options of classes that both use
+    are compared, without options that an objective sets itself, options that runs of earlier
+    versions do not record, and options that follow from the number of updates, which a budget
+    decides.
     """
     base = context.baseline_of(row)
     if base is None or not (row.scored and base.scored):
@@ -166,12 +167,12 @@ def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _corpus_of(run: Run) -> str | None:
-    """Return the hash of the corpus of a run; of an earlier version that of all of its data."""
+    """Return the hash of a run's corpus, or of all its data for runs of earlier versions."""
     return (run.results or {}).get("corpus") or run.values.get("data_hash")
 
 
 def _known_values(values: Iterable[Any]) -> list[str]:
-    """Return the distinct values but None as texts, in order."""
+    """Return the distinct values except None as texts, in order."""
     return list(dict.fromkeys(show(value) for value in values if value is not None))
 
 
@@ -198,7 +199,7 @@ def controls(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _is_off(run: Run, budget: float) -> bool:
-    """Return whether a run took other FLOPs than a budget, or none are recorded."""
+    """Return whether a run's FLOPs differ from a budget or are not recorded."""
     flops = run.costs["flops"]
     return flops is None or abs(flops / budget - 1) > PARITY
 
@@ -207,8 +208,8 @@ def _is_off(run: Run, budget: float) -> bool:
 def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
     """Runs of several seeds, or of several rows, are the same run.
 
-    What trained them ignored the seed, or the option in which the rows differ. The first row of a
-    plan with the runs keeps its number, so that a comparison counts once.
+    Training ignored the seed, or the option in which the rows differ. The first such row of the
+    plan keeps its number, so that a comparison counts once.
     """
     courses = Counter(run.course for run in row.scored)
     seeds = {run.seed for run in row.scored if courses[run.course] > 1}
@@ -227,7 +228,7 @@ def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _others_of(row: Row, context: Context) -> Mapping[str, Sequence[Run]]:
-    """Return the runs, by name, that no run of a row may be equal to."""
+    """Return the runs, by name, that may not be identical to any run of a row."""
     others: dict[str, Sequence[Run]] = {}
     for other in context.rows:
         if other is row:
@@ -252,9 +253,9 @@ def shared_encoder(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _ancestor_of(run: Run) -> tuple[Any, ...]:
-    """Return what tells the runs apart that runs of one setting started from.
+    """Return a key that tells apart the ancestors of runs of one setting.
 
-    The seeds of the ancestors; where these are not known, as the paths.
+    It is the seeds of the ancestors, or their paths if the seeds are unknown.
     """
     seeds = [run.values[key] for key in run.values if key != "seed" and bare_key(key) == "seed"]
     paths = [str(run.values[key]) for key in sorted(run.sources) if key in run.values]
@@ -287,7 +288,7 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         if trained and set(trained) != set(chosen):
             reason = f"{key}={', '.join(chosen)} was chosen, but {', '.join(trained)} trained"
             yield Finding("tuning", FLAG, reason)
-    # A diverged trial is an answer, one that failed is none.
+    # A diverged trial is a result, a failed one is not.
     failed = [run for run in tuning.runs if run.why_unended() and run.status != "diverged"]
     if failed:
         reason = f"{len(failed)} of {len(tuning.runs)} trials did not finish"
@@ -297,7 +298,7 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _edge_of_grid(key: str, value: Any, tuning: Choice, action: str) -> Iterator[Finding]:
-    """Yield a finding on a chosen value that is the least or the largest that was tried."""
+    """Yield a finding on a chosen value that is the smallest or largest value tried."""
     if _is_at_edge(value, tuning.grid.get(key, ())):
         tried = ", ".join(show(v) for v in sorted(tuning.grid[key]))
         reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
@@ -305,7 +306,7 @@ def _edge_of_grid(key: str, value: Any, tuning: Choice, action: str) -> Iterator
 
 
 def _is_at_edge(value: Any, grid: Sequence[Any]) -> bool:
-    """Return whether a number is the least or the largest of several that were tried."""
+    """Return whether a number is the smallest or largest of several values tried."""
     if not is_number(value) or not all(map(is_number, grid)) or len(set(grid)) < 2:
         return False
     return bool(value <= min(grid) or value >= max(grid))

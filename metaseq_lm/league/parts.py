@@ -1,4 +1,4 @@
-"""The parts of a primary metric that is a mean: what its verdicts rest on."""
+"""The parts of a primary metric that is a mean, which its verdicts rest on."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -8,12 +8,12 @@ from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 
-DOUBT = "?"  # behind a number that a gate flags
+DOUBT = "?"  # suffix of a number that a gate flags
 NONE = "-"
 
 
 def short_name(metric: Metric) -> str:
-    """Return the name of a metric for the head of a narrow column: "head number"."""
+    """Return the name of a metric for the head of a narrow column, such as "head number"."""
     name = metric.name.removesuffix(".accuracy").removesuffix(".share")
     return name.replace(".", " ").replace("_", " ")
 
@@ -27,19 +27,19 @@ def short_text(entry: Entry | None, metric: Metric) -> str:
 
 
 def number_text(metric: Metric, value: float) -> str:
-    """Return a number of a narrow column: per cent without digits after the point."""
+    """Return a number for a narrow column: per cent without decimals."""
     return metric.text(value, 0 if metric.percent else None)
 
 
 def part_texts(standings: Standings, entry: Entry) -> list[str]:
-    """Return the means of the parts of a row, "-" for those of a row that is void or refused."""
+    """Return the means of the parts of a row, "-" for a void or refused row."""
     if entry.about(standings.primary.name, VOID, REFUSE):
         return [NONE] * len(standings.parts)
     return [short_text(entry, part) for part in standings.parts]
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
-    """Return texts of numbers with their digits below each other: the mark has room in each."""
+    """Return texts of numbers with aligned digits: each has room for the mark."""
     marked = [text if text.endswith(DOUBT) else f"{text} " for text in texts]
     longest = max(map(len, marked), default=0)
     return [text.rjust(longest) for text in marked]
@@ -61,7 +61,7 @@ def describe_parts(standings: Standings) -> list[str]:
 
 
 def _describe_part(standings: Standings, part: Metric) -> str:
-    """Return at which budgets a part does not tell rows apart, "" if it does at all."""
+    """Return the budgets at which a part does not tell rows apart, "" if it always does."""
     known = {budget: samples(standings, budget, part) for budget in standings.budgets}
     known = {budget: scores for budget, scores in known.items() if len(scores) > 1}
     equal = [flops_text(budget) for budget, scores in known.items() if not differ(scores)]
@@ -73,7 +73,7 @@ def _describe_part(standings: Standings, part: Metric) -> str:
 
 
 def samples(standings: Standings, budget: float, part: Metric) -> list[Sequence[float]]:
-    """Return the scores by seed of the rows of a budget that have a number and a spread."""
+    """Return the scores by seed of a budget's rows that have a number and a spread."""
     rows = []
     for entry in standings.at(budget, standings.primary):
         names = (standings.primary.name, part.name)

@@ -1,7 +1,7 @@
-"""The plan of a league: what is compared, and by which rules, fixed before anything runs.
+"""The plan of a league: its comparison and rules, fixed before anything runs.
 
-Its hash stands in every report, so that a plan that was changed after a look at the results shows
-as another plan. `plan_files` reads the files of plans, whose sections these dataclasses are.
+Its hash is in every report, so a plan that was changed after a look at the results is visible as
+another plan. These dataclasses are the sections of plan files, which `plan_files` reads.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from metaseq_lm.sweeps.definition import (
 )
 
 TEXT = "text"
-FILES = (TEXT, "probe", "probe_test")  # of the data of a text
-# Folders of the user: of suites, and of official files by benchmark.
+FILES = (TEXT, "probe", "probe_test")  # keys of the data of a text
+# Folders of the user: suites, and official files by benchmark.
 FOLDERS, BENCHMARKS = "folders", "benchmarks"
 
 
@@ -41,12 +41,12 @@ class Objective:
     """An objective: options of `train`, and the grid that they are tuned on.
 
     Attributes:
-        name: Its name, also that of its folders.
-        options: key=value options, beside those that all objectives have.
-        grid: The values of each tuned option, all combinations are tried; empty: not tuned.
+        name: Its name, also used for its folders.
+        options: key=value options, in addition to those of all objectives.
+        grid: The values of each tuned option; all combinations are tried. Empty: not tuned.
         control: The objective that is its matched control; None without one.
         note: One line for reports.
-        metric: The metric that tunes it; None: that of the plan's tuning.
+        metric: The metric that tunes it; None: the metric of the plan's tuning.
     """
 
     name: str
@@ -70,13 +70,13 @@ class Objective:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of its options and of its grid; of a choice such as model=modern the group."""
+        """The keys of its options and of its grid; for a choice such as model=modern, the group."""
         chosen = (str(parse_override(option).key_or_group) for option in self.options)
         return frozenset((*chosen, *self.grid))
 
     @property
     def trials(self) -> int:
-        """The number of combinations of the grid, before it is widened."""
+        """The number of combinations in the grid, before it is widened."""
         return math.prod(map(len, self.grid.values())) if self.grid else 0
 
 
@@ -86,8 +86,8 @@ class Ladder:
 
     Attributes:
         budgets: FLOPs of a run, ascending.
-        usual: The budgets that run unless others are asked for.
-        seeds: The seeds of each objective at each budget.
+        usual: The budgets that run by default.
+        seeds: The seeds for each objective at each budget.
     """
 
     budgets: tuple[float, ...]
@@ -103,18 +103,18 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How options are chosen.
+    """How options are tuned.
 
     Attributes:
         budgets: FLOPs of a trial, ascending; a run has the values of the nearest of them.
-        grid: The grid of objectives that have none of their own.
-        seeds: The seeds of each trial; none of those that are compared.
-        metric: What chooses, of the run itself, for objectives that name no other.
-        widen: How often a grid gets a value beyond its end when that end is the best.
-        plausible: The share of draws of the tuning seeds in which a setting has to be the best for
-            final seeds to run at it; 0: final seeds run at the best setting alone.
-        once: The options of a grid that are chosen at the middle budget for all.
-        noise: The sd over seeds of a trial, in units of the primary metric; None: not known.
+        grid: The grid of objectives without their own.
+        seeds: The seeds of each trial, which may not be seeds of the final runs.
+        metric: The metric of the trial that chooses, for objectives that name no other.
+        widen: How often a grid gets a value beyond its end when the end is the best value.
+        plausible: Final seeds run at every setting that is best in at least this share of draws of
+            the tuning seeds; 0: they run only at the best setting.
+        once: The options of a grid that are chosen at the middle budget for all budgets.
+        noise: The sd over seeds of a trial, in units of the primary metric; None: unknown.
     """
 
     budgets: tuple[float, ...]
@@ -124,7 +124,7 @@ class Tuning:
     widen: int = option(2, "values beyond an end of a grid", at_least=0)
     plausible: float = option(0.0, "share of draws, such as 0.1", at_least=0, at_most=0.5)
     once: tuple[str, ...] = ()
-    noise: float | int | None = option(None, "sd of a trial", above=0)  # hashed as it is written
+    noise: float | int | None = option(None, "sd of a trial", above=0)  # hashed as written
 
     def __post_init__(self) -> None:
         _sort_budgets(self, "budgets")
@@ -171,19 +171,19 @@ class Controls:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is measured, and how a verdict is reached.
+    """The metrics, and the rules of the verdict.
 
     Attributes:
-        baseline: The objective that the others are compared with.
+        baseline: The objective that all others are compared with.
         suites: Entries of trainer.final_suites.
         metric: The primary metric, which decides.
         secondary: Further metrics, which are shown.
         smallest_effect: The smallest difference of the primary metric that matters.
-        level: Of the tests.
-        solved: The score from which on a seed counts as having solved a task.
-        means: Metrics that are means of others, or of other means, by their names.
-        bounds: The best value that is possible of metrics, such as an entropy, by their names.
-        items: Whether the standard error of the test items is part of that of a difference.
+        level: The level of the tests.
+        solved: The score at which a seed counts as having solved a task.
+        means: Metrics that are means of other metrics or means, by name.
+        bounds: The best possible value of metrics, such as an entropy, by name.
+        items: Whether the standard error of a difference includes the error of the test items.
     """
 
     baseline: str
@@ -216,14 +216,14 @@ class Comparison:
             raise UsageError("secondary: a metric is named twice")
 
     def parts_of(self, metric: str) -> tuple[str, ...]:
-        """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
+        """Return the non-mean metrics that a metric averages; itself if it is not a mean."""
         return leaves_of(metric, self.means)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The means of kinds of labels, if the primary metric is a mean of such means, else ().
 
-        Those that the primary metric comes from, then others among the secondary ones.
+        Parts of the primary metric come first, then others among the secondary metrics.
         """
         if self._is_innermost(self.metric):
             return ()
@@ -236,7 +236,7 @@ class Comparison:
         return self.means.keys().isdisjoint(self.means.get(metric, ()))
 
     def _innermost(self, metric: str) -> list[str]:
-        """Return the metrics that a metric is the mean of, down to those without means as parts."""
+        """Return the innermost means of a metric, which are those without means as parts."""
         if self._is_innermost(metric):
             return [metric]
         return [kind for part in self.means[metric] for kind in self._innermost(part)]
@@ -248,13 +248,14 @@ class Plan:
 
     Attributes:
         name: Its name in reports.
-        data: Options of preprocess by name, such as `world`; `folder`, of data that are there; or a
-            `text` with `probe` and `probe_test`, see `texts.make_text`. Data that are made may have
-            `folders`, of suites, and `benchmarks`, folders of official files by benchmark.
+        data: Options of preprocess by name, such as `world`; or `folder`, the path of existing
+            data; or a `text` with `probe` and `probe_test`, see `texts.make_text`. Data that the
+            league makes may have `folders` of suites, and `benchmarks`, folders of official files
+            by benchmark.
         options: key=value options of every run.
-        objectives: What is compared.
+        objectives: The objectives to compare.
         ladder: Budgets and seeds.
-        tuning: How options are chosen.
+        tuning: How options are tuned.
         controls: The controls of every objective.
         comparison: Metrics and rules of the verdict.
     """
@@ -293,11 +294,11 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """A hash of all that the plan says, 16 hexadecimal digits.
+        """A hash of the content of the plan, 16 hexadecimal digits.
 
-        Of files and folders of data only the names count: their content is compared by the
-        fingerprint that every run records. Values that are the default do not count, so that a
-        later version with further keys gives a plan the same hash.
+        Files and folders of data count only by name: every run records a fingerprint of their
+        content. Default values do not count, so that a later version with further keys gives the
+        same hash.
         """
         content = stated(self)
         data = content["data"] = dict(content["data"])
@@ -319,7 +320,7 @@ class Plan:
 
     @property
     def comparisons(self) -> int:
-        """How many verdicts there are if every row has one, which Holm's correction is for."""
+        """The number of verdicts if every row has one, which Holm's correction counts."""
         return max(1, (len(self.objectives) - 1) * len(self.ladder.budgets))
 
     def objective(self, name: str) -> Objective:
@@ -327,7 +328,7 @@ class Plan:
         return next(objective for objective in self.objectives if objective.name == name)
 
     def once(self, objective: Objective) -> list[str]:
-        """Return the options of an objective that are tuned at the middle budget alone."""
+        """Return the options of an objective that are tuned only at the middle budget."""
         return [key for key in objective.grid if key in self.tuning.once]
 
     def trials(self, objective: Objective, budget: float) -> int:
@@ -342,14 +343,14 @@ class Plan:
         return objective.metric or self.tuning.metric
 
     def tuning_suites(self, objective: Objective) -> list[str]:
-        """Return the entries of suites that trials of an objective need for their metric."""
+        """Return the suite entries that trials of an objective need for their metric."""
         parts = self.comparison.parts_of(self.tuning_metric(objective))
         names = {part.partition(".")[0] for part in parts}
         return [entry for entry in self.comparison.suites if entry_name(entry) in names]
 
 
 def stated(value: Any) -> Any:
-    """Return a dataclass, at any depth, as a mapping without the fields that have their default."""
+    """Return a dataclass, at any depth, as a mapping without fields at their default."""
     if isinstance(value, tuple):
         return [stated(item) for item in value]
     if not is_dataclass(value):
@@ -370,7 +371,7 @@ def is_number(value: Any) -> bool:
 
 
 def budget_text(budget: float) -> str:
-    """Return FLOPs as an option has them, such as 6e10: short names of runs."""
+    """Return FLOPs in the form of an option, such as 6e10, which keeps names of runs short."""
     mantissa, _, exponent = f"{budget:.10e}".partition("e")
     text = f"{float(mantissa):g}e{int(exponent)}"
     return text if float(text) == budget else repr(budget)
@@ -384,14 +385,14 @@ def _check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -
 
 
 def _check_options(options: Sequence[str]) -> None:
-    """Raise UsageError for options that the league sets, or that are not in Hydra's grammar."""
+    """Raise UsageError for options that the league sets, or that Hydra cannot parse."""
     check_overrides(options, "options", LEAGUE)
     for text in options:
         parse_override(text)
 
 
 def _sort_budgets(section: Any, name: str, key: str = "", is_optional: bool = False) -> None:
-    """Sort the budgets of a section; UsageError unless they are positive and different."""
+    """Sort the budgets of a section; raises UsageError unless they are positive and distinct."""
     budgets, key = getattr(section, name), key or name
     if not is_optional:
         check_filled(budgets, key)
@@ -401,7 +402,7 @@ def _sort_budgets(section: Any, name: str, key: str = "", is_optional: bool = Fa
 
 
 def _sort_grid(section: Objective | Tuning) -> None:
-    """Sort the numbers of each key; UsageError for keys and values that cannot be tuned."""
+    """Sort the numbers of each key; raises UsageError for keys and values that cannot be tuned."""
     ordered = {}
     for key, values in section.grid.items():
         place = f"grid.{key}"
@@ -413,10 +414,10 @@ def _sort_grid(section: Objective | Tuning) -> None:
 
 
 def _cycle_from(path: tuple[str, ...], means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return means of which each is a part of the one before and the last the first, () if none.
+    """Return a cycle of means, each a part of the previous one, the first one repeated; or ().
 
     Args:
-        path: Means that lead to the part which is followed, the last of them.
+        path: Means that lead to the last one, which is followed further.
         means: The parts of each mean.
     """
     for part in means.get(path[-1], ()):

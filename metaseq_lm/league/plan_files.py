@@ -26,23 +26,23 @@ from metaseq_lm.league.plan import (
 )
 from metaseq_lm.sweeps.definition import absolute, read_mapping, text_of
 
-# The plans that ship with the package; that of a text gets its data from the command line.
+# The plans that ship with the package; the plan of a text gets its data from the command line.
 _PLANS = Path(__file__).parent
 LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
     _PLANS / f"{name}.yaml" for name in ("laptop", "objectives", "epochs", "balanced", "text")
 )
-SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS, BALANCED)  # with an archive
+SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS, BALANCED)  # plans with an archive
 # A command line may name them.
 _NAMED = tuple(plan for plan in sorted(_PLANS.glob("*.yaml")) if plan != TEXT_ARM)
-_KINDS = {"world", "folder", TEXT}  # of data
+_KINDS = {"world", "folder", TEXT}  # keys that name the kind of data
 CONLLU = (".conllu", ".conllu.gz")
-LABELLED = "labels"  # the set of a table of labelled texts
+LABELLED = "labels"  # name of the set made from a table of labelled texts
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 
 
 @dataclass
 class _PlanFile:
-    """The keys of a file; `base` is read before."""
+    """The keys of a file; its `base` is read first."""
 
     data: dict[str, Any]
     objectives: dict[str, dict[str, Any]]
@@ -70,7 +70,7 @@ class _DataPaths:
 
 
 def named_plan(word: str) -> Path:
-    """Return the path of a file or folder, or the plan of this name that ships with the package."""
+    """Return the path of a file or folder, or of the plan of this name in the package."""
     path = Path(word)
     if path.exists():
         return path
@@ -78,7 +78,7 @@ def named_plan(word: str) -> Path:
 
 
 def shipped_archive(plan: Plan) -> Path | None:
-    """Return the archive of a plan that ships with the package, of another plan None."""
+    """Return the archive of a plan of the package, None for another plan."""
     for file in SHIPPED:
         if read_plan(file)[0].hash == plan.hash:
             return archive_beside(file)
@@ -86,7 +86,7 @@ def shipped_archive(plan: Plan) -> Path | None:
 
 
 def archive_beside(plan: Path) -> Path | None:
-    """Return the archive of runs beside a plan: PLAN.jsonl.gz or PLAN.jsonl; None without one."""
+    """Return the archive of runs next to a plan: PLAN.jsonl.gz or PLAN.jsonl; None without one."""
     files = [plan.with_suffix(ending).absolute() for ending in (".jsonl.gz", ".jsonl")]
     return next((file for file in files if file.exists()), None)
 
@@ -96,15 +96,15 @@ def read_plan(
 ) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of a file, and its content with absolute paths of the data.
 
-    That is the content of its base, another plan, with its own in place of what both have.
+    Its content is merged over the content of its base, another plan.
 
     Args:
         path: The file.
-        files: The files of FILES, for the plan of a text that has none.
-        above: The plans whose base it is.
+        files: The files for the keys FILES, for a plan of a text without data.
+        above: The plans that use it as a base.
 
     Raises:
-        UsageError: It is wrong; the message names the file.
+        UsageError: It is invalid; the message names the file.
     """
     content = read_mapping(path)
     if (base := content.pop("base", None)) is not None:
@@ -122,10 +122,10 @@ def read_plan(
 
 
 def _merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a plan over that of its base.
+    """Return the content of a plan merged over the content of its base.
 
-    Mappings are merged, one level deep, and options by their keys; data of another kind, other
-    lists and values are replaced. null takes out what the base has.
+    Mappings are merged one level deep, and options by key. Data of another kind, other lists and
+    values are replaced. null removes a value of the base.
     """
     merged = dict(base)
     for key, value in content.items():
@@ -147,12 +147,12 @@ def _option_key(option: Any) -> str:
 def _with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of the plan of a text with the files of a user.
 
-    Of a table of labelled texts the labels are the metric.
+    If the probe is a table, the metric is the accuracy of its labels.
     """
     content = {**content, "data": {**content.get("data", {}), **files}}
     if not files["probe"].endswith(CONLLU):
         suites = [f"probe {LABELLED} name={LABELLED}"]
-        # Objectives may be tuned by the mean of the accuracies that choose a layer.
+        # Objectives may be tuned by the mean of the accuracies that select a layer.
         means = {"probes_valid": [f"{LABELLED}.valid_accuracy"]}
         metrics = {"metric": f"{LABELLED}.accuracy", "means": means, "secondary": []}
         content["comparison"] = {**content["comparison"], "suites": suites, **metrics}
@@ -166,7 +166,7 @@ def parse_plan(content: Mapping[str, Any]) -> Plan:
         raise UsageError("objectives: there is none")
     tuning = {"grid": {}, "budgets": list(file.budgets), **file.tuning}
     shuffled = file.controls.get("shuffled", False)
-    if isinstance(shuffled, bool):  # of all budgets, or of none
+    if isinstance(shuffled, bool):  # true: all budgets, false: none
         file.controls["shuffled"] = list(file.budgets) if shuffled else []
     controls = {"untrained": True, "seeds": list(file.seeds[:3]), **file.controls}
     comparison = {"suites": [], "secondary": [], **file.comparison}
@@ -189,20 +189,20 @@ def parse_plan(content: Mapping[str, Any]) -> Plan:
 
 
 def parse_objective(name: str, content: dict[str, Any], grid: dict[str, list[Any]]) -> Objective:
-    """Return a checked objective; without a grid of its own it is tuned on `grid`."""
+    """Return a checked objective; without its own grid it is tuned on `grid`."""
     place = f"objectives.{name}"
     if not NAME.fullmatch(name):
         raise UsageError(f"{place}: it names folders, so use at most 50 letters, digits, _ and -")
     content = {"options": [], "grid": grid, **content}
     if content.get("note", "") is None:
-        content["note"] = "null"  # as in earlier versions, whose hashes have it
+        content["note"] = "null"  # as in earlier versions, because hashes include it
     return read_structured(Objective, content, place, name=name)
 
 
 def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
     """Return options of preprocess, or the path of a data folder.
 
-    Paths are absolute, relative ones are relative to `base`.
+    Returned paths are absolute; relative ones are resolved against `base`.
     """
     keys = [item.name for item in fields(_DataPaths) if item.name in data]
     paths = read_structured(_DataPaths, {key: data[key] for key in keys}, "data")
@@ -222,7 +222,7 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _locate(paths: Any, base: Path) -> Any:
-    """Return a path, or those in a list or mapping, as absolute ones."""
+    """Return a path, or the paths in a list or mapping, as absolute paths."""
     if isinstance(paths, dict):
         return {key: _locate(path, base) for key, path in paths.items()}
     if isinstance(paths, list):

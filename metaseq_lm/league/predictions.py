@@ -1,7 +1,7 @@
-"""Predictions: the score of a further budget, written down before it runs and scored after it.
+"""Predictions: the score at a further budget, recorded before its runs and scored after them.
 
-`L/predictions.jsonl`, and the archive of a league, has a line for each, with the time, the hashes
-of the plan and of the code, and a checksum.
+`L/predictions.jsonl` and the archive of a league have a line for each prediction, with the time,
+the hashes of the plan and of the code, and a checksum.
 """
 
 from __future__ import annotations
@@ -62,19 +62,18 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """The mean score of an objective that is expected at a budget.
+    """The expected mean score of an objective at a budget.
 
     Attributes:
         objective: Its name.
         budget: The FLOPs of a run.
         metric: The metric.
         form: The name of the curve.
-        rungs: The budgets that it was fitted to.
-        value: What is expected.
-        interval: In which the mean over seeds should be, with a probability of 1 - the plan's
-            level.
-        naive: What is expected without a curve, see `curves.naive_predictions`.
-        held_out: How many other objectives' errors the interval knows; 0 if it knows seeds alone.
+        rungs: The budgets that the curve was fitted to.
+        value: The expected mean score.
+        interval: Contains the mean over seeds with a probability of 1 - the plan's level.
+        naive: Expected scores without a curve, see `curves.naive_predictions`.
+        held_out: Number of other objectives whose errors widen the interval; 0 if only seeds do.
     """
 
     objective: str
@@ -90,7 +89,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Registered:
-    """A prediction with the time at which it was made, and the hashes of plan and code."""
+    """A prediction with its time and the hashes of plan and code."""
 
     prediction: Prediction
     time: str
@@ -104,8 +103,8 @@ class Outcome:
 
     Attributes:
         registered: The prediction.
-        is_open: Whether no run of its rung is over.
-        is_before: Whether it was made before they began; None if they do not say when.
+        is_open: Whether no run of its rung has ended.
+        is_before: Whether it was made before the runs began; None if they do not record when.
     """
 
     registered: Registered
@@ -114,12 +113,12 @@ class Outcome:
 
     @property
     def budget(self) -> float:
-        """The FLOPs of the runs that it is about."""
+        """The FLOPs of the predicted runs."""
         return self.registered.prediction.budget
 
     @classmethod
     def of(cls, registered: Registered, runs: Sequence[Run]) -> Outcome:
-        """Return the outcome of a prediction, with the runs of its rung in all phases."""
+        """Return the outcome of a prediction, given the runs of its rung in all phases."""
         over = finished(runs)
         starts = times(over, "started")
         if not over or len(starts) < len(over):
@@ -134,14 +133,14 @@ def predict_from(
     level: float,
     errors: Sequence[float] = (),
 ) -> Prediction:
-    """Return what the curve of a ladder predicts; UsageError says why it does not.
+    """Return the prediction of a ladder's curve; raises UsageError with the reason if impossible.
 
     Args:
-        ladder: The budgets below.
-        form: That of the curve.
+        ladder: The ladder of lower budgets.
+        form: The form of the curve.
         about: The objective, the budget, the metric.
-        level: That of the interval and of the misfit.
-        errors: Those of the form on the ladders of other objectives, see `held_out_errors`.
+        level: The level of the interval and of the misfit test.
+        errors: Errors of the form on the ladders of other objectives, see `held_out_errors`.
     """
     objective, budget, metric = about
     if reason := obstacle(ladder, form, budget):
@@ -151,7 +150,7 @@ def predict_from(
     if reason := rejection(fit, level):
         raise UsageError(reason)
     ends = fit.interval(budget, level, rng, errors)
-    assert ends is not None  # each budget has a spread
+    assert ends is not None  # every budget has a spread
     naive, value = naive_predictions(ladder, budget), fit.value(budget)
     held_out = len(errors) if len(errors) >= FEWEST_HELD_OUT else 0
     return Prediction(
@@ -162,7 +161,7 @@ def predict_from(
 def read_predictions(folder: Path) -> list[Registered]:
     """Return the predictions of a league, the earliest first; [] without a file.
 
-    Raises MetaseqError for a line that is damaged or was changed, but not for a torn last one.
+    Raises MetaseqError for a damaged or changed line, but not for a torn last line.
     """
     journal = _journal(folder)
     registered = [parse(row) for _, row in journal.rows()]
@@ -180,9 +179,9 @@ def _journal(folder: Path) -> Journal:
 
 
 def parse_lines(text: str, source: str) -> list[Registered]:
-    """Return the predictions of lines.
+    """Return the predictions in lines of JSON.
 
-    Raises MetaseqError, which names the source, for a line that is damaged or was changed.
+    Raises MetaseqError, which names the source, for a damaged or changed line.
     """
     registered = []
     for i, line in enumerate(text.splitlines(), 1):
@@ -217,8 +216,8 @@ def parse(content: dict[str, Any]) -> Registered:
 
 
 def add_predictions(folder: Path, predictions: Sequence[Registered]) -> None:
-    """Write further predictions behind those of a league."""
-    read_predictions(folder)  # not behind a damaged line
+    """Append predictions to the file of a league."""
+    read_predictions(folder)  # raises an error if a line is damaged
     _journal(folder).append(list(map(_content_of, predictions)))
 
 

@@ -1,4 +1,4 @@
-"""What an update of an objective costs, and the budgets that whole updates cannot spend."""
+"""The cost of an update of an objective, and the budgets that whole updates cannot spend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float)
     """Return why an objective cannot run at a budget, "" if it can.
 
     Args:
-        plan: The plan, which says at which budget an objective is tuned.
+        plan: The plan, which determines the budget at which an objective is tuned.
         objective: The objective.
         price: FLOPs of an update, with the first values of its grid.
         budget: FLOPs of a run.
@@ -36,7 +36,7 @@ def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float)
 def possible(
     plan: Plan, objective: Objective, prices: Prices, budgets: Iterable[float]
 ) -> list[float]:
-    """Return the budgets at which an objective can run; all of them if its price is not known."""
+    """Return the budgets at which an objective can run; all of them if its price is unknown."""
     if objective.name not in prices:
         return list(budgets)
     price = prices[objective.name]
@@ -46,7 +46,7 @@ def possible(
 def describe_excluded(
     plan: Plan, objectives: Iterable[Objective], prices: Prices, budgets: Iterable[float]
 ) -> list[str]:
-    """Return a sentence for each budget at which objectives cannot run, and for each reason."""
+    """Return a sentence for each reason and each budget at which objectives cannot run."""
     known = [objective for objective in objectives if objective.name in prices]
     names: dict[tuple[float, str], list[str]] = {}
     for budget in budgets:

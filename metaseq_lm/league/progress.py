@@ -1,4 +1,4 @@
-"""How far a league is, over all of its phases, and what time is left."""
+"""Progress of a league over all of its phases, and the time left."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _Key = tuple[str, str]  # the folder of a sweep, and the name of a run
 
 
 class Progress:
-    """Counts runs that are over and estimates the time of the others.
+    """Counts ended runs and estimates the time of the others.
 
-    A run takes as long as its FLOPs at the rate of the finished runs, and a time on top for start
-    and scoring, the mean of the runs that were watched from start to end.
+    The time of a run is its FLOPs at the rate of the finished runs, plus a time for start and
+    scoring, which is the mean over the runs watched from start to end.
     """
 
     def __init__(self, planned: Counter[tuple[str, float]], slots: int) -> None:
-        # Planned runs by phase and budget; those of sweeps that are known are counted there.
+        # Planned runs by phase and budget; runs of known sweeps are counted there.
         self.planned = planned
         self.slots = slots
         self.budgets: dict[_Key, tuple[str, float]] = {}
         self.over: dict[_Key, str] = {}
         self.begun: dict[_Key, float] = {}
         self.seconds = self.flops = 0.0
-        self.extra: dict[bool, list[float]] = {True: [], False: []}  # of trials; of other runs
+        self.extra: dict[bool, list[float]] = {True: [], False: []}  # by whether it is a trial
         self.status = StatusLine()
 
     def add(self, sweep: LeagueSweep, known: Iterable[State], runs: Iterable[Run]) -> None:
@@ -51,9 +51,9 @@ class Progress:
                 self._end(key, sweep.folder / run.folder, state)
 
     def report(self, folder: SweepFolder, run: Run) -> None:
-        """Take note of a run that started or ended; one that did not finish gets a line."""
+        """Record that a run started or ended; print a line if it did not finish."""
         key = (str(folder.path), run.name)
-        if key in self.over:  # its process still had to end
+        if key in self.over:  # its process had not ended yet
             return
         (state,) = states(folder, [run])
         if state.state in ACTIVE:
@@ -80,21 +80,21 @@ class Progress:
             self.extra[phase == TUNE].append(max(0.0, watched - results["seconds"]))
 
     def text(self) -> str:
-        """Return the runs that are over in each phase, and the time that is left."""
+        """Return the number of ended runs in each phase, and the time left."""
         total, done = self.totals(), Counter(self.budgets[key][0] for key in self.over)
         counts = [f"{phase} {done[phase]}/{total[phase]}" for phase in PHASES if total[phase]]
         left = self.remaining()
         return ", ".join([*counts, f"about {seconds_text(left)} left"] if left else counts)
 
     def totals(self) -> Counter[str]:
-        """Return the number of runs of each phase, planned ones with them."""
+        """Return the number of runs of each phase, including planned ones."""
         total = Counter(phase for phase, _ in self.budgets.values())
         for (phase, _), count in self.planned.items():
             total[phase] += count
         return total
 
     def remaining(self) -> float | None:
-        """Return the seconds that all runs which are not over will take; None if unknown."""
+        """Return the seconds that the remaining runs will take; None if unknown."""
         if not self.flops:
             return None
         open_runs = Counter(self.planned)
@@ -105,6 +105,6 @@ class Progress:
         return left / self.slots
 
     def start(self, trial: bool) -> float:
-        """Return the seconds that a run takes beside its training, 0 if none was watched."""
+        """Return the seconds that a run takes in addition to training, 0 if none was watched."""
         watched = self.extra[trial] or self.extra[not trial]
         return sum(watched) / len(watched) if watched else 0.0

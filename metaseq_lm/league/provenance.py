@@ -1,4 +1,4 @@
-"""When the runs of a league were made, and with what, so that the plan's age can be compared."""
+"""When and with which code a league's runs were made, to compare with the age of its plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from metaseq_lm.reporting.runs import Run
 
 
 def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequence[Run]) -> str:
-    """Return sentences on the time of the runs, what made them, and whether they name the plan.
+    """Return sentences on the time and code of the runs, and on whether they name the plan.
 
     Args:
-        trials: The runs that tuned.
-        finals: The runs that are compared.
-        runs: All runs, controls too.
+        trials: The runs that tuned options.
+        finals: The compared runs.
+        runs: All runs, including controls.
     """
     parts = []
     for name, chosen in (("trial", trials), ("compared run", finals)):

@@ -1,4 +1,4 @@
-"""The ladders of standings: which rows of an objective are its rungs, and what comes next."""
+"""The ladders of standings: which rows of an objective are rungs, and predictions from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metaseq_lm.league.predictions import Prediction, predict_from
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.reporting.numbers import flops_text
 
-_Allows = Callable[[Entry, str], bool]  # a row and a metric
+_Allows = Callable[[Entry, str], bool]  # whether a row and a metric count
 
 
 def has_number(entry: Entry, metric: str) -> bool:
@@ -22,12 +22,12 @@ def has_number(entry: Entry, metric: str) -> bool:
 
 
 def is_compared(entry: Entry, metric: str) -> bool:
-    """Return whether a row is tested beside others: a flag for what it did not gain is no bar."""
+    """Return whether a row is tested; a row that is flagged only for lack of gain still is."""
     return entry.is_tested(metric)
 
 
 def has_learnt(entry: Entry, metric: str) -> bool:
-    """Return whether a row is tested and above what it has without training."""
+    """Return whether a row is tested and above its untrained model."""
     lacks = {lacked_by(finding.gate) for finding in entry.about(metric, FLAG)}
     return entry.is_tested(metric) and LEARNING not in lacks
 
@@ -38,7 +38,7 @@ def objectives_of(standings: Standings) -> list[str]:
 
 
 def ladder_of(standings: Standings, objective: str, allows: _Allows) -> Ladder:
-    """Return the primary metric of an objective over the budgets whose rows `allows` lets in."""
+    """Return the ladder of an objective's primary metric over the rows that `allows` accepts."""
     name = standings.primary.name
     rungs = {}
     for entry in standings.entries:
@@ -48,7 +48,7 @@ def ladder_of(standings: Standings, objective: str, allows: _Allows) -> Ladder:
 
 
 def _ceiling_of(standings: Standings, objective: str) -> float | None:
-    """Return the most that can be reached of the primary metric, as the last row says it."""
+    """Return the highest reachable score of the primary metric, as given by the last row."""
     name = standings.primary.name
     known = [
         e.ceilings[name]
@@ -61,8 +61,8 @@ def _ceiling_of(standings: Standings, objective: str) -> float | None:
 def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     """Return the prediction of an objective at a budget from its rows at smaller ones.
 
-    Rows that are not tested, or not above what they have without training, are left out. Raises
-    UsageError, which says why, where nothing can be predicted.
+    Rows that are untested, or not above their untrained model, are left out. Raises UsageError with
+    the reason if nothing can be predicted.
     """
     metric = standings.primary
     usable = ladder_of(standings, objective, has_learnt).below(budget)

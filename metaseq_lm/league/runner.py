@@ -50,19 +50,19 @@ from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
 from metaseq_lm.training.suites import SuiteRequest, request_of
 
-WAIT = 15.0  # seconds between looks at jobs on Slurm
+WAIT = 15.0  # seconds between checks of jobs on Slurm
 SILENCE = 600.0  # seconds without an answer on any job, after which the command ends
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command runs of a league.
+    """The part of a league that a command runs.
 
     Attributes:
         objectives: The objectives.
         budgets: The budgets of the final runs.
         source: Their data and plug-in.
-        prices: FLOPs of an update by objective, as far as known; budgets that whole updates cannot
+        prices: FLOPs of an update by objective, where known; budgets that whole updates cannot
             spend are left out.
     """
 
@@ -78,10 +78,10 @@ class Runner:
 
     Attributes:
         plan: The plan.
-        request: What to run.
+        request: The objectives and budgets to run.
         out: The folder of the league.
-        launch: Where and with what resources.
-        plan_hash: The hash that runs record: of the plan without added objectives.
+        launch: Executor and resources.
+        plan_hash: The hash that runs record, of the plan without added objectives.
         check: Raises UsageError for a configuration that must not be launched.
     """
 
@@ -99,7 +99,7 @@ class Runner:
     # ---------------------------------------------------------------- what there is to run
 
     def with_prices(self, prices: Prices) -> Runner:
-        """Return a runner without the budgets that an objective cannot spend.
+        """Return a runner that leaves out budgets which objectives cannot spend.
 
         Raises UsageError if nothing is left to run.
         """
@@ -111,7 +111,7 @@ class Runner:
         return replace(runner, request=replace(request, objectives=left))
 
     def excluded(self, prices: Prices) -> list[str]:
-        """Return sentences on the objectives that cannot run at a budget of the request."""
+        """Return sentences on objectives that cannot run at a budget of the request."""
         request = self.request
         return describe_excluded(self.plan, request.objectives, prices, request.budgets)
 
@@ -120,12 +120,12 @@ class Runner:
         return possible(self.plan, objective, self.request.prices, self.request.budgets)
 
     def tuned_budgets(self, objective: Objective) -> list[float]:
-        """Return the budgets of trials that the budgets of an objective need."""
+        """Return the tuned budgets that the budgets of an objective need."""
         tuned = {self.plan.tuning.nearest(budget) for budget in self.budgets(objective)}
         return sorted(tuned | ({self.plan.tuning.middle} if self.plan.once(objective) else set()))
 
     def shuffled_budgets(self, objective: Objective) -> list[float]:
-        """Return the budgets at which an objective has a control on shuffled tokens."""
+        """Return the budgets at which an objective has a shuffled control."""
         return [b for b in self.budgets(objective) if b in self.plan.controls.shuffled]
 
     def planned(self) -> Counter[tuple[str, float]]:
@@ -149,8 +149,8 @@ class Runner:
     def first_grids(self, objective: Objective) -> dict[float, Grid]:
         """Return the grid of the plan for each tuned budget.
 
-        Options that are tuned once have the best value of the middle budget at the others, the
-        first one before trials tell it.
+        At other budgets than the middle one, options that are tuned once have the best value of the
+        middle budget, or their first value before trials have decided it.
         """
         middle, keys = self.plan.tuning.middle, self.plan.once(objective)
         budgets = self.tuned_budgets(objective)
@@ -167,8 +167,8 @@ class Runner:
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
 
-        All trials and runs on shuffled text are composed; final runs and untrained models are built
-        with the first of their values.
+        All trials and shuffled runs are composed; final runs and untrained models are built with
+        their first values.
         """
         for objective in self.request.objectives:
             first = {key: values[0] for key, values in objective.grid.items()}
@@ -202,7 +202,7 @@ class Runner:
     def examine_all(self) -> None:
         """Raise UsageError for the first objective that fails its examination.
 
-        Say of which the grid changes the loss that tunes it.
+        Warn of objectives with a grid that changes the loss that tunes them.
         """
         for objective in self.request.objectives:
             try:
@@ -216,9 +216,10 @@ class Runner:
     # ---------------------------------------------------------------- the phases
 
     def run(self) -> bool:
-        """Run all phases; return whether every run finished, or diverged.
+        """Run all phases; return whether every run finished or diverged.
 
-        The untrained models come first: they cost little and show whether the metrics exist.
+        The untrained models come first, because they cost little and show whether the metrics
+        exist.
         """
         self.warn_of_changed_plugins()
         over = self.run_sweeps(self.untrained_sweeps(), self.request.budgets)
@@ -228,7 +229,7 @@ class Runner:
         return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
 
     def warn_of_changed_plugins(self) -> None:
-        """Say which objectives have runs of another plug-in than there is now: they stay."""
+        """Warn of objectives with runs of an older version of the plug-in, which are kept."""
         user_dir = self.request.source.user_dir
         for objective in self.request.objectives if user_dir else ():
             for phase in PHASES:
@@ -243,13 +244,13 @@ class Runner:
                     break
 
     def check_metrics(self) -> None:
-        """Raise an error for a metric of the plan that the untrained models do not have.
+        """Raise an error for a metric of the plan that the untrained models lack.
 
-        A secondary metric may be one of an optional suite.
+        A secondary metric may belong to an optional suite.
 
         Raises:
-            MetaseqError: All untrained models of an objective failed, so all others would.
-            UsageError: One has no such metric.
+            MetaseqError: All untrained models of an objective failed, so all its other runs would.
+            UsageError: An untrained model lacks such a metric.
         """
         comparison = self.plan.comparison
         optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
@@ -287,7 +288,7 @@ class Runner:
         return [request_of(entry, data) for entry in self.plan.comparison.suites]
 
     def tune(self) -> None:
-        """Run the trials, those of the middle budget first where they choose for the others."""
+        """Run the trials; the middle budget comes first if it chooses for the others."""
         tuned = [objective for objective in self.request.objectives if objective.grid]
         middle = self.plan.tuning.middle
         once = [objective for objective in tuned if self.plan.once(objective)]
@@ -295,7 +296,7 @@ class Runner:
         self.run_trials({objective.name: self.first_grids(objective) for objective in tuned})
 
     def run_trials(self, grids: dict[str, dict[float, Grid]]) -> None:
-        """Run trials, and further ones until no best value is at an end of its grid."""
+        """Run trials, and widen grids until no best value is at an end of its grid."""
         budgets = {budget for of_budgets in grids.values() for budget in of_budgets}
         while grids:
             sweeps = [
@@ -309,7 +310,7 @@ class Runner:
                     grids[sweep.objective] = wider
 
     def wider_grids(self, sweep: LeagueSweep) -> dict[float, Grid]:
-        """Return the grids of budgets whose best value is at an end, with a value beyond it."""
+        """Return the grids whose best value is at an end, by budget, with a value beyond it."""
         objective = self.plan.objective(sweep.objective)
         grids = {}
         for budget, trials in self.trials(objective, sweep).items():
@@ -326,7 +327,7 @@ class Runner:
         return grids
 
     def is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
-        """Return whether all settings of a wider grid are in the range of their options."""
+        """Return whether all settings of a wider grid are valid values of their options."""
         sweep = self.sweep(objective, TUNE, tuning_values({budget: grid}))
         try:
             for _ in composed(_of_one_seed(sweep.runs), sweep.definition, self.check):
@@ -337,7 +338,7 @@ class Runner:
         return True
 
     def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials]:
-        """Return the trials of an objective by budget, those of the request."""
+        """Return the trials of an objective by budget of the request."""
         trials = trials_of(self.plan, objective, begun(sweep))
         tuned = self.tuned_budgets(objective)
         return {budget: trials[budget] for budget in tuned if budget in trials}
@@ -345,8 +346,8 @@ class Runner:
     def chosen(self, objective: Objective) -> dict[float, list[Values]]:
         """Return the plausible settings of each budget, the first one the most frequent.
 
-        Without a share of draws that makes settings plausible it is the best one, and of runs that
-        have begun it stays.
+        Without a share of draws for plausible settings, it is the best setting alone. Settings of
+        started runs are kept.
 
         Raises UsageError if no trial at a budget has a score.
         """
@@ -375,7 +376,7 @@ class Runner:
         return {budget: chosen[budget] for budget in self.budgets(objective)}
 
     def stored_choice(self, objective: Objective) -> dict[float, list[Values]]:
-        """Return the values of the final sweep that is there, by budget."""
+        """Return the values of the existing final sweep by budget."""
         chosen: dict[float, list[Values]] = {}
         for settings in stored_settings(self.out / FINAL / objective.name):
             (_, budget), *values = settings.items()
@@ -383,7 +384,7 @@ class Runner:
         return chosen
 
     def final_sweeps(self) -> list[LeagueSweep]:
-        """Return the sweeps of the runs that are compared."""
+        """Return the sweeps of the final runs."""
         return [
             self.sweep(objective, FINAL, budget_values(self.chosen(objective)))
             for objective in self.request.objectives
@@ -408,7 +409,7 @@ class Runner:
     # ---------------------------------------------------------------- launching
 
     def run_sweeps(self, sweeps: Sequence[LeagueSweep], budgets: Sequence[float]) -> bool:
-        """Launch what is open of the runs at budgets, wait; return whether all are over."""
+        """Launch the open runs at budgets and wait; return whether all have ended."""
         folders = [SweepFolder(sweep.folder) for sweep in sweeps]
         with contextlib.ExitStack() as stack:
             batches = []
@@ -440,7 +441,7 @@ class Runner:
         )
 
     def record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
-        """Record in the folders of final runs what the trials that chose their options cost."""
+        """Record in the folders of final runs the cost of the trials that chose their options."""
         objective = self.plan.objective(sweep.objective)
         if not objective.grid or not runs:
             return
@@ -455,15 +456,15 @@ class Runner:
                     "trials": len(spent),
                     "metric": trials[budget].metric,
                     "values": {key: run.values[key] for key in objective.grid},
-                    "edges": {},  # a gate of the league judges these
+                    "edges": {},  # a gate of the league judges them
                 }
                 write_tuning(sweep.folder / run.folder, record)
 
     def code(self, folder: SweepFolder) -> Code:
         """Return the snapshot of the code that a sweep runs from.
 
-        A new sweep gets a copy of what other sweeps with the same plug-in have: rows that
-        ran from different code are not compared.
+        A new sweep gets a copy of the snapshot of other sweeps with the same plug-in, because rows
+        that ran from different code are not compared.
         """
         if folder.last_code() is None:
             user_dir = folder.definition().user_dir
@@ -484,9 +485,9 @@ class Runner:
     def wait(
         self, pairs: Sequence[tuple[SweepFolder, LeagueSweep]], budgets: Sequence[float]
     ) -> None:
-        """Wait for jobs on Slurm; they go on when this command is stopped.
+        """Wait for jobs on Slurm, which go on if this command is stopped.
 
-        Raises MetaseqError if Slurm says nothing of any job for SILENCE seconds.
+        Raises MetaseqError if Slurm reports nothing on any job for SILENCE seconds.
         """
         over: set[tuple[str, str]] = set()
         silent = 0.0
@@ -517,19 +518,19 @@ class Runner:
 
 
 def begun(sweep: LeagueSweep) -> Iterator[Run]:
-    """Yield the runs of a sweep that have begun."""
+    """Yield the started runs of a sweep."""
     for run in sweep.runs:
         if (sweep.folder / run.folder / "config.yaml").is_file():
             yield read_run(sweep.folder / run.folder)
 
 
 def _of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
-    """Return the runs of the first seed: configurations of others differ in nothing else."""
+    """Return the runs of the first seed, since other seeds have the same configurations."""
     return [run for run in runs if run.seed == runs[0].seed]
 
 
 def _describe(trials: Trials, grid: Grid) -> str:
-    """Return which values are added to a grid, and why."""
+    """Return a sentence on the values added to a grid, and why."""
     parts = []
     for key, values in grid.items():
         if further := sorted(set(values) - set(trials.grid[key])):

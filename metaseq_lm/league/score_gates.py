@@ -22,38 +22,38 @@ from metaseq_lm.league.standings import (
 from metaseq_lm.reporting.runs import Run
 
 _MOST_TIES = 0.01  # share of the items
-_ROUNDING = 1e-6  # mean soft accuracy minus chance of margins that are rounding errors
-# The last part of the name of an accuracy, such as soft_context_accuracy or context_accuracy_macro.
+_ROUNDING = 1e-6  # mean soft accuracy minus chance if margins are only rounding errors
+# The last part of an accuracy's name, such as soft_context_accuracy or context_accuracy_macro.
 ACCURACY = re.compile(rf"(?:{STRICT}|{SOFT})?(?P<kind>.*)accuracy(?:{MACRO})?")
 SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
-_FEWEST = 3  # seeds that show a spread
+_FEWEST = 3  # fewest seeds that show a spread
 
 
 def sibling(metric: str, name: str) -> str:
-    """Return another metric of the group of items of a metric: pairs.copy.ties."""
+    """Return another metric of the same group of items, such as pairs.copy.ties."""
     return f"{metric.rpartition('.')[0]}.{name}"
 
 
 def _kind_of(metric: str) -> str:
-    """Return which of several accuracies of a group a metric is: "context_", "" of the only one.
+    """Return the prefix of an accuracy within its group: "context_", or "" for the only one.
 
-    Beside context_accuracy and its mean over groups stand context_ties and soft_context_accuracy.
+    context_accuracy and its mean over groups come with context_ties and soft_context_accuracy.
     """
     match = ACCURACY.fullmatch(metric.rpartition(".")[2])
     return match["kind"] if match else ""
 
 
 def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield each metric with each metric that it is the mean of, or with itself."""
+    """Yield each metric with each metric that it averages, or with itself."""
     for metric in context.metrics:
         for part in row.parts(metric):
             yield metric, part
 
 
 def _said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield what `parts_of` does for what is said of all rows at once, which is of the first row.
+    """Yield the pairs of `parts_of` for findings on all rows at once, which the first row gets.
 
-    Each part comes once, of a metric of the plan with itself.
+    Each part comes once; a part that is a metric of the plan comes with itself.
     """
     if row is context.rows[0]:
         of_part: dict[str, str] = {}
@@ -71,7 +71,7 @@ def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
 def constant(row: Row, context: Context) -> Iterator[Finding]:
     """All items are ties but for rounding: the model gives every sentence the same score.
 
-    Its soft accuracy is chance, 1/2 of two sentences.
+    Its soft accuracy is chance, which is 1/2 for two sentences.
     """
     for metric, part in parts_of(row, context):
         name = sibling(part, f"{SOFT}{_kind_of(part)}accuracy")
@@ -109,7 +109,7 @@ def left_out(row: Row, context: Context) -> Iterator[Finding]:
 def transition(row: Row, context: Context) -> Iterator[Finding]:
     """The seeds spread as in a change of phase: some solve a task, others do not.
 
-    The parts of a primary mean are judged, too, since a part's spread is diluted in the mean.
+    The parts of a primary mean are also judged, since a mean dilutes a part's spread.
     """
     primary = context.primary
     parts = [(primary, part) for part in row.parts(primary) if part != primary]
@@ -144,7 +144,7 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
 def reach(row: Row, context: Context) -> Iterator[Finding]:
     """Surprisals of SyntaxGym see what follows a region in some rows, and not in others.
 
-    Results of earlier versions do not tell.
+    Results of earlier versions do not record it.
     """
     for metric, part in _said_once(row, context):
         objectives: dict[str, dict[str, None]] = {"causal": {}, "both": {}}
@@ -165,7 +165,7 @@ def reach(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _spread_text(row: Row, metric: str, context: Context) -> str:
-    """Return how far the seeds of a row spread in a metric, "" if it is no change of phase."""
+    """Return a text on the spread of a row's seeds in a metric, "" if it is no transition."""
     scores, untrained = row.scores(metric), seed_scores(row.untrained, metric)
     described = metric_of(metric, row.runs)
     if len(scores) < _FEWEST or not described.percent or described.lower_is_better:
@@ -183,6 +183,6 @@ def _spread_text(row: Row, metric: str, context: Context) -> str:
 
 
 def _solved_text(scores: Sequence[float], context: Context) -> str:
-    """Return how many seeds reach the score from which on a task counts as solved."""
+    """Return how many seeds reach the score at which a task counts as solved."""
     count = sum(score >= context.solved for score in scores)
     return f"{count} of {len(scores)} seeds reach {number(context.solved)}"

@@ -1,8 +1,8 @@
-"""What a league consists of: rows of runs, what is known of its data, and what gates say of a row.
+"""The contents of a league: rows of runs, facts about its data, and findings on rows.
 
 A row is an objective at a budget, trained with several seeds. `gates.examine` makes the standings
-of a context: each row with its findings. Scores of a row are those of seeds, the mean of the runs
-of a seed.
+of a context: each row with its findings. A row has a score for each seed, the mean over the runs of
+that seed.
 """
 
 import math
@@ -16,25 +16,25 @@ from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
-# What a finding does, the strongest first.
-VOID = "void"  # there is no number, only the reason
+# Actions of findings, most severe first.
+VOID = "void"  # no number is shown, only the reason
 REFUSE = "refuse"  # the row is not comparable with the others and is not ranked
-FLAG = "flag"  # the number stands with a letter, outside the ranking and the tests
+FLAG = "flag"  # the number is shown with a letter, outside the ranking and the tests
 NOTE = "note"  # a sentence below the table
 ACTIONS = (VOID, REFUSE, FLAG, NOTE)
-# Settings of an objective, each with the share of draws of the tuning seeds that choose it.
+# Settings of an objective, each with the share of draws of tuning seeds that choose it.
 Shares = tuple[tuple[Mapping[str, Any], float], ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a gate says of a row.
+    """A statement of a gate about a row.
 
     Attributes:
         gate: The name of the gate, such as "ceiling".
         action: VOID, REFUSE, FLAG or NOTE.
         reason: One sentence with the numbers, without the full stop.
-        metric: The metric that the finding is about; "" for all of the row.
+        metric: The metric that the finding is about; "" for the whole row.
     """
 
     gate: str
@@ -45,15 +45,15 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """How the options of a row were chosen.
+    """How the options of a row were tuned.
 
     Attributes:
-        grid: The values that were tried of each option, in all rounds; several are a choice.
+        grid: The values tried for each option in all rounds; an option was tuned if it has several.
         chosen: The value of each option that the row has.
         runs: The trials.
-        budget: The FLOPs of a trial; not that of the row where it was tuned at another one.
-        shares: The plausible settings, the most frequent first, where the choice is a part of the
-            experiment; () where final seeds run at the best setting alone.
+        budget: The FLOPs of a trial, which differ from the row's budget if tuned at another one.
+        shares: The plausible settings, most frequent first, if the choice is part of the
+            experiment; () if final seeds run only at the best setting.
     """
 
     grid: Mapping[str, Sequence[Any]]
@@ -64,7 +64,7 @@ class Choice:
 
     @property
     def flops(self) -> float:
-        """The FLOPs of all trials, as far as they are recorded."""
+        """The recorded FLOPs of all trials."""
         return sum(run.costs["flops"] or 0.0 for run in self.runs)
 
 
@@ -75,15 +75,15 @@ class Row:
     Attributes:
         objective: The name of the objective in the plan.
         budget: The FLOPs of a run.
-        runs: The final runs, those that failed too.
+        runs: The final runs, including failed ones.
         untrained: Runs of the same model with one update at rate 0.
         shuffled: Runs of the same objective at this budget on shuffled rows (task.shuffle_tokens).
         control: The row of the matched control, another objective of the plan, at this budget; None
-            if the plan names none.
-        control_name: The name of that objective, "" if there is none.
+            if the plan names no control.
+        control_name: The name of the control, "" without one.
         tuning: How its options were chosen; None if they were not tuned.
         added: Whether the objective was added to a frozen plan.
-        shipped: Whether its runs came with the plan and were not made here.
+        shipped: Whether its runs shipped with the plan and were not made here.
     """
 
     objective: str
@@ -103,14 +103,14 @@ class Row:
         return finished(self.runs)
 
     def parts(self, metric: str) -> Sequence[str]:
-        """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
+        """Return the non-mean metrics that a metric averages; itself if it is not a mean."""
         return self.runs[0].parts_of(metric) if self.runs else (metric,)
 
     @property
     def settings(self) -> list[tuple[float, list[Run]]]:
         """The plausible settings: the share of draws that choose each, and its runs.
 
-        All runs where there is one setting.
+        A single setting has all runs.
         """
         shares = self.tuning.shares if self.tuning else ()
         if len(shares) < 2:
@@ -122,10 +122,10 @@ class Row:
         return settings
 
     def scores(self, metric: str) -> list[float]:
-        """Return the score of each seed, by seed; only finite ones of runs that finished.
+        """Return the score of each seed, by seed; only finite scores of finished runs.
 
-        Of several plausible settings it is the expected score: the mean over draws of the tuning
-        seeds that choose again, of the seeds that have a score at each.
+        With several plausible settings it is the expected score, the mean over draws of the tuning
+        seeds that choose again, for the seeds that have a score at every setting.
         """
         if len(self.settings) < 2:
             return seed_scores(self.runs, metric)
@@ -140,8 +140,9 @@ class Row:
     def sd_of_choice(self, metric: str) -> float | None:
         """Return the sd of the expected score over draws of the tuning seeds that choose again.
 
-        That of each setting is its mean over final seeds: it is the spread of the choice alone, 0
-        with one plausible setting. None if the choice is no part of the experiment, or not known.
+        Each setting counts with its mean over final seeds, so this is the spread of the choice
+        alone, 0 with one plausible setting. Return None if the choice is unknown or not part of the
+        experiment.
         """
         if not (self.tuning and self.tuning.shares):
             return None
@@ -154,19 +155,19 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """All rows of a league, and what gates need to judge one.
+    """All rows of a league, and the facts that gates need to judge one.
 
     Attributes:
         rows: The rows, in the order of the plan.
-        baseline: The name of the objective that the others are compared with.
+        baseline: The name of the objective that all others are compared with.
         metrics: The names of the metrics, the primary one first.
-        seeds: How many final runs the plan asks for a row.
-        corpus: What is known of the data; None if nothing is.
-        solved: The score from which on a seed counts as having solved a task.
-        shuffled: The budgets at which the plan asks for controls on shuffled text.
-        options: The keys that each objective sets itself, those of its grid too, by its name.
-        bounds: The best value that the plan holds possible, by metric.
-        planned: The seeds of the plan; () if they are not known.
+        seeds: The number of final runs that the plan asks for in a row.
+        corpus: Facts about the data; None if there are none.
+        solved: The score at which a seed counts as having solved a task.
+        shuffled: The budgets at which the plan asks for shuffled controls.
+        options: The keys that each objective sets itself, including its grid, by objective.
+        bounds: The best possible value by metric, according to the plan.
+        planned: The seeds of the plan; () if they are unknown.
     """
 
     rows: tuple[Row, ...]
@@ -192,7 +193,7 @@ class Context:
         return {name: metric_of(name, runs) for name in self.metrics}
 
     def lower_is_better(self, metric: str) -> bool:
-        """Return whether a smaller value of a metric is the better one."""
+        """Return whether a smaller value of a metric is better."""
         return self.described[metric].lower_is_better
 
     @cached_property
@@ -201,14 +202,14 @@ class Context:
         return {(row.objective, row.budget): row for row in self.rows}
 
     def baseline_of(self, row: Row) -> Row | None:
-        """Return the baseline at the budget of a row; None for a baseline, or if there is none."""
+        """Return the baseline at a row's budget; None for the baseline itself or without one."""
         base = self.by_name.get((self.baseline, row.budget))
         return None if base is row else base
 
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """A row and what the gates say of it."""
+    """A row and the findings of the gates on it."""
 
     row: Row
     findings: tuple[Finding, ...] = ()
@@ -220,12 +221,12 @@ def finished(runs: Sequence[Run]) -> list[Run]:
 
 
 def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
-    """Return the mean score of each seed, by seed; only finite ones of runs that finished."""
+    """Return the mean score of each seed, by seed; only finite scores of finished runs."""
     return list(_scores_by_seed(runs, metric).values())
 
 
 def _scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
-    """Return the mean score of each seed, ascending; only finite ones of runs that finished."""
+    """Return the mean score of each seed, ascending; only finite scores of finished runs."""
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
         if run.why_unscored(metric) is None:
@@ -237,8 +238,8 @@ def _scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
 def metric_of(name: str, runs: Sequence[Run]) -> Metric:
     """Return a metric with its direction and unit.
 
-    A smaller value is the better one if the name says so, or if it is a term of the loss of a run.
-    A mean of metrics is like its parts.
+    Smaller is better if the name says so, or if the metric is a loss term of a run. A mean of
+    metrics has the direction and unit of its parts.
     """
     losses = {term for run in runs for term in run.losses}
     parts = []

@@ -1,4 +1,4 @@
-"""The standings on a screen: verdicts and scores, findings as letters; reasons are in the files."""
+"""The standings on a screen: verdicts, scores, and findings as letters; reasons are in files."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,15 +30,15 @@ from metaseq_lm.league.parts import (
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 
-COLUMNS = 120  # of a terminal; names and verdicts may be longer than it has room for
-SCREEN = (30, 100)  # lines and columns of the standings by kind of labels
-_SHORTEST = 12  # to which names of objectives are cut
+COLUMNS = 120  # width of a terminal; names and verdicts may be longer
+SCREEN = (30, 100)  # lines and columns for the standings by kind of labels
+_SHORTEST = 12  # shortest length to which names of objectives are cut
 _GAP = "  "
 _Lines = list[str]
 
 
 def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
-    """Return standings as a terminal shows them; `paths` are the files with all of it."""
+    """Return standings as text for a terminal; `paths` are the files with all details."""
     if standings.kinds:
         return "\n".join(screen(standings, paths))
     of_ladders = [
@@ -59,7 +59,7 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
 
 
 def where(paths: Sequence[Path]) -> _Lines:
-    """Return where the files are: texts with all reasons, and figures."""
+    """Return lines that name the files: texts with all reasons, and figures."""
     if not paths:
         return []
     names = ", ".join(path.name for path in paths)
@@ -72,7 +72,7 @@ def wrapped(sentence: str, columns: int = COLUMNS) -> _Lines:
 
 
 def screen(standings: Standings, paths: Sequence[Path] = ()) -> _Lines:
-    """Return standings by kind of labels as one screen, all budgets or the largest one."""
+    """Return standings by kind of labels as one screen, for all budgets or the largest one."""
     height, columns = SCREEN
     lines = [clean(f"{standings.title}: {standings.primary.title}"), *_kinds_rows(standings)]
     end = [*legend(standings), *wrapped(" ".join(standings.remarks), columns)]
@@ -86,7 +86,7 @@ def screen(standings: Standings, paths: Sequence[Path] = ()) -> _Lines:
 
 
 def _kinds_rows(standings: Standings) -> Iterator[str]:
-    """Yield the head and the rows by budget: means, those of kinds with marks, and verdicts."""
+    """Yield the head and the rows by budget: means, means of kinds with marks, and verdicts."""
     metric, columns = standings.primary, SCREEN[1]
     entries = [e for budget in standings.budgets for e in standings.at(budget, metric)]
     cells = [_headed(short_name(metric), [narrow_text(entry, metric) for entry in entries])]
@@ -119,7 +119,7 @@ def _shorten(name: str, room: int) -> str:
 
 
 def _short_verdict(standings: Standings, entry: Entry) -> str:
-    """Return the verdict of a row in a word, with the letters of what flags it."""
+    """Return the verdict of a row in a word, with the letters of gates that flag it."""
     metric = standings.primary
     if hidden := _hidden_text(entry, metric):
         return hidden
@@ -135,7 +135,7 @@ def _short_verdict(standings: Standings, entry: Entry) -> str:
 
 
 def legend(standings: Standings) -> _Lines:
-    """Return what marks and letters mean."""
+    """Return lines that explain marks and letters."""
     rule, columns = standings.rule, SCREEN[1]
     flagged = any(
         kind_mark(e, kind).endswith(DOUBT) for e in standings.entries for kind in standings.kinds
@@ -153,7 +153,7 @@ def legend(standings: Standings) -> _Lines:
 
 
 def elsewhere(paths: Sequence[Path]) -> str:
-    """Return where all that a screen has no room for is."""
+    """Return where to find what does not fit on a screen."""
     content = "Intervals, p, gates, gains, references, tuning and other metrics"
     if not paths:
         return f"{content}: --out FOLDER writes them."
@@ -205,7 +205,7 @@ def _parts_column(standings: Standings, entries: Sequence[Entry]) -> _Lines:
 
 
 def _side_by_side(columns: Sequence[_Lines]) -> _Lines:
-    """Return lines of columns, which end below."""
+    """Return columns side by side as lines, aligned at the bottom."""
     height = max(map(len, columns))
     padded = [[" " * len(c[0])] * (height - len(c)) + c for c in columns]
     return [_GAP.join(line).rstrip() for line in zip(*padded)]
@@ -233,7 +233,7 @@ def _difference_text(entry: Entry, metric: Metric) -> str:
 
 
 def _verdict_text(standings: Standings, entry: Entry) -> str:
-    """Return the verdict of a row with the letters of what flags it."""
+    """Return the verdict of a row with the letters of gates that flag it."""
     metric = standings.primary
     marks = standings.marks(entry, metric.name)
     if _hidden_text(entry, metric) or not marks:
@@ -243,7 +243,7 @@ def _verdict_text(standings: Standings, entry: Entry) -> str:
 
 
 def _mean_text(scores: Scores, metric: Metric) -> str:
-    """Return mean ± sd of a metric, per cent with one digit after the point; "" without scores."""
+    """Return mean ± sd of a metric, per cent with one decimal; "" without scores."""
     summary = summarise(scores.get(metric.name, ()))
     if summary is None:
         return ""
@@ -253,7 +253,7 @@ def _mean_text(scores: Scores, metric: Metric) -> str:
 
 
 def findings(standings: Standings) -> _Lines:
-    """Return what the letters and the names of gates mean, a line each, and how many notes are."""
+    """Return a line on each letter or gate with its meaning, and the number of notes."""
     name = standings.primary.name
     letters = standings.letters(name)
     flags: dict[str, str] = {}
@@ -274,7 +274,7 @@ def findings(standings: Standings) -> _Lines:
 
 
 def rule(standings: Standings) -> _Lines:
-    """Return what verdicts mean."""
+    """Return lines that explain the verdicts."""
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     effect = metric.text(rule.smallest_effect, 1 if metric.percent else None)
@@ -287,7 +287,7 @@ def rule(standings: Standings) -> _Lines:
 
 
 def levels(standings: Standings) -> _Lines:
-    """Return what the main metric is without any model, and of a perfect one, if that is known."""
+    """Return the main metric without a model, and of a perfect model if that is known."""
     metric, digits = standings.primary, 1 if standings.primary.percent else None
     values = standings.references.get(metric.name, {})
     texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]
@@ -295,12 +295,12 @@ def levels(standings: Standings) -> _Lines:
 
 
 def _about_parts(standings: Standings) -> _Lines:
-    """Return what is to be said of the parts of the main metric."""
+    """Return remarks on the parts of the main metric."""
     return wrapped(" ".join(describe_parts(standings)))
 
 
 def _other_metrics(standings: Standings) -> Iterator[_Lines]:
-    """Yield tables of the other metrics, as many columns in each as fit: means at each budget."""
+    """Yield tables of the other metrics, with means at each budget, in columns that fit."""
     metrics = standings.metrics[1:]
     if not metrics:
         return
@@ -333,7 +333,7 @@ def _means_text(standings: Standings, objective: str, metric: Metric) -> str:
 
 
 def _headed(name: str, cells: Sequence[str], is_right: bool = True) -> _Lines:
-    """Return a column with its name above it, in as many lines as the words of the name need."""
+    """Return a column with its name above it, on several lines if it has several words."""
     width = max(map(len, [*name.split(), *cells]))
     texts = [*wrap(name, width), *map(clean, cells)]
     return [text.rjust(width) if is_right else text.ljust(width) for text in texts]
@@ -347,10 +347,10 @@ def _line_width(columns: Sequence[_Lines]) -> int:
 def _common_references(
     standings: Standings, metrics: Sequence[Metric]
 ) -> dict[str, Mapping[str, float]]:
-    """Return the references that most metrics have, by their name and that of the metric.
+    """Return the references that most metrics have, by reference and metric.
 
-    All have them in common as a rule; a suite of sentences has others than a labelled set. A mean
-    of what is not recorded for a whole suite, such as the last layers, has none.
+    Usually all metrics share them; a suite of sentences and a labelled set have different ones. A
+    mean of values that are not recorded for a whole suite, such as the last layers, has none.
     """
     known = {metric.name: standings.references.get(metric.name, {}) for metric in metrics}
     counts = Counter(name for levels in known.values() for name in levels)

@@ -1,4 +1,4 @@
-"""The data of the text arm: a corpus and its probes, made of files of the user's."""
+"""The data of the text arm: a corpus and its probes, made from the user's files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HELD_OUT = 50  # every 50th line of the text is held out
 # The probes of a file of dependencies: name, column, scheme of the tags.
 RELATION = "relation"
 _TAGGED = (("upos", "upos", "none"), (RELATION, "deprel", "none"))
-_SUBTYPES = "relation_subtypes"  # an option of preprocess for the relations of a probe
-OF_PROBE = ("probe", "probe_test", _SUBTYPES)  # of the data of a text
+_SUBTYPES = "relation_subtypes"  # option of preprocess for the relations of a probe
+OF_PROBE = ("probe", "probe_test", _SUBTYPES)  # keys for the probe of a text
 
 
 def make_text(
@@ -32,20 +32,20 @@ def make_text(
 ) -> None:
     """Make the corpus of a text and the sets of its probe.
 
-    Every 50th line of the text, blank ones apart, is the valid split; the tokenizer learns from the
-    others. A probe in CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts the
-    set `labels`.
+    Every 50th nonblank line of the text is in the valid split; the tokenizer learns from the
+    others. A probe in CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts gives
+    the set `labels`.
 
     Args:
-        data: The files `text`, `probe` and `probe_test`, and options of preprocess by name;
-            `relation_subtypes` is of the probe.
+        data: The files `text`, `probe` and `probe_test`, and options of preprocess by name, of
+            which `relation_subtypes` applies to the probe.
         folder: The data folder.
-        lines: How many lines of the text are read; None for all.
-        keep_corpus: Whether a corpus that is there stays.
+        lines: Number of lines of the text to read; None for all.
+        keep_corpus: Whether to keep an existing corpus.
 
     Raises:
-        UsageError: A file is not there, a probe is no CoNLL-U, or the text is too short.
-        MetaseqError: A file is damaged, or of another form.
+        UsageError: A file is missing, a probe is not CoNLL-U, or the text is too short.
+        MetaseqError: A file is damaged or has another format.
     """
     for key in FILES:
         if not Path(data[key]).is_file():
@@ -73,7 +73,7 @@ def make_text(
 
 
 def _probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of preprocess that make each set of a probe, by its name."""
+    """Return the options of preprocess for each set of a probe, by set."""
     if not data["probe"].endswith(CONLLU):
         return {LABELLED: {"labelled": LABELLED}}
     sets = {}
@@ -85,9 +85,9 @@ def _probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_probe(data: Mapping[str, Any]) -> None:
-    """Raise UsageError, with file and line, for a probe that is no CoNLL-U though its name says so.
+    """Raise UsageError, with file and line, for a probe that is named CoNLL-U but is not.
 
-    Before the corpus is made, which may take minutes.
+    The check runs before the corpus is made, which may take minutes.
     """
     for key in ("probe", "probe_test") if data["probe"].endswith(CONLLU) else ():
         reader = ConlluReader(TextFile(Path(data[key])), trees=False)
@@ -110,7 +110,7 @@ def has_set(folder: Path) -> bool:
 
 
 def make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
-    """Make a dataset by options of preprocess; UsageError for one that no dataset has."""
+    """Make a dataset by options of preprocess; raises UsageError for an unknown option."""
     known = {item.name for kind in pipeline.all_kinds().values() for item in fields(kind)}
     for key in arguments:
         if key not in known:
@@ -123,7 +123,7 @@ def make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
 
 
 def _first_lines(text: Path, folder: Path, most: int) -> Path:
-    """Write the first lines of a text that are not blank into a folder and return the file."""
+    """Write the first nonblank lines of a text into a folder and return the file."""
     check_text_file(text)
     folder.mkdir(parents=True, exist_ok=True)
     head = folder / "head.txt"

@@ -1,4 +1,4 @@
-"""Tuning: the grid of each budget, the choice by a metric, and the step beyond a grid's end."""
+"""Tuning: the grid at each budget, the choice by a metric, and steps beyond a grid's end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Trials:
     Attributes:
         objective: The objective.
         budget: FLOPs of a trial.
-        runs: The runs, those that failed too.
+        runs: The runs, including failed ones.
         metric: The metric that chooses.
     """
 
@@ -38,7 +38,7 @@ class Trials:
 
     @property
     def grid(self) -> Grid:
-        """The values of each tuned option that were tried, numbers ascending."""
+        """The tried values of each tuned option, numbers ascending."""
         grid: Grid = {}
         for key in self.objective.grid:
             values = dict.fromkeys(run.values.get(key) for run in self.runs)
@@ -48,7 +48,7 @@ class Trials:
 
     @property
     def scored(self) -> list[tuple[Values, list[Run]]]:
-        """The settings whose runs all have a score, with their runs."""
+        """The settings with a score in every run, with their runs."""
         settings: dict[tuple[str, ...], list[Run]] = {}
         for run in self.runs:
             key = tuple(repr(run.values.get(name)) for name in self.objective.grid)
@@ -60,7 +60,7 @@ class Trials:
         return scored
 
     def means(self) -> list[tuple[Values, float]]:
-        """Return the settings whose runs all have a score, with its mean over seeds."""
+        """Return the settings with a score in every run, with the mean score over seeds."""
         means = []
         for values, runs in self.scored:
             means.append((values, math.fsum(run.metrics[self.metric] for run in runs) / len(runs)))
@@ -72,16 +72,16 @@ class Trials:
         return metric_of(self.metric, self.runs).lower_is_better
 
     def best(self) -> Values | None:
-        """Return the setting with the best mean, the first of equals; None without any score."""
+        """Return the setting with the best mean (the first of equals); None without scores."""
         sign = 1 if self.lower_is_better else -1
         means = self.means()
         return min(means, key=lambda pair: sign * pair[1])[0] if means else None
 
     def plausible(self, least: float) -> Shares:
-        """Return the plausible settings with the shares of draws that choose them, of a sum of 1.
+        """Return the plausible settings with the shares of draws that choose them, which sum to 1.
 
-        Draws are of the seeds that all settings have, see `choice`. The most frequent setting is
-        the first. With `least` = 0 it is the best setting alone; () without any score.
+        We draw the seeds that all settings have, see `choice`. The most frequent setting comes
+        first. With `least` = 0 only the best setting is returned; () without scores.
         """
         best = self.best()
         if best is None or not least:
@@ -99,16 +99,16 @@ class Trials:
     def chosen_by(self, metric: str) -> Values | None:
         """Return the setting that another metric would have chosen.
 
-        None unless all settings that have a score have one of that metric, too.
+        Return None unless all settings with a score also have one of that metric.
         """
         other = replace(self, metric=metric)
         return other.best() if len(other.means()) == len(self.means()) else None
 
 
 def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[float, Trials]:
-    """Return the trials of an objective by their budget, from its runs of the phase `tune`.
+    """Return the trials of an objective by budget, from its runs of the phase `tune`.
 
-    They have the means of the plan.
+    The runs get the plan's means of metrics.
     """
     by_budget: dict[float, list[Run]] = {}
     for run in runs:
@@ -121,9 +121,9 @@ def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[flo
 
 
 def describe_other_choices(plan: Plan, trials: Sequence[Trials]) -> list[str]:
-    """Return sentences on what the metrics that tune other objectives would have chosen.
+    """Return sentences on the settings that other objectives' tuning metrics would have chosen.
 
-    [] if one metric tunes all. Trials know the metrics that they were scored with.
+    Return [] if one metric tunes all. Only metrics that the trials were scored with count.
     """
     metrics = list(dict.fromkeys(plan.tuning_metric(o) for o in plan.objectives if o.grid))
     other, same = [], []
@@ -168,10 +168,10 @@ def values_text(values: Values) -> str:
 
 
 def widened(trials: Trials, most: int, plausible: float = 0.0) -> Grid:
-    """Return the values of the options whose best is at an end, with one beyond it.
+    """Return the values of options with the best value at an end, plus a value beyond it.
 
-    An option gets `most` values beyond the ends of its grid at most, one after the other. The best
-    is that of the first plausible setting at an end.
+    An option gets at most `most` values beyond the ends of its grid, one at a time. The best value
+    is taken from the first plausible setting that is at an end.
     """
     wider: Grid = {}
     for best, _ in trials.plausible(plausible):
@@ -185,10 +185,10 @@ def widened(trials: Trials, most: int, plausible: float = 0.0) -> Grid:
 
 
 def beyond(values: Sequence[float], best: float) -> float | None:
-    """Return the value one step beyond the end that `best` is; None if it is within the others.
+    """Return the value one step beyond `best` if that is an end of `values`, else None.
 
-    The step is the ratio of the last two values. None, too, for a single value, for an end that is
-    not positive, and for whole numbers without one between.
+    The step is the ratio of the last two values. Return None also for a single value, for an end
+    that is not positive, and for adjacent whole numbers.
     """
     if len(values) < 2 or best not in (values[0], values[-1]):
         return None

@@ -1,11 +1,11 @@
 """Verdicts: is an objective better than the baseline, equivalent, worse, or is it undecided?
 
-Pure functions of scores, one for each seed. A difference has to pass two tests: a permutation test,
-which needs no normal distribution but equal spreads, and Welch's t test, which needs no equal
-spreads. A row in the middle of a transition scatters more than a baseline at chance: there the
-permutation test alone is wrong twice too often (docs/results/league.md has the simulation).
-Equivalence is decided by Welch's interval of the difference (two one-sided tests: Schuirmann 1987,
-doi:10.1007/BF01068419).
+All functions are pure functions of scores, one for each seed. A difference has to pass two tests: a
+permutation test, which needs equal spreads but no normal distribution, and Welch's t test, which
+needs no equal spreads. A row in the middle of a transition scatters more than a baseline at chance:
+there the permutation test alone is wrong twice as often as it should be (docs/results/league.md has
+the simulation). Equivalence is decided by Welch's interval of the difference (two one-sided tests:
+Schuirmann 1987, doi:10.1007/BF01068419).
 """
 
 import math
@@ -20,22 +20,22 @@ from metaseq_lm.reporting.significance import LEVEL, POWER, holm, rounding_error
 
 BETTER, EQUIVALENT, WORSE, UNDECIDED = "better", "equivalent", "worse", "undecided"
 VERDICTS = (BETTER, EQUIVALENT, WORSE, UNDECIDED)
-# Of the means of samples: a row, its baseline, and the controls of these.
+# Signs of the means of samples: a row, its baseline, and the controls of both.
 _SIGNS = (1.0, -1.0, -1.0, 1.0)
-# Up to so many assignments of the scores are enumerated (10 seeds against 10 have 184,756).
+# Assignments of scores are enumerated up to this number (10 seeds against 10 have 184,756).
 ASSIGNMENTS = 200_000
-_MOST_SEEDS = 200  # where the search for a number of seeds ends
-_SIMULATIONS = 2000  # of a power
-_PERMUTED_SEEDS = 8  # up to which a simulation of power has the permutation test, too
+_MOST_SEEDS = 200  # upper end of the search for a number of seeds
+_SIMULATIONS = 2000  # simulations for a power
+_PERMUTED_SEEDS = 8  # up to here a simulation of power includes the permutation test
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a verdict rests on, fixed before the runs.
+    """The rule of a verdict, fixed before the runs.
 
     Attributes:
         smallest_effect: The smallest difference that matters, positive, in units of the metric.
-        level: Of the tests; verdicts of a difference are corrected for `comparisons`.
+        level: The level of the tests; verdicts of a difference are corrected for `comparisons`.
         lower_is_better: The direction of the metric.
         comparisons: The number of planned comparisons with the baseline.
 
@@ -58,11 +58,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Error:
-    """A variance of a difference beside that over seeds, such as that of a choice of settings.
+    """A variance of a difference in addition to seeds, for example from the choice of settings.
 
     Attributes:
         variance: In squared units of the metric.
-        freedom: Its degrees of freedom; infinite for one that is known.
+        freedom: Its degrees of freedom; infinite if the variance is known.
     """
 
     variance: float
@@ -74,16 +74,16 @@ Errors = Sequence[Error]
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference of means, and what is known of its error before any correction.
+    """A difference of means and its error, before any correction.
 
     Attributes:
-        difference: Mean of the scores minus that of the baseline, not turned by the direction; of
-            gains, see `gains`, the difference of those.
-        interval: The 1 - 2 level interval of the difference; None if a sample has one score only.
-        p: Two-sided, the larger of those of the permutation test and of Welch's t test.
-        sd: Pooled over the two sides; None if no side has two scores.
+        difference: Mean of the scores minus mean of the baseline, whatever the direction; for
+            gains, see `gains`, the difference of gains.
+        interval: The 1 - 2 level interval of the difference; None if a sample has only one score.
+        p: Two-sided p, the larger one of the permutation test and Welch's t test.
+        sd: The sd pooled over the two sides; None if no side has two scores.
         sizes: The number of seeds of the row and of the baseline.
-        errors: What adds to the variance over seeds, and no further seed reduces.
+        errors: Errors in addition to the variance over seeds, which further seeds do not reduce.
     """
 
     difference: float
@@ -101,7 +101,7 @@ class Decision(Contrast):
     Attributes:
         verdict: One of VERDICTS.
         corrected: `p` after Holm's correction.
-        rule: What was decided by.
+        rule: The rule that decided.
     """
 
     verdict: str
@@ -133,9 +133,8 @@ class Decision(Contrast):
     def seeds(self) -> int | None:
         """The seeds of each side that would decide, see `seeds_to_decide`.
 
-        Where only the number of seeds stands between a large difference and a verdict, those that
-        show it, see `_seeds_to_show`. None for a decided row, without a spread, or if MOST_SEEDS
-        would not do.
+        If a large difference only lacks seeds, the number that shows it, see `_seeds_to_show`. None
+        for a decided row, without a spread, or if MOST_SEEDS would not be enough.
         """
         if self.verdict != UNDECIDED or self.sd is None:
             return None
@@ -178,14 +177,14 @@ def decide_all(
 ) -> list[Decision]:
     """Return the verdict on each pair (scores of a row, scores of its baseline).
 
-    `errors` are further ones of each pair, if there are any.
+    `errors` are additional errors of each pair.
 
     *better* and *worse*: p, see `difference_p`, is below the level after Holm's correction for all
-    pairs. *equivalent*: not so, and the 1 - 2 level interval of the difference lies
-    within the smallest effect. Otherwise *undecided*. If the rule has more comparisons than there
-    are pairs, the correction counts those.
+    pairs. *equivalent*: neither, and the 1 - 2 level interval of the difference lies within the
+    smallest effect. Otherwise *undecided*. If the rule has more comparisons than there are pairs,
+    the correction uses the rule's number.
 
-    Raises ValueError for a side without scores, or with one that is not finite.
+    Raises ValueError if a side has no scores or a score that is not finite.
     """
     contrasts = []
     for (scores, baseline), further in zip(pairs, errors or [()] * len(pairs)):
@@ -222,7 +221,7 @@ def contrast(x: np.ndarray, y: np.ndarray, level: float, errors: Errors = ()) ->
 
 
 def present(errors: Errors) -> Errors:
-    """Return the errors that are more than none."""
+    """Return the errors with a variance above 0."""
     return tuple(error for error in errors if error.variance > 0)
 
 
@@ -232,7 +231,7 @@ def decide(scores: Sequence[float], baseline: Sequence[float], rule: Rule) -> De
 
 
 def checked(scores: Sequence[float]) -> np.ndarray:
-    """Return scores as an array; raises ValueError if there are none, or one is not finite."""
+    """Return scores as an array; raises ValueError if it is empty or has a nonfinite score."""
     x = np.asarray(scores, dtype=float)
     if not x.size or not np.isfinite(x).all():
         raise ValueError(f"a verdict needs finite scores, not {list(scores)}")
@@ -245,14 +244,14 @@ def within(interval: tuple[float, float] | None, effect: float) -> bool:
 
 
 def difference_of(*samples: np.ndarray) -> float:
-    """Return the difference of the means of two samples, less that of two further ones."""
+    """Return the difference of the means of two samples, minus that of two further samples."""
     return float(sum(sign * x.mean() for sign, x in zip(_SIGNS, samples)))
 
 
 def pooled_sd(*samples: np.ndarray) -> float | None:
     """Return the sd pooled over two sides, None without a degree of freedom.
 
-    With the controls of the two sides as further samples it is that of a score less a control.
+    With the controls of both sides as further samples, it is the sd of a score minus a control.
     """
     variance = 0.0
     for x, y in zip(samples[::2], samples[1::2]):
@@ -268,18 +267,18 @@ def pooled_sd(*samples: np.ndarray) -> float | None:
 
 
 def difference_p(x: np.ndarray, y: np.ndarray, errors: Errors = ()) -> float:
-    """Return the two-sided p of the difference of means: no less than that of either test."""
+    """Return the two-sided p of the difference of means, the larger p of the two tests."""
     return max(permutation_p(x, y), welch_p(x, y, errors=errors))
 
 
 def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
     """Return the two-sided p of the difference of means over the assignments of the scores.
 
-    It is twice the smaller one-sided p, at most 1: over all assignments, so exactly, up to
-    ASSIGNMENTS of them, else over as many random ones with the observed one counted.
+    It is twice the smaller one-sided p, at most 1. Up to ASSIGNMENTS assignments it is over all of
+    them and therefore exact, else over ASSIGNMENTS random ones and the observed one.
     """
     pooled = np.concatenate([x, y])
-    # Of a total that is fixed, the sum of the first side decides on the difference of means.
+    # The total is fixed, so the sum of the first side determines the difference of means.
     sums = assignments(len(x), len(y)) @ pooled
     observed, tolerance = x.sum(), len(pooled) * rounding_error(x, y)
     at_least = np.count_nonzero(sums >= observed - tolerance)
@@ -291,7 +290,7 @@ def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
 def assignments(n: int, m: int) -> np.ndarray:
     """Return ways to draw the first `n` of `n` + `m` scores, (ways, n + m) of 0 and 1.
 
-    All of them, or ASSIGNMENTS random ones after the observed one, which is the first.
+    These are all ways, or ASSIGNMENTS random ones after the observed one, which comes first.
     """
     count = math.comb(n + m, n)
     if count <= ASSIGNMENTS:
@@ -308,24 +307,24 @@ def assignments(n: int, m: int) -> np.ndarray:
 def welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of sums or differences of means, and its degrees of freedom.
 
-    Those of Welch for two samples, of Satterthwaite (1946, Biometrics Bulletin 2) for any number,
-    and for `errors` that are added. Each sample is (..., n) with an n > 1 of its own; there is a
-    spread in one at least, or an error.
+    The degrees of freedom are Welch's for two samples, and Satterthwaite's (1946, Biometrics
+    Bulletin 2) for more samples and for added `errors`. Each sample is (..., n) with its own n > 1.
+    At least one sample has a spread, or there is an error.
     """
     sizes = [x.shape[-1] for x in samples]
     variances = [x.var(axis=-1, ddof=1) / n for x, n in zip(samples, sizes)]
     total = sum(variances) + sum(error.variance for error in errors)
     parts = sum(part**2 / (n - 1) for part, n in zip(variances, sizes))
     parts = parts + sum(error.variance**2 / error.freedom for error in errors)
-    with np.errstate(divide="ignore"):  # known errors alone have any number of degrees of freedom
+    with np.errstate(divide="ignore"):  # known errors alone have infinite degrees of freedom
         return np.sqrt(total), total**2 / parts
 
 
 def welch_p(*samples: np.ndarray, errors: Errors = ()) -> float:
     """Return the two-sided p of Welch's t test of a difference, see `difference_of`.
 
-    0 where it says nothing against a difference: for a sample of one score, and for different
-    means without spread.
+    Return 0 if the test cannot speak against a difference: for a sample of one score, and for
+    different means without spread.
     """
     from scipy.stats import t as student_t
 
@@ -343,8 +342,8 @@ def welch_interval(
 ) -> tuple[float, float] | None:
     """Return Welch's 1 - 2 `level` interval of a difference of means, see `difference_of`.
 
-    None if a sample has one score only. Samples without spread have an interval of width zero: it
-    knows nothing of a seed that would differ.
+    Return None if a sample has only one score. Samples without spread have an interval of width
+    zero, which does not account for a seed that would differ.
     """
     from scipy.stats import t as student_t
 
@@ -359,7 +358,7 @@ def welch_interval(
 
 
 def rounding(samples: Sequence[np.ndarray]) -> float:
-    """Return by how much a difference of means of the same scores may be off for rounding."""
+    """Return the rounding error of a difference of means of the same scores."""
     return rounding_error(samples[0], np.concatenate(samples[1:]))
 
 
@@ -369,10 +368,10 @@ def rounding(samples: Sequence[np.ndarray]) -> float:
 def power(n: int, effect: float, sd: float, level: float = LEVEL, comparisons: int = 1) -> float:
     """Return the probability that `n` seeds each show a true difference of `effect`.
 
-    In its direction, at `level` / `comparisons` (Holm's first step, so for one difference among
-    `comparisons` without any other). Scores are taken as normal with equal spreads, and simulated:
-    the result has an error of about 1 point. For more than PERMUTED_SEEDS seeds the permutation
-    test is left out, which makes it up to 5 points too high for as many as 28 comparisons.
+    They have to show it in its direction, at `level` / `comparisons` (Holm's first step, hence for
+    one true difference among `comparisons`). Scores are simulated as normal with equal spreads; the
+    result has an error of about 1 point. For more than PERMUTED_SEEDS seeds the permutation test is
+    left out, which makes the power up to 5 points too high for up to 28 comparisons.
     """
     limits = _significant_from(n, level / (2 * comparisons))
     if sd == 0:
@@ -381,7 +380,7 @@ def power(n: int, effect: float, sd: float, level: float = LEVEL, comparisons: i
 
 
 def detectable(n: int, sd: float, level: float = LEVEL, comparisons: int = 1) -> float | None:
-    """Return the true difference for which `power` is POWER; None if none is enough."""
+    """Return the true difference for which `power` is POWER; None if no difference is enough."""
     limits = _significant_from(n, level / (2 * comparisons))
     effect = float(np.quantile(limits, POWER, method="higher"))
     return effect * sd if math.isfinite(effect) else None
@@ -389,18 +388,18 @@ def detectable(n: int, sd: float, level: float = LEVEL, comparisons: int = 1) ->
 
 @lru_cache(maxsize=256)
 def _significant_from(n: int, level: float) -> np.ndarray:
-    """Return, for simulated scores, the true difference in sd from which on it is significant.
+    """Return, for simulated scores, the smallest significant true difference in sd.
 
-    For SIMULATIONS times two samples of `n` standard normal scores; one-sided at `level`. Infinite
-    if `n` against `n` scores never are.
+    We simulate two samples of `n` standard normal scores SIMULATIONS times and test one-sided at
+    `level`. Values are infinite if `n` against `n` scores can never be significant.
     """
     from scipy.stats import t as student_t
 
-    rank = math.ceil(level * math.comb(2 * n, n)) - 1  # so many assignments may be as extreme
+    rank = math.ceil(level * math.comb(2 * n, n)) - 1  # number of extreme assignments
     if n < 2 or rank < 1:
         return np.full(_SIMULATIONS, np.inf)
     half = np.random.default_rng(0).standard_normal((_SIMULATIONS // 2, 2 * n))
-    scores = np.concatenate([half, -half])  # so that their mean difference is exactly 0
+    scores = np.concatenate([half, -half])  # makes their mean difference exactly 0
     x, y = scores[:, :n], scores[:, n:]
     error, freedom = welch_error(x, y)
     limits: np.ndarray = student_t.isf(level, freedom) * error - x.mean(axis=1) + y.mean(axis=1)
@@ -416,9 +415,10 @@ def _significant_from(n: int, level: float) -> np.ndarray:
 
 
 def equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) -> float:
-    """Return the probability that `n` seeds each of equal objectives are called equivalent.
+    """Return the probability that equal objectives with `n` seeds each are called equivalent.
 
-    That is, that the 1 - 2 `level` interval (Student's, scores normal) lies within ± `effect`.
+    It is the probability that the 1 - 2 `level` interval (Student's, for normal scores) lies within
+    ± `effect`.
     """
     from scipy.stats import chi2, norm
     from scipy.stats import t as student_t
@@ -428,17 +428,17 @@ def equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) ->
     if sd == 0:
         return float(effect > 0)
     freedom, error = 2 * n - 2, sd * math.sqrt(2 / n)
-    # The mean over the distribution of the estimated error, by its quantiles.
+    # The mean over quantiles of the distribution of the estimated error.
     quantiles = chi2.ppf((np.arange(1000) + 0.5) / 1000, freedom)
     half_width = student_t.isf(level, freedom) * error * np.sqrt(quantiles / freedom)
     return float(np.clip(2 * norm.cdf((effect - half_width) / error) - 1, 0, None).mean())
 
 
 def seeds_to_decide(sd: float, rule: Rule) -> int | None:
-    """Return the least seeds each with which no case of interest is undecided too often.
+    """Return the least number of seeds each with which cases of interest are decided.
 
-    With them a difference of the smallest effect is shown, and equal objectives are called
-    equivalent, each with a probability of POWER. None if more than MOST_SEEDS are needed.
+    With a probability of POWER each, a difference of the smallest effect is shown, and equal
+    objectives are called equivalent. None if more than MOST_SEEDS are needed.
     """
 
     def is_enough(n: int) -> bool:
@@ -449,7 +449,7 @@ def seeds_to_decide(sd: float, rule: Rule) -> int | None:
 
 
 def _seeds_to_show(difference: float, sd: float, rule: Rule) -> int | None:
-    """Return the least seeds each that show a true difference with a probability of POWER.
+    """Return the least number of seeds each that show a true difference with a power of POWER.
 
     None if more than MOST_SEEDS are needed.
     """
@@ -459,7 +459,7 @@ def _seeds_to_show(difference: float, sd: float, rule: Rule) -> int | None:
 
 
 def _least_seeds(is_enough: Callable[[int], bool]) -> int | None:
-    """Return the least number of seeds that is enough; None if MOST_SEEDS are not."""
+    """Return the least sufficient number of seeds; None if MOST_SEEDS are not enough."""
     if not is_enough(_MOST_SEEDS):
         return None
     low, high = 1, _MOST_SEEDS  # low is not enough, high is

@@ -1,9 +1,9 @@
 """Archives: the runs of a table in one file, readable without the run folders.
 
-An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
-the config keys with the value that most runs have. Every other line is a run: its name, the config
-values that differ, its results, its validation log, the results of suites, the plan of its league
-and the record of its tuning if it has any. One whose name ends in .gz is packed.
+An archive is JSON lines. The first line holds the format, the number of runs (some archives lack
+it) and the most frequent value of each config key. Every other line is a run: its name, the config
+values that differ, its results, its validation log, the results of suites, and, if any, the plan of
+its league and the record of its tuning. An archive is compressed if its name ends in .gz.
 `metaseq-lm report` reads archives and run folders alike, so that seeds can be added later.
 """
 
@@ -192,7 +192,7 @@ def read(path: Path) -> list[Run]:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """Return the facts about the runs of an archive, those of the first header.
+    """Return the facts about the runs of an archive, taken from the first header.
 
     Raises UsageError if the file is not an archive.
     """
@@ -208,7 +208,7 @@ def read_about(path: Path) -> dict[str, str]:
 def read_fact(path: Path, about: Mapping[str, str], key: str, form: Any, default: str) -> Any:
     """Return a fact of an archive at `path` that is stored as JSON; MetaseqError if it is damaged.
 
-    `default` is the JSON of an archive that lacks it; `form` is of `schema_error`.
+    `default` is the JSON for an archive that lacks the fact; `form` is a form of `schema_error`.
     """
     try:
         value = json.loads(about.get(key, default))

@@ -1,4 +1,4 @@
-"""What all pictures share: panels, axes, the legend."""
+"""Shared parts of all pictures: panels, axes, the legend."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,9 @@ _LOOK: Any = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    # A name with two dollar signs is a name, no formula.
+    # A name with two dollar signs is not a formula.
     "text.parse_math": False,
-    # An SVG has texts as texts, and the same names whenever it is written.
+    # Keep text as text in SVG, and the same ids every time it is written.
     "svg.fonttype": "none",
     "svg.hashsalt": "metaseq-lm",
 }
@@ -41,7 +41,7 @@ _DPI = 150
 
 
 def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> float:
-    """Return x moved a little, so that the points of n series at one x stand side by side."""
+    """Return x slightly shifted, so that the points of n series at the same x do not overlap."""
     step = (i - (n - 1) / 2) * min(0.012, 0.06 / max(n, 1))
     if is_log:
         return float(x * (max(numbers) / min(numbers)) ** step)
@@ -49,7 +49,7 @@ def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> f
 
 
 def ticks(axes: "Axes", numbers: Sequence[float], names: list[str] | None, is_log: bool) -> None:
-    """Label the values that occur, leaving out those that would touch the label before."""
+    """Label the values that occur, except where a label would touch the previous one."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     scaled = [math.log(x) if is_log else x for x in numbers]
@@ -75,7 +75,7 @@ def ticks(axes: "Axes", numbers: Sequence[float], names: list[str] | None, is_lo
 
 
 def cost_axis(axes: "Axes", costs: Sequence[float]) -> None:
-    """Span all costs and at least a decade, with so many labels that they do not touch."""
+    """Span all costs and at least a decade, with few enough labels that they do not touch."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = min(costs) / 1.5, max(costs) * 1.5
@@ -89,7 +89,7 @@ def cost_axis(axes: "Axes", costs: Sequence[float]) -> None:
 
 
 def thousands(axes: "Axes") -> None:
-    """Write updates as 20k and 1.5M: long numbers under small panels overlap."""
+    """Write updates as 20k and 1.5M, because long numbers under small panels overlap."""
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -99,12 +99,12 @@ def thousands(axes: "Axes") -> None:
 def canvas(
     panels: int, path: Path, shared: bool = True, stacked: Sequence[float] = ()
 ) -> Iterator[tuple["Figure", list[Any]]]:
-    """Give a figure with so many panels, and write it to `path` as png on leaving.
+    """Yield a figure with `panels` panels, and write it to `path` as PNG on exit.
 
-    Where drawings are collected for a page, that gets it, too.
+    If drawings are collected for a page, the page also gets the figure.
 
-    The panels have one scale for their scores where it is `shared`, else each its own. They stand
-    in rows of up to three, or one below another with the heights `stacked`, in inches.
+    If `shared`, all panels have one scale of scores, otherwise each has its own. They are in rows
+    of up to three, or one below another with the heights `stacked`, in inches.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -133,7 +133,7 @@ def canvas(
         figure.savefig(drawn, dpi=_DPI, format="png")
         write_atomic(path, drawn.getvalue())
         if drawing is not None:
-            for shown in list(figure.legends):  # the page has its own, which switches series
+            for shown in list(figure.legends):  # the page has its own legend, which switches series
                 shown.remove()
             figure.set_figheight(sum(heights))
             drawing.sort_marks()
@@ -141,12 +141,12 @@ def canvas(
 
 
 def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:
-    """Put the legend below the panels, in as many columns as its names leave room for."""
+    """Put the legend below the panels, in the number of columns that its names allow."""
     from matplotlib.lines import Line2D
 
     describe(styles, title)
-    room = int(figure.get_figwidth() * 15)  # characters of a small font
-    # matplotlib leaves out of a legend what begins with an underscore.
+    room = int(figure.get_figwidth() * 15)  # in characters of a small font
+    # matplotlib leaves names that begin with an underscore out of a legend.
     names = [fill(name if name[0] != "_" else f" {name}", room - 6) for name in styles]
     handles = [
         Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, label=name)

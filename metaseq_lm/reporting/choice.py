@@ -1,4 +1,4 @@
-"""Choosing the value of a config key by validation, as the learning rate in most papers is."""
+"""Choosing the value of a config key by validation, as most papers choose the learning rate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ def chosen_values(
 ) -> tuple[list[Run], list[str]]:
     """Return the runs of the best value of `key` in each setting, and a note that names the values.
 
-    The best mean over seeds of `metric`, by default of the one by which each run kept its best
-    checkpoint, at that checkpoint. A value with a run that has not finished is passed over; where
-    that leaves none, all stay. Raises UsageError for an unknown key, without `metric` for runs that
-    kept no best checkpoint, and for values that have other functions of the metric.
+    The best value has the best mean over seeds of `metric`, by default the metric by which each run
+    kept its best checkpoint, at that checkpoint. A value with an unfinished run is skipped; if no
+    value is left, all stay. Raises UsageError for an unknown key, for runs without a best
+    checkpoint if there is no `metric`, and for values with different functions of the metric.
     """
     chosen: list[Run] = []
     lines = []
@@ -41,7 +41,7 @@ def chosen_values(
                 f"--choose {key}: {describe(name, differing)}, so none is the best; give "
                 "--choose-by with a metric of an end task"
             )
-        # The first of equals, as everywhere: max returns it.
+        # As everywhere, the first of equals: max returns it.
         best = max(validated, key=lambda setting: means[setting] or 0.0)
         chosen += best.runs
         lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
@@ -66,7 +66,7 @@ def _metric_of(run: Run) -> str:
 def _mean_validation(setting: Setting, metric: Metric | None) -> float | None:
     """Return the mean of `metric` over a setting, larger is better; None if a run lacks it.
 
-    Without `metric` that of the best checkpoints.
+    Without `metric`, the metric of the best checkpoints is used.
     """
     values = []
     for run in setting.runs:

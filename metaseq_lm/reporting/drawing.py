@@ -1,8 +1,8 @@
-"""What a page shows of a figure beyond its pixels: values of its marks, series to switch.
+"""Data of a figure for a page in addition to its pixels: values of marks, series to switch.
 
-Between `collect()` and its end every figure of `canvas` leaves a `Drawing`. Functions that draw
-say with `series` and `mark` what belongs together and what the values are; without a collector
-they do nothing.
+Inside `collect()` every figure of `canvas` leaves a `Drawing`. Functions that draw call `series`
+and `mark` to record which marks belong together and their values; without a collector these calls
+do nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from metaseq_lm.reporting.styles import Style
 
-PREFIX = "series-"  # of the group id that matplotlib writes for an artist of a series
-_LISTED = 12  # series in an alternative text; all are in the table of values
+PREFIX = "series-"  # prefix of the group id that matplotlib writes for an artist of a series
+_LISTED = 12  # series in an alternative text; the table of values has all
 
 
 @dataclass(frozen=True)
 class Mark:
     """A point of a figure with its texts, such as "400 updates" and "87.2 ± 1.1".
 
-    It is switched with the series `legend`, which is `series` or, for a prediction, what that is
-    of; "" for a point that no legend switches.
+    It is switched with the series `legend`, which is `series` or, for a prediction, the predicted
+    series; "" for a point that no legend switches.
     """
 
     axes: Axes = field(repr=False)
@@ -42,7 +42,7 @@ class Mark:
 
     @property
     def panel(self) -> str:
-        """The title of the panel that the mark is in, on one line."""
+        """The title of the panel of the mark, on one line."""
         title = self.axes.get_title() or self.axes.get_title(loc="left")
         return " ".join(clean(title).split())
 
@@ -58,11 +58,11 @@ class Drawing:
     """A figure of a page.
 
     Attributes:
-        name: What it is called, such as "score by flops".
+        name: Its name, such as "score by flops".
         svg: The figure without its legend.
         marks: Its points with their values.
         styles: The series of its legend.
-        caption: What the marks stand for.
+        caption: The meaning of the marks.
         keys: The number of each series, which its artists carry in their group id.
     """
 
@@ -107,7 +107,7 @@ _current: ContextVar[Drawing | None] = ContextVar("current", default=None)
 
 @contextmanager
 def collect() -> Iterator[list[Drawing]]:
-    """Give a list that gets a drawing of every figure."""
+    """Yield a list that collects a drawing of every figure."""
     token = _collected.set([])
     try:
         drawings = _collected.get()
@@ -119,7 +119,7 @@ def collect() -> Iterator[list[Drawing]]:
 
 @contextmanager
 def begin(name: str) -> Iterator[Drawing | None]:
-    """Give the drawing of a figure, which `collect` gets; None without a collector."""
+    """Yield the drawing of a figure, which `collect` gets; None without a collector."""
     drawings = _collected.get()
     drawing = None if drawings is None else Drawing(name)
     token = _current.set(drawing)
@@ -133,7 +133,7 @@ def begin(name: str) -> Iterator[Drawing | None]:
 
 @contextmanager
 def series(axes: Axes, name: str) -> Iterator[None]:
-    """Count what is drawn and marked meanwhile as a series, which its legend switches."""
+    """Assign everything drawn and marked inside to a series, which its legend switches."""
     drawing = _current.get()
     if drawing is None:
         yield
@@ -148,15 +148,15 @@ def series(axes: Axes, name: str) -> Iterator[None]:
 
 
 def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "") -> None:
-    """Say the value of a point in data coordinates.
+    """Record the value of a point in data coordinates.
 
     Args:
         axes: The panel.
-        x: Where it is.
-        y: The same.
-        value: What is shown, such as "87.2 ± 1.1".
+        x: Its x coordinate.
+        y: Its y coordinate.
+        value: The text that is shown, such as "87.2 ± 1.1".
         at: The place on the x axis in words, such as "400 updates".
-        name: What it is of; by default the series that is being drawn.
+        name: Its series; by default the series that is being drawn.
     """
     if (drawing := _current.get()) is not None:
         legend = drawing._series
@@ -164,12 +164,12 @@ def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "
 
 
 def describe(styles: Mapping[str, Style], caption: str) -> None:
-    """Say the series and the caption of the legend."""
+    """Record the series and the caption of the legend."""
     if (drawing := _current.get()) is not None:
         drawing.styles, drawing.caption = dict(styles), caption
 
 
 def thinned(count: int, most: int = 60) -> Sequence[int]:
-    """Return at most `most` indices of `count` points at equal distances, the last with them."""
+    """Return at most `most` indices of `count` points at equal distances, including the last."""
     step = max(1, -(-count // most))
     return sorted({*range(count - 1, -1, -step)})

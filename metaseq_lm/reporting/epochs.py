@@ -12,10 +12,10 @@ _ENDED = ("finished", "diverged")
 
 
 def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
-    """Yield for each run how often it has seen, or will see, the words of train.
+    """Yield for each run how often it has seen, or will see, the words of the train split.
 
     Args:
-        folders: The data folders that runs may have been trained on.
+        folders: The possible data folders of the runs.
         runs: The runs.
     """
     hashes: dict[Path, str | None] = {}
@@ -37,7 +37,7 @@ def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
 def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
     """Return whether a run was trained on a data folder with the hash `corpus`.
 
-    One without results has no hash: the path in its config decides.
+    A run without results has no hash, so the path in its config decides.
     """
     stored = (run.results or {}).get("corpus")
     if stored is not None:
@@ -46,7 +46,7 @@ def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
 
 
 def _epochs_of(run: Run, words: int | None) -> Finding:
-    """Return how often a run has seen, or will see, the words of train; `words` are in it."""
+    """Return how often a run has seen, or will see, the `words` of the train split."""
     if not words:
         reason = "the data do not say how many words train has; preprocess the text again"
         return Finding(WARNING, f"{run.name}: epochs are not known: {reason}")
@@ -64,10 +64,10 @@ def _epochs_of(run: Run, words: int | None) -> Finding:
 
 
 def _words_at_end(run: Run) -> float | None:
-    """Return how many words an unfinished run will have seen at its end; None if it cannot be told.
+    """Return the number of words that an unfinished run will have seen at its end; None if unknown.
 
-    It goes on as far as the first of its limits in updates, words and seconds lets it at its
-    present rate; a limit in FLOPs may end it earlier.
+    The run is taken to go on at its present rate up to the first of its limits in updates, words
+    and seconds; a limit in FLOPs may end it earlier.
     """
     updates, counts = run.series("train.words_seen")
     limit = float(run.values.get("trainer.max_words") or 0)

@@ -3,8 +3,8 @@
 Of n trials drawn without replacement from N with the scores x_1 <= ... <= x_N the expected maximum
 is the sum of x_i C(i - 1, n - 1) / C(N, n), an unbiased estimate of what n trials reach (Dodge et
 al. 2019, "Show Your Work", whose estimate draws with replacement). It needs trials that do not
-depend on each other's scores: where trials were stopped at rungs, or their values proposed by TPE,
-the best score so far is shown in its place, which is one course of many.
+depend on each other's scores. If trials were stopped at rungs, or TPE proposed their values, the
+best score so far is shown instead, which is one of many possible courses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.styles import style_of
 from metaseq_lm.reporting.table import Cell, Table
 
-_MOST_ROWS = 12  # of a setting in the table; the csv has all
+_MOST_ROWS = 12  # rows of a setting in the table; the csv has all
 _EXPECTED, _SO_FAR = "expected best", "best so far"
 
 
@@ -33,9 +33,9 @@ class TuningCurve:
     Attributes:
         setting: The name of the setting.
         trials: Numbers of trials, ascending.
-        flops: FLOPs of so many trials.
-        scores: The best score of so many trials.
-        is_expectation: Whether the scores are expectations, else those of the one search.
+        flops: FLOPs of each number of trials.
+        scores: The best score of each number of trials.
+        is_expectation: Whether the scores are expectations, and not scores of the one search.
     """
 
     setting: str
@@ -46,7 +46,7 @@ class TuningCurve:
 
 
 def expected_best(scores: Sequence[float], n: int, lower_is_better: bool = False) -> float:
-    """Return the expected best of n scores that are drawn without replacement.
+    """Return the expected best of n scores drawn without replacement.
 
     Raises ValueError unless 1 <= n <= the number of scores.
     """
@@ -67,7 +67,7 @@ def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
     finished = [score for score in scores if score is not None]
     spent = [float(trial["flops"]) for trial in trials]
     if all(trial["independent"] for trial in trials) and finished:
-        # Trials without a score cost, too.
+        # Trials without a score also cost FLOPs.
         price = math.fsum(spent) / len(finished)
         numbers = tuple(range(1, len(finished) + 1))
         expected = tuple(expected_best(finished, n, lower) for n in numbers)
@@ -84,7 +84,7 @@ def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
 
 
 def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
-    """Return the curve of each setting, and the metric that its search used.
+    """Return the curve of each setting, and the metric of the search.
 
     Raises UsageError if no run is a trial of a search, or if searches used different metrics.
     """
@@ -105,7 +105,7 @@ def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
 
 
 def tuning_table(curves: Sequence[TuningCurve], metric: Metric) -> Table:
-    """Return the best scores by FLOPs of tuning; of many points of a setting the doublings."""
+    """Return the best scores by FLOPs of tuning; for many points of a setting, only doublings."""
     rows, records = [], []
     for curve in curves:
         kind = _EXPECTED if curve.is_expectation else _SO_FAR

@@ -1,7 +1,7 @@
 """Finding run folders, and the plan of a sweep.
 
 `metaseq-lm sweep` writes `sweep.json` into its folder: the runs, each with its stages in order and
-their folders. The last stage has the score; the cost of earlier ones is part of its results.
+their folders. The last stage has the score; its results include the cost of earlier stages.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from metaseq_lm.runs import suite_results
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.states import State
 
-# Folders below a run that can hold copies of its config, never a run.
+# Folders below a run that can hold copies of its config, but never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb", suite_results.FOLDER)
 SNAPSHOT = "code"  # in a sweep's run: a link to the code that it ran with
 _SWEEP_FILE = "sweep.json"
-_LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
+_LEVELS_ABOVE = 2  # levels above a folder that are searched for its sweep
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read the runs at or below `paths`, and those of a sweep wherever they are.
+    """Read the runs at or below `paths`, and the runs of a sweep wherever they are.
 
-    Raises as `find_runs` does, except that a sweep may have no run yet.
+    Raises the errors of `find_runs`, except that a sweep may have no run yet.
     """
     searched: list[Path] = []
     for path in map(Path, paths):
@@ -78,7 +78,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     in_folders = _without_copies([read_run(folder) for folder in folders])
     if not archives:
         return in_folders
-    # A run counts once even if it is in several archives, or in its folder and in archives.
+    # A run counts once, even if it is in several archives, or in its folder and in archives.
     seen = {run.fingerprint for run in in_folders}
     archived = []
     for path in archives:
@@ -90,7 +90,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without copies of ended ones, which the run that stays names in a note."""
+    """Return the runs without copies of ended runs; the run that stays names these in a note."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         is_ended = run.results is not None
@@ -107,8 +107,8 @@ def _without_copies(runs: Sequence[Run]) -> list[Run]:
 def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
     """Yield the resolved run folders at or below `root`, each once.
 
-    A link that leads out of `root` counts if it is one of a run; other such links are not followed
-    (one could lead to /) and added to `links`.
+    A link that leads out of `root` counts if it leads to a run; other such links are added to
+    `links` and not followed, since one could lead to /.
     """
     seen: set[str] = set()
     top = Path(os.path.realpath(root))
@@ -132,7 +132,7 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
 
 
 def _is_run(files: Iterable[str]) -> bool:
-    """Return whether a folder with these files is that of a run that was started.
+    """Return whether a folder with these files is the folder of a started run.
 
     With command.txt but no log, the run died before its first line; the report names it.
     """
@@ -141,12 +141,12 @@ def _is_run(files: Iterable[str]) -> bool:
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder exists and is that of a run that was started."""
+    """Return whether a folder exists and is the folder of a started run."""
     return folder.is_dir() and _is_run(path.name for path in folder.iterdir())
 
 
 def _raise_error(error: OSError) -> None:
-    """Raise: os.walk alone would skip a folder that it may not read."""
+    """Raise the error, because os.walk alone would skip an unreadable folder."""
     raise error
 
 
@@ -157,7 +157,7 @@ def _raise_error(error: OSError) -> None:
 class Planned:
     """A run of a sweep: its name and, in order, the names and run folders of its stages.
 
-    `state` is what `sweep status` shows of it, None where the sweep's files do not tell.
+    `state` is its state in `sweep status`, None if the sweep's files do not tell.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Planned:
 
     @property
     def open_stage(self) -> str:
-        """The stage that the state is of, "" if there is none or the run is finished."""
+        """The stage that the state is about, "" without a state or if the run is finished."""
         if self.state is None or self.state.state == "finished":
             return ""
         names = [n for n in self.stages if n == self.state.stage or len(self.stages) == 1]
@@ -174,7 +174,7 @@ class Planned:
 
 
 def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
-    """Return the runs that the sweeps at or above `paths` planned; none where there is no sweep.
+    """Return the planned runs of the sweeps at or above `paths`; none without a sweep.
 
     Archives have no plan.
     """
@@ -185,7 +185,7 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
 
 
 def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the files sweep.json in folders and at most LEVELS_ABOVE above them, each once."""
+    """Return the files sweep.json in folders and up to LEVELS_ABOVE levels above, each once."""
     files: dict[Path, None] = {}
     for path in (Path(path).resolve() for path in paths):
         if path.is_file():
@@ -197,7 +197,7 @@ def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
-    """Return the planned runs of a sweep, each with the state that `sweep status` shows."""
+    """Return the planned runs of a sweep, each with its state in `sweep status`."""
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.states import states
 
@@ -234,7 +234,7 @@ def _read_plan(path: Path) -> list[Planned]:
 
 
 def _stage_folder(sweep: Path, name: str) -> Path:
-    """Return the run folder that a sweep.json names; MetaseqError for one outside of the sweep."""
+    """Return a run folder named in sweep.json; MetaseqError if it is outside of the sweep."""
     if "\0" in name:
         raise MetaseqError(f"{sweep}: the run folder {name!r} is no path")
     root = sweep.parent.resolve()
@@ -248,14 +248,14 @@ def _stage_folder(sweep: Path, name: str) -> Path:
 
 
 def _mappings_in(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings in a list, and none for another JSON value."""
+    """Return the mappings in a list; [] for another JSON value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def pick_stage(
     runs: Sequence[Run], plan: Sequence[Planned], paths: Sequence[str | Path], stage: str | None
 ) -> tuple[list[Run], list[str]]:
-    """Return the runs of one stage and those of no sweep, and notes on hidden and missing runs.
+    """Return the runs of one stage and runs of no sweep, and notes on hidden and missing runs.
 
     `stage` is None for the last one. Raises UsageError for an unknown stage.
     """
@@ -296,9 +296,9 @@ def pick_stage(
 
 
 def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path]:
-    """Return the paths with no run of the shown stage below them: all of their runs are shown.
+    """Return the paths without a run of the shown stage below them: all of their runs are shown.
 
-    Such is the folder of an earlier stage. The folder of a sweep itself is never one.
+    The folder of an earlier stage is such a path. The folder of a sweep itself never is.
     """
     roots = []
     for path in paths:
@@ -310,14 +310,14 @@ def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Pat
 
 
 def _missing_notes(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
-    """Return a note on each planned run or stage without a run folder, and why if known."""
+    """Return a note, with the reason if known, on each planned run or stage without a folder."""
     known = {run.path: run for run in runs}
     lines = []
     for planned in plan:
         started = {name: folder for name, folder in planned.stages.items() if _has_run(folder)}
         never = [name for name in planned.stages if name not in started]
         if not never or (planned.state and planned.state.state == "finished"):
-            continue  # a stage that no other needs any more may have been deleted
+            continue  # a stage that no other stage needs any more may have been deleted
         reasons = ["never started"]
         if planned.open_stage in never:
             assert planned.state is not None

@@ -46,7 +46,7 @@ def to_text(table: Table) -> str:
 
 def _text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
     """Return the title and the cells of a column, padded to one width."""
-    # Room for the star in every cell of a column that has one keeps the digits below each other.
+    # Every cell of a column with a star has room for one, which keeps digits aligned.
     unmarked = "  " if any(cell.best for cell in cells) else ""
     texts = [clean(title)]
     texts += [clean(cell.text) + (" *" if cell.best else unmarked) for cell in cells]
@@ -75,7 +75,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return one line for each setting or cell with unrounded numbers; fractions stay fractions."""
+    """Return a line with unrounded numbers for each setting or cell; fractions stay fractions."""
     out = io.StringIO()
     head = list(table.records[0]) if table.records else table.head
     writer = csv.writer(out, lineterminator="\n")
@@ -136,7 +136,7 @@ def _tex_line(cells: Sequence[str]) -> str:
 
 
 def numeric_columns(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Return which columns are numbers, and aligned right, whatever stands for absent values."""
+    """Return which columns have only numbers, absent values aside, and are right-aligned."""
     numeric = []
     for j in range(len(head)):
         column = [row[j] for row in rows]
@@ -146,7 +146,7 @@ def numeric_columns(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list
 
 
 def width(text: str) -> int:
-    """Return the columns that a text takes in a terminal."""
+    """Return the width of a text in columns of a terminal."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 

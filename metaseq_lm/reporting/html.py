@@ -1,4 +1,4 @@
-"""The page of `metaseq-lm report`, and that of samples."""
+"""The page of `metaseq-lm report`, and the page of samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from metaseq_lm.reporting.settings import Setting, show
 from metaseq_lm.reporting.significance import LEVEL, Significance
 from metaseq_lm.reporting.table import Cell, Table
 
-NAMES = 3  # of folders in a title
+NAMES = 3  # names of folders in a title
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows, in the order of its page: what is decided, what it rests on, the rest.
+    """The content of a report in the order of its page: decisions, their basis, the rest.
 
     Attributes:
         table: The table of scores.
         settings: The settings with their runs.
-        metric: What is compared.
+        metric: The compared metric.
         spread: The measure of spread, a key of SPREAD_TITLES.
-        compared: The tests, None without.
-        controls: Those of the settings that are controls.
-        samples: Texts that runs logged, by their headings.
+        compared: The tests; None without tests.
+        controls: The settings that are controls.
+        samples: Texts that runs logged, with headings.
         command: The command line of the report, without secrets.
     """
 
@@ -68,13 +68,13 @@ class Report:
         ]
 
     def verdicts(self) -> Section:
-        """Return what the tests say of each setting, or which one is best."""
+        """Return the result of the tests for each setting, or which setting is best."""
         if self.compared is None:
             note = "Nothing was tested: --baseline KEY=VALUE names a setting to compare with."
             return Section("Verdicts", [*self.best(), note])
         rows = []
         for item in self.compared.comparisons:
-            if item.holm is None or item.baseline is None:  # a note says why
+            if item.holm is None or item.baseline is None:  # a note explains it
                 continue
             score = summarise(item.setting.scores(self.metric.name), self.spread)
             text = score.text(self.metric) if score else "-"
@@ -85,7 +85,7 @@ class Report:
         return Section("Verdicts", self.compared.notes(), tables=[table] if rows else [])
 
     def best(self) -> list[str]:
-        """Return a sentence on the settings that the table marks as best; [] if it marks none."""
+        """Return a sentence on the settings marked as best in the table; [] if none is."""
         if len(self.table.records) != len(self.settings):  # a table of one key against another
             return []
         names = []
@@ -95,7 +95,7 @@ class Report:
         return [f"Best by {self.metric.title}: {', '.join(names)}."] if names else []
 
     def checks(self) -> Section:
-        """Return the scores of controls, and what is missing, left out or wrong."""
+        """Return the scores of controls, and notes on missing, omitted or wrong results."""
         tested = set(self.compared.notes()) if self.compared else set()
         notes = [note for note in self.table.notes if note not in tested]
         rows = []
@@ -110,7 +110,7 @@ class Report:
         return Section("Controls and checks", notes, tables=tables)
 
     def repeat(self) -> Section:
-        """Return the commands, hashes and versions that the numbers come from."""
+        """Return the commands, hashes and versions behind the numbers."""
         rows = []
         for setting in self.settings:
             if command := _command_of(setting.runs[0].path):
@@ -123,7 +123,7 @@ class Report:
 
 
 def _command_of(folder: Path) -> str:
-    """Return the last command that a run was started with, "" if its folder is gone."""
+    """Return the last command that started a run, "" if its folder is gone."""
     try:
         text = read_bounded(folder / "command.txt", LARGEST_JSON).decode("utf-8", "replace")
     except (OSError, ValueError):
@@ -132,14 +132,14 @@ def _command_of(folder: Path) -> str:
 
 
 def title_of(paths: Sequence[str | Path]) -> str:
-    """Return the names of the folders and archives of a report: of sweeps, mostly."""
+    """Return the names of the folders (mostly sweeps) and archives of a report."""
     names = list(dict.fromkeys(Path(path).resolve().name for path in paths))
     rest = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
     return ", ".join(names[:NAMES]) + rest
 
 
 def _difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
-    """Return the config values of each setting that its name does not show; None if there are none.
+    """Return the config values of settings that their names do not show; None without any.
 
     A value of None is left out.
     """
@@ -156,7 +156,7 @@ def _difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
 
 
 def _run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
-    """Return every run with its seed, score, how it ended, cost, hashes and folder."""
+    """Return a table of all runs with seed, score, end, cost, hashes and folder."""
     rows = []
     for setting in settings:
         for run in setting.runs:
@@ -185,7 +185,7 @@ def _run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
 
 
 def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
-    """Return (heading, text) for each setting: the last samples of its first run with any."""
+    """Return (heading, text) for each setting: the last samples of its first run with samples."""
     pages = []
     for setting in settings:
         for run in setting.runs:
@@ -198,10 +198,10 @@ def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
 
 
 def samples_markdown(samples: Sequence[tuple[str, str]]) -> str:
-    """Return a page of samples, indented so that nothing in them is taken for Markdown."""
+    """Return a page of samples, indented so that they are not read as Markdown."""
     parts = ["# Samples that the runs logged"]
     for heading, text in samples:
         parts.append(f"## {clean(heading)}")
-        # splitlines knows more line breaks than "\n", and each would end the block.
+        # splitlines knows more line breaks than "\n"; each of them would end the block.
         parts.append("\n".join(f"    {clean(line)}".rstrip() for line in text.splitlines()))
     return "\n\n".join(parts) + "\n"

@@ -28,7 +28,7 @@ class Metric:
     def of(cls, name: str, values: Iterable[float], better: str | None = None) -> "Metric":
         """Describe a metric by its name and values; `better` ("higher", "lower") overrules.
 
-        Only values within [-1, 1] are fractions: some scorers give per cent already.
+        Only values within [-1, 1] are fractions, because some scorers already give per cent.
         """
         finite = [value for value in values if math.isfinite(value)]
         percent = is_fraction(name) and all(abs(value) <= 1 for value in finite)
@@ -38,7 +38,7 @@ class Metric:
 
     @property
     def scale(self) -> float:
-        """What a value is multiplied with before it is shown."""
+        """The factor that a value is multiplied by before it is shown."""
         return 100.0 if self.percent else 1.0
 
     @property
@@ -53,20 +53,20 @@ class Metric:
         return f"{words} (%)" if self.percent else words
 
     def decimals(self, value: float) -> int:
-        """Return the digits after the point: 2 for per cent, else 4 significant ones."""
+        """Return the number of decimals: 2 for per cent, else enough for 4 significant digits."""
         if self.percent or value == 0 or not math.isfinite(value):
             return 2
         return min(max(3 - math.floor(math.log10(abs(value))), 0), 8)
 
     def text(self, value: float, digits: int | None = None) -> str:
-        """Return a value as it is shown, with `digits` after the point or as many as it needs."""
+        """Return a value as text with `digits` decimals, by default those of `decimals`."""
         digits = self.decimals(value) if digits is None else digits
         return f"{value * self.scale:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The centre of some values and their spread, `low` to `high`; one value has no spread."""
+    """The centre of values and their spread from `low` to `high`; one value has no spread."""
 
     n: int
     centre: float
@@ -112,7 +112,7 @@ def words_text(words: float | None) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Return a p-value as 0.013, smaller ones as 0.0013 or <0.0001, or "-" if there is none."""
+    """Return a p-value as 0.013, smaller ones as 0.0013 or <0.0001, "-" for None."""
     if p is None:
         return "-"
     if p < 0.0001:

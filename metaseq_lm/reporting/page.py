@@ -1,8 +1,8 @@
 """One self-contained page: sections of notes, tables, figures and texts, with style and script.
 
 The style sheet and the script are the same on every page, and the page's Content-Security-Policy
-allows nothing but these two, by their hashes: neither a label nor anything else of a run can bring
-a script, an image or a connection.
+allows only these two, by their hashes. So neither a label nor anything else in a run can add a
+script, an image or a connection.
 """
 
 import base64
@@ -25,7 +25,7 @@ from metaseq_lm.reporting.table import Cell, Table
 _TEMPLATE, _STYLE, SCRIPT = (
     Path(__file__).with_name(f"page.{end}") for end in ("html", "css", "js")
 )
-# The number that a cell begins with: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
+# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
 _LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
 
 
@@ -36,7 +36,7 @@ class HtmlTable:
     Attributes:
         head: The titles of the columns.
         rows: The cells.
-        title: Above the table.
+        title: Title above the table.
         notes: Sentences below it.
         look: "small" or "".
         closed: If not "", the table is hidden behind this text until it is opened.
@@ -51,7 +51,7 @@ class HtmlTable:
 
     @cached_property
     def right(self) -> list[bool]:
-        """Which columns are numbers: aligned right, and sorted as such."""
+        """Which columns are numbers, right-aligned and sorted as numbers."""
         return numeric_columns(self.head, self.rows)
 
     @property
@@ -78,7 +78,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page; one that follows runs reloads itself after `reload` seconds, 0 for never."""
+    """A page; it reloads itself after `reload` seconds if it follows runs, 0 for never."""
 
     title: str
     sections: Sequence[Section]
@@ -86,7 +86,7 @@ class Page:
 
 
 def html_table(table: Table, title: str = "", notes: Sequence[str] | None = None) -> HtmlTable:
-    """Return a table for a page, with its notes or others."""
+    """Return a table for a page, with `notes` or else its own."""
     below = table.notes if notes is None else notes
     return HtmlTable(table.head, table.rows, title, below)
 
@@ -94,7 +94,7 @@ def html_table(table: Table, title: str = "", notes: Sequence[str] | None = None
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), **options: Any
 ) -> HtmlTable:
-    """Return a table of texts; `right` names the columns that are numbers."""
+    """Return a table of texts; `right` names the columns of numbers."""
     numbers = [title in right for title in head]
     cells = [
         [Cell(text, number=is_number) for text, is_number in zip(row, numbers)] for row in rows
@@ -136,17 +136,17 @@ def source(path: Path) -> str:
 
 
 def _hash_source(text: str) -> str:
-    """Return what a Content-Security-Policy allows an inline text by."""
+    """Return the hash by which a Content-Security-Policy allows an inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _without_control_characters(value: Any) -> Any:
-    """Return what the template prints; markup of its macros keeps its line ends."""
+    """Return a value for the template to print; markup of its macros keeps line ends."""
     return clean(value) if type(value) is str else value
 
 
 def sort_value(cell: Cell) -> float | None:
-    """Return the number that a cell is sorted by, None if it has none."""
+    """Return the number to sort a cell by, None without a number."""
     value = cell.value
     if value is None and cell.number and (match := _LEADING.match(cell.text)):
         value = float(match[1].replace(",", ""))
@@ -154,12 +154,12 @@ def sort_value(cell: Cell) -> float | None:
 
 
 def value_table(drawing: Drawing) -> HtmlTable:
-    """Return the values of a figure as a table, for those who cannot see it."""
+    """Return the values of a figure as a table, for readers who cannot see it."""
     marks = drawing.marks
     columns = {
         "panel": [Cell(mark.panel, number=False) for mark in marks] * (len(drawing.panels) > 1),
         "series": [Cell(mark.series, number=False) for mark in marks],
-        # Sorted as along the axis, whether that has numbers or names.
+        # Sorted as along the axis, which has numbers or names.
         "at": [Cell(mark.at, number=False, value=mark.x if mark.at else None) for mark in marks],
         "value": [Cell(mark.value) for mark in marks],
     }

@@ -1,4 +1,4 @@
-"""Tables of pairs: which of two settings is better, of all pairs alike and without a baseline."""
+"""Tables of pairs: which of two settings is better, for all pairs and without a baseline."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from metaseq_lm.reporting.table import Cell, Table, notes
 
 @dataclass(frozen=True)
 class Pair:
-    """Two settings, the one ahead first, by how much it is ahead, and p, two-sided."""
+    """Two settings, the one ahead first, their difference, and the two-sided p."""
 
     ahead: Setting
     behind: Setting
@@ -31,11 +31,11 @@ class Pair:
 def pair_table(
     settings: Sequence[Setting], metric: Metric, key: str, test: str, spread: str
 ) -> Table:
-    """Return a row for each pair of settings that differ in `key` alone of the keys shown.
+    """Return a row for each pair of settings that differ only in `key` among the shown keys.
 
-    p is two-sided, twice the smaller one-sided p of `test`, and corrected for all pairs, the least
-    first. Medians are compared for the spread "range", else means. Raises UsageError if there is no
-    pair with FEWEST scored seeds of each.
+    p is two-sided, twice the smaller one-sided p of `test`, and corrected for all pairs; the
+    smallest comes first. Medians are compared for the spread "range", else means. Raises UsageError
+    if no pair has FEWEST scored seeds on both sides.
     """
     centre = "median" if spread == "range" and test != "t" else "mean"
     pairs = sorted(_tested(settings, metric, key, test, centre), key=lambda pair: pair.p)
@@ -67,10 +67,10 @@ def pair_table(
 def _tested(
     settings: Sequence[Setting], metric: Metric, key: str, test: str, centre: str
 ) -> Iterator[Pair]:
-    """Yield the pairs that differ in `key` alone and can be tested."""
+    """Yield the testable pairs that differ only in `key`."""
     for one, other in combinations(settings, 2):
         others = [name for name in one.shown if name != key]
-        # Settings of the same runs under two labels are one.
+        # The same runs under two labels are one setting.
         if one.identity(others) != other.identity(others) or one.content == other.content:
             continue
         above = compare_pair(one, other, metric, test, centre)

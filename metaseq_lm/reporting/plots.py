@@ -40,14 +40,14 @@ _DATA_KEYS = ("data", "task.labelled")
 
 @dataclass(frozen=True)
 class Pictures:
-    """What all plots of one report have in common.
+    """Shared options of all plots of a report.
 
     Attributes:
         settings: The settings to plot.
         spread: The measure of spread, a key of SPREAD_TITLES.
-        panels: Config key with one panel for each of its values; not part of the series' names.
+        panels: Config key with a panel for each of its values; not part of the series' names.
         along: Config key of the x axis; not part of the series' names.
-        controls: Those of the settings that are drawn as horizontal lines in plots of scores.
+        controls: The settings drawn as horizontal lines in plots of scores.
     """
 
     settings: Sequence[Setting]
@@ -76,13 +76,13 @@ class Pictures:
         return styles | {name: control_style(i) for i, name in enumerate(lines)}
 
     def compared(self) -> list[Setting]:
-        """Return the settings that are not controls."""
+        """Return all settings except controls."""
         return [setting for setting in self.settings if setting not in self.controls]
 
     def shares_scale(self, key: str | None) -> bool:
         """Return whether the panels of a key share a y axis; false if they show different data.
 
-        Sets that differ only in a number, such as which_moon_10 and which_moon_160, share one.
+        Sets that differ only in a number, such as which_moon_10 and which_moon_160, share an axis.
         """
         if key not in _DATA_KEYS:
             return True
@@ -131,7 +131,7 @@ def _unit_of(metric: str, runs: Sequence[Run]) -> Metric:
 def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     """Draw all logged metrics that match a pattern over updates, a panel for each setting.
 
-    Each line is one metric: centre and spread over the finished runs. Raises UsageError if no run
+    Each line is a metric, as centre and spread over the finished runs. Raises UsageError if no run
     logged a matching metric.
     """
     names = require_logged(pictures.runs, pattern)
@@ -218,7 +218,7 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
 
 
 def _updates_text(update: float) -> str:
-    """Return where a point of a curve is."""
+    """Return the x position of a point of a curve in words."""
     return f"{update:,.0f} updates"
 
 
@@ -401,7 +401,7 @@ def separate_overlapping(
 
 
 def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
-    """Return the costs that a plot would show points over; words only if they differ."""
+    """Return the costs that have points to plot; words only if they differ."""
     drawn = []
     for cost in _COST_AXES:
         spent = {cost_of(setting, metric, cost) for setting in settings} - {None, 0.0}
@@ -411,7 +411,7 @@ def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
 
 @dataclass(frozen=True)
 class Point:
-    """The scores of a setting at a place: its text is of the place, its label beside the point."""
+    """The scores of a setting at an x position, with a text for x and a label at the point."""
 
     x: float
     scores: Sequence[float]

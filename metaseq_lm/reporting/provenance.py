@@ -1,4 +1,4 @@
-"""What runs were made with: times, code, versions, machines, hashes."""
+"""The provenance of runs: times, code, versions, machines, hashes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from metaseq_lm.reporting.runs import Run
 
 
 def times(runs: Iterable[Run], key: str) -> list[datetime]:
-    """Return the times that results.json of runs has under a key."""
+    """Return the times under a key in the runs' results.json."""
     known = []
     for run in runs:
         text = (run.results or {}).get(key)
         try:
             known.append(datetime.fromisoformat(str(text)).astimezone(timezone.utc))
-        except (ValueError, OverflowError):  # runs of earlier versions have none
+        except (ValueError, OverflowError):  # runs of earlier versions have no times
             continue
     return known
 
@@ -27,7 +27,7 @@ def time_text(time: datetime) -> str:
 
 
 def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
-    """Return the values of a fact, with the number of runs where they differ."""
+    """Return the values of a fact, with the number of runs of each if they differ."""
     counts = Counter(value for run in runs if (value := fact(run)))
     if len(counts) < 2:
         return "".join(counts)
@@ -43,13 +43,13 @@ def made_with(runs: Iterable[Run]) -> str:
 
 
 def describe_software(runs: Iterable[Run]) -> list[str]:
-    """Return a sentence on what made runs; [] if nothing is recorded."""
+    """Return a sentence on code, versions and machines; [] if nothing is recorded."""
     text = made_with(runs)
     return [f"Made with {text}."] if text else []
 
 
 def hashes_of(runs: Iterable[Run]) -> list[str]:
-    """Return sentences on the data, and on the plans of leagues; [] if none is recorded."""
+    """Return sentences on the data and on the plans of leagues; [] if none is recorded."""
     runs = list(runs)
     data = counted(runs, lambda run: str((run.results or {}).get("data") or ""))
     plans = counted(runs, lambda run: run.plan)

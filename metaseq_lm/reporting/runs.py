@@ -41,9 +41,9 @@ from metaseq_lm.runs.tuning import read_trial, read_tuning
 
 _PAUSED = "pause_flops"  # the limit at which a search stops its trials
 _MAX_WORDS = "trainer.max_words"
-# The number of updates, and options that follow it.
+# The number of updates, and options that follow from it.
 UPDATES = ("schedule.total_updates", "criterion.total_updates", "trainer.max_update")
-# The kinds of terms by their names, for runs that recorded none.
+# The kinds of terms by name, for runs that recorded no kinds.
 _EARLIER_TERMS = {
     **dict.fromkeys(("next_token", "forward"), CAUSAL_NLL),
     **dict.fromkeys(("mlm", "backward"), NLL),
@@ -58,7 +58,7 @@ _TYPES: dict[Any, Any] = {
     "bool | None": bool,
     "str": str,
     "list[str]": [str, ...],
-    "list[Any]": [(str, dict), ...],  # entries
+    "list[Any]": [(str, dict), ...],  # entries, such as objectives
 }
 VALUES = {
     **{f"trainer.{item.name}": _TYPES[item.type] for item in fields(TrainerConfig)},
@@ -70,14 +70,14 @@ VALUES = {
     "schedule.total_updates": COUNT,
 }
 _TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
-# Kinds of log lines that an archive stores: all of these, only the last one of those.
+# Kinds of log lines that an archive stores: all lines, and only the last line.
 _ALL_LINES, _LAST_LINES = ("valid",), ("train", "samples")
 
 
 def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the metrics, no means themselves, that a mean is computed from, each once.
+    """Return the non-mean metrics that a mean is computed from, each once.
 
-    A metric that is none of `means` is its own. No mean may be a part of itself.
+    A metric that is not in `means` returns itself. No mean may be a part of itself.
     """
     if metric not in means:
         return (metric,)
@@ -87,17 +87,16 @@ def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder: its resolved config, the lines of its log, its results if it has ended.
+    """A run folder: its resolved config, the lines of its log, and its results if it has ended.
 
-    `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
-    it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
-    `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
-    not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
-    that the run ended with. `means` are further metrics, each the mean of those that it lists,
-    which may be means themselves.
-    `plan` is the hash of the plan of the league that the run belongs to, "" without one. `tuning`
-    says how a search chose its options, `trial` which trial of a search it is; both are {} of
-    others, see `runs.tuning`.
+    `values` is the config with dotted keys, with `label` filled in and the configs of runs that it
+    names; the config of init_from is under `pretraining.`. `sources` are the keys that name such
+    runs; `notes` lists the problems tolerated while reading. `state` describes an unfinished run of
+    a sweep, "" if no sweep knows it. `suites` are the results of suites for the checkpoint that the
+    run ended with. `means` are further metrics, each the mean of listed metrics, which may be means
+    themselves. `plan` is the hash of the plan of the run's league, "" without a league. `tuning`
+    describes how a search chose its options, `trial` which trial of a search it is; both are {} for
+    other runs, see `runs.tuning`.
     """
 
     path: Path
@@ -125,17 +124,17 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, diverged, interrupted, failed, or unfinished if there is no results.json."""
+        """finished, diverged, interrupted, failed, or unfinished without results.json."""
         return "unfinished" if self.results is None else str(self.results.get("status", "unknown"))
 
     @property
     def last_update(self) -> int:
-        """The last update that the log mentions; 0 for an empty log."""
+        """The last update in the log; 0 for an empty log."""
         return max((line.get("update", 0) for line in self.log), default=0)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Final metrics (`test.accuracy`), those of suites (`blimp.accuracy`), then `means`.
+        """Final metrics (`test.accuracy`), metrics of suites (`blimp.accuracy`), then `means`.
 
         Empty without results.
         """
@@ -147,7 +146,7 @@ class Run:
         return metrics | {name: value for name, value in averaged.items() if value is not None}
 
     def _mean_of(self, name: str, metrics: Mapping[str, float]) -> float | None:
-        """Return one of `means` of metrics that are no means, None without one of them."""
+        """Return the value of one of `means`, None if one of its metrics is missing."""
         values = [
             self._mean_of(part, metrics) if part in self.means else metrics.get(part)
             for part in self.means[name]
@@ -157,12 +156,12 @@ class Run:
 
     @cached_property
     def final_metrics(self) -> dict[str, float]:
-        """The metrics of results.json by dotted name."""
+        """The metrics in results.json by dotted name."""
         flat = flatten((self.results or {}).get("metrics") or {})
         return {name: float(value) for name, value in flat.items() if is_number(value)}
 
     def parts_of(self, metric: str) -> Sequence[str]:
-        """Return the metrics that one of `means` is computed from, any other metric itself."""
+        """Return the metrics that one of `means` is computed from; any other metric itself."""
         return leaves_of(metric, self.means)
 
     def suite_of(self, metric: str) -> SuiteResults | None:
@@ -173,18 +172,18 @@ class Run:
 
     @cached_property
     def losses(self) -> set[str]:
-        """Names of the terms of the loss, without the split; empty for runs of early versions."""
+        """Names of the loss terms, without the split; empty for runs of early versions."""
         return {str(name) for name in (self.results or {}).get("losses") or []}
 
     @property
     def recorded_terms(self) -> Mapping[str, str]:
-        """The kinds of terms that the run recorded, see `core.batch.Term`."""
+        """The recorded kinds of loss terms, see `core.batch.Term`."""
         results = self.results or {}
         return results.get("terms") or results.get("bounds") or {}
 
     @cached_property
     def terms(self) -> Mapping[str, str]:
-        """The kinds of terms, those of runs of earlier versions by their names."""
+        """The kinds of loss terms; runs of earlier versions have them by name."""
         if "terms" in (self.results or {}):
             return self.recorded_terms
         logged = {key for line in self.log if line["kind"] == "valid" for key in line}
@@ -202,7 +201,7 @@ class Run:
         return list(names)
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
-        """Return the updates, ascending, and the values that the log holds for `metric`."""
+        """Return the updates, ascending, and the logged values of `metric`."""
         kind, _, key = metric.partition(".")
         points = []
         for line in self.log:
@@ -213,7 +212,7 @@ class Run:
 
     @property
     def samples(self) -> tuple[int, list[str]]:
-        """The update and the texts of the last logged samples; (0, []) if there are none."""
+        """The update and the texts of the last logged samples; (0, []) without samples."""
         update, texts = 0, []
         for line in self.log:
             if line["kind"] == "samples" and isinstance(line.get("texts"), list):
@@ -223,9 +222,9 @@ class Run:
 
     @cached_property
     def identities(self) -> dict[str, tuple[str, Any]]:
-        """The values of the config in a form that compares and hashes, see `identity`.
+        """The values of the config in a form for comparing and hashing, see `identity`.
 
-        A number of updates that follows from one of words, and so from the seed, is None.
+        A number of updates that follows from a number of words, and so from the seed, is None.
         """
         values = dict(self.values)
         for key, words in self.values.items():
@@ -243,7 +242,7 @@ class Run:
         return [key for key in keys if not self.is_excluded(key)]
 
     def is_excluded(self, key: str) -> bool:
-        """Return whether a key concerns where or how the run was made, not what it computed."""
+        """Return whether a key only affects where or how the run was made, not its results."""
         bare = bare_key(key)
         return bare in ("seed", "data_hash") or self.effect(key) in (SPEED, NOTHING)
 
@@ -255,24 +254,24 @@ class Run:
         return effect(bare, self._class_names(prefix), recorded)
 
     def _class_names(self, prefix: str) -> dict[str, Any]:
-        """Return the registered names, as task._name, of the run or the ancestor of a prefix."""
+        """Return the registered names, such as task._name, of the run or ancestor of a prefix."""
         keys = (f"{group}._name" for group in GROUPS)
         return {key: self.values.get(prefix + key) for key in keys}
 
     @cached_property
     def loss_keys(self) -> list[str]:
-        """The keys of the config that tell which function its losses are, of which rows."""
+        """The config keys that determine the function of its losses and their rows."""
         keys = [key for key in self.values if self.effect(key) in (LOSS, DATA)]
         return ["data_hash", *(key for key in keys if key.startswith(("task.", "criterion.")))]
 
     @property
     def evaluates_as(self) -> str:
-        """The criterion whose evaluated losses its own are, as that declares; itself else."""
+        """The criterion with the same function for evaluated losses, if declared, else its own."""
         named = (self.results or {}).get("evaluates_as")
         return str(named or self.values.get("criterion._name"))
 
     def value(self, key: str) -> Any:
-        """Return the value of an option; its default where the run is older than the option."""
+        """Return the value of an option; its default if the run is older than the option."""
         if key in self.values:
             return self.values[key]
         bare = bare_key(key)
@@ -290,7 +289,7 @@ class Run:
 
     @cached_property
     def course(self) -> str:
-        """Updates, final metrics and validations without times; the path without results."""
+        """Updates, final metrics and validations without times; without results, the path."""
         if self.results is None:
             return str(self.path)
         validations = []
@@ -334,8 +333,8 @@ class Run:
         """Costs by name; None if no finite value is recorded.
 
         `flops`, `seconds` and `words` (of a corpus) include all ancestors. `own_flops`,
-        `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) are of the run alone;
-        `tuning_flops` is what the search for its options spent.
+        `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) exclude them; `tuning_flops` is
+        the cost of the search for its options.
         """
         results = self.results or {}
         costs = {
@@ -355,7 +354,7 @@ class Run:
 
     @property
     def was_pretrained(self) -> bool:
-        """Whether the cost of other runs has to be added to this run's."""
+        """Whether the costs of other runs have to be added to this run's."""
         return bool((self.results or {}).get("pretraining"))
 
     @cached_property
@@ -382,7 +381,7 @@ class Run:
 
     @property
     def portable_log(self) -> list[dict[str, Any]]:
-        """The validations of the log, the last line of training and the last samples."""
+        """The logged validations, the last line of training and the last samples."""
         last = {line["kind"]: line for line in self.log if line["kind"] in _LAST_LINES}
         lines = []
         for line in self.log:
@@ -392,7 +391,7 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """A text that a run and its copies in archives have in common."""
+        """A text that a run shares with its copies in archives."""
         values = {}
         for key, value in self.portable_values.items():
             if bare_key(key) != "data":
@@ -405,7 +404,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run folder; raises MetaseqError naming the file (and line) that is damaged."""
+    """Read a run folder; raises MetaseqError naming a damaged file (and line)."""
     notes: list[str] = []
     results = _read_results(folder / "results.json")
     values, sources = _read_values(folder, results, notes)
@@ -438,10 +437,10 @@ def _read_values(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the flat config of a run and its ancestors, and the keys that name the ancestors.
 
-    `descendants` are the runs whose ancestors are being read; they guard against cycles, which
-    moved folders can form.
+    `descendants` are the runs with ancestors being read; they guard against cycles, which moved
+    folders can form.
     """
-    # config.yaml is written resolved. References are not followed: they could reveal a secret.
+    # config.yaml is written resolved. References are not followed, as they could reveal a secret.
     content: Any = run_folder.read_config(folder / "config.yaml")
     values = flatten(content)
     names = [str(values[key]) for key in ("task._name", "criterion._name") if values.get(key)]
@@ -483,8 +482,8 @@ def _read_values(
 def _find_ancestor(folder: Path, start: Path) -> Path | None:
     """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None.
 
-    A relative path is relative to the working directory in which the run was trained: some folder
-    above the run, or else the present working directory.
+    A relative path is relative to the working directory of the training: some folder above the run,
+    or else the present working directory.
     """
     bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
     for base in bases:
@@ -498,7 +497,7 @@ def _find_ancestor(folder: Path, start: Path) -> Path | None:
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the lines of a log; if a kind and update occur twice, only the later line.
+    """Return the lines of a log, only the later one if a kind and update occur twice.
 
     An incomplete last line, left by a killed process, is dropped and noted. Any other
     invalid line raises MetaseqError with file and line number. A missing log counts as empty.
@@ -525,13 +524,13 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def with_numbers(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return log lines with strings such as "NaN" as numbers, except in lines of texts."""
-    # 21: the list is one level deeper than a line.
+    # 21, because the list is one level deeper than a line.
     numeric = iter(as_numbers([line for line in lines if line["kind"] not in _TEXT_LINES], 21))
     return [line if line["kind"] in _TEXT_LINES else next(numeric) for line in lines]
 
 
 def _read_results(path: Path) -> dict[str, Any] | None:
-    """Return results.json, or None where there is none; raises MetaseqError if it is damaged."""
+    """Return results.json, None if it is missing; raises MetaseqError if it is damaged."""
     if not path.exists():
         return None
     try:
@@ -544,14 +543,14 @@ def _read_results(path: Path) -> dict[str, Any] | None:
 
 
 def log_problem(line: Any, number: int = 0) -> str:
-    """Return what is wrong with a line of a log, "" if nothing is."""
+    """Return the problem of a log line, "" if there is none."""
     return schema_error({"update": 0, **line} if isinstance(line, dict) else line, _LOG_LINE)
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value that a report computes with and that is of another type.
+    """Raise ValueError for a wrong type of a value that reports compute with.
 
-    Those are options that every run has, and VALUES.
+    These values are options that every run has, and VALUES.
     """
     for key, value in values.items():
         form = VALUES.get(bare_key(key))
@@ -575,14 +574,14 @@ def _finite_number(value: Any) -> float | None:
 
 
 def identity(value: Any) -> tuple[str, Any]:
-    """Return a hashable value for comparing config values: 1 equals 1.0, but not true."""
+    """Return a hashable form of a config value for comparing: 1 equals 1.0, but not true."""
     if is_number(value):
         return ("number", float(value))
     return ("other", json.dumps(value, sort_keys=True, default=str))
 
 
 def bare_key(key: str) -> str:
-    """Return a key without the prefixes of ancestors: data for pretraining.data."""
+    """Return a key without prefixes of ancestors, such as data for pretraining.data."""
     while "." in key and key.partition(".")[0] not in TOP:
         key = key.partition(".")[2]
     return key

@@ -1,8 +1,8 @@
 """Settings: groups of runs that differ in nothing but their seed.
 
-A loss is a number of one criterion on one set of rows: between two criterions, vocabularies, data
-folders or ways of masking the smaller one is not the better one. Such values stand in tables, but
-no best is marked, tested, chosen or drawn among them; `differing_functions` tells them.
+A loss belongs to one criterion on one set of rows: between two criterions, vocabularies, data
+folders or ways of masking, the smaller loss is not the better one. Tables show such values, but no
+best is marked, tested, chosen or drawn among them; `differing_functions` detects them.
 """
 
 import json
@@ -21,32 +21,32 @@ from metaseq_lm.runs.suite_results import SuiteResults
 
 REMEDY = "compare a metric of an end task (--metric)"
 _SUITE_REMEDY = "score all runs with the same data and options"
-# How keys begin that are no config keys but options of the results of a suite.
+# Prefix of keys that are not config keys but options in the results of a suite.
 _SUITE_PREFIX = "suites."
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The runs that share all keys of `values`: the label and what differs between the settings.
+    """The runs with equal values of all keys in `values`: the label and keys that differ.
 
-    `shown` are the keys that suffice to tell the settings apart; they make the name.
+    `shown` are the keys that are enough to tell settings apart; they form the name.
     """
 
     values: dict[str, Any]
     shown: tuple[str, ...]
     runs: list[Run]
-    # By metric: the scored runs, and the others with the reason why they have no score.
+    # By metric: the scored runs, and the others with the reason for the missing score.
     _by_metric: dict[str, tuple[list[Run], list[tuple[Run, str]]]] = field(
         default_factory=dict, repr=False
     )
 
     @property
     def name(self) -> str:
-        """The label and the shown keys: `soft, labelled=which_moon_10`."""
+        """The label and the shown keys, such as `soft, labelled=which_moon_10`."""
         return self.name_without()
 
     def name_without(self, *keys: str | None) -> str:
-        """Return the name without `keys`: that of the series in which only those vary."""
+        """Return the name without `keys`, which names the series in which only these vary."""
         remaining = [key for key in self.shown if key not in keys]
         ends = [key.removesuffix("._name").rpartition(".")[2] for key in remaining]
         parts = []
@@ -57,12 +57,12 @@ class Setting:
         return ", ".join(parts) or "all runs"
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
-        """Return the values of `keys`, which its runs share, in a form that compares and hashes."""
+        """Return the runs' common values of `keys`, in a form for comparing and hashing."""
         return tuple(_identity_of(self.runs[0], key) for key in keys)
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
-        """What computed the runs and what came out, without labels: equal for the same runs."""
+        """Config and results of the runs without labels: equal for the same runs."""
         keys = [key for key in self.values if bare_key(key) != "label"]
         return (self.identity(keys), *sorted(run.outcome for run in self.runs))
 
@@ -71,7 +71,7 @@ class Setting:
         return self._split(metric)[0]
 
     def unscored(self, metric: str) -> list[tuple[Run, str]]:
-        """Return the other runs, each with the reason why it has no score."""
+        """Return the other runs, each with the reason for its missing score."""
         return self._split(metric)[1]
 
     def _split(self, metric: str) -> tuple[list[Run], list[tuple[Run, str]]]:
@@ -99,7 +99,7 @@ class Setting:
         return runs
 
     def seed_means(self, metric: str) -> dict[Any, float]:
-        """Return the score of each seed, the mean of its runs."""
+        """Return the score of each seed, averaged over its runs."""
         means = {}
         for seed, runs in self.scored_by_seed(metric).items():
             means[seed] = sum(run.metrics[metric] for run in runs) / len(runs)
@@ -127,7 +127,7 @@ def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
 
 
 def _have_other_data(key: str, runs: Sequence[Run]) -> bool:
-    """Return whether runs have data at several paths (key `key`) that are not known to be equal."""
+    """Return whether the paths of `key` differ and their data are not known to be equal."""
     if len({run.values.get(key) for run in runs}) == 1:
         return False
     hashes = {run.values.get(f"{key}_hash") for run in runs if run.results is not None}
@@ -149,14 +149,14 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
 
 
 def _identity_of(run: Run, key: str) -> tuple[str, Any]:
-    """Return the value of a config key in a form that compares and hashes."""
+    """Return the value of a config key in a form for comparing and hashing."""
     return run.identities[key] if key in run.values else identity(run.value(key))
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
-    Left out are seeds, paths, and what affects no results.
+    Seeds, paths and keys that do not affect results are left out.
     """
     sources: set[str] = set()
     keys: dict[str, None] = {}
@@ -172,7 +172,7 @@ def _differing_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def _telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:
-    """Return the first key, and each later one that separates settings the earlier ones do not."""
+    """Return the first key, and each later key that separates further settings."""
     chosen: list[int] = []
     distinct = 0
     for i in range(len(keys)):
@@ -184,7 +184,7 @@ def _telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[s
 
 
 def hidden_keys(settings: Sequence[Setting]) -> list[str]:
-    """Return the keys that vary within a label but always together with a shown key."""
+    """Return the keys that vary within a label, but only together with a shown key."""
     if not settings:
         return []
     labels: dict[Any, list[Setting]] = {}
@@ -202,7 +202,7 @@ def hidden_keys(settings: Sequence[Setting]) -> list[str]:
 
 
 def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where") -> list[Run]:
-    """Return the runs that meet `KEY=VALUE` conditions: for each key, one of its values.
+    """Return the runs that meet `KEY=VALUE` conditions, any one of the values for each key.
 
     Raises UsageError for a malformed condition, an unknown key, or a value that no run has.
     """
@@ -229,7 +229,7 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
 
 
 def repeated(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Return the groups of settings that are the same runs under several labels."""
+    """Return groups of settings that consist of the same runs under several labels."""
     by_content: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in settings:
         by_content.setdefault(setting.content, []).append(setting)
@@ -249,13 +249,13 @@ def _require_key(runs: Sequence[Run], key: str) -> None:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Return a hint at the dotted names that end in `name`, or at the nearest one."""
+    """Return a hint with the dotted names that end in `name`, or with the nearest one."""
     ends = [full for full in known if full.rpartition(".")[2] == name]
     return f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, list(known))
 
 
 def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
-    """Return a sort key for config values: numbers, then text in natural order, then none."""
+    """Return a sort key for config values: numbers, then text in natural order, then None."""
     if is_number(value):
         return (0, float(value), [])
     return (2, 0.0, []) if value is None else (1, 0.0, natural(show(value)))
@@ -280,10 +280,10 @@ def show(value: Any) -> str:
 
 
 def _canonical(value: str) -> str:
-    """Return a value that the user typed as `show` writes it: 5e-4 as 0.0005, null as none.
+    """Return a value typed by the user in the form of `show`: 5e-4 as 0.0005, null as none.
 
-    Quotes around a text are those of an override, such as label='k = 3'; in a list, [chunk, pos],
-    spaces around values do not count.
+    Quotes around a text belong to the override, such as label='k = 3'. In a list, such as [chunk,
+    pos], spaces around values do not count.
     """
     if re.fullmatch(r"\[.*\]", value):
         return f"[{','.join(_canonical(part.strip()) for part in value[1:-1].split(','))}]"
@@ -296,7 +296,7 @@ def _canonical(value: str) -> str:
 
 
 def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
-    """Return the numbers that config values stand for and their common prefix, else None.
+    """Return the numbers in config values and their common prefix, or None.
 
     `["which_moon_10", "which_moon_20"]` gives `([10.0, 20.0], "which_moon_")`.
     """
@@ -318,9 +318,9 @@ def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
 
 
 def _is_of_objective(metric: str, run: Run) -> bool:
-    """Return whether a metric measures what the run was trained for, not an end task.
+    """Return whether a metric measures the training objective of a run, not an end task.
 
-    That is a loss, or what a run on masked text gives for a split, such as the accuracy of tokens.
+    Such metrics are losses, and metrics on a split of masked text, such as the accuracy of tokens.
     """
     split, _, bare = metric.rpartition(".")
     if is_loss(bare) or bare in run.losses:
@@ -331,10 +331,10 @@ def _is_of_objective(metric: str, run: Run) -> bool:
 
 
 def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
-    """Return the keys, with their values, by which runs differ in the function called `metric`.
+    """Return the keys, with their values, that give runs different functions for `metric`.
 
-    Empty where all compute the same one, or where the metric is one of an end task in all of them.
-    A value that a run does not have, such as the hash of its data, does not count.
+    Return {} if all runs compute the same function, or if the metric belongs to an end task in all
+    of them. A missing value, such as the hash of a run's data, does not count.
     """
     runs = list(runs)
     if differing_suites := differing_suite_options(metric, runs):
@@ -354,17 +354,18 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
 
 
 def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
-    """Return in what results of the suite that a metric is of differ: data or options, with values.
+    """Return the data or options, with values, that differ in the results of a metric's suite.
 
-    Of a mean those of all of its parts. Options that results of an earlier version lack are not
-    told apart.
+    For a mean, the suites of all of its parts count. Options that results of earlier versions lack
+    are not compared.
     """
     return _differing_facts(metric, runs, _scored_as)
 
 
 def _scored_as(results: SuiteResults) -> dict[str, Any]:
-    """Return suite, data and options of results; those of earlier versions skipped no items and
-    fine-tuned at one learning rate.
+    """Return suite, data and options of results, completed for earlier versions.
+
+    These skipped no items and fine-tuned at one learning rate.
     """
     earlier: dict[str, Any] = {"skip": 0} if "first" in results.options else {}
     earlier |= {"lr_choices": []} if "lr" in results.options else {}
@@ -372,10 +373,10 @@ def _scored_as(results: SuiteResults) -> dict[str, Any]:
 
 
 def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the hashes of the code that scored the suite that a metric is of, if they differ.
+    """Return the hashes of the code that scored a metric's suite, if they differ.
 
-    Of a mean those of all of its parts. Results that do not record it are not told apart. Other
-    code is no other function, as it may well compute the same: a reason for a note.
+    For a mean, the suites of all of its parts count. Results without a hash are not compared. Other
+    code may compute the same function, so it is only a reason for a note.
     """
     return _differing_facts(metric, runs, lambda s: {"code": s.code} if s.code else {})
 
@@ -383,7 +384,7 @@ def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:
 def _differing_facts(
     metric: str, runs: Sequence[Run], facts_of: Callable[[SuiteResults], Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Return the facts that differ between the results of the suites of a metric, with values."""
+    """Return the facts, with values, that differ between the results of a metric's suites."""
     differing = {}
     for part in dict.fromkeys(part for run in runs for part in run.parts_of(metric)):
         suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
@@ -397,7 +398,7 @@ def _differing_facts(
 
 
 def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[str, str]:
-    """Return `differing_functions` of the scored runs of settings or cells."""
+    """Return `differing_functions` of the scored runs in settings or cells."""
     runs = []
     for setting in settings:
         runs += setting.scored(metric) if setting else []
@@ -405,12 +406,12 @@ def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[st
 
 
 def describe(metric: str, differing: dict[str, str]) -> str:
-    """Return why values of a metric are not compared, in words, without the full stop."""
+    """Return the reason why values of a metric are not compared, without a full stop."""
     keys = "; ".join(f"{key}: {values}" for key, values in differing.items())
     return f"{metric} is another function for each of these ({keys})"
 
 
 def remedy(differing: dict[str, str]) -> str:
-    """Return what can be compared instead."""
+    """Return advice on what to compare instead."""
     is_suite = any(key.startswith(_SUITE_PREFIX) for key in differing)
     return _SUITE_REMEDY if is_suite else REMEDY

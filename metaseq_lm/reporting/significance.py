@@ -1,8 +1,8 @@
 """Significance tests: is a setting better than the baseline, beyond the noise of seeds?
 
-One-sided and unpaired: the alternative is that the setting is better, in the direction of the
-metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N; where
-all assignments of the scores are few they are enumerated, and p is exact.
+Tests are one-sided and unpaired: the alternative is that the setting is better, in the direction of
+the metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N.
+If there are few assignments of the scores, all are enumerated and p is exact.
 """
 
 import math
@@ -21,8 +21,8 @@ RESAMPLES = 10_000
 LEVEL = 0.05
 FEWEST = 3  # seeds; with fewer no p-value can be small
 TESTS = ("permutation", "bootstrap", "mann-whitney", "t")
-POWER = 0.8  # with which a detectable difference is found
-# Asymptotic efficiency of a test of ranks or medians against Student's t, for normal scores.
+POWER = 0.8  # probability of finding a detectable difference
+# Asymptotic efficiency of tests of ranks or medians against Student's t, for normal scores.
 _EFFICIENCY = {"mann-whitney": 3 / math.pi, "median": 2 / math.pi}
 DETECTABLE = f"detectable ({POWER:.0%} power)".replace("%", " %")
 _AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
@@ -32,10 +32,11 @@ _AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
 class Comparison:
     """The test of a setting against its baseline: p, also after Holm; None if not tested.
 
-    `sizes` are the numbers of seeds of the two, `difference` that of their centres and `detectable`
-    the true difference that the test finds with a probability of POWER, see `detectable`.
-    `baseline` is None where none is equal to the setting in the other keys, and the setting itself
-    for a baseline. `other_function` says why their scores are not of one function, "" if they are.
+    `sizes` are the numbers of seeds of both, `difference` is the difference of their centres, and
+    `detectable` is the true difference that the test finds with a probability of POWER, see
+    `detectable`. `baseline` is None if no baseline equals the setting in the other keys, and the
+    setting itself for a baseline. `other_function` is the reason why their scores have different
+    functions, "" if they have one function.
     """
 
     setting: Setting
@@ -49,12 +50,12 @@ class Comparison:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the setting is a baseline itself, or the same runs under another label."""
+        """Whether the setting is a baseline, or the same runs under another label."""
         return self.baseline is not None and self.setting.content == self.baseline.content
 
     @property
     def hypothesis(self) -> tuple[Any, Any]:
-        """What is tested: equal for the same runs under two labels."""
+        """A key of the tested hypothesis, equal for the same runs under two labels."""
         return self.setting.content, self.baseline and self.baseline.content
 
     @property
@@ -67,7 +68,7 @@ class Comparison:
         return ("-", "-") if self.baseline is None or self.other_function else (f"n<{FEWEST}",) * 2
 
     def detectable_texts(self, metric: Metric) -> tuple[str, str]:
-        """The texts of the cells difference and detectable; "never": no difference is enough."""
+        """The texts of the cells difference and detectable; "never" if no difference is enough."""
         if self.p is None or self.difference is None:
             return ("", "") if self.is_baseline else ("-", "-")
         digits = metric.decimals(max(abs(self.difference), self.detectable or 0.0))
@@ -77,7 +78,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Significance:
-    """All comparisons of a table, in the order of its settings, and how they were made."""
+    """All comparisons of a table, in the order of its settings, with their method."""
 
     comparisons: list[Comparison]
     baseline: str
@@ -85,7 +86,7 @@ class Significance:
     centre: str
     keys: tuple[str, ...]
     with_detectable: bool = False
-    seeds: int | None = None  # of each setting, for which it is detectable; None: those there are
+    seeds: int | None = None  # of each setting, for `detectable`; None: the existing ones
 
     def notes(self) -> list[str]:
         """Return notes on the test, its result, the smallest possible p, and omissions."""
@@ -108,7 +109,7 @@ class Significance:
         return lines
 
     def why_untested(self, comparison: Comparison) -> str:
-        """Return which setting was not compared and why, "" for one that was, or is a baseline."""
+        """Return why a setting was not compared, "" for a compared setting or a baseline."""
         name, baseline = comparison.setting.name, comparison.baseline
         if baseline is None:
             equal = ", ".join(f"{key}={show(comparison.setting.values[key])}" for key in self.keys)
@@ -141,7 +142,7 @@ class Significance:
         )
 
     def describe_detectable(self) -> str:
-        """Return what the column of detectable differences contains, and how it is computed."""
+        """Return a note on the column of detectable differences and its computation."""
         of_seeds = f" of {self.seeds} seeds each" if self.seeds else ""
         method = "exact (noncentral t)"
         if self.test != "t":
@@ -153,7 +154,7 @@ class Significance:
         )
 
     def describe_smallest_p(self, tested: Sequence[Comparison]) -> str:
-        """Return the smallest p that the numbers of seeds allow, and whether it can be enough."""
+        """Return a note on the smallest p that the numbers of seeds allow, and a remedy."""
         count = len({c.hypothesis for c in tested})
         smallest = {c.sizes: smallest_p(self.test, *c.sizes) for c in tested}
         bounds = [f"{p:.2g} for {n} seeds against {m}" for (n, m), p in smallest.items()]
@@ -175,12 +176,12 @@ def compare(
     with_detectable: bool = False,
     seeds: int | None = None,
 ) -> Significance:
-    """Compare each setting with the baseline that is equal in all shown keys not named.
+    """Compare each setting with the baseline that is equal in all other shown keys.
 
-    `baseline` are KEY=VALUE conditions, a word alone is a label. Medians are compared for the
+    `baseline` are KEY=VALUE conditions; a word alone is a label. Medians are compared for the
     spread "range", else means. With `with_detectable` each comparison has the difference that its
-    seeds could show, or `seeds` of each setting with the scatter of these. Raises UsageError for
-    an unknown key or value, and if nothing is left to compare.
+    seeds could show, or that `seeds` seeds of each setting with the same scatter could show. Raises
+    UsageError for an unknown key or value, and if nothing is left to compare.
     """
     conditions = [word if "=" in word else f"label={word}" for word in baseline]
     named = {condition.partition("=")[0] for condition in conditions}
@@ -231,9 +232,9 @@ def compare_pair(
 def _pair_up(
     settings: Sequence[Setting], conditions: Sequence[str], keys: Sequence[str]
 ) -> list[tuple[Setting, Setting | None]]:
-    """Return each setting with the baseline that has equal values of `keys`, itself, or None.
+    """Return each setting with the baseline of equal values of `keys` (maybe itself), or None.
 
-    Raises UsageError if two baselines are equal in `keys`, or no setting has one but itself.
+    Raises UsageError if two baselines are equal in `keys`, or no setting has another baseline.
     """
     option = f"--baseline {' '.join(conditions)}"
     runs = []
@@ -286,14 +287,14 @@ def detectable(
     centre: str = "mean",
     seeds: int | None = None,
 ) -> float | None:
-    """Return the true difference that a test of so many scores finds with a probability of POWER.
+    """Return the true difference that a test of the scores finds with a probability of POWER.
 
-    With `seeds`, that a test of so many scores of each, which scatter as these do, would find.
-    The test finds a difference if p is below LEVEL, one-sided. Scores are taken as normal with the
-    pooled deviation of `a` and `b`. Exact for "t"; for the other tests that of Student's t at the
-    largest level that they attain, divided by the root of their efficiency: simulated permutation
-    tests of means of 3 to 7 scores differ by at most 4 %. None if no difference is enough, as for 3
-    seeds against 3 in a permutation test.
+    With `seeds`, each side has this number of scores, with the same scatter. The test finds a
+    difference if p is below LEVEL, one-sided. Scores are taken as normal with the pooled deviation
+    of `a` and `b`. The result is exact for "t". Other tests use Student's t at the largest level
+    that they attain, divided by the root of their efficiency: simulated permutation tests of means
+    of 3 to 7 scores differ by at most 4 %. Return None if no difference is enough, as for 3 seeds
+    against 3 in a permutation test.
     """
     from scipy.optimize import brentq
     from scipy.stats import nct
@@ -312,11 +313,11 @@ def detectable(
 
 
 def attainable_level(test: str, n: int, m: int) -> float:
-    """Return the largest p below LEVEL that `n` against `m` scores can have, 0 if there is none."""
+    """Return the largest p below LEVEL that `n` against `m` scores can have, 0 without one."""
     count = math.comb(n + m, n)
     if test in ("t", "bootstrap") or count > RESAMPLES:
         return LEVEL
-    statistics: Any = range(count)  # of scores without ties every assignment has another
+    statistics: Any = range(count)  # without ties every assignment has a different statistic
     if test == "mann-whitney":
         statistics = [sum(ranks) for ranks in combinations(range(n + m), n)]
     _, counts = np.unique(statistics, return_counts=True)
@@ -327,7 +328,7 @@ def attainable_level(test: str, n: int, m: int) -> float:
 def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     """Return p of the difference of centres over the assignments of the pooled scores.
 
-    Over all of them, so exactly, if they are not more than RESAMPLES; else over random ones.
+    Up to RESAMPLES assignments are all enumerated, so p is exact; else we draw random ones.
     """
     from scipy.stats import permutation_test
 
@@ -347,7 +348,7 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
 
 
 def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
-    """Return p of the difference of centres over resamples of both, shifted to a common centre."""
+    """Return p of the difference of centres over resamples of both, shifted to one centre."""
     average = _AVERAGES[centre]
     common = average(np.concatenate([x, y]))
     rng = np.random.default_rng(0)
@@ -362,15 +363,15 @@ def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
 
 
 def rounding_error(x: np.ndarray, y: np.ndarray) -> float:
-    """Return by how much averages of the same scores may differ when summed in another order."""
+    """Return the difference that averages of the same scores may have in other orders of sums."""
     return float(1e-12 * max(np.abs(x).max(), np.abs(y).max()))
 
 
 def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
     """Return p of the Mann-Whitney U test: exact for few scores, else the normal approximation.
 
-    The approximation is too bold for few scores, and scipy's exact p knows no ties: then the
-    ranks are permuted, which is the same test.
+    The approximation is too bold for few scores, and scipy's exact p does not allow ties: in that
+    case we permute the ranks, which is the same test.
     """
     from scipy.stats import mannwhitneyu, rankdata
 
@@ -382,17 +383,17 @@ def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def student(x: np.ndarray, y: np.ndarray) -> float:
-    """Return p of Student's t test, one-sided, with the deviations pooled."""
+    """Return p of the one-sided Student's t test with pooled deviations."""
     from scipy.stats import ttest_ind
 
     tolerance = rounding_error(x, y)
-    if np.ptp(x) + np.ptp(y) <= tolerance:  # scores without scatter differ or are equal
+    if np.ptp(x) + np.ptp(y) <= tolerance:  # without scatter, scores differ or are equal
         return float(x.mean() - y.mean() <= tolerance)
     return float(ttest_ind(x, y, alternative="greater").pvalue)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return the p-values corrected by Holm-Bonferroni: valid for any dependence between them."""
+    """Return p-values corrected by Holm-Bonferroni, which is valid for any dependence."""
     order = np.argsort(p, kind="stable")
     raw = np.minimum(1.0, np.arange(len(p), 0, -1) * np.asarray(p, float)[order])
     corrected = np.empty(len(p))

@@ -1,13 +1,13 @@
-"""Colours, dashes and markers of series, and what the dark page shows in place of a colour."""
+"""Colours, dashes and markers of series, and the colours of the dark page."""
 
 from dataclasses import dataclass
 from typing import Any
 
-# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without the pale yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 CONTROL = "#888888"
 GRID = "#e5e5e5"
-# What stands for a colour of a figure on the dark page; a figure has no others.
+# The colours on the dark page for all colours of figures.
 ON_DARK = {
     "#0072b2": "#58b0ea",
     "#d55e00": "#ff8a3d",
@@ -22,7 +22,7 @@ ON_DARK = {
     "#000000": "#c9c9c9",
     "#ffffff": "#15181c",
 }
-# Markers tell series apart without colour; from the eighth on colours return with another dash.
+# Markers tell series apart without colour; from the eighth on, colours repeat with another dash.
 DASHES = ("-", "--", ":", "-.")
 SPARSE_DOTS = (0, (1.2, 4))
 _CONTROL_DASHES = ("--", ":", "-.", "-", SPARSE_DOTS)
@@ -34,7 +34,7 @@ class Style:
     """How a series is drawn."""
 
     colour: str
-    dash: Any  # what matplotlib takes as a line style
+    dash: Any  # a line style of matplotlib
     marker: str
 
 

@@ -1,7 +1,7 @@
 """matplotlib's SVG as part of a page: no inline style, no global names, values at its marks.
 
-A page whose Content-Security-Policy allows a single style sheet by its hash ignores `style="..."`.
-What matplotlib writes there are presentation attributes, which any rule of a style sheet overrides:
+A page ignores `style="..."` if its Content-Security-Policy allows a single style sheet by its hash.
+We write matplotlib's styles as presentation attributes, which any rule of a style sheet overrides,
 so the page can exchange colours in a dark theme.
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Characters that no XML document may have.
+# Characters that XML forbids.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _REFERENCE = re.compile(r"#([\w-]+)")
 _NUMBERS = ("d", "x", "y", "transform", "points", "width", "height")
-_POINTS, _PIXELS = 72, 100  # of an inch, in the SVG and on the page
-_BROAD = 700  # pixels: a figure with panels side by side, which is not shrunk to a narrow screen
+_POINTS, _PIXELS = 72, 100  # units of an inch, in the SVG and on the page
+_BROAD = 700  # pixels: a wider figure, with panels side by side, is not shrunk to a narrow screen
 # Marks of a legend, in a box of 28 by 12.
 _SHAPES = {
     "o": "M17 6a3 3 0 1 1-6 0a3 3 0 1 1 6 0z",
@@ -44,7 +44,7 @@ _DASHES: dict[Any, str] = {
 
 
 def to_svg(figure: Figure, drawing: Drawing) -> str:
-    """Return a figure as an element `svg` for a page, with its marks as circles that have titles.
+    """Return a figure as an element `svg` for a page; its marks are circles with titles.
 
     Artists of a series have its number in `data-series`.
     """
@@ -71,7 +71,7 @@ def to_svg(figure: Figure, drawing: Drawing) -> str:
 
 
 def strip(element: Element) -> None:
-    """Remove namespaces, metadata and style sheets; make styles attributes, and numbers short."""
+    """Remove namespaces, metadata and style sheets; turn styles into attributes; round numbers."""
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() and element.text
     element.tail = None
@@ -81,7 +81,7 @@ def strip(element: Element) -> None:
         if name == "style":
             pairs = [part.partition(":") for part in value.split(";")]
             styles = {key.strip(): text.strip() for key, _, text in pairs if text}
-            styles.pop("font-family", None)  # that of the page
+            styles.pop("font-family", None)  # the page sets the font
             attributes |= styles
         else:
             attributes[name] = _LONG_NUMBER.sub(shorter, value) if name in _NUMBERS else value
@@ -99,7 +99,7 @@ def shorter(number: re.Match[str]) -> str:
 
 
 def rename(root: Element, used: set[str], name: str) -> None:
-    """Give ids that are referred to a prefix of their figure; make a series of its id."""
+    """Prefix referenced ids with the name of their figure; turn series ids into attributes."""
     for element in root.iter():
         identifier = element.attrib.pop("id", "")
         if identifier.startswith(PREFIX):
@@ -129,7 +129,7 @@ def _add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
 
 
 def swatch(style: Style) -> str:
-    """Return line and mark of a series for a legend."""
+    """Return the line and marker of a series for a legend."""
     root = Element("svg", {"class": "swatch", "viewBox": "0 0 28 12", "aria-hidden": "true"})
     colour = style.colour.lower()
     if style.dash:

@@ -1,4 +1,4 @@
-"""Tables of scores over seeds: one row a setting, or one config key against another."""
+"""Tables of scores over seeds: a row for each setting, or one config key against another."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +36,9 @@ from metaseq_lm.runs.conditions import KEY, count_conditions
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: plain text, whether it is the best of its column, whether it is a number.
+    """A cell: plain text, whether it is the best of its column, whether it is a number.
 
-    `value` is what a page sorts it by; without one that is the number it begins with, or the text.
+    A page sorts by `value`, or else by the number at the start of the text, or by the text.
     """
 
     text: str
@@ -80,15 +80,15 @@ _COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
     *("words", "tuning_flops"),
 )
-_NAMED_METRICS = 40  # in a message; a suite may have hundreds
+_NAMED_METRICS = 40  # metrics in a message; a suite may have hundreds
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
-    """Return the metric called `name`; by default test.accuracy, or the one of the best checkpoint.
+    """Return the metric called `name`, by default test.accuracy or that of the best checkpoint.
 
-    If its name does not say whether higher is better, the configs of the runs do. Raises UsageError
-    naming the known metrics for one that no finished run has; while no run has finished, any name
-    is accepted.
+    If its name does not determine whether higher is better, the configs of the runs do. Raises
+    UsageError, naming the known metrics, if no finished run has it; any name is accepted while no
+    run has finished.
     """
     known: dict[str, None] = {}
     maximize_by_name: dict[str, Any] = {}
@@ -117,10 +117,10 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
 
 
 def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
-    """Return the metric to compare where none is named.
+    """Return the metric to compare by default.
 
-    That is test.accuracy, the validation metric that chose the checkpoints, any other one of
-    validation, or the first of all.
+    It is test.accuracy, the validation metric that chose the checkpoints, any other validation
+    metric, or the first metric, in this order.
     """
     for name in ("test.accuracy", *(f"valid.{metric}" for metric in best_checkpoint)):
         if name in known:
@@ -139,12 +139,11 @@ def setting_table(
 ) -> Table:
     """Return a row for each setting: its shown keys, seeds, score, best seed, p-values, costs.
 
-    Costs are centres over the scored runs, with pretraining; where any run was pretrained, a
-    second column shows the run's own FLOPs, and where any has them one more its own FLOPs by the
-    rules of flops_rules.py; where any counted words of a corpus, one more those that were seen;
-    where a search chose the options of any, one more what that spent.
-    With `significance`, the best is that of the settings that share a baseline, and differences and
-    what could be detected are shown if it has the latter.
+    Costs are centres over the scored runs and include pretraining. There are further columns if any
+    run has a value: its own FLOPs if it was pretrained, its own FLOPs by the rules of
+    flops_rules.py, the words of a corpus that were seen, and the cost of the search that chose its
+    options. With `significance`, the best is marked among the settings that share a baseline, and
+    differences and detectable differences are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
     cost_columns = _choose_cost_columns(settings)
@@ -192,7 +191,7 @@ def _config_cell(value: Any) -> Cell:
 
 
 def _choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
-    """Return the columns of costs that the runs of some settings need."""
+    """Return the columns of costs that the runs of settings need."""
     runs = []
     for setting in settings:
         runs += setting.runs
@@ -220,7 +219,7 @@ def pivot_table(
 ) -> Table:
     """Return the score for each value of the config key `rows` (down) and `columns` (across).
 
-    Without `columns` it is a setting table by that one key. A cell that mixes settings is noted.
+    Without `columns` it is a setting table by `rows` alone. Notes report cells that mix settings.
     With `mean` the last column is the mean over the others, see `_mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
@@ -270,9 +269,9 @@ def pivot_table(
 
 
 def _mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
-    """Return the summary over seeds of the mean over cells, of the seeds that all cells have.
+    """Return the summary over seeds of the mean over cells, for seeds that all cells have.
 
-    None if there are none. A seed that occurs several times in a cell counts with its mean.
+    Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
     """
     by_seed: dict[Any, list[float]] = {}
     for cell in cells:
@@ -290,8 +289,8 @@ def _best_of(
 ) -> list[bool]:
     """Return for each summary whether it is the best; equal printed values tie.
 
-    With `baselines` the best is one of the cells that share a baseline. Nothing is marked without a
-    competitor, nor among cells that have different functions of the metric.
+    With `baselines`, cells compete only if they share a baseline. Nothing is marked without a
+    competitor, nor among cells with different functions of the metric.
     """
     groups: dict[int, list[int]] = {}
     for i in range(len(summaries)):
@@ -313,7 +312,7 @@ def _best_of(
 
 
 def _count_text(setting: Setting, metric: Metric) -> str:
-    """Return the number of scored runs, and of all where some are missing: 3/4."""
+    """Return the number of scored runs, or 3/4 if some of all runs are missing."""
     scored = len(setting.scored(metric.name))
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
@@ -343,7 +342,7 @@ def record(
 ) -> dict[str, Any]:
     """Return the unrounded, unscaled numbers of a setting or cell, for csv.
 
-    `summary` is that of its scores.
+    `summary` summarises its scores.
     """
     count = summary.n if summary else 0
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}

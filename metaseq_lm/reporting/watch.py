@@ -1,4 +1,4 @@
-"""Following runs that are not over: files are written anew when results change."""
+"""Following unfinished runs: files are written anew when results change."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from metaseq_lm.reporting.folders import (
 )
 from metaseq_lm.runs import suite_results
 
-INTERVAL = 10  # seconds between two looks, and between reloads of a page
-_SHARE = 10  # of the time is left between writing and writing again
-_STALE = 3600.0  # seconds without a line in its log, after which a run of no sweep counts as dead
+INTERVAL = 10  # seconds between two checks, and between reloads of a page
+_SHARE = 10  # pause between two writes, as a multiple of the time of writing
+_STALE = 3600.0  # seconds without a log line after which a run of no sweep counts as dead
 FILES = ("config.yaml", "log.jsonl", "results.json", "sweep.json", "jobs.jsonl", "league.json")
 
 Result = TypeVar("Result")
@@ -37,13 +37,13 @@ def follow(
 ) -> None:
     """Write files whenever results change, until the runs are over, then a last time.
 
-    While `write` is called with the seconds after which its page reloads itself, what it prints is
-    left out; a MetaseqError, such as that no run has started yet, is printed once. The last call
-    is with 0, also at KeyboardInterrupt, which is raised again.
+    `write` is called with the seconds after which its page reloads itself. Its output is
+    suppressed; a MetaseqError, such as no run having started yet, is printed once. The last call is
+    with 0, also at KeyboardInterrupt, which is raised again.
 
     Args:
         write: Writes the files.
-        paths: Folders and archives whose files tell whether results changed.
+        paths: Folders and archives to check for changed results.
         goes_on: Whether any run is not over.
     """
     paths, seen, last_problem = list(paths), None, ""
@@ -69,13 +69,13 @@ def follow(
 
 
 def _quietly(call: Callable[[], Result]) -> Result:
-    """Return the result of a call without what it prints, warnings too."""
+    """Return the result of a call while suppressing its output and warnings."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return call()
 
 
 def _problem_of(write: Callable[[int], object]) -> str:
-    """Write files of a page that reloads itself; returns the message of an error, "" for none."""
+    """Write files of a page that reloads itself; return the message of an error, "" without one."""
     try:
         _quietly(partial(write, INTERVAL))
     except MetaseqError as error:
@@ -84,7 +84,7 @@ def _problem_of(write: Callable[[int], object]) -> str:
 
 
 def files_below(paths: Iterable[Path]) -> State:
-    """Return time and size of the files that reports read, by their paths."""
+    """Return time and size of the files that reports read, by path."""
     state: State = {}
     skipped = {*SKIPPED_FOLDERS, SNAPSHOT} - {suite_results.FOLDER}
     for root in paths:
@@ -102,10 +102,10 @@ def files_below(paths: Iterable[Path]) -> State:
 
 
 def runs_go_on(paths: Iterable[Path]) -> bool:
-    """Return whether any run at or below some paths, or of their sweeps, is not over.
+    """Return whether any run at or below some paths, or in their sweeps, is not over.
 
     A run of a sweep is over if `sweep status` says so, or if it waits for a command that has ended;
-    any other with its results, or if its log is an hour old.
+    any other run is over if it has results, or if its log is an hour old.
     """
     from metaseq_lm.sweeps.states import ACTIVE
 
@@ -125,7 +125,7 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
 
 
 def _has_command(sweep: Path) -> bool:
-    """Return whether a command runs, on this machine or another, that starts runs of a sweep."""
+    """Return whether a command that starts runs of a sweep is running, on any machine."""
     from metaseq_lm.sweeps.folder import SweepFolder, process_start
 
     host = socket.gethostname()
@@ -136,7 +136,7 @@ def _has_command(sweep: Path) -> bool:
 
 
 def _is_running(folder: Path) -> bool:
-    """Return whether a run of no sweep seems to run: no results yet, but a recent log."""
+    """Return whether a run of no sweep seems to be running: no results yet, but a recent log."""
     log = folder / "log.jsonl"
     if (folder / "results.json").exists() or not log.exists():
         return False

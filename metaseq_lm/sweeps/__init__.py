@@ -1,1 +1,1 @@
-"""Sweeps: a definition is expanded into runs, launched as jobs, and followed by their folder."""
+"""Sweeps: expand a definition into runs, launch them as jobs, and follow them by their folder."""

@@ -40,12 +40,12 @@ def composed(
 
 
 def _name_of(run: Run, stage: StageRun) -> str:
-    """Return the name of a stage of a run in messages."""
+    """Return the name of a run's stage for messages."""
     return f"{run.name}, {stage.name}" if stage.name else run.name
 
 
 def _check_no_secret(config: RunConfig) -> None:
-    """Raise UsageError for an option with a secret, which the sweep's files would contain."""
+    """Raise UsageError for an option with a secret, which would end up in the sweep's files."""
     options = as_dict(config)
     shown = flatten(mask_options(options))
     for key, value in flatten(options).items():
@@ -59,7 +59,7 @@ def _check_no_secret(config: RunConfig) -> None:
 def check_each_value(
     runs: Sequence[Run], definition: Definition, check: Check | None = None
 ) -> None:
-    """Compose runs until every value of every key was in one; UsageError names the run."""
+    """Compose runs until every value of every key has been used; UsageError names the run."""
     seen: set[tuple[str, str]] = set()
     fresh: list[Run] = []
     for run in runs:
@@ -74,8 +74,8 @@ def check_each_value(
 def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict[str, Any]]:
     """Return the conditions of the runs (see runs.conditions), which `check_configs` has passed.
 
-    Of those that differ only in seed and name they are computed once. Runs whose data or source are
-    still to be made have none.
+    They are computed once for runs that differ only in seed and name. Runs have no conditions while
+    their data or source do not exist yet.
     """
     from metaseq_lm.training.conditions import conditions_of
     from metaseq_lm.training.parts import check_parts
@@ -87,7 +87,7 @@ def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict
         content = json.dumps(options)
         if content not in known:
             known[content] = {}
-            with contextlib.suppress(UsageError, MissingError):  # of sets that are still to be made
+            with contextlib.suppress(UsageError, MissingError):  # sets that do not exist yet
                 if task := check_parts(config):
                     streams = task.build_streams("train")
                     known[content] = conditions_of(task.run_config, task, streams)
@@ -98,10 +98,10 @@ def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict
 def check_configs(runs: Sequence[Run], definition: Definition, check: Check | None = None) -> None:
     """Raise UsageError naming the first run that could not start; the plug-ins are loaded.
 
-    Every configuration is composed. Of those that differ only in what neither task nor networks are
-    built from, one is built.
+    Every configuration is composed. Only one is built among those that differ only in options from
+    which neither task nor networks are built.
     """
-    # These import torch: other mistakes show before.
+    # These import torch, so other mistakes are reported first.
     from metaseq_lm.training.parts import check_parts
     from metaseq_lm.training.suites import check_final_suites
 

@@ -35,10 +35,10 @@ _RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of every run; its name is "" if the sweep lists no stages.
+    """A stage of every run; the name is "" if the sweep lists no stages.
 
     Attributes:
-        name: Its name, also that of its folder in OUT.
+        name: Its name, also the name of its folder in OUT.
         config_name: The config in the sweep's config_dir; None for the base config.
         overrides: key=value options of `train`, with {placeholders}.
     """
@@ -82,13 +82,13 @@ class Definition:
         return cls(**{item.name: values[item.name] for item in fields(cls)})
 
     def as_json(self) -> dict[str, Any]:
-        """Return what sweep.json keeps."""
+        """Return the definition for sweep.json."""
         return {"list" if k == "alternatives" else k: v for k, v in asdict(self).items()}
 
 
 @dataclass
 class _StageRow:
-    """A stage in a sweep file, which stands for one of each combination of the values of `each`."""
+    """A stage in a sweep file; it stands for a stage per combination of the values of `each`."""
 
     name: str
     each: dict[str, list[Any]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class _StageRow:
 
 @dataclass
 class _SweepFile:
-    """The keys of a sweep file, and `user_dir` of the command line."""
+    """The keys of a sweep file, and `user_dir` from the command line."""
 
     data: str | None = None
     config_dir: str | None = None
@@ -147,7 +147,7 @@ def absolute(path: str, base: Path) -> str:
 
 
 def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
-    """Return (part of) a sweep's content with absolute paths in the options that name other runs.
+    """Return (part of) a sweep's content with absolute paths in options that name other runs.
 
     Relative paths are relative to `base`; paths that begin with a {placeholder} are unchanged.
     `key` is the key that holds the part.
@@ -169,11 +169,11 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
         return content if paths == items else f"{option}=[{','.join(map(_quote_item, paths))}]"
     bare = value[1:-1] if value[0] in "'\"" and value[0] == value[-1] else value
     path = absolute_sources(bare, base, option)
-    return content if path == bare else f"{option}={path}"  # train takes a path as typed
+    return content if path == bare else f"{option}={path}"  # train takes paths as typed
 
 
 def _quote_item(item: str) -> str:
-    """Return a list entry, in quotes if it needs them; `fill` quotes one with a {placeholder}."""
+    """Return a list entry, quoted if necessary; `fill` quotes entries with a {placeholder}."""
     return item if item.startswith("{") else quote(item)
 
 
@@ -219,7 +219,7 @@ def unquoted(value: Any) -> Any:
 def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definition:
     """Return the checked definition; raises UsageError if it is invalid.
 
-    `patterns` select stages by name, together with the stages that they start from.
+    `patterns` select stages by name, along with the stages that these start from.
     """
     file = read_structured(_SweepFile, content)
     if not file.data:
@@ -252,7 +252,7 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
 
 
 def _read_stage(content: Any, place: str) -> list[Stage]:
-    """Return one stage for each combination of the values of `each`, by key in its texts."""
+    """Return a stage for each combination of the values of `each`, substituted in its texts."""
     row = read_structured(_StageRow, content, place)
     choices = []
     for key, values in row.each.items():
@@ -356,7 +356,7 @@ def check_filled(values: Sequence[Any], place: str) -> None:
 
 
 def check_different(values: Sequence[Any], place: str) -> None:
-    """Raise UsageError if two values are equal, and of one type."""
+    """Raise UsageError if two values of one type are equal."""
     repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
     if repeats:
         is_truth = repeats[0] in ("True", "False")
@@ -365,7 +365,7 @@ def check_different(values: Sequence[Any], place: str) -> None:
 
 
 def check_seeds(seeds: Sequence[int], place: str) -> None:
-    """Raise UsageError unless there are seeds, in range and different."""
+    """Raise UsageError unless there are seeds, all in range and distinct."""
     check_filled(seeds, place)
     for seed in seeds:
         if not 0 <= seed <= _LARGEST_SEED:
@@ -374,7 +374,7 @@ def check_seeds(seeds: Sequence[int], place: str) -> None:
 
 
 def check_overrides(overrides: Sequence[str], place: str, *setters: str) -> None:
-    """Raise UsageError for what is not key=value, or is set by the sweep or `setters`."""
+    """Raise UsageError for overrides that are not key=value, or that the sweep or `setters` set."""
     for text in overrides:
         key, equals, _ = text.partition("=")
         if not equals:

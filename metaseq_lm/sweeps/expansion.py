@@ -54,14 +54,14 @@ class Run:
     """One run: a value for every axis, a seed, and its stages."""
 
     name: str
-    folder: str  # of the last stage
+    folder: str  # folder of the last stage
     values: dict[str, Any]
     seed: int
     stages: tuple[StageRun, ...]
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Run:
-        """Return the run of a line of sweep.json."""
+        """Return the run stored in an entry of sweep.json."""
         stages = tuple(
             StageRun(s["name"], s["folder"], tuple(s["arguments"])) for s in row["stages"]
         )
@@ -69,9 +69,9 @@ class Run:
 
 
 def expand(definition: Definition, out: Path) -> list[Run]:
-    """Return the runs: all of the grid x the list for the first seed, then for the next.
+    """Return the runs: all of the grid x the list for the first seed, then for the next seed.
 
-    In that order an unfinished sweep already has settings to compare. Raises UsageError for
+    In this order an unfinished sweep already has settings to compare. Raises UsageError for
     templates that cannot be filled.
     """
     grid = definition.grid
@@ -99,7 +99,7 @@ def arguments_of(
     folders: dict[str, str],
     out: Path,
 ) -> list[list[str]]:
-    """Return `train`'s arguments for every stage of a run, but --config-dir and --user-dir."""
+    """Return `train`'s arguments for every stage of a run, except --config-dir and --user-dir."""
     templates = list(definition.overrides)
     for stage in definition.stages:
         templates += [stage.config_name or "", *stage.overrides]
@@ -129,7 +129,7 @@ def arguments_of(
 
 
 def _check_path(argument: str) -> None:
-    """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
+    """Raise UsageError for a relative path, since jobs may run from another folder."""
     key, _, value = argument.partition("=")
     if key != "data" and not names_runs(key):
         return
@@ -143,7 +143,7 @@ def _check_path(argument: str) -> None:
 
 
 def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
-    """Replace the {placeholders}; a value with a path in it is quoted, in a list each item."""
+    """Replace the {placeholders}; a value with a path is quoted, in a list item by item."""
     names = PLACEHOLDER.findall(template)
     for name in names:
         if name not in values and name not in paths:
@@ -168,7 +168,7 @@ def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
 def run_names(pairs: list[tuple[dict[str, Any], int]]) -> list[str]:
     """Return a readable name for every (values, seed): `lr=0.001-seed=1`, safe in any file system.
 
-    Long names are cut; those and names that would be the same but for capitals get a hash.
+    Long names are cut. Cut names, and names that differ only in capitals, get a hash.
     """
     keys = list(pairs[0][0])
     short = {key: key.replace(":", ".").replace("/", ".").rpartition(".")[2] for key in keys}
@@ -194,7 +194,7 @@ def clean(value: Any) -> str:
 
 
 def _hashed(name: str, pair: tuple[dict[str, Any], int]) -> str:
-    """Return a name cut short, with a hash of what it stands for and its seed at the end."""
+    """Return a cut name, with a hash of its values and its seed at the end."""
     digest = hashlib.sha256(repr(pair).encode()).hexdigest()[:8]
     head = name.rpartition("-seed=")[0] or name
     return f"{head[: NAME_LENGTH - 30]}-{digest}-seed={pair[1]}"

@@ -1,4 +1,4 @@
-"""The folder of a sweep: definition, record of jobs, and a lock for commands that change it."""
+"""The folder of a sweep: definition, records of jobs, and a lock for changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _SWEEP_SCHEMA = {
     ],
 }
 _SEARCH_SCHEMA = {"rules": dict, "definition": dict}
-# These values are used in Slurm command lines and in paths.
+# These values end up in Slurm command lines and in paths.
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 _JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
 HASH = re.compile(r"[0-9a-f]{16}")
@@ -145,7 +145,7 @@ class SweepFolder:
         return dict(content)
 
     def _warn(self, message: str) -> None:
-        """Print a warning, unless it was printed before."""
+        """Print a warning once."""
         if message not in self._warnings:
             self._warnings.add(message)
             say(message)
@@ -179,7 +179,7 @@ class SweepFolder:
         return Definition.from_json(self.read()["definition"])
 
     def stored_search(self) -> dict[str, Any]:
-        """Return the rules and the definition of the search in this folder, {} if there is none."""
+        """Return the rules and the definition of this folder's search, {} without a search."""
         exists = (self.path / "sweep.json").exists()
         return dict(self.read().get("search") or {}) if exists else {}
 
@@ -192,7 +192,7 @@ class SweepFolder:
     ) -> None:
         """Write sweep.json, so that the folder belongs to this sweep.
 
-        `search` are the rules and the definition of its search, by default those that are there.
+        `search` has the rules and the definition of its search, by default the stored ones.
         """
         search = self.stored_search() if search is None else search
         content = {
@@ -240,9 +240,9 @@ class SweepFolder:
         self._jobs.append([{"kind": kind, "time": present_time(), **values}])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of jobs.jsonl, without duplicates and a last line torn by a kill.
+        """Return the lines of jobs.jsonl without duplicates or a last line torn by a kill.
 
-        Raises MetaseqError for another line that lacks a value or was changed.
+        Raises MetaseqError for any other line that lacks a value or was changed.
         """
         file = self._jobs.path
         check_regular(file)
@@ -271,16 +271,16 @@ class SweepFolder:
         return last
 
     def commands(self) -> list[dict[str, Any]]:
-        """Return all waiting `sweep` commands that were started for this sweep."""
+        """Return all waiting `sweep` commands of this sweep."""
         return [row for row in self.rows() if row.get("kind") == "command"]
 
     def last_code(self) -> str | None:
-        """Return the hash of the snapshot that was last used."""
+        """Return the hash of the snapshot used last."""
         used = [row["code"] for row in self.rows() if row.get("kind") == "submit"]
         return used[-1] if used else None
 
     def new_jobs_folder(self) -> Path:
-        """Create a new folder for submitit, which would find old results in a used one."""
+        """Create a new folder for submitit, because it would find old results in a used one."""
         jobs = self.path / "jobs"
         jobs.mkdir(exist_ok=True)
         for number in itertools.count(len(list(jobs.iterdir())) + 1):
@@ -291,7 +291,7 @@ class SweepFolder:
 
 
 def _job_problem(row: dict[str, Any], number: int) -> str:
-    """Return what is wrong with a line of jobs.jsonl, "" if nothing is."""
+    """Return the problem of a line of jobs.jsonl, "" if there is none."""
     problem = schema_error(row, _JOBS_SCHEMA.get(str(row.get("kind")), {}))
     if problem or row.get("kind") != "submit" or row["executor"] != "local":
         return problem
@@ -319,7 +319,7 @@ def _extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bo
 
 
 def _unsafe_arguments(content: dict[str, Any]) -> str:
-    """Return a description of arguments that no sweep writes into sweep.json, "" if there are none.
+    """Return a description of arguments that no sweep writes into sweep.json, "" without any.
 
     The arguments are run as commands: --user-dir could run code, another --save-dir could write
     outside the sweep.

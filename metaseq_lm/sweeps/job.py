@@ -1,8 +1,9 @@
 """A job of a sweep: the code snapshot that it runs from, and the callable given to submitit.
 
-submitit calls a `Job`; that runs `metaseq-lm train` from the snapshot as a child process, one stage
-after the other, forwards every signal to the child, waits until it has saved, and only then asks
-submitit to requeue. The outcome of a job is written to a small file beside submitit's logs.
+submitit calls a `Job`, which runs `metaseq-lm train` from the snapshot as a child process, one
+stage after the other. It forwards every signal to the child, waits until the child has saved, and
+only then asks submitit to requeue. The outcome of a job is written to a small file next to
+submitit's logs.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from metaseq_lm.sweeps.server import Forked
 START = "metaseq-lm: starts"
 _MAX_SOURCE_BYTES = 64 << 20  # bytes of one file of a snapshot
 _FIRST_TASK_TIMEOUT = 60.0  # seconds that a failed task waits for the first task to end
-_MAX_FOLDERS = 10_000  # in a plug-in or a folder of configs
+_MAX_FOLDERS = 10_000  # folders in a plug-in or a folder of configs
 
 # ---------------------------------------------------------------- the snapshot
 
 
 @dataclass(frozen=True)
 class Code:
-    """A copy of the package, the plug-in and the configs, in a folder named by its hash."""
+    """A copy of the package, the plug-in and the configs, in a folder named after its hash."""
 
     folder: Path
     user_dir: str | None
@@ -63,7 +64,7 @@ class Code:
 
 
 class Snapshot:
-    """The files, as they are now, that the runs of a sweep depend on."""
+    """The current files that the runs of a sweep depend on."""
 
     def __init__(self, out: Path, user_dir: str | None, config_dir: str | None) -> None:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
@@ -88,7 +89,7 @@ class Snapshot:
 
 
 def _plugin_files(user_dir: str | None, out: Path) -> dict[str, Path]:
-    """Return the files of a plug-in by name; none of an installed module, which is not copied."""
+    """Return the files of a plug-in by name; none for an installed module, which is not copied."""
     plugin = Path(user_dir or "")
     if user_dir and plugin.is_file():
         return {f"plugin/{plugin.name}": plugin}
@@ -105,7 +106,7 @@ def is_same_plugin(snapshot: Path, user_dir: str) -> bool:
 
 
 def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
-    """Return the copy made in `folder`; raises MetaseqError if it is gone or was changed."""
+    """Return the copy in `folder`; raises MetaseqError if it is gone or was changed."""
     check_folder(folder)
     if not (folder / "metaseq_lm").is_dir():
         raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
@@ -176,12 +177,12 @@ def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[st
 # ---------------------------------------------------------------- the job
 
 
-Stages = list[tuple[str, str, list[str]]]  # of a run: name, run folder, arguments of `train`
+Stages = list[tuple[str, str, list[str]]]  # name, run folder and arguments of `train` of each stage
 
 
 @dataclass
 class Job:
-    """Runs one after the other, by their names with their stages; pickled by submitit.
+    """A job of runs, by name with their stages, one after the other; pickled by submitit.
 
     `threads` is OMP_NUM_THREADS of each process. `lock` is a file locked by the waiting `sweep`
     command of the local executor; the job stops when that lock is released.
@@ -193,7 +194,7 @@ class Job:
     lock: str | None = None
 
     def __call__(self) -> None:
-        """Run all; raises MetaseqError if one has failed, and requeues if one is preempted."""
+        """Run all runs; raises MetaseqError if one failed, and requeues if one is preempted."""
         runner = Runner(self)
         runner.start()
         if len(self.runs) > 1:
@@ -211,7 +212,7 @@ class Job:
             raise failure
 
     def checkpoint(self) -> DelayedSubmission:
-        """Return the job to requeue: this one, because `train` resumes from its last checkpoint."""
+        """Return this job to requeue, because `train` resumes from its last checkpoint."""
         return DelayedSubmission(self)
 
 
@@ -231,7 +232,7 @@ def _train_stages(runner: Runner, stages: Stages) -> None:
 
 
 class Launched(Protocol):
-    """What a `Runner` needs to know of a job; see `Job`."""
+    """The attributes of a job that a `Runner` needs; see `Job`."""
 
     code: str
     threads: int
@@ -248,7 +249,7 @@ class Runner:
     All tasks train; only the first links the code and requeues the job.
 
     Signal handlers interrupt the main thread anywhere, so they only record the signal and forward
-    it; what calls `train` does everything else.
+    it; the caller of `train` does everything else.
     """
 
     program: ClassVar[Callable[[], None]] = staticmethod(_unset)
@@ -271,12 +272,12 @@ class Runner:
         self.requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
         for number in signals.handled():
             signal.signal(number, self.on_signal)
-        if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
+        if self.job.lock is not None:  # Slurm itself cleans up after a dead step
             signals.follow_parent()
             self.lock = os.open(self.job.lock, os.O_RDONLY)
 
     def begin(self, name: str, part: int = 0) -> None:
-        """Begin a run of the job, and forget its outcome in an earlier attempt."""
+        """Begin a run of the job, and forget the outcome of an earlier attempt."""
         self.part = part
         self.outcome_file(self.task).unlink(missing_ok=True)
         if part:
@@ -288,7 +289,7 @@ class Runner:
         is_first = number not in self.signals
         self.signals.append(number)
         if self.lock:
-            # Where the sweep command died, a new one must not start before this run has saved.
+            # If the sweep command died, a new one must not start before this run has saved.
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if self.child and is_first:
@@ -298,7 +299,7 @@ class Runner:
     def train(self, folder: Path, arguments: list[str]) -> tuple[int, dict[str, Any]]:
         """Train in a child process; return its exit code (-signal) and its results.
 
-        After a signal it is not started, and counts as interrupted.
+        After a signal the child is not started and counts as interrupted.
         """
         if self.signals:
             return Interrupted.exit_code, {}
@@ -335,7 +336,7 @@ class Runner:
     def interrupted(self, stage: str, code: int, reported: int | None) -> None:
         """Requeue the job after a preemption or time-out; otherwise raise MetaseqError.
 
-        `reported` is the signal that results.json names.
+        `reported` is the signal named in results.json.
         """
         received = {-code} if code < 0 else {reported} if reported else set()
         deadline = time.monotonic() + signals.SECOND_SIGNAL
@@ -376,24 +377,24 @@ class Runner:
         return outcome_file(self.environment.paths.folder, name, task)
 
     def wait_for_first_task(self) -> None:
-        """Wait for the first task to end: Slurm kills all tasks when one exits with an error."""
+        """Wait for the first task to end, as Slurm kills all tasks when one exits with an error."""
         deadline = time.monotonic() + _FIRST_TASK_TIMEOUT
         while self.task and not self.outcome_file(0).exists() and time.monotonic() < deadline:
             time.sleep(0.2)
 
 
 def part_name(job_id: str, part: int) -> str:
-    """Return the name that files of a run have in a job, that of the job for its first run."""
+    """Return the name of a run's files in a job; the first run has the job's name."""
     return f"{job_id}.{part}" if part else job_id
 
 
 def outcome_file(folder: Path, name: str, task: int = 0) -> Path:
-    """Return the outcome file of a run in a job; there is one for each task (node)."""
+    """Return the outcome file of a run in a job; each task (node) has its own."""
     return folder / f"{name}_{f'{task}_' if task else ''}outcome.json"
 
 
 def outcome_of(folder: Path, name: str) -> dict[str, Any]:
-    """Return the outcome of a run: that of the first task if final, else of another that failed."""
+    """Return the outcome of a run: the first task's if final, else that of another failed task."""
     first = read_json_if_valid(outcome_file(folder, name))
     others = map(read_json_if_valid, sorted(folder.glob(f"{name}_*_outcome.json")))
     if first.get("state") in ("failed", "diverged", "finished"):
@@ -410,7 +411,7 @@ def read_json_if_valid(file: Path, since: float = 0.0) -> dict[str, Any]:
 
 
 def _last_lines(log: Path, start: int) -> str:
-    """Return the last lines of a log after byte `start`; retries, because srun writes late."""
+    """Return the last lines of a log after byte `start`; retry, because srun writes late."""
     text = ""
     for _ in range(10):
         if log.exists():
@@ -419,7 +420,7 @@ def _last_lines(log: Path, start: int) -> str:
             break
         time.sleep(0.2)
     lines = text.splitlines()
-    # Our own messages suffice; other output ends with the error.
+    # Our own messages are enough; other output ends with the error.
     return "\n".join([x for x in lines if x.startswith("metaseq-lm: ")] or lines[-5:])
 
 
@@ -441,7 +442,7 @@ def _signal_name(number: int) -> str:
 
 
 def is_interruption(code: int) -> bool:
-    """Return whether an exit code is that of a run that a signal stopped."""
+    """Return whether an exit code means that a signal stopped the run."""
     return code == Interrupted.exit_code or -code in SIGNALS
 
 

@@ -1,4 +1,4 @@
-"""Launching what is open of one sweep, or of several at a time."""
+"""Launching the open runs of one sweep, or of several at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import AGAIN, State, check_data, same_data, states
 from metaseq_lm.sweeps.submit import Batch, LocalRuns
 
-OPEN = (*AGAIN, "waiting")  # states of runs that the command of a sweep launches
+OPEN = (*AGAIN, "waiting")  # states of runs that a sweep's command launches
 
 
 def adopt(
@@ -38,7 +38,7 @@ def adopt(
 
 
 def relocated(folder: SweepFolder, definition: Definition) -> dict[str, str]:
-    """Return the stored paths of a sweep that have moved and have the same content."""
+    """Return the stored paths of a sweep that moved without a change of content."""
     if not (folder.path / "sweep.json").exists():
         return {}
     stored = folder.definition()
@@ -60,18 +60,18 @@ def relocated(folder: SweepFolder, definition: Definition) -> dict[str, str]:
 
 
 def _same_configs(folder: SweepFolder, snapshot: Path, definition: Definition) -> bool:
-    """Return whether the stored runs have equal configurations in snapshot and definition."""
+    """Return whether stored runs have equal configurations in snapshot and definition."""
     runs = folder.runs()
     copied = replace(definition, config_dir=str(snapshot / "config"))
     try:
         pairs = zip(composed(runs, copied), composed(runs, definition))
         return all(old[-1] == new[-1] for old, new in pairs)
-    except UsageError:  # a config that is only at one of the places
+    except UsageError:  # a config that exists in only one place
         return False
 
 
 def take_code(folder: SweepFolder, new: bool = False) -> Code:
-    """Return the snapshot that the sweep runs from: the last one, or a new one where asked for."""
+    """Return the snapshot that the sweep runs from: the last one, or a new one if `new`."""
     definition = folder.definition()
     folders = definition.user_dir, definition.config_dir
     last = folder.last_code()
@@ -91,8 +91,8 @@ def run_locally(
 ) -> None:
     """Run sweeps on this machine and wait; the caller holds their locks.
 
-    `report` is called for a run that started or ended, and now and then for those that run. Raises
-    Interrupted after a signal, when the runs have saved.
+    `report` is called for a run that started or ended, and now and then for active runs. Raises
+    Interrupted after a signal, once the runs have saved.
     """
     pid = os.getpid()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""A lock file that works on NFS 3 and later and names its owner, so that a dead one is seen."""
+"""A lock file that works on NFS 3 and later and names its owner, so a dead owner is detected."""
 
 import contextlib
 import fcntl
@@ -14,10 +14,10 @@ from metaseq_lm.core.errors import say
 from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.sweeps.folder import process_start
 
-# Seconds after which the lock of a process that cannot be seen from here is broken; holding it
-# takes far less than one.
+# Seconds after which the lock of a process that is not visible from here is broken; holding it
+# takes far less than one second.
 GRACE = 120.0
-PATIENCE = 10.0  # seconds after which a waiting process says whom it waits for
+PATIENCE = 10.0  # seconds after which a waiting process names the owner
 
 
 class LockFile:
@@ -74,7 +74,7 @@ class LockFile:
             return ""
 
     def _remove(self, owner: str) -> None:
-        """Remove the file if that is its owner; processes of one machine do so one by one."""
+        """Remove the file if `owner` owns it; processes of one machine do so one by one."""
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -86,7 +86,7 @@ class LockFile:
 
 
 def _place() -> str:
-    """Return the host, its start and the space of process ids; without blanks inside each."""
+    """Return the host, its boot and the namespace of process ids, each without blanks."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -95,13 +95,13 @@ def _place() -> str:
 
 
 def _is_dead(owner: str) -> bool:
-    """Return whether it is certain that the owner of a lock, a process, is no more."""
+    """Return whether the owner of a lock, a process, has certainly ended."""
     words = owner.split(" ")
     if len(words) != 6 or not words[3].isdecimal() or words[1] == "-":
-        return False  # of an earlier version, or not written yet
+        return False  # written by an earlier version, or not written yet
     host, boot, *_ = _place().split(" ")
     if words[0] == host and words[1] != boot:
-        return True  # the machine was started again
+        return True  # the machine was rebooted
     return _is_here(owner) and str(process_start(int(words[3]))) != words[4]
 
 

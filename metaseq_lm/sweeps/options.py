@@ -1,7 +1,7 @@
 """Launch options of a sweep. Every value is checked before it can reach a shell script.
 
-submitit writes the values into a shell script (as `#SBATCH` lines, and setup lines as they are), so
-names are held to the characters that Slurm's own names have, and setup lines to plain words.
+submitit writes the values into a shell script (as `#SBATCH` lines, and setup lines verbatim), so
+names are limited to the characters of Slurm's own names, and setup lines to plain words.
 """
 
 import re
@@ -18,8 +18,8 @@ from metaseq_lm.core.structured import read_values
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}")
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")
 _SETUP = re.compile(r"[A-Za-z0-9._/:=@%+,~ -]{1,1000}")
-_LARGEST_ARRAY = 4_000_000  # more than any cluster allows
-# submitit puts numbers for these in a path; a backslash is an escape in Slurm's names of logs.
+_LARGEST_ARRAY = 4_000_000  # larger than any cluster allows
+# submitit replaces these in a path by numbers; a backslash is an escape in Slurm's log names.
 _NO_SLURM_PATH = re.compile(r"\\|%[jtAa]")
 
 
@@ -103,7 +103,7 @@ class Launch:
         check_options(Launch, self, name_option=flag_of)
 
     def non_default(self) -> dict[str, Any]:
-        """Return the options that are not at their default, for sweep.json."""
+        """Return the options that differ from their defaults, for sweep.json."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "setup"}
         changed = {n: v for n, v in values.items() if v != getattr(Launch, n)}
         return changed | ({"setup": list(self.setup)} if self.setup else {})
@@ -114,10 +114,10 @@ class Launch:
 
 
 def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
-    """Return checked launch options: those of a file, and those of the command line over them.
+    """Return checked launch options of a file, overridden by those of the command line.
 
-    Raises UsageError for an unknown option. On this machine, options of Slurm in a file are
-    ignored, so that one file serves both executors.
+    Raises UsageError for an unknown option. The local executor ignores options of Slurm in a file,
+    so that one file serves both executors.
     """
     values = read_values(Launch, stored, "launch") | command_line
     launch = Launch(**values)
@@ -131,7 +131,7 @@ def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
 
 
 def check_out(out: Path, executor: str) -> None:
-    """Raise UsageError if OUT cannot be written into a Slurm script, or not be printed."""
+    """Raise UsageError if OUT cannot be written into a Slurm script or cannot be printed."""
     text = str(out)
     if not text.isprintable():
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
@@ -143,7 +143,7 @@ def check_out(out: Path, executor: str) -> None:
 
 
 def log_parameters(launch: Launch, folder: Path, array: bool) -> dict[str, Any]:
-    """Return submitit's names for logs in a folder with "%", a sign for Slurm; else none."""
+    """Return submitit's log names if the folder has a "%", which is special to Slurm; else {}."""
     if "%" not in str(folder):
         return {}
     name = f"{str(folder).replace('%', '%%')}/{'%A_%a' if array else '%j'}"
@@ -170,10 +170,10 @@ def slurm_parameters(launch: Launch, out: Path) -> dict[str, Any]:
         "qos": launch.qos,
         "setup": list(launch.setup) or None,
         "array_parallelism": launch.max_parallel or _LARGEST_ARRAY,
-        # Time to save before the limit; a third of it at most, or a short job would never run.
+        # Time to save before the limit, at most a third of it, or a short job would never run.
         "signal_delay_s": min(90, 20 * minutes),
-        # srun does not take cpus_per_task over from sbatch. A killed task ends its step, none
-        # is ended because another is ready first.
+        # srun does not inherit cpus_per_task from sbatch. A killed task ends its step, but a task
+        # that is ready first does not end the others.
         "srun_args": [f"--cpus-per-task={launch.cpus}", "--kill-on-bad-exit=1", "--wait=0"],
     }
     return {name: value for name, value in parameters.items() if value is not None}

@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are that a command launched, and what time is left."""
+"""Progress of the runs that a sweep's command launched, and the time left."""
 
 import time
 
@@ -9,7 +9,7 @@ from metaseq_lm.sweeps.states import ACTIVE, lines, states
 
 
 class Progress:
-    """Counts runs that are over; the others take as long as these and the begun parts of others.
+    """Counts ended runs; the time left is estimated from these and from the done parts of others.
 
     Attributes:
         total: The number of runs.
@@ -18,12 +18,12 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.total = total
         self.over: set[str] = set()
-        self.begun: dict[str, float] = {}  # the part of each active run that is done
+        self.begun: dict[str, float] = {}  # the done part of each active run
         self.started = time.monotonic()
         self.status = StatusLine()
 
     def report(self, folder: SweepFolder, run: Run) -> None:
-        """Show how many runs are over; one that did not finish gets a line."""
+        """Show how many runs have ended; print a line for a run that did not finish."""
         (state,) = states(folder, [run])
         self.begun.pop(run.name, None)
         if state.state in ACTIVE:
@@ -35,7 +35,7 @@ class Progress:
         self.status.show(self.text(), len(self.over) / self.total)
 
     def text(self) -> str:
-        """Return how many runs are over and active, and the time that is left if it is known."""
+        """Return the numbers of ended and active runs, and the time left if known."""
         done = len(self.over) + sum(self.begun.values())
         left = (time.monotonic() - self.started) * (self.total - done) / done if done else None
         text = f"{len(self.over)}/{self.total} runs over, {len(self.begun)} active"

@@ -1,9 +1,9 @@
-"""What a search is: its space, the FLOPs that it may spend on each setting, and its rules.
+"""The definition of a search: its space, the FLOPs for tuning each setting, and its rules.
 
-A search tunes each setting of a sweep's grid and list with the same FLOPs, those of trials that
-were stopped early among them. Trials stop at rungs, which are parts of the budget of a run, if they
-are not among the better half of those that came so far (asynchronous successive halving, Li et al.
-2020, with a factor of 2).
+A search tunes each setting of a sweep's grid and list with the same FLOPs, including trials that
+were stopped early. Trials stop at rungs, which are parts of a run's budget, unless they are among
+the better half of the trials that reached the rung so far (asynchronous successive halving, Li et
+al. 2020, with a factor of 2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from metaseq_lm.core.structured import read_structured
 from metaseq_lm.sweeps.definition import check_seeds
 from metaseq_lm.sweeps.space import Choice, Range, check_space, parse_distribution
 
-FACTOR = 2  # trials that reach a rung, for each that goes on; and the ratio of rungs
-_QUANTA = 64  # steps that the study knows of a whole run
+FACTOR = 2  # trials that reach a rung for each one that goes on; also the ratio of rungs
+_QUANTA = 64  # steps of a whole run in the study
 _SEED = 101
 
 
@@ -30,9 +30,9 @@ class Search:
     Attributes:
         space: The distribution of each searched option, as a `space.Range` or `space.Choice`.
         flops: FLOPs of tuning for each setting.
-        metric: The metric of a run that chooses.
-        better: Which end of the metric is the best; None: by its name.
-        seed: Of all trials, and of the sampler.
+        metric: The metric that chooses.
+        better: Which end of the metric is better; None: inferred from its name.
+        seed: The seed of all trials and of the sampler.
         sampler: qmc (a scrambled Sobol sequence), tpe or random.
         prune: halving or none.
         first_rung: The part of a run's budget before which no trial is stopped.
@@ -65,7 +65,7 @@ class Search:
         return read_structured(cls, content, "search")
 
     def as_json(self) -> dict[str, Any]:
-        """Return what sweep.json keeps."""
+        """Return the rules for sweep.json."""
         space = {key: distribution.as_json() for key, distribution in self.space.items()}
         return {**vars(self), "space": space}
 
@@ -79,7 +79,7 @@ class Search:
             )
 
     def check_direction(self) -> None:
-        """Raise UsageError if nothing says which end of the metric is the best."""
+        """Raise UsageError if the direction of the metric is unknown."""
         if self.better is None and lower_is_better(self.metric) is None:
             raise UsageError(
                 f"search: the name of {self.metric} does not say whether the higher or the lower "
@@ -88,7 +88,7 @@ class Search:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether the smaller value of the metric is the better one."""
+        """Whether a smaller value of the metric is better."""
         if self.better is not None:
             return self.better == "lower"
         return bool(lower_is_better(self.metric))
@@ -110,5 +110,5 @@ class Search:
 
     @property
     def is_independent(self) -> bool:
-        """Whether trials are draws that do not depend on each other's scores."""
+        """Whether trials are independent of each other's scores."""
         return self.prune == "none" and self.sampler != "tpe"

@@ -1,9 +1,9 @@
 """A job of a search: runs one trial after the other until the FLOPs of all settings are spent.
 
 Several such jobs share the studies. A trial is trained in a child process up to its next rung, and
-goes on from its checkpoint if it may; so what it is after a rung does not depend on when that was
-decided. A signal makes the trial save and wait: the job, when it is requeued, or another one goes
-on with it.
+continues from its checkpoint if it may, so its result after a rung does not depend on the time of
+the decision. At a signal the trial saves and waits, until the requeued job or another one continues
+it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from metaseq_lm.sweeps.trials import (
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.studies import Studies
 
-FOLDER = "search"  # of studies and trials, in the folder of the sweep
+FOLDER = "search"  # folder of studies and trials in the folder of the sweep
 _VALID = "valid."
 
 
@@ -48,14 +48,14 @@ class SearchJob:
     """Trials of a search, one after the other; pickled by submitit.
 
     Attributes:
-        name: Its name in jobs.jsonl.
+        name: Name of the job in jobs.jsonl.
         out: The folder of the sweep.
         definition: The definition of the sweep.
         search: The rules of the search.
-        arguments: Options of `train` for all trials: of the snapshot and the processes.
+        arguments: Options of `train` for all trials, from the snapshot and the processes.
         code: The snapshot.
         threads: OMP_NUM_THREADS of each process.
-        lock: As for `Job`.
+        lock: As in `Job`.
     """
 
     name: str
@@ -77,7 +77,7 @@ class SearchJob:
         Runner.import_all()
         studies = Studies(Path(self.out) / FOLDER, self.search)
         settings = {setting.name: setting for setting in studies.settings()}
-        fail_lost(studies, self.out, {self.name})  # of an attempt that was killed
+        fail_lost(studies, self.out, {self.name})  # trials of a killed attempt
         while not runner.signals and (trial := studies.begin(self.name)) is not None:
             self.run_trial(runner, studies, settings[trial.setting], trial)
         if runner.signals:
@@ -111,7 +111,7 @@ class SearchJob:
         show(f"{setting.name} trial {trial.number}: {trial.state}, {trial.score}")
 
     def checkpoint(self) -> DelayedSubmission:
-        """Return the job to requeue: this one, because the studies know how far the search is."""
+        """Return this job to requeue, because the studies know the progress of the search."""
         return DelayedSubmission(self)
 
 
@@ -129,13 +129,13 @@ def _trial_arguments(
     folder = os.path.relpath(_trial_folder(Path(out), trial), out)
     (words,) = arguments_of(definition, values, search.seed, {stage.name: folder}, Path(out))
     pause = 0.0 if trial.share >= 1 else trial.share * setting.run_flops
-    # Trials are not tested, and scored with no suite that does not choose.
+    # Trials are not tested, and are scored only with the suite that chooses.
     words += [f"trainer.pause_flops={pause!r}", "trainer.final_splits=[]"]
     return [*words, "trainer.final_suites=[]"] if search.metric.startswith(_VALID) else words
 
 
 def _spent_flops(folder: Path, run_flops: float) -> float:
-    """Return the FLOPs that the run in a folder spent; up to its last log line if it was killed."""
+    """Return the FLOPs that the run in a folder spent, up to its last log line if it was killed."""
     results = _read_results(folder)
     if isinstance(results.get("flops"), (int, float)):
         return float(results["flops"])
@@ -144,7 +144,7 @@ def _spent_flops(folder: Path, run_flops: float) -> float:
 
 
 def _read_results(folder: Path) -> dict[str, Any]:
-    """Return the content of results.json, {} without one that is readable."""
+    """Return the content of results.json, {} if it is missing or unreadable."""
     try:
         return parse_results(folder / "results.json")
     except (OSError, ValueError):
@@ -152,7 +152,7 @@ def _read_results(folder: Path) -> dict[str, Any]:
 
 
 def _score_of(folder: Path, metric: str) -> float:
-    """Return a final metric of a run, or one of its suites; UsageError if it has none such."""
+    """Return a final metric of a run or a metric of its suites; UsageError if it is missing."""
     metrics = flatten(_read_results(folder).get("metrics") or {})
     if metric not in metrics:
         for results in suite_results.of_last_checkpoint(folder)[0]:
@@ -169,7 +169,7 @@ def unknown_metric(metric: str, known: list[str]) -> str:
 
 
 def _record_trial(out: Path, search: Search, trial: Trial) -> None:
-    """Write trial.json into the folder of a trial that has one and has ended."""
+    """Write trial.json into the folder, if any, of a trial that has ended."""
     folder = _trial_folder(out, trial)
     if trial.state in (RUNNING, INTERRUPTED) or not folder.is_dir():
         return
@@ -189,7 +189,7 @@ def _record_trial(out: Path, search: Search, trial: Trial) -> None:
 
 
 def fail_lost(studies: Studies, out: str, workers: set[str]) -> list[Trial]:
-    """Fail the running trials of workers that are no longer; return them with what they spent."""
+    """Fail the running trials of ended workers; return these trials with their spent FLOPs."""
     flops = {setting.name: setting.run_flops for setting in studies.settings()}
     lost = []
     for trial in studies.running():

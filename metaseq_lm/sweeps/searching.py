@@ -1,4 +1,4 @@
-"""The search of a sweep: its checks, its jobs, what it chose, and the runs with these values."""
+"""The search of a sweep: its checks, its jobs, the chosen values, and the runs with them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Searched:
     """A sweep with a search.
 
     Attributes:
-        definition: What it varies, and the seeds of the runs with the chosen values.
+        definition: The settings that are tuned, and the seeds of the runs with the chosen values.
         search: The rules of the search.
         out: The folder of the sweep.
-        launch: Where and with what resources it runs.
+        launch: Executor and resources.
         check: Raises UsageError for a configuration that must not be launched.
     """
 
@@ -69,30 +69,30 @@ class Searched:
         return [name.rpartition("seed=")[0].rstrip("-") or _WHOLE_SWEEP for name in names]
 
     def runs_of(self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Run]:
-        """Return the runs of settings with values of all searched options."""
+        """Return the runs of settings that include values of all searched options."""
         return expand(self.definition_of(values, seeds), self.out)
 
     def definition_of(
         self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> Definition:
-        """Return the definition of the runs of settings with values of all searched options."""
+        """Return the definition of runs of settings that include values of all searched options."""
         alternatives = [dict(setting) for setting in values]
         return replace(self.definition, grid={}, alternatives=alternatives, seeds=list(seeds))
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Yield searched values such that every end of a range and every choice is in one."""
+        """Yield searched values that together cover both ends of every range and every choice."""
         space = self.search.space
         for at in range(max(len(item.samples) for item in space.values())):
             yield {key: item.samples[at % len(item.samples)] for key, item in space.items()}
 
     def corner_runs(self) -> Iterator[tuple[str, list[Run]]]:
-        """Yield the name of each setting, and runs with its corners."""
+        """Yield the name of each setting, and its runs at the corners."""
         corners = list(self.corners())
         for name, values in zip(self.names, self.values):
             yield name, self.runs_of([{**values, **item} for item in corners], [self.search.seed])
 
     def check_rules(self) -> None:
-        """Raise UsageError for a search that contradicts the sweep, or without Optuna."""
+        """Raise UsageError for a search that contradicts the sweep, or if Optuna is missing."""
         _check_installed()
         if len(self.definition.stages) > 1:
             raise UsageError(
@@ -105,7 +105,7 @@ class Searched:
         self.search.check(varied, self.definition.seeds)
 
     def check_all(self) -> list[Setting]:
-        """Return the settings with their budgets; UsageError for what could not start."""
+        """Return the settings with their budgets; UsageError for a run that could not start."""
         self.check_rules()
         settings = []
         for (name, runs), values in zip(self.corner_runs(), self.values):
@@ -115,7 +115,7 @@ class Searched:
         return settings
 
     def budget_of(self, run: Run, config: RunConfig) -> float:
-        """Return the FLOPs of a run; raises UsageError if they do not end it."""
+        """Return the FLOPs of a run; raises UsageError if these alone do not end it."""
         options, search = config.trainer, self.search
         if not options.max_flops or options.max_update:
             raise UsageError(
@@ -130,7 +130,7 @@ class Searched:
         return float(options.max_flops)
 
     def check_metric(self) -> None:
-        """Raise UsageError for a metric of no direction, or of validation that a setting lacks."""
+        """Raise UsageError for a metric without direction, or that a setting's validation lacks."""
         runs = [runs[0] for _, runs in self.corner_runs()]
         for _, _, config in composed(runs, self.definition, self.check):
             if reason := describe_tuned_loss(self.search.space, self.search.metric, config):
@@ -178,7 +178,7 @@ class Searched:
     def require_same(self, folder: SweepFolder) -> None:
         """Raise UsageError if the folder holds another search, or a sweep without one.
 
-        There may be other seeds and, as long as the search is not over, other FLOPs.
+        Seeds may differ, and so may FLOPs as long as the search is not over.
         """
         if not (folder.path / "sweep.json").exists():
             return
@@ -209,13 +209,13 @@ class Searched:
         return Studies(self.out / FOLDER, self.search)
 
     def run(self, folder: SweepFolder, settings: list[Setting], new_code: bool) -> bool:
-        """Run what is left of the search; return whether it is over.
+        """Run the rest of the search; return whether it is over.
 
-        On Slurm its jobs are submitted, and False is returned. The caller holds the lock.
+        On Slurm, jobs are submitted and False is returned. The caller holds the lock.
         """
         studies = self.studies()
         recorded = {setting.name for setting in studies.settings()}
-        # A journal that was deleted or restored says less than the runs that were launched.
+        # A deleted or restored journal knows less than the launched runs.
         is_over = recorded.issuperset(self.names) and not any(map(studies.is_open, settings))
         if (folder.path / "sweep.json").exists() and folder.runs() and is_over:
             return True
@@ -233,7 +233,7 @@ class Searched:
         if not any(map(studies.is_open, settings)):
             return True
         code = launching.take_code(folder, new_code)
-        launch = replace(self.launch, runs_per_job=1)  # a job of the search goes on by itself
+        launch = replace(self.launch, runs_per_job=1)  # a job of the search continues by itself
         parallel = launch.max_parallel
         if launch.executor == "slurm":
             jobs = [self.worker(number) for number in range(1, (parallel or len(settings)) + 1)]
@@ -249,7 +249,7 @@ class Searched:
         return not any(map(studies.is_open, settings))
 
     def show_failures(self, studies: Studies) -> bool:
-        """Print the settings whose trials only fail, and return whether there are any."""
+        """Print the settings in which all recent trials failed; return whether there are any."""
         stuck = False
         for setting in studies.settings():
             if failed := studies.failures(setting.name):
@@ -264,7 +264,7 @@ class Searched:
     def make_job(
         self, folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code
     ) -> SearchJob:
-        """Return what submitit calls for a job of the search."""
+        """Return the job of the search for submitit to call."""
         (run,) = runs
         processes = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
         return SearchJob(
@@ -279,7 +279,7 @@ class Searched:
         )
 
     def report(self, folder: SweepFolder, run: Run) -> None:
-        """Print how the search fares."""
+        """Print the progress of the search."""
         show_progress("\n".join(_search_lines(self.studies())))
 
     def raise_failure(self, folder: SweepFolder, jobs: Sequence[Run]) -> None:
@@ -300,7 +300,7 @@ class Searched:
                 )
 
     def choose(self) -> list[dict[str, Any]]:
-        """Return the best values of each setting, with those of the setting; print them.
+        """Print and return the best searched values of each setting, merged with its own values.
 
         Raises MetaseqError if no trial of a setting finished.
         """
@@ -323,7 +323,7 @@ class Searched:
         return chosen
 
     def notes(self) -> list[str]:
-        """Return that the metric chooses by items that reports show, [] if it does not."""
+        """Return a note if the metric chooses by items that reports show, else []."""
         from metaseq_lm.training.suites import chooses_by_reported
 
         runs = [runs[0] for _, runs in self.corner_runs()]
@@ -341,13 +341,13 @@ class Searched:
         ]
 
     def edges(self, best: Trial) -> dict[str, str]:
-        """Return the searched options whose best value is at an end of its range, and the end."""
+        """Return the searched options with the best value at an end of the range, and that end."""
         space = self.search.space
         ends = {key: space[key].edge_of(value) for key, value in best.values.items()}
         return {key: end for key, end in ends.items() if end}
 
     def record_tuning(self, runs: Sequence[Run]) -> None:
-        """Record in the folders of runs how their options were chosen, and what that cost."""
+        """Record in the folders of runs how their options were chosen, and at which cost."""
         studies = self.studies()
         for name, values in zip(self.names, self.values):
             best = studies.best(name)
@@ -365,7 +365,7 @@ class Searched:
 
 
 def _valid_metrics(config: RunConfig) -> list[str]:
-    """Return the names of the metrics of a run's validation, from one batch of it."""
+    """Return the names of a run's validation metrics, from one batch."""
     from metaseq_lm.tasks import with_updates
     from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
 
@@ -374,7 +374,7 @@ def _valid_metrics(config: RunConfig) -> list[str]:
 
 
 def _check_installed() -> None:
-    """Raise UsageError where Optuna is missing."""
+    """Raise UsageError if Optuna is missing."""
     if find_spec("optuna") is None:
         raise UsageError(f"a search {_NEEDED}")
 
@@ -397,7 +397,7 @@ def _search_lines(studies: Studies) -> list[str]:
 
 
 def status_lines(folder: SweepFolder) -> list[str]:
-    """Return the lines of `sweep status` on the search in a folder, [] if there is none."""
+    """Return the lines of `sweep status` on the search in a folder, [] without a search."""
     stored = folder.stored_search()
     if not stored or not (folder.path / FOLDER).is_dir():
         return []
@@ -413,7 +413,7 @@ def status_lines(folder: SweepFolder) -> list[str]:
 
 
 def again_text(out: Path) -> str:
-    """Return the message after jobs of a search were submitted."""
+    """Return the message after submitting jobs of a search."""
     return (
         f"follow it with: metaseq-lm sweep status {shlex.quote(str(out))}; give the same command "
         "again when the search is over: it launches the runs with the chosen values"

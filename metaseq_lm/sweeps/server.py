@@ -1,9 +1,9 @@
-"""A process that forks the jobs of a local sweep, so that PyTorch is imported once for all of them.
+"""A process that forks the jobs of a local sweep, so that PyTorch is imported only once.
 
-The server imports the package from a snapshot of the code, and with it everything that a run needs.
-It starts no thread and draws no random number. For each request it forks a controller of submitit,
-which forks the job's task, which forks the training runs: each begins with warm imports and is
-otherwise the process that `metaseq-lm train` would be.
+The server imports the package, and everything that a run needs, from a snapshot of the code. It
+starts no thread and draws no random number. For each request it forks a controller of submitit,
+which forks the job's task, which forks the training runs. Each run begins with warm imports and is
+otherwise the same process as `metaseq-lm train`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import launcher, signals
 
 _START = "from metaseq_lm.cli.jobs import serve; serve(sys.argv[-1])"
-END = "end"  # the last request; a command that died has sent none
+END = "end"  # the last request; a command that died does not send it
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
 _SAVING_SECONDS = 30  # between submitit's signal at the time limit and its kill
 _FORK = multiprocessing.get_context("fork")
@@ -71,7 +71,7 @@ def _run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
 
 
 class Server:
-    """The server of one snapshot of the code, as the command that launches runs sees it."""
+    """The server of one snapshot of the code, seen from the command that launches runs."""
 
     def __init__(self, code: str, threads: int, lock: Path) -> None:
         command = [*launcher.python(code, _START), str(lock)]
@@ -92,7 +92,7 @@ class Server:
         return int(answer)
 
     def close(self) -> None:
-        """End the server, whose jobs have ended."""
+        """End the server after its jobs have ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             print(END, file=self._process.stdin, flush=True)
@@ -101,7 +101,7 @@ class Server:
 
 
 class ForkExecutor(LocalExecutor):
-    """submitit's executor on this machine, whose controllers are forked by a server."""
+    """submitit's local executor, with controllers that a server forks."""
 
     def __init__(self, folder: Path, server: Server, max_timeouts: int) -> None:
         super().__init__(folder, max_timeouts)
@@ -129,10 +129,10 @@ class ForkExecutor(LocalExecutor):
 
 
 def fork_jobs(lock: str) -> None:
-    """Fork controllers as standard input asks for, until it ends and all of them have.
+    """Fork controllers as requested on standard input, until it and all controllers have ended.
 
-    Where the command died before its runs, they get SIGTERM, and the server holds the lock of the
-    sweep until they have saved: a new command must not start before that.
+    If the command died before its runs, these get SIGTERM, and the server holds the lock of the
+    sweep until they have saved, because a new command must not start earlier.
     """
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -167,7 +167,7 @@ def _control(folder: str, environment: dict[str, str], pipes: tuple[IO[str], ...
 
 
 class _Controller(Controller):
-    """submitit's controller, which starts its task again after a time-out; it forks the task."""
+    """submitit's controller, which restarts its task after a time-out; it forks the task."""
 
     def start_tasks(self) -> None:
         """Fork the task, with its log files."""

@@ -1,7 +1,7 @@
-"""The space of a search: the range or the choices that an option is drawn from.
+"""The space of a search: the range or the choices of each searched option.
 
-A range is written `1e-4..1e-2`, or `log 1e-4..1e-2` for one whose logarithm is uniform; if both
-ends are whole numbers, such as 1..4, so are the values. Choices are a list.
+A range is written `1e-4..1e-2`, or `log 1e-4..1e-2` if its logarithm is uniform. If both ends are
+whole numbers, such as 1..4, so are the values. Choices are a list.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from metaseq_lm.sweeps.definition import KEY, override_values, printable, text_o
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(log\s+)?({NUMBER})\s*\.\.\s*({NUMBER})")
 _WHOLE = re.compile(r"[+-]?\d+")
-_EDGE = 0.05  # the part of a range, from its ends, that counts as its edge
+_EDGE = 0.05  # the part of a range, from either end, that counts as its edge
 
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers with its ends; whole numbers if both ends are `int`.
+    """An interval of numbers including its ends; whole numbers if both ends are `int`.
 
     Attributes:
         low: The smallest value.
@@ -43,11 +43,11 @@ class Range:
 
     @property
     def samples(self) -> tuple[Any, ...]:
-        """The values that a check has to try: both ends."""
+        """The values for a check to try: both ends."""
         return (self.low, self.high)
 
     def position(self, value: float) -> float:
-        """Return where in the range a value lies, from 0 to 1, on the scale that is uniform."""
+        """Return the position of a value in the range, from 0 to 1, on the uniform scale."""
         low, high, x = self.low, self.high, value
         if self.log:
             low, high, x = math.log(low), math.log(high), math.log(x)
@@ -56,7 +56,7 @@ class Range:
     def edge_of(self, value: float) -> str:
         """Return the end of the range that a value lies at, "" if it lies within.
 
-        Within `_EDGE` of the length from an end is at that end.
+        Values within the part `_EDGE` of the length from an end count as that end.
         """
         position = self.position(value)
         if position <= _EDGE:
@@ -64,23 +64,23 @@ class Range:
         return "upper" if position >= 1 - _EDGE else ""
 
     def as_json(self) -> str:
-        """Return the range as it is written."""
+        """Return the range in its written form."""
         return f"{'log ' * self.log}{self.low!r}..{self.high!r}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Values of which one is drawn."""
+    """Values to draw one from."""
 
     values: tuple[Any, ...]
 
     @property
     def samples(self) -> tuple[Any, ...]:
-        """The values that a check has to try: all."""
+        """The values for a check to try: all."""
         return self.values
 
     def edge_of(self, value: Any) -> str:
-        """Return the end of a list of numbers that a value is, "" within and for other choices."""
+        """Return the end of a list of numbers that a value equals, else ""."""
         if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in self.values):
             return ""
         if value <= min(self.values):
@@ -88,7 +88,7 @@ class Choice:
         return "upper" if value >= max(self.values) else ""
 
     def as_json(self) -> list[Any]:
-        """Return the choices as they are written."""
+        """Return the choices in their written form."""
         return list(self.values)
 
 
@@ -138,7 +138,7 @@ def _read_range(text: str, place: str) -> Range:
 
 
 def _read_choice(values: list[Any], place: str) -> Choice:
-    """Return the choices of a list; UsageError for less than two different ones."""
+    """Return the choices of a list; UsageError for fewer than two distinct ones."""
     texts = [text_of(value, place) for value in values]
     if len(texts) < 2 or len(set(texts)) < len(texts):
         raise UsageError(
@@ -148,7 +148,7 @@ def _read_choice(values: list[Any], place: str) -> Choice:
 
 
 def check_space(space: _Space, varied: set[str]) -> None:
-    """Raise UsageError for keys that cannot be searched; `varied` are those of grid and list."""
+    """Raise UsageError for keys that cannot be searched; `varied` are the keys of grid and list."""
     if not space:
         raise UsageError("search.space: no key is searched; give --search KEY=LOW..HIGH")
     for key in space:

@@ -28,7 +28,7 @@ from metaseq_lm.sweeps.job import (
 
 _GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
-# Worth another try; a diverged run would diverge again.
+# States worth another try; a diverged run would diverge again.
 AGAIN = ("failed", "timeout", "cancelled", "lost", "interrupted")
 _ORDER = (*_GOOD, *AGAIN, "diverged", "unknown")
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -37,7 +37,7 @@ _GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
 _ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *_GONE)
 _OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
 WORKER = "search-"  # prefix of the names of a search's jobs, in jobs.jsonl
-_LARGEST = 1e18  # of updates and seconds
+_LARGEST = 1e18  # largest number of updates and seconds
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class State:
 
 
 class Slurm:
-    """Slurm's view of jobs: from the controller, and for those that are over the accounting."""
+    """Slurm's view of jobs: from the controller, and from the accounting for ended jobs."""
 
     def __init__(self, jobs: list[str]) -> None:
         self.states: dict[str, str] = {}
@@ -92,13 +92,13 @@ class Slurm:
         rows, self.problem = ask(controller, 3)
         present = {job: state for job, state, _ in rows}
         for job, starts in history.items():
-            # The accounting lags by seconds: it may not have the last start.
+            # The accounting lags by seconds, so it may lack the last start.
             if present.get(job) in (*PENDING, "RUNNING") and starts[-1] in (*_ENDED, "REQUEUED"):
                 starts.append("PENDING")
             self.lives[job] = len(starts)
             if len(starts) > 1 and starts[-2] != "REQUEUED":
                 self.reasons[job] = f"requeued after {starts[-2]}"
-        # For the same reason what is not over counts only if the controller says so.
+        # For the same reason only the controller decides that a job is not over.
         self.states = {job: starts[-1] for job, starts in history.items() if starts[-1] in _ENDED}
         self.states |= present
         for job, state, reason in rows:
@@ -106,12 +106,12 @@ class Slurm:
                 self.reasons[job] = ", ".join(filter(None, (reason, self.reasons.get(job))))
 
     def reason(self, job: str) -> str:
-        """Return why a job waits and how its last start ended, "" if there is nothing to say."""
+        """Return why a job waits and how its last start ended, "" if unknown."""
         return f"Slurm: {self.reasons[job]}" if job in self.reasons else ""
 
 
 def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
-    """Return the rows that a Slurm command prints about single jobs, and its error or ""."""
+    """Return the rows that a Slurm command prints on single jobs, and its error or ""."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -134,7 +134,7 @@ def states(folder: SweepFolder, runs: list[Run] | None = None) -> list[State]:
 
 
 def active_workers(folder: SweepFolder) -> dict[str, str]:
-    """Return the jobs of a search that are pending, running or unknown, with that state."""
+    """Return the jobs of a search that are pending, running or unknown, with their state."""
     last = folder.submissions()
     names = {run.name for run in folder.runs()}
     workers = {name: entry for name, entry in last.items() if name not in names}
@@ -149,8 +149,8 @@ def active_workers(folder: SweepFolder) -> dict[str, str]:
 def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
     """Return the stages of a run that still have to be trained, in order.
 
-    A finished stage does not count, nor does one that only finished stages start from: its folder
-    may have been deleted.
+    Finished stages do not count, nor does a stage that only finished stages start from, because its
+    folder may have been deleted.
     """
     open_stages: list[StageRun] = []
     for at, stage in reversed(list(enumerate(run.stages))):
@@ -164,9 +164,9 @@ def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
 
 
 def check_data(folder: SweepFolder, runs: list[Run]) -> None:
-    """Raise MetaseqError if a finished stage was trained on other data than its folder holds now.
+    """Raise MetaseqError if a finished stage was trained on other data than its folder has now.
 
-    Data that are gone, or results that do not say which they were, count as the same.
+    Missing data, or results that do not record their data, count as the same.
     """
 
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
@@ -235,7 +235,7 @@ def _state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slu
     if activity == "unknown" or last.parts > 1:
         outcome = _outcome_of_run(folder, last).get("state")
         if outcome in _OVER:
-            activity = ""  # its job says itself that it is over
+            activity = ""  # its job itself reports that it is over
         elif activity == "running" and last.part and not outcome:
             activity = "pending"
     if activity:
@@ -253,7 +253,7 @@ def _state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slu
 
 
 def progress(run_folder: Path) -> tuple[int, int, float]:
-    """Return updates made, updates to make and seconds of a run, from its log and config."""
+    """Return the done and total updates and the seconds of a run, from its log and config."""
     update, seconds = 0, 0.0
     log = run_folder / "log.jsonl"
     if log.is_file():
@@ -266,7 +266,7 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
                 update, seconds = int(row["update"]), float(row["seconds"])
                 break
             except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
-                # Torn, or cut by the seek.
+                # A line that is torn, or cut by the seek.
                 continue
     results_file = run_folder / "results.json"
     results = read_json_if_valid(results_file)
@@ -278,17 +278,17 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
 
 
 def _configured(config: Path) -> float:
-    """Return trainer.max_update of a run's config, 0 if there is none yet."""
+    """Return trainer.max_update of a run's config, 0 without a config."""
 
     if not config.exists():
         return 0
-    content: Any = read_config(config)  # no reference in it is followed
+    content: Any = read_config(config)  # references in it are not followed
     options = content.get("trainer")
     return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
 
 
 def number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
-    """Return a number from a run's file, or `default`; MetaseqError if the value is no number."""
+    """Return a number from a run's file, or `default`; MetaseqError for another value."""
     value = default if content.get(key) is None else content[key]
     if not isinstance(value, (int, float)) or not abs(value) < _LARGEST:
         raise MetaseqError(
@@ -311,7 +311,7 @@ def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
 
 
 def active(last: Submission, slurm: Slurm) -> str:
-    """Return pending, running, unknown, or "" for a job that is over."""
+    """Return pending, running, unknown, or "" for an ended job."""
     if last.executor == "local":
         if last.host != socket.gethostname():
             return "unknown"
@@ -325,9 +325,9 @@ def active(last: Submission, slurm: Slurm) -> str:
 
 
 def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> tuple[str, str]:
-    """Return the state of a run whose job is over but which is not finished, and the reason.
+    """Return the state of an unfinished run after the end of its job, and the reason.
 
-    `added` is set if a stage has not begun, for example one that the sweep got after the job.
+    `added` is set if a stage has not begun, for example one added to the sweep after the job.
     """
     if last.cancelled:
         return "cancelled", ""
@@ -368,7 +368,7 @@ def _log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
 
 
 def summary(states: list[State]) -> str:
-    """Return counts of all states as one line."""
+    """Return the counts of all states as one line."""
     counts = Counter(state.state for state in states)
     parts = [f"{counts[name]} {name}" for name in _ORDER if counts[name]]
     return f"{len(states)} run{'s' * (len(states) != 1)}{': ' * bool(parts)}{', '.join(parts)}"
@@ -396,7 +396,7 @@ def lines(states: list[State]) -> list[str]:
         )
         for s in states
     ]
-    # Empty columns are left out; the reason, which is last, is not padded.
+    # Empty columns are left out; the last column, the reason, is not padded.
     columns = [[text.ljust(max(map(len, column))) for text in column] for column in zip(*rows)]
     columns = [column for column in columns[:-1] if column[0]] + columns[-1:]
     return ["  ".join(row).rstrip() for row in zip(*columns)]

@@ -1,8 +1,8 @@
-"""The studies of a search, a setting each, in a journal that all its workers share (Optuna 5).
+"""The studies of a search, one per setting, in a journal that all workers share (Optuna 5).
 
-Of each study the account is kept: a trial reserves the FLOPs of a run up to its next rung before it
-spends them, and is charged with what it spent, also if it was stopped or its process died. What is
-read and then written is one change of the journal, under a lock that works on NFS 3 and later.
+Each study keeps an account: a trial reserves the FLOPs of a run up to its next rung before it
+spends them, and is charged with the spent FLOPs, also if it was stopped or its process died.
+Reading and then writing is one change of the journal, under a lock that works on NFS 3 and later.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from metaseq_lm.sweeps.trials import (
     Trial,
 )
 
-_MOST_FAILURES = 3  # in a row; then a setting is not tried any more
-_ROUNDING = 1e-9  # of sums of FLOPs
+_MOST_FAILURES = 3  # in a row, after which a setting is given up
+_ROUNDING = 1e-9  # relative rounding error of sums of FLOPs
 
 
 class Studies:
@@ -59,7 +59,7 @@ class Studies:
             with self.journal.change():
                 yield
         except BaseException:
-            self.storage = JournalStorage(self.journal)  # without what was not written
+            self.storage = JournalStorage(self.journal)  # without records that were not written
             raise
 
     def _study(self, name: str, sampler: BaseSampler | None = None) -> optuna.Study:
@@ -71,9 +71,10 @@ class Studies:
         )
 
     def _sampler(self, number: int) -> BaseSampler:
-        """Return the sampler of a trial: its seed depends on the number alone.
+        """Return the sampler of a trial, with a seed that depends only on its number.
 
-        So a search is repeatable, also after a kill, and workers do not draw the same values.
+        This makes a search repeatable, also after a kill, and keeps workers from drawing the same
+        values.
         """
         seed = self.search.seed
         if self.search.sampler == "qmc":
@@ -86,7 +87,7 @@ class Studies:
     # ---------------------------------------------------------------- settings
 
     def create(self, settings: Sequence[Setting]) -> None:
-        """Create the studies that do not exist yet, and try again settings that had failed."""
+        """Create missing studies, and try again settings that had failed."""
         direction = "minimize" if self.search.lower_is_better else "maximize"
         with self._locked():
             for setting in settings:
@@ -101,12 +102,12 @@ class Studies:
                 study.set_user_attr("tries_from", len(study.trials))
 
     def settings(self) -> list[Setting]:
-        """Return the settings in the order in which they were created."""
+        """Return the settings in the order of their creation."""
         settings = []
         for study in self.storage.get_all_studies():
             attributes = study.user_attrs
             if not attributes.keys() >= {"values", "run_flops"}:
-                continue  # torn in an earlier version; `create` completes it
+                continue  # torn in an earlier version, to be completed by `create`
             settings.append(
                 Setting(study.study_name, attributes["values"], attributes["run_flops"])
             )
@@ -138,7 +139,7 @@ class Studies:
         )
 
     def _value(self, key: str, raw: Any) -> Any:
-        """Return the value of an option; numbers have 4 significant digits, for names to read."""
+        """Return the value of an option; numbers have 4 significant digits, for readable names."""
         distribution = self.search.space[key]
         if isinstance(distribution, Choice):
             return distribution.values[list(self.distributions[key].choices).index(raw)]
@@ -151,7 +152,7 @@ class Studies:
         return math.fsum(trial.flops for trial in self.trials(name))
 
     def _committed(self, setting: Setting) -> float:
-        """Return the FLOPs that were spent, and those that running trials may still spend."""
+        """Return the spent FLOPs plus the FLOPs that running trials may still spend."""
         amounts = []
         for trial in self.trials(setting.name):
             reserved = trial.share * setting.run_flops
@@ -163,14 +164,14 @@ class Studies:
         return self._committed(setting) + flops <= self.search.flops * (1 + _ROUNDING)
 
     def failures(self, name: str) -> list[Trial]:
-        """Return the trials that failed last, if so many failed in a row that it is no chance."""
+        """Return the trials that failed last, if too many failed in a row for chance."""
         start = self._study(name).user_attrs.get("tries_from", 0)
         last = self.trials(name)[start:][-_MOST_FAILURES:]
         failed = [trial for trial in last if trial.state == FAILED]
         return failed if len(failed) == _MOST_FAILURES else []
 
     def is_open(self, setting: Setting) -> bool:
-        """Return whether a trial of a setting can go on, or be begun with what is left."""
+        """Return whether a trial of a setting can go on, or begin with the FLOPs left."""
         if any(trial.state == INTERRUPTED for trial in self.trials(setting.name)):
             return True
         first = self.search.rungs[0] * setting.run_flops
@@ -179,8 +180,9 @@ class Studies:
     # ---------------------------------------------------------------- trials
 
     def begin(self, worker: str) -> Trial | None:
-        """Return a trial for a worker: an interrupted one, else a new one of the setting that is
-        behind; None if nothing is left to do.
+        """Return a trial for a worker, None if nothing is left to do.
+
+        It is an interrupted trial, or else a new trial of the setting that is furthest behind.
         """
         with self._locked():
             settings = self.settings()
@@ -210,9 +212,9 @@ class Studies:
         return int(self.storage.get_trial_id_from_study_id_trial_number(study, trial.number))
 
     def report(self, trial: Trial, score: float, flops: float) -> Trial:
-        """Record the score of a trial at the end of its share; return it as it stands now.
+        """Record the score of a trial at the end of its share; return its new state.
 
-        A trial that goes on is `running` and has a larger share. One without a finite score
+        A trial that goes on is `running` and has a larger share. Without a finite score it
         diverged.
         """
         if not math.isfinite(score):
@@ -244,7 +246,7 @@ class Studies:
             return replace(trial, state=state, flops=flops, score=score)
 
     def end(self, trial: Trial, state: str, flops: float, message: str = "") -> Trial:
-        """Record that a trial diverged or failed, and what it spent until then."""
+        """Record that a trial diverged or failed, and its spent FLOPs."""
         with self._locked():
             self._end(trial, state, flops, message)
         return replace(trial, state=state, flops=flops, message=message)
@@ -256,12 +258,12 @@ class Studies:
             study.tell(trial.number, state=TrialState.FAIL)
             return
         live = optuna.trial.Trial(study, self._id(trial))
-        if trial.score is None:  # the sampler has to learn that these values are bad
+        if trial.score is None:  # so that the sampler learns that these values are bad
             live.report(math.inf if self.search.lower_is_better else -math.inf, 0)
         study.tell(trial.number, state=TrialState.PRUNED)
 
     def interrupt(self, trial: Trial) -> None:
-        """Record that a trial has saved and waits for a worker that goes on with it."""
+        """Record that a trial has saved and waits for a worker to continue it."""
         with self._locked():
             self._set(trial, interrupted=True)
 
@@ -281,7 +283,7 @@ class Studies:
 
 
 def to_optuna(distribution: Range | Choice) -> Any:
-    """Return the distribution as Optuna's; choices are their texts, because a list is none."""
+    """Return the distribution for Optuna; choices become texts, because it takes no lists."""
     if isinstance(distribution, Choice):
         return CategoricalDistribution([text_of(value, "search") for value in distribution.values])
     kind = IntDistribution if distribution.is_whole else FloatDistribution

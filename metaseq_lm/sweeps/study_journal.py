@@ -1,4 +1,4 @@
-"""The journal of a search: what Optuna records, with a line for each change of the account.
+"""The journal of a search: Optuna's records, with a line for each change of the account.
 
 A line has its number and a list of records, or, in journals of earlier versions, one record.
 """
@@ -23,7 +23,7 @@ from metaseq_lm.sweeps.trials import STATES
 
 NUMBER = (float, int)
 _COUNT = range(1 << 31)
-# Names of settings are those of folders.
+# Names of settings are folder names.
 NAME = re.compile(r"\w[\w.,=+@-]*")
 # The form of each attribute of studies and trials, and of each record by its op_code.
 _ATTRIBUTES: dict[str, Any] = {
@@ -53,11 +53,11 @@ _RECORDS: dict[int, dict[str, Any]] = {
 
 
 class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
-    """Records of Optuna in a journal; they are written when a change of them is complete.
+    """Optuna's records in a journal; they are written once a change is complete.
 
     Args:
         folder: The folder of the search.
-        distributions: Those of the searched options.
+        distributions: The distributions of the searched options.
         shares: The parts of a run's budget at which trials are judged.
     """
 
@@ -74,14 +74,14 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
         )
         self.names: set[str] = set()
         self.trial_count = 0
-        self.records: list[dict[str, Any]] = []  # that are in the file
-        self.pending: list[dict[str, Any]] = []  # of the change that is under way
+        self.records: list[dict[str, Any]] = []  # records in the file
+        self.pending: list[dict[str, Any]] = []  # records of the current change
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Hold the lock of the account; what is recorded inside is written at the end, as a line.
+        """Hold the lock of the account; records made inside are written at the end, as one line.
 
-        If that, or the block, fails, nothing is written.
+        If writing or the block fails, nothing is written.
         """
         with self.lock.hold():
             try:
@@ -93,7 +93,7 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
                 self.pending = []
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Record further changes."""
+        """Add records to the current change."""
         self.pending += logs
 
     def read_logs(self, log_number_from: int) -> Sequence[dict[str, Any]]:
@@ -136,7 +136,7 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
         return self._problem_of_value(record) if code == 5 else ""
 
     def _problem_of_value(self, record: dict[str, Any]) -> str:
-        """Return why a value is none of the searched option."""
+        """Return why a value is not valid for the searched option."""
         name, value = record["param_name"], record["param_value_internal"]
         distribution = self.distributions.get(name)
         try:
@@ -164,7 +164,7 @@ def _records_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _find_infinite(record: dict[str, Any]) -> str:
-    """Return which number is not finite; scores of a trial that diverged are infinite."""
+    """Return the number that is not finite; only scores of diverged trials may be infinite."""
     for key, value in record.items():
         if "NaN" in str(as_text(value)) if key in _SCORES else as_text(value) != value:
             name = next(iter(value)) if key == "user_attr" and value else key

@@ -30,12 +30,12 @@ from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 from metaseq_lm.sweeps.server import YEAR, ForkExecutor, Server
 
 _SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
-PROGRESS = 10.0  # seconds between lines of running runs; later a twentieth of the time so far
+PROGRESS = 10.0  # seconds between lines on running runs; later a twentieth of the time so far
 _SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
 def job_of(folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code) -> Job:
-    """Return the job that submitit calls for runs."""
+    """Return the job of some runs for submitit to call."""
     several = launch.nodes * launch.nproc > 1
     common = code.arguments() + (["--nproc", str(launch.nproc)] if several else [])
     todo = {}
@@ -52,19 +52,19 @@ _MakeJob = Callable[[SweepFolder, Sequence[Run], Launch, Code], Any]
 
 
 def python(code: Code) -> str:
-    """Return the command by which submitit's script starts Python on the snapshot."""
+    """Return the command with which submitit's script starts Python on the snapshot."""
     start = "from metaseq_lm.cli.jobs import process; process(sys.argv[-1])"
     return shlex.join(launcher.python(str(code.folder), start))
 
 
 def need_slurm() -> None:
-    """Raise UsageError where there is no Slurm."""
+    """Raise UsageError without Slurm."""
     if shutil.which("srun") is None or shutil.which("sbatch") is None:
         raise UsageError("--executor slurm: no srun and sbatch here; use --executor local")
 
 
 def _largest_array() -> int:
-    """Return how many jobs an array may have on this cluster."""
+    """Return the largest number of jobs in an array on this cluster."""
     if shutil.which("scontrol") is None:  # as on some login nodes
         return _SLURMS_ARRAY
     done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
@@ -77,8 +77,8 @@ def submit_slurm(
 ) -> list[str]:
     """Submit runs as a Slurm array, or several; return the job id of each. Raises MetaseqError.
 
-    `make_job` returns what submitit calls for the runs of a job. If max_parallel limits the jobs at
-    a time, an array starts when the one before it is over.
+    `make_job` returns the job for some runs. If max_parallel limits the jobs at a time, an array
+    starts after the previous one has ended.
     """
     jobs_folder = folder.new_jobs_folder()
     executor = submitit.SlurmExecutor(jobs_folder, launch.max_timeouts, python=python(code))
@@ -107,7 +107,7 @@ def submit_slurm(
 def submission(
     folder: SweepFolder, run: Run, launch: Launch, code: Code, jobs_folder: Path
 ) -> Submission:
-    """Return the submission of a run, whose job has no number yet."""
+    """Return the submission of a run before its job has a number."""
     return Submission(
         run=run.name,
         executor=launch.executor,
@@ -130,7 +130,7 @@ def record(folder: SweepFolder, entry: Submission) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs of a sweep that are to be launched, the code that they run from, and what runs them."""
+    """Runs of a sweep to launch, their code, and the function that makes their jobs."""
 
     folder: SweepFolder
     runs: list[Run]
@@ -140,7 +140,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Active:
-    """A run that is running here, and the slot that it takes."""
+    """A run that is running here, and its slot."""
 
     batch: Batch
     run: Run
@@ -163,13 +163,13 @@ class LocalRuns:
                 f"the {len(gpus)} GPUs here; lower --max-parallel or --gpus, or see --runs-per-gpu"
             )
         self.running: list[Active] = []
-        self.servers: dict[str, Server] = {}  # by the hash of the code
+        self.servers: dict[str, Server] = {}  # by hash of the code
         self.stop: list[int] = []
 
     def work(self, batches: Sequence[Batch], report: Callable[[SweepFolder, Run], None]) -> int:
         """Run all, in order; returns a signal or 0.
 
-        `report` is called for a run that started or ended, and now and then for those that run.
+        `report` is called for a run that started or ended, and now and then for active runs.
         """
         waiting = [(batch, run) for batch in batches for run in batch.runs]
         started = shown = time.monotonic()
@@ -193,7 +193,7 @@ class LocalRuns:
                     for active in self.running:
                         report(active.batch.folder, active.run)
                 if self.stop and now - last_signal > 1:
-                    # Repeatedly, because a job that is just starting may miss a signal.
+                    # Sent repeatedly, because a starting job may miss a signal.
                     last_signal = now
                     for active in self.running:
                         active.entry.send(signal.SIGTERM)
@@ -201,13 +201,13 @@ class LocalRuns:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            # After an error the servers outlive the command, and stop the runs that are left.
+            # After an error the servers outlive the command, and stop the remaining runs.
             for server in self.servers.values() if not self.running else ():
                 server.close()
         return self.stop[0] if self.stop else 0
 
     def gpus_of(self, slot: int) -> list[int]:
-        """Return the GPUs that the run of a slot sees; slots go round them where runs share one."""
+        """Return the GPUs for the run of a slot; slots take turns if runs share GPUs."""
         return self.gpus[slot % len(self.gpus)] if self.gpus else []
 
     def _start(self, batch: Batch, run: Run) -> None:
@@ -238,7 +238,7 @@ class LocalRuns:
 
 @contextmanager
 def _terminal_signals_blocked() -> Iterator[None]:
-    """Block Ctrl-C and hang-up for processes started inside, which get SIGTERM from us and save."""
+    """Block Ctrl-C and hang-up for processes started inside, which save at SIGTERM from us."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
@@ -247,7 +247,7 @@ def _terminal_signals_blocked() -> Iterator[None]:
 
 
 def visible_gpus() -> list[int]:
-    """Return the numbers of the GPUs that may be used here."""
+    """Return the numbers of the usable GPUs."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -262,7 +262,7 @@ def visible_gpus() -> list[int]:
 def cancel(folder: SweepFolder) -> list[str]:
     """Cancel all active runs and wait for local ones to save; return the names of the runs.
 
-    The jobs of a search are such runs, too.
+    Jobs of a search count as runs.
     """
     active = {s.run for s in state_module.states(folder) if s.state in state_module.ACTIVE}
     active |= state_module.active_workers(folder).keys()
@@ -271,7 +271,7 @@ def cancel(folder: SweepFolder) -> list[str]:
     elsewhere = [e for e in last.values() if e.executor == "local" and e.host != hostname]
     if elsewhere:
         raise MetaseqError(f"runs of this sweep were started on {elsewhere[0].host}; cancel there")
-    # Recorded first: Slurm keeps no trace of a pending array element that is cancelled.
+    # Recorded first, because Slurm keeps no trace of a cancelled pending array element.
     for name, entry in last.items():
         folder.append("cancel", run=name, job=entry.job, folder=entry.folder)
     on_slurm = [entry.job for entry in last.values() if entry.executor == "slurm"]
@@ -284,7 +284,7 @@ def cancel(folder: SweepFolder) -> list[str]:
         Submission("", "local", str(row["pid"]), "", "", row["host"], row["start"])
         for row in folder.commands()
     ]
-    # The waiting command first: it would start the next run in place of a stopped one.
+    # Stop the waiting command first, or it would start the next run in place of a stopped one.
     for entry in commands:
         entry.send(signal.SIGTERM)
     deadline = time.monotonic() + _SAVING

@@ -1,4 +1,4 @@
-"""The settings and trials of a search, as its workers and its reader see them."""
+"""The settings and trials of a search, for its workers and readers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# How a trial ended, or fares.
+# States of trials.
 STATES = "finished pruned unpaid diverged failed".split()
 FINISHED, PRUNED, UNPAID, DIVERGED, FAILED = STATES
 RUNNING, INTERRUPTED = "running", "interrupted"
@@ -14,10 +14,10 @@ RUNNING, INTERRUPTED = "running", "interrupted"
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the sweep, which the search tunes.
+    """A setting of the sweep that the search tunes.
 
     Attributes:
-        name: Its name, also that of its study and of its folder of trials.
+        name: Its name, also the name of its study and of its folder of trials.
         values: The values of the grid and the list.
         run_flops: The budget of a run.
     """
@@ -35,13 +35,13 @@ class Trial:
         setting: The name of the setting.
         number: Its number, from 0.
         values: The values of the searched options.
-        state: finished, pruned, unpaid (what was left did not pay the next rung), diverged, failed,
-            running or interrupted.
-        flops: What it spent.
-        share: The part of a run's budget that it may spend, or was told to.
-        score: Its last score, at the end or at a rung; None without one.
+        state: finished, pruned, unpaid (the FLOPs left did not pay the next rung), diverged,
+            failed, running or interrupted.
+        flops: Its spent FLOPs.
+        share: The part of a run's budget that it may spend, or was told to spend.
+        score: Its last score, at the end or at a rung; None without a score.
         worker: The job that runs it.
-        message: Why it failed.
+        message: The reason for its failure.
     """
 
     setting: str

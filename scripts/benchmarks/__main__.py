@@ -1,4 +1,4 @@
-"""Measure against the peers; scripts/benchmark starts this."""
+"""Measure the package against its peers; scripts/benchmark starts this."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAMILIES = {
     "sweep": "runs of a sweep, of 1 and of 400 updates, against metaseq-lm train for each",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }
-# Families whose peer is transformers.
+# Families with transformers as the peer.
 BESIDE_TRANSFORMERS = ("mlm", "modern", "compile", "electra", "soft", "windows")
 
 
@@ -66,11 +66,11 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, folder: Path, out: IO[str] | None) -> list[Figure]:
-    """Measure the wanted families, printing each figure as it is there."""
+    """Measure the chosen families, printing each figure as soon as it is known."""
     inputs = {"moons": options.data, "preprocess": options.text, "modern": options.text}
     found = []
     for name in options.only:
-        # Late, because those beside transformers import it.
+        # Imported late, because comparisons with transformers import it.
         family = importlib.import_module(f"{name}_speed")
         for figure in family.figures(folder, inputs.get(name), options.quick):
             line = json.dumps(figure.as_json())

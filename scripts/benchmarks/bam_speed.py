@@ -26,7 +26,7 @@ BAM = ["task=bam", "criterion=bam_distill", f"task.labelled=[{','.join(NAMES)}]"
 
 
 def made_up_sets(folder: Path) -> Path:
-    """Write labelled sets of random rows, all of full length, and what a teacher says of them."""
+    """Write labelled sets of random full-length rows, and outputs of a teacher on them."""
     data = made_up_corpus(folder, VOCAB, 1000)
     draw = np.random.default_rng(1)
     for number, name in enumerate(NAMES):
@@ -39,7 +39,7 @@ def made_up_sets(folder: Path) -> Path:
 
 
 def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield what an update costs in updates of plain fine-tuning."""
+    """Yield the cost of an update in updates of plain fine-tuning."""
     rows = 16 if quick else 32
     data = made_up_sets(folder / "bam")
     taught = f"task.teachers=[{data / 'said'}]"

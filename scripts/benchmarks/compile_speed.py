@@ -1,4 +1,4 @@
-"""A masked-LM step of 12 layers, width 256, with engine.compile=true against the same without."""
+"""A masked-LM step of 12 layers, width 256, with and without engine.compile=true."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training import made_up_corpus, updates
 
 
 def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield step time and peak memory; what compiling takes is in the steps to warm up."""
+    """Yield step time and peak memory; the warm-up steps include compilation."""
     rows = 8 if quick else 32
     folder = made_up_corpus(folder / "mlm", VOCAB, 400 * (LENGTH - 2) * 4)
     variants = {

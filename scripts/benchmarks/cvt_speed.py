@@ -49,7 +49,7 @@ def made_up(folder: Path) -> Path:
         write = tree if name == TREEBANK else tags
         file.write_text("".join(write(draw, row) for row in sentences(1000)))
         made.append([f"--{kind}", name, "--trainpref", str(file)])
-    with contextlib.redirect_stdout(sys.stderr):  # the figures alone go to stdout
+    with contextlib.redirect_stdout(sys.stderr):  # only figures go to stdout
         assert not any(main(["preprocess", *options, *place]) for options in made)
     return data
 
@@ -60,7 +60,7 @@ def tags(draw: random.Random, row: list[str]) -> str:
 
 
 def tree(draw: random.Random, row: list[str]) -> str:
-    """Return a sentence in CoNLL-U: each word hangs on one before it, so that it is a tree."""
+    """Return a sentence in CoNLL-U, a tree because the head of a word is an earlier word."""
     lines = []
     for at, word in enumerate(row):
         head = draw.randint(1, at) if at else 0
@@ -81,7 +81,7 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
     run.model.train()
     streams = run.task.build_streams("train")
     given, work = dict.fromkeys(streams, 0), 0.0
-    # Batches of the other kind are not even made.
+    # Batches of the other kind are not made.
     wanted = (u for u in itertools.count() if (u % 2 == 1) == (kind == "unlabelled"))
 
     def step() -> dict[str, Any]:
@@ -92,7 +92,7 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
         given[name] += 1
         batch = run.engine.to_device(micro)
         words = sum(m.sizes["words"] for m in batch)
-        # FLOPs of the first step alone, which warms up: to count takes time.
+        # Count FLOPs only in the first, warm-up step, because counting takes time.
         logs = train(run, update, {name: [batch]}, count=not work)
         work = work or run.flops.total / words
         return {"amount": words, "loss": float(logs["loss"]), "flops_per_word": work}
@@ -101,7 +101,7 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
 
 
 class PlainTagger(nn.Module):
-    """What one writes by hand: embeddings, a character CNN, a two-layer nn.LSTM, a linear layer."""
+    """A handwritten tagger: embeddings, a character CNN, a two-layer nn.LSTM, a linear layer."""
 
     def __init__(self, size: Any, words: int, characters: int, dropout: float) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class PlainTagger(nn.Module):
         self.out = nn.Linear(512, CLASSES)
 
     def forward(self, tokens: Tensor, characters: Tensor) -> Tensor:
-        """Return scores (B, S, C); rows of like lengths need no packing."""
+        """Return scores (B, S, C); rows of similar lengths need no packing."""
         spelled = self.characters(characters.flatten(0, 1)).transpose(1, 2)
         convolved = [layer(spelled).relu().amax(-1) for layer in self.filters]
         x = torch.cat(convolved, -1).view(*tokens.shape, -1)
@@ -171,7 +171,7 @@ def plain_step(data: Path, size: str, rows: int) -> Step:
 
 
 def compared(name: str, ours: Measured, other: Measured, target: float | None, note: str) -> Figure:
-    """Return the cost ratio of a word, ours to the other's; words, seconds and FLOPs of both."""
+    """Return our cost of a word over the other's, with words, seconds and FLOPs of both."""
     figure = cost(name, ours, other, "s/word", target, note)
     rates = [f"{statistics.median(m.rates()):,.0f} words/s" for m in (ours, other)]
     steps = [f"{statistics.median(r['cpu'] for r in m.rounds):.3g} s/step" for m in (ours, other)]
@@ -183,7 +183,7 @@ def compared(name: str, ours: Measured, other: Measured, target: float | None, n
 
 
 def mean_of(parts: Sequence[Measured]) -> Measured:
-    """Return rounds in which a word takes the mean of its seconds and FLOPs in the parts."""
+    """Return rounds in which a word takes the mean seconds and FLOPs over the parts."""
     rounds = []
     for results in zip(*(part.rounds for part in parts)):
         amount = statistics.mean(r["amount"] for r in results)
@@ -197,7 +197,7 @@ def mean_of(parts: Sequence[Measured]) -> Measured:
 
 
 def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield the cost of a word in our steps against the plain tagger, each other, one set."""
+    """Yield the cost of a word in our steps against the plain tagger, each other, and one set."""
     size, rows = ("small", BATCH_SIZE // 2) if quick else ("base", BATCH_SIZE)
     data = made_up(folder / "cvt")
     common = {"data": data, "size": size, "rows": rows}
@@ -212,7 +212,7 @@ def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     done = paired(variants, rounds=5, warm_up=1 if quick else 2)
     done["mean"] = mean_of([done["trees"] if name == TREEBANK else done["tags"] for name in SETS])
     note = f"cnn_bilstm_{size}, {rows} sentences of 8 to 30 words, {CLASSES} tags or relations"
-    # An unlabelled step has the teacher's pass besides, a third of a step, and more modules.
+    # An unlabelled step also has the teacher's pass, a third of a step, and more modules.
     for name, ours, other, target, what in (
         ("labelled", "labelled", "plain", 1.1, "a tagged set; plain tagger"),
         ("unlabelled", "tags", "plain", 1.6, "a tagged set; plain tagger"),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from training import first_batches, made_up_corpus, updates
 
-# Imported by ours too: peak memory then differs by the models only.
+# Ours also imports it, so that peak memory only differs by the models.
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from metaseq_lm.runs.flops import FlopMeter
@@ -47,7 +47,7 @@ def pair(vocab: int, layers: int) -> tuple[ElectraForMaskedLM, ElectraForPreTrai
 
 
 def pair_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
-    """Train the pair the usual way, on batches loaded before; the head is dense, as it comes."""
+    """Train the pair the usual way, on preloaded batches, with its default dense head."""
     loaded = first_batches(folder, [*OVERRIDES, f"task.batch_size={rows}"], 8)
     generator, discriminator = pair(vocab, layers)
     both = torch.nn.ModuleList([generator, discriminator])

@@ -35,9 +35,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ARCHIVE = HERE / "measured_gpu.jsonl"
 COUNTED = HERE / "counted_gpu.jsonl"
-FITTED = "ead9730f"  # the commit whose archived rows the predictions are fitted to
+FITTED = "ead9730f"  # the commit with the archived rows that predictions are fitted to
 VOCAB = 30522
-TIME = 480  # seconds of all stages
+TIME = 480  # seconds for all stages
 
 BERT = ["task=masked_lm", "model=bert_base", "task.mask_rounding=nearest"]
 ELECTRA = ["task=electra", "criterion=electra_rtd", "model=electra_base"]
@@ -68,10 +68,10 @@ class Row:
 
     Attributes:
         name: Its name.
-        unit: The unit of its values; "" where it is one of correctness.
+        unit: The unit of its values; "" for a row on correctness.
         predicted: The predicted value; 1 for "passes".
-        value: The measured value; None before.
-        note: What else is to be known.
+        value: The measured value; None before the measurement.
+        note: Further information.
     """
 
     name: str
@@ -87,10 +87,10 @@ class Stage:
 
     Attributes:
         name: Its name.
-        limit: Its seconds at most.
+        limit: Its limit in seconds.
         text: What it does.
         rows: Returns its rows, with predictions for a card.
-        run: Yields its rows with values, in a process of its own; takes the card.
+        run: Yields its rows with values, in a separate process; takes the card.
     """
 
     name: str
@@ -110,15 +110,15 @@ def archived(path: Path = ARCHIVE, commit: str = FITTED) -> dict[str, float]:
 
 
 def counted(path: Path = COUNTED) -> dict[str, Counts]:
-    """Return what the updates of all cases do, as `--count` has written it."""
+    """Return the counts of all cases' updates, as written by `--count`."""
     lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return {line.pop("name"): Counts(**line) for line in lines}
 
 
 def factor_of(name: str) -> float:
-    """Return the factor for a case: that of the archived row of its family without dropout.
+    """Return the factor for a case, from its family's archived row without dropout.
 
-    A family that has none, or whose code has changed since, takes the median of the others.
+    A family without such a row, or with changed code, takes the median of the others.
     """
     counts, kind = counted(), "_compiled" if name.endswith("_compiled") else "_no_dropout"
     families = ("gpu_mlm", "gpu_electra")
@@ -142,7 +142,7 @@ def predictions(name: str, card: Card) -> list[Row]:
 
 
 def side_by_side_rows(card: Card) -> list[Row]:
-    """Return the rows of small models: the host's limit for each process, the card's for all."""
+    """Return the rows of small models, limited by the host per process and by the card in total."""
     counts, factor = counted()["small"], factor_of("small")
     one = counts.tokens / card.seconds(counts, factor)
     most = counts.tokens / (factor * card.floor(counts))
@@ -168,14 +168,14 @@ def card_rows(card: Card) -> list[Row]:
 
 
 def run_card(card: Card) -> Iterator[dict[str, Any]]:
-    """Measure what the card and its host give."""
+    """Measure the rates of the card and its host."""
     yield row("card_rate", matmul_rate("cuda", 8192, 5) / 1e12, "of an 8192 x 8192 bf16 product")
     yield row("card_bandwidth", copy_rate("cuda", 1 << 30, 10) / 1e12, "of a copy of 1 GiB")
     yield row("card_launch", launch_seconds("cuda", 5000) * 1e6, "of the host for x.add_(1)")
 
 
 def pytest_stage(name: str, chosen: str) -> Callable[[Card], Iterator[dict[str, Any]]]:
-    """Return a function that runs the tests marked gpu whose names a pytest expression chooses."""
+    """Return a function that runs the tests marked gpu that match a pytest expression."""
 
     def run(card: Card) -> Iterator[dict[str, Any]]:
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", chosen, "tests"]
@@ -216,7 +216,7 @@ def run_cases(*names: str) -> Callable[[Card], Iterator[dict[str, Any]]]:
 def small_updates(
     folder: Path, overrides: list[str], barrier: Any, seconds: float, results: Any
 ) -> None:
-    """Put the tokens/s of a run, begun with the others and going on for some seconds."""
+    """Put the tokens/s of a run that starts together with others and goes on for some seconds."""
     torch.set_num_threads(1)
     run = build(folder, overrides)
     run.model.train()
@@ -231,14 +231,14 @@ def small_updates(
         every = (micro for stream in batches.values() for batch in stream for micro in batch)
         tokens += sum(micro.tokens.numel() for micro in every)
         if not update % 20 and run.engine.device.type == "cuda":
-            torch.cuda.synchronize()  # else the host would only pile up orders
+            torch.cuda.synchronize()  # otherwise the host would only queue work
     if run.engine.device.type == "cuda":
         torch.cuda.synchronize()
     results.put(tokens / (time.perf_counter() - began))
 
 
 def side_by_side(folder: Path, overrides: list[str], number: int, seconds: float) -> float:
-    """Return the tokens/s of a number of equal runs together, each in a process of its own."""
+    """Return the total tokens/s of a number of equal runs, each in its own process."""
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(number), spawn.Queue()
     arguments = (folder, overrides, barrier, seconds, results)
@@ -261,7 +261,7 @@ def run_side_by_side(card: Card) -> Iterator[dict[str, Any]]:
 
 
 def reduce_between(rank: int, folder: str, device: str, results: Any) -> None:
-    """Sum tensors over two processes; put whether sums are right, and bytes per second."""
+    """Sum tensors over two processes; put whether sums are correct, and bytes per second."""
     backend = "nccl" if device == "cuda" else "gloo"
     target = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
@@ -288,7 +288,7 @@ def reduce_between(rank: int, folder: str, device: str, results: Any) -> None:
 
 
 def sums_between(device: str) -> tuple[bool, float]:
-    """Return whether two processes sum rightly, and the bytes per second of 64 MiB in fp32."""
+    """Return whether two processes sum correctly, and the bytes per second of 64 MiB in fp32."""
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -389,16 +389,16 @@ def dry_run(stages: list[Stage]) -> None:
 
 
 def stage_process(stage: Stage, card: Card, limit: float) -> tuple[list[dict[str, Any]], str]:
-    """Run a stage in a process of its own; return its rows and what went wrong, or ""."""
+    """Run a stage in a separate process; return its rows and the error, or ""."""
     command = [sys.executable, str(HERE / "gpu_check.py"), "--stage", stage.name]
     command += ["--card", json.dumps(asdict(card))]
     return limited(command, limit)
 
 
 def limited(command: list[str], limit: float) -> tuple[list[dict[str, Any]], str]:
-    """Run a command that prints a JSON object a line; return them and what went wrong, or "".
+    """Run a command that prints a JSON object per line; return the objects and the error, or "".
 
-    At the limit it ends with all processes that it has started; what it has printed counts.
+    At the limit it is ended with all processes that it has started; its output so far counts.
     """
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     cut = threading.Event()
@@ -429,7 +429,7 @@ def commit() -> str:
 
 
 def report(stage: Stage, rows: list[dict[str, Any]], card: Card, out: Path) -> bool:
-    """Print a stage's rows beside their predictions, archive them; return whether tests passed."""
+    """Print a stage's rows with their predictions, archive them; return whether tests passed."""
     values = {line["name"]: line for line in rows}
     passed = True
     with out.open("a", encoding="utf-8") as archive:
@@ -462,14 +462,14 @@ def check(stages: list[Stage], out: Path, time_limit: float) -> bool:
         good = report(stage, rows, card, out) and not trouble and good
         print(f"{stage.name}: {time.monotonic() - began:.0f} s; {trouble or 'done'}", flush=True)
         if stage.name == "card" and not trouble:
-            # From here on predictions are for what this card was measured to give.
+            # From here on, predictions use the measured rates of this card.
             rate, bandwidth, launch = (line["value"] for line in rows)
             card = Card(card.name, rate * 1e12, bandwidth * 1e12, launch / 1e6)
     return good
 
 
 def count_cases(out: Path) -> None:
-    """Write what an update of each case does; needs no GPU."""
+    """Write the counts of an update of each case; needs no GPU."""
     with tempfile.TemporaryDirectory() as folder, out.open("w", encoding="utf-8") as file:
         for name, overrides in [*CASES.items(), ("small", SMALL)]:
             is_compiled = COMPILED in overrides

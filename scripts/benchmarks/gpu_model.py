@@ -1,9 +1,9 @@
-"""What an update does on a GPU, counted without one, and the time and memory that this predicts.
+"""Operations of an update on a GPU, counted without one, and predicted time and memory.
 
 The update is the trainer's own, on tensors without values: its operations are listed with the bytes
-that they read and write and their FLOPs. A prediction is the sum over kernels of what takes longer
-on a card, the FLOPs or the bytes, times a factor between such sums and measured updates; no less
-than the host takes to launch them. It is no measurement.
+that they read and write and their FLOPs. A prediction sums over kernels the longer time on a card
+of FLOPs and bytes, times a factor between such sums and measured updates; it is at least the time
+that the host takes to launch the kernels. It is not a measurement.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from metaseq_lm.models.transformer import attention
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.training.parts import build_task
 
-# They change no bytes: views that torch does not declare as such, and memory without values.
+# These change no bytes: views that torch does not declare as such, and memory without values.
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-LOOKUPS = ("embedding", "gather", "index", "index_select")  # which read what they return
-# A compiler makes one kernel of the operations between two of these.
+LOOKUPS = ("embedding", "gather", "index", "index_select")  # they read only what they return
+# A compiler fuses the operations between two of these into one kernel.
 BORDERS = ("embedding_dense_backward", "scatter_add", "sort", "topk", "searchsorted", "cumsum")
 
 library = torch.library.Library("metaseq_benchmark", "DEF")
@@ -45,13 +45,13 @@ library.define("dropout(Tensor x, Tensor? residual, Tensor keys, ScalarType dtyp
 
 @torch.library.register_fake("metaseq_benchmark::dropout", lib=library)
 def dropout_shape(x: Tensor, residual: Tensor | None, keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the fused kernel allocates."""
+    """Return a tensor like the fused kernel's allocation."""
     kind = dtype if residual is None else torch.promote_types(dtype, residual.dtype)
     return torch.empty(x.shape, dtype=kind, device=x.device)
 
 
 class Dropout(torch.autograd.Function):
-    """Stands for the fused kernel of forward/cuda_noise.py: reads and writes what that does."""
+    """Stands for the fused kernel of forward/cuda_noise.py, with the same reads and writes."""
 
     @staticmethod
     def forward(
@@ -88,9 +88,9 @@ class Kernel:
 
     Attributes:
         name: Its name in torch.
-        flops: Its FLOPs, those of products of matrices and attention.
-        reads: Bytes that it reads, by the number of their storage.
-        writes: The same of bytes that it writes.
+        flops: Its FLOPs in matrix products and attention.
+        reads: Bytes that it reads, by number of the storage.
+        writes: Bytes that it writes, in the same form.
     """
 
     name: str
@@ -105,11 +105,11 @@ class Kernel:
 
 
 class Tracer(TorchDispatchMode):
-    """Lists the kernels of a with block, and follows the memory of what they allocate.
+    """Lists the kernels of a with block, and tracks the memory that they allocate.
 
     Attributes:
         kernels: The operations, without views.
-        peak: Most bytes that were allocated at once in the block.
+        peak: Most bytes allocated at once in the block.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Tracer(TorchDispatchMode):
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def _number(self, tensor: Tensor, is_new: bool = False) -> int:
-        """Return the number of a tensor's storage; that of a new one counts as allocated."""
+        """Return the number of a tensor's storage; a new storage counts as allocated."""
         storage = tensor.untyped_storage()
         if storage not in self._numbers:
             self._numbers[storage] = len(self._numbers) + len(self.kernels) * 1000
@@ -159,7 +159,7 @@ class Tracer(TorchDispatchMode):
 
 
 def arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list, list]:
-    """Return the tensors that an operation reads, and those among its arguments that it writes."""
+    """Return the tensors that an operation reads, and the arguments that it writes."""
     inputs, targets = [], []
     for number, argument in enumerate(func._schema.arguments):
         value = kwargs.get(argument.name) if number >= len(args) else args[number]
@@ -172,16 +172,16 @@ def arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[l
 
 
 def touched(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's numbers, each counted once where it is expanded."""
+    """Return the bytes of a tensor's numbers, counting expanded ones once."""
     sizes = [n for n, stride in zip(tensor.shape, tensor.stride()) if stride]
     return math.prod(sizes) * tensor.element_size()
 
 
 def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels that a compiler would make: one of all operations between two products.
+    """Return the kernels that a compiler would make, fusing all operations between two products.
 
-    It reads what earlier ones have written and writes what later ones read; what stays inside is in
-    registers.
+    A fused kernel reads results of earlier kernels and writes what later ones read; other values
+    stay in registers.
     """
     last_read = {n: at for at, kernel in enumerate(kernels) for n in kernel.reads}
     merged: list[Kernel] = []
@@ -198,19 +198,19 @@ def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def ended(group: Kernel, at: int, last_read: dict[int, int]) -> Kernel:
-    """Return a group of operations before the one at a place, without what nobody reads later."""
+    """Return a fused group of operations before index `at`, without writes that are never read."""
     writes = {n: size for n, size in group.writes.items() if last_read.get(n, -1) >= at}
     return Kernel(group.name, 0, group.reads, writes)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What an update does.
+    """Counts of the work of an update.
 
     Attributes:
-        tokens: Tokens that are no padding.
-        kernels: Number of kernels of each kind: FLOPs, bytes and how many.
-        peak: Most bytes that it allocates, with weights and moments.
+        tokens: Tokens other than padding.
+        kernels: Each kind of kernel with its FLOPs, bytes and number.
+        peak: Most bytes allocated at once, including weights and moments.
     """
 
     tokens: int
@@ -232,13 +232,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Card:
-    """What a card and its host can give.
+    """The rates of a card and its host.
 
     Attributes:
         name: Its name.
         rate: FLOPs per second of a large bf16 matrix product.
         bandwidth: Bytes per second of a large copy, read and written.
-        launch: Seconds of the host for a small operation.
+        launch: Seconds that the host takes for a small operation.
     """
 
     name: str
@@ -247,31 +247,31 @@ class Card:
     launch: float
 
     def floor(self, counts: Counts) -> float:
-        """Return the seconds of an update whose every kernel gets all that the card can give."""
+        """Return the seconds of an update in which every kernel runs at the card's full rates."""
         return sum(
             count * max(flops / self.rate, size / self.bandwidth)
             for flops, size, count in counts.kernels
         )
 
     def seconds(self, counts: Counts, factor: float) -> float:
-        """Return the predicted seconds of an update; `factor` is that of `fitted`."""
+        """Return the predicted seconds of an update; `factor` comes from `fitted`."""
         return max(factor * self.floor(counts), counts.launches * self.launch)
 
 
-# The rate is that of the archive; bandwidth and launches are assumed until a run measures them: the
-# former as nine tenths of the 3.35 TB/s of the data sheet.
+# The rate comes from the archive; bandwidth and launches are assumed until a run measures them:
+# bandwidth as nine tenths of the 3.35 TB/s of the data sheet.
 H100 = Card("NVIDIA H100 80GB HBM3", 726.6e12, 3.0e12, 6e-6)
 
 
 def fitted(card: Card, measured: Sequence[tuple[Counts, float]]) -> float:
-    """Return the factor between measured seconds and floors: the median over (counts, tokens/s)."""
+    """Return the median factor between measured seconds and floors over (counts, tokens/s)."""
     ratios = [counts.tokens / speed / card.floor(counts) for counts, speed in measured]
     return statistics.median(ratios)
 
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Compute shapes alone, and choose kernels and types as on a GPU."""
+    """Compute only shapes, and choose kernels and types as on a GPU."""
     layer_norm = F.layer_norm
 
     def full_layer_norm(x: Tensor, *args: Any) -> Tensor:
@@ -299,7 +299,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def count(folder: Path, overrides: list[str], is_compiled: bool = False) -> Counts:
-    """Return what an update of a run does, the second one."""
+    """Return the counts of the second update of a run."""
     streams = build_task(configured(folder, overrides)).build_streams("train").values()
     tokens = sum(real_tokens(b) for stream in streams for b in stream.micro_batches(1, Shard()))
     with as_on_a_gpu():

@@ -1,6 +1,6 @@
-"""Updates on a GPU by the clock: tokens/s, and the share of what the card can give.
+"""Updates on a GPU by the clock: tokens/s, and their share of the card's rate.
 
-What it can give is measured in the same run: the FLOPs per second of a large bf16 matrix product.
+The card's rate is measured in the same run: the FLOPs per second of a large bf16 matrix product.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from timing import Figure
 from training import build, fetched, real_tokens, train
 
-TARGET = 0.5  # of the rate of a matrix product
+TARGET = 0.5  # share of the rate of a matrix product
 
 
 @dataclass
 class Round:
-    """Some updates one after another: their tokens, counted FLOPs and seconds by the clock."""
+    """Consecutive updates: their tokens, counted FLOPs and seconds by the clock."""
 
     tokens: int
     flops: float
@@ -27,7 +27,7 @@ class Round:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -37,7 +37,7 @@ def matmul_rate(device: str, size: int, rounds: int, products: int = 20) -> floa
     a, b = torch.randn(2, size, size, device=device).bfloat16()
     out = torch.empty_like(a)
     best = float("inf")
-    for _ in range(rounds + 1):  # the first one warms up; the best is seldom that
+    for _ in range(rounds + 1):  # the first one warms up and is seldom the best
         synchronise(device)
         began = time.perf_counter()
         for _ in range(products):
@@ -62,7 +62,7 @@ def copy_rate(device: str, size: int, rounds: int) -> float:
 
 
 def launch_seconds(device: str, operations: int) -> float:
-    """Return the seconds of the host for a small operation, without waiting for the device."""
+    """Return the host's seconds for a small operation, without waiting for the device."""
     x = torch.zeros(8, device=device)
     for _ in range(2):  # the first round warms up
         synchronise(device)
@@ -75,9 +75,9 @@ def launch_seconds(device: str, operations: int) -> float:
 
 
 def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> list[Round]:
-    """Train as the trainer does, data included, and return `rounds` of so many updates.
+    """Train like the trainer, data included, and return `rounds` of `updates` updates each.
 
-    Two updates before them are not measured; their shapes' FLOPs are counted there.
+    Two earlier updates are not measured; they count the FLOPs of shapes.
     """
     run = build(folder, overrides)
     run.model.train()
@@ -98,7 +98,7 @@ def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> l
 
 
 def share_of(name: str, rounds: list[Round], peak: float, note: str) -> Figure:
-    """Return tokens/s beside those at `peak` FLOPs per second, and their ratio."""
+    """Return tokens/s, tokens/s at `peak` FLOPs per second, and their ratio."""
     speeds = [r.tokens / r.seconds for r in rounds]
     limits = [peak * r.tokens / r.flops for r in rounds]
     shares = [r.flops / r.seconds / peak for r in rounds]

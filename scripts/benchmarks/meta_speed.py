@@ -1,9 +1,9 @@
-"""What updates of the meta-learning methods cost in updates of plain masked LM, at NLP size.
+"""The cost of updates of the meta-learning methods in updates of plain masked LM, at NLP size.
 
-One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as
-many batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one
-more and up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1,
-hard and soft labels those of one micro-step.
+There is one model (6 layers, width 256) and batches of B rows of one length. Every update takes the
+batches of its method: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one more and up
+to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1, hard and soft
+labels the batches of one micro-step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def options_of(kind: str, rows: int) -> list[str]:
 
 
 def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield seconds of each kind of update; FLOPs and peak memory stand in the note."""
+    """Yield seconds of each kind of update; the note has FLOPs and peak memory."""
     rows = 4 if quick else 16
     places = made_up_data(folder / "meta")
     variants = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from training import first_batches, made_up_corpus, updates
 
-# Imported by ours too: peak memory then differs by the models only.
+# Ours also imports it, so that peak memory only differs by the models.
 from transformers import BertConfig, BertForMaskedLM
 
 from metaseq_lm.runs.flops import FlopMeter
@@ -26,7 +26,7 @@ OVERRIDES += ["model.token_embed_dim=0", "model.max_positions=128"]
 
 
 def labels_of(batch: dict[str, Any]) -> Tensor:
-    """Return the targets as transformers wants them: one per position, -100 for none."""
+    """Return the targets in transformers' form: one per position, -100 for none."""
     labels = torch.full_like(batch.tokens, -100)
     row, column = torch.nonzero(batch.targets >= 0, as_tuple=True)
     labels[row, batch.positions[row, column]] = batch.targets[row, column]
@@ -39,7 +39,7 @@ def our_step(folder: Path, rows: int) -> Step:
 
 
 def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
-    """Train transformers' model of the same size the usual way, on batches loaded before."""
+    """Train transformers' model of the same size the usual way, on preloaded batches."""
     loaded = first_batches(folder, [*OVERRIDES, f"task.batch_size={rows}"], 8)
     prepared = [(batch.tokens, labels_of(batch)) for batch in loaded]
     sizes = BertConfig(
@@ -74,7 +74,7 @@ def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS)
 
 
 def matmul(size: int = 2048) -> Step:
-    """Multiply square matrices: the rate that the machine can give."""
+    """Multiply square matrices, for the rate of the machine."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
 

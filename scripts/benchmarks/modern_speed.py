@@ -1,6 +1,6 @@
 """A modern encoder's masked-LM step against transformers' ModernBERT and our classic one.
 
-And rows of packed documents against padded ones, in tokens that are no padding.
+It also compares rows of packed documents with padded rows, in tokens other than padding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training import (
     updates,
 )
 
-# Imported by ours too: peak memory then differs by the models only.
+# Ours also imports it, so that peak memory only differs by the models.
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 VOCAB, LENGTH, LAYERS, WIDTH, INNER, HEADS = 16384, 128, 8, 384, 576, 6
@@ -33,7 +33,7 @@ LR = 1e-4
 COMMON = ["task=masked_lm", "task.mask_prob=0.3", f"task.tokens_per_sample={LENGTH}"]
 COMMON += ["schedule=constant", f"optimizer.lr={LR}", "optimizer.betas=[0.9,0.98]"]
 MODERN = [*COMMON, "model=modern_small", f"model.max_positions={LENGTH}"]
-# With as many weights in a layer: 2 h f = 3 h I.
+# With equal numbers of weights in a layer: 2 h f = 3 h I.
 CLASSIC = [
     *COMMON,
     "model=transformer",
@@ -45,13 +45,13 @@ CLASSIC = [
     "model.attention_dropout=0",
     f"model.max_positions={LENGTH}",
 ]
-MEDIAN_WORDS, SPREAD = 22, 0.7  # of a sentence, log-normal; those of English novels are so
+MEDIAN_WORDS, SPREAD = 22, 0.7  # words of a sentence, log-normal as in English novels
 
 
 def modernbert_step(folder: Path, rows: int, sparse: bool) -> Step:
-    """Train transformers' model of the same size the usual way, on batches loaded before.
+    """Train transformers' model of the same size the usual way, on preloaded batches.
 
-    With `sparse` the head sees the masked positions only, as ours does.
+    With `sparse` the head sees only the masked positions, like ours.
     """
     loaded = first_batches(folder, [*MODERN, f"task.batch_size={rows}"], 8)
     prepared = [(batch.tokens, labels_of(batch)) for batch in loaded]
@@ -86,7 +86,7 @@ def modernbert_step(folder: Path, rows: int, sparse: bool) -> Step:
 
 
 def token_step(folder: Path, overrides: list[str], rows: int) -> Step:
-    """Make updates of our task, data included; the amount is their tokens that are no padding."""
+    """Make updates of our task, data included; the amount is their tokens other than padding."""
     run = build(folder, [*overrides, f"task.batch_size={rows}"])
     run.model.train()
     source = fetched(run)
@@ -102,7 +102,7 @@ def token_step(folder: Path, overrides: list[str], rows: int) -> Step:
 
 
 def line_lengths(text: Path | None) -> np.ndarray:
-    """Return the words of each line of a text, or lengths drawn as those of sentences are."""
+    """Return the number of words in each line of a text, or random lengths of sentences."""
     if text is None:
         drawn = np.random.default_rng(1).lognormal(np.log(MEDIAN_WORDS), SPREAD, 20_000)
         return np.clip(drawn.astype(int), 1, LENGTH - 2)

@@ -1,4 +1,4 @@
-"""What an update of Two Moons consists of: torch's operations, and CPU time, beside a plain loop.
+"""Torch's operations and CPU time in an update of Two Moons, compared with a plain loop.
 
 python scripts/benchmarks/moons_profile.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def contestants(data: Path, config: str) -> dict[str, Callable[[int], None]]:
-    """Return functions that make update number n, ours and the plain loop's, batches loaded."""
+    """Return functions that make update n, ours and the plain loop's, on loaded batches."""
     run = build(data, [], moons_speed.CONFIG, config)
     source = fetched(run)
     updates = [next(source) for _ in range(UPDATES)]
@@ -52,7 +52,7 @@ def contestants(data: Path, config: str) -> dict[str, Callable[[int], None]]:
 
 
 def measured(updates: dict[str, Callable[[int], None]]) -> dict[str, tuple[int, float]]:
-    """Return operations and CPU seconds of an update, medians, the contestants in turn."""
+    """Return median operations and CPU seconds of an update, with contestants taking turns."""
     times: dict[str, list[float]] = {name: [] for name in updates}
     for number in range(UPDATES - 1):
         for name, update in updates.items():

@@ -24,7 +24,7 @@ CONFIG = EXAMPLE / "config"
 TARGETS = {"mlm": 1.5, "hard": None, "soft": 2.0, "soft_difference": None}
 DIFFERENCE = ["criterion.hypergradient=finite_difference"]
 FIXED = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
-# Full-size steps, and no warm-up, so that three updates move the weights.
+# Full-size steps without warm-up, so that three updates move the weights.
 FIXED += ["schedule.warmup_updates=1", "optimizer.lr=0.0025", "task.reward_interval=0"]
 WARM_UP = 2  # rounds
 NOTE = "reference: batches loaded before, no reward logged; ours: data included, FLOP count not"
@@ -39,7 +39,7 @@ def make_data(folder: Path) -> Path:
     labelled = text / "which_moon_10"
     rows = [f"--{split}pref={labelled / split}.tsv" for split in ("train", "valid")]
     out = ["--destdir", str(data)]
-    with contextlib.redirect_stdout(sys.stderr):  # the figures alone go to stdout
+    with contextlib.redirect_stdout(sys.stderr):  # only figures go to stdout
         for arguments in ([*files, *corpus, *out], ["--labelled", labelled.name, *rows, *out]):
             if cli.main(["preprocess", *arguments]):
                 raise RuntimeError("preprocess failed")
@@ -47,7 +47,7 @@ def make_data(folder: Path) -> Path:
 
 
 def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> Step:
-    """Train with our engine: what the trainer does in an update, data and FLOP count included."""
+    """Train with our engine like the trainer, data and FLOP count included."""
     run = build(data, overrides, CONFIG, config)
     source = fetched(run)
     run.model.train()
@@ -56,8 +56,7 @@ def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> 
     def step() -> dict[str, Any]:
         loss = 0.0
         for _ in range(updates):
-            # The FLOPs of each shape of batch are counted once in a run; a few rounds see most of
-            # them.
+            # The FLOPs of each batch shape are counted once in a run; a few rounds see most shapes.
             logs = train(run, *next(source), count=False)
             loss += float(logs["mlm" if config == "mlm" else "teacher_mlm"])
         return {"amount": updates * copies, "loss": loss / updates}
@@ -66,7 +65,7 @@ def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> 
 
 
 def plain_updates(data: Path, config: str, updates: int, loaded: int = 64) -> Step:
-    """Train with the plain loop on batches that were loaded before."""
+    """Train with the plain loop on preloaded batches."""
     run = build(data, ["task.reward_interval=1"] if config == "mlm" else [], CONFIG, config)
     source = fetched(run)
     prepared = [micro_steps(next(source)[1]) for _ in range(loaded)]
@@ -131,7 +130,7 @@ def micro_steps(batches: dict) -> list[MicroStep]:
 
 
 def dense_labels(batch: CopiesBatch, c: int) -> Tensor:
-    """Return a label for each position of micro-step c, -1 where there is none."""
+    """Return a label for each position of micro-step c, -1 without a label."""
     positions, targets = batch.positions[c], batch.targets[c]
     labels = torch.full_like(batch.tokens[c], -1)
     row, column = torch.nonzero(targets >= 0, as_tuple=True)
@@ -140,7 +139,7 @@ def dense_labels(batch: CopiesBatch, c: int) -> Tensor:
 
 
 def labelled_rows(batch: CopiesBatch, c: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return tokens, padding and labels of micro-step c, without columns that are padding only."""
+    """Return tokens, padding and labels of micro-step c, without columns of only padding."""
     tokens = batch.tokens[c]
     width = int((tokens != PAD).any(0).nonzero().max()) + 1
     padding = tokens[:, :width] == PAD
@@ -172,7 +171,7 @@ def recorded(engine: Any) -> tuple[dict[str, Any], list]:
 def difference(data: Path, config: str, updates: int = 3) -> dict[str, float]:
     """Run both from the same weights in float64 without dropout.
 
-    Returns the largest relative difference of the gradient of the first update (the teacher's where
+    Returns the largest relative difference of the gradient of the first update (the teacher's if
     there is one), and the largest difference of any weight after `updates` updates.
     """
     interval = ["task.reward_interval=1"] if config == "mlm" else []
@@ -248,7 +247,7 @@ def our(data: Path, config: str, updates: int, overrides: list[str] | None = Non
 
 
 def losses(done: dict[str, Measured], updates: int) -> str:
-    """Say where the masked-LM loss is at the end in each variant."""
+    """Return a text with the final masked-LM loss of each variant."""
     ends = [f"{name} {done[name].rounds[-1]['loss']:.2f}" for name in ("ours", "plain")]
     rounds = len(done["ours"].rounds) + WARM_UP
     return f"loss after {rounds * updates} updates: {', '.join(ends)}"

@@ -1,4 +1,4 @@
-"""The encoder of the Two Moons models as one would write it with torch's own layers.
+"""The encoder of the Two Moons models, written with torch's own layers.
 
 Parameter names equal those of metaseq_lm.models.transformer.encoder, so weights can be copied.
 """
@@ -122,7 +122,7 @@ class Student(nn.Module):
 
 
 class Teacher(nn.Module):
-    """Encoder and two untied heads, for the input it invents and for the target."""
+    """Encoder and two untied heads, for the generated input and for the target."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()

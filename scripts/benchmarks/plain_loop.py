@@ -1,7 +1,7 @@
 """Meta Pseudo Labels as an autograd loop: one micro-step at a time, in the paper code's order.
 
 A micro-step is a dict: "original" and "masked" (B, S), "labels" of the masked rows, and (tokens,
-padding, labels) under "support" and "query"; labels are -1 where there is no target.
+padding, labels) under "support" and "query"; labels are -1 without a target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MLM_TOKEN = 4  # [CLS1]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over the positions that have a label."""
+    """Return the mean over the positions with a label."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
 
 
@@ -100,7 +100,7 @@ class PlainLoop:
             likelihood = 0.5 * cross_entropy(scores[0], x) + 0.5 * cross_entropy(scores[1], y)
             direction = torch.autograd.grad(likelihood / len(update), self.teacher.parameters)
             reward = self.reward(micro, x, y)
-            if abs(reward) <= 1:  # not for NaN either
+            if abs(reward) <= 1:  # also false for NaN
                 for parameter, grad in zip(self.teacher.parameters, direction):
                     added = reward * grad
                     parameter.grad = added if parameter.grad is None else parameter.grad + added

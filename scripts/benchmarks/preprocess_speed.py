@@ -18,12 +18,12 @@ from metaseq_lm.data.tokenizers.byte_bpe import ByteBpe
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 VOCAB = 30000
-TRAINED_ON = 4 << 20  # bytes of the text that the tokenizer learns from
+TRAINED_ON = 4 << 20  # bytes of text that the tokenizer learns from
 TARGET = 2.5
 
 
 def our_encode(folder: Path, text: Path) -> Step:
-    """Encode the blocks of a file with a tokenizer that has seen no text yet."""
+    """Encode the blocks of a file with a tokenizer that has not encoded any text yet."""
 
     def step() -> dict[str, Any]:
         tokenizer = load_tokenizer(folder)
@@ -39,7 +39,7 @@ def library_encode(folder: Path, text: Path) -> Step:
 
     def step() -> dict[str, Any]:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        # No symbol of the text is a special one; looking for them would cost it time.
+        # The text has no special symbols; looking for them would cost time.
         tokenizer.encode_special_tokens = True
         found = []
         for block in blocks(TextFile(text)):
@@ -62,7 +62,7 @@ def summary(text: Path, found: list[np.ndarray]) -> dict[str, Any]:
 
 
 def prepare(folder: Path, given: Path | None, quick: bool) -> Path:
-    """Write the text and a tokenizer that learnt from its beginning; return the text's path."""
+    """Write the text and a tokenizer trained on its beginning; return the text's path."""
     text = folder / "text.txt"
     if given is None:
         text.write_text("\n".join(lines(8 if quick else 48)) + "\n", encoding="utf-8")

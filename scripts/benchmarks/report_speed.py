@@ -1,8 +1,8 @@
-"""Reports of about 500 runs against what they may take: 10 CPU seconds and 300 MB.
+"""Reports of about 500 runs against their limits: 10 CPU seconds and 300 MB.
 
-The runs are those of the archive that ships with the laptop division of the league, from the
-archive and from a folder for each run. A command starts in a fresh process, whose start counts, and
-writes all its files: tables, figures, the page.
+The runs come from the archive that ships with the laptop division of the league, read from the
+archive and from a folder for each run. A command starts in a fresh process, with the start
+included, and writes all its files: tables, figures, the page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import metaseq_lm
 PLAN = "laptop"
 ARCHIVE = Path(metaseq_lm.__file__).parent / "league" / f"{PLAN}.jsonl.gz"
 METRIC = "topic.accuracy"
-LOGGED = 100  # lines of training in a log; the archive has the last one
+LOGGED = 100  # lines of training in a log; the archive has only the last
 SECONDS, PEAK = 10.0, 300_000_000
 
 
@@ -39,7 +39,7 @@ def write_folders(archive: Path, folder: Path) -> int:
         run_folder.mkdir(parents=True)
         config = OmegaConf.to_yaml(OmegaConf.create(run.values))
         (run_folder / "config.yaml").write_text(config, encoding="utf-8")
-        # Scores of suites are in files of their own; here they are among the results.
+        # Scores of suites are in separate files; here they are among the results.
         results = dict(run.results or {})
         if METRIC in run.metrics:
             split, _, name = METRIC.partition(".")
@@ -60,7 +60,7 @@ def write_folders(archive: Path, folder: Path) -> int:
 def run_command(arguments: Sequence[str]) -> dict[str, Any]:
     """Run a command of metaseq-lm; return the seconds of this process so far, and its memory."""
     start = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr):  # the figures alone go to stdout
+    with contextlib.redirect_stdout(sys.stderr):  # only figures go to stdout
         from metaseq_lm.cli import main
 
         if code := main(list(arguments)):
@@ -70,7 +70,7 @@ def run_command(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def measure(arguments: Sequence[str], rounds: int) -> Measured:
-    """Run a command so many times, each in a process of its own."""
+    """Run a command `rounds` times, each in a separate process."""
     done = []
     for _ in range(rounds):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -79,7 +79,7 @@ def measure(arguments: Sequence[str], rounds: int) -> Measured:
 
 
 def against_limits(name: str, ours: Measured, note: str) -> Iterator[Figure]:
-    """Yield seconds and memory of a command as shares of what it may take."""
+    """Yield seconds and memory of a command as shares of its limits."""
     limit = {"amount": 1, "cpu": SECONDS, "wall": SECONDS}
     limits = Measured([limit] * len(ours.rounds), PEAK)
     yield cost(name, ours, limits, "s", 1.0, f"{note}; the reference is the limit")

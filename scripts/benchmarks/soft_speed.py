@@ -22,8 +22,8 @@ TARGETS = {"exact": 3.5, "finite_difference": 2.3}
 def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> Step:
     """Make soft-label updates of one micro-step.
 
-    Support and query rows are masked text, or with `labelled` rows where every position has a
-    target; in training each is half of the draws.
+    Support and query rows are masked text or, with `labelled`, rows with a target at every
+    position; in training each kind is half of the draws.
     """
     (batch,) = first_batches(folder, ["task=masked_lm", f"task.batch_size={rows}"], 1)
     overrides = [
@@ -56,7 +56,7 @@ STREAMS = ("unlabelled", "support", "query")
 
 
 def micro_step(batch: TokenBatch, labelled: bool) -> UnlabelledBatch:
-    """Return masked rows in the form of the task: with a leading axis of micro-steps."""
+    """Return masked rows in the form of the task, with a leading axis of micro-steps."""
     rows = len(batch.tokens)
     positions, targets = batch.positions[None], batch.targets[None]
     if labelled:
@@ -69,7 +69,7 @@ def micro_step(batch: TokenBatch, labelled: bool) -> UnlabelledBatch:
     }
     return UnlabelledBatch(
         tokens=batch.tokens[None],
-        original=batch.tokens[None],  # which text is masked does not matter for the speed
+        original=batch.tokens[None],  # the masked text does not matter for speed
         positions=positions,
         targets=targets,
         sizes=sizes,

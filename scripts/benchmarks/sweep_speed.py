@@ -1,7 +1,7 @@
-"""The runs of a sweep against `metaseq-lm train` for each: what starting a run costs.
+"""The runs of a sweep against `metaseq-lm train` for each: the cost of starting a run.
 
-The runs are those of the laptop division's model in its small world: masked LM, of one update and
-of 400. The start of the sweep counts, and is shared by its runs.
+The runs train the laptop division's model in its small world with masked LM, for one update and for
+400. The start of the sweep counts and is shared by its runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def call(commands: Sequence[Sequence[str]], folder: Path) -> dict[str, Any]:
 
 
 def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield the CPU seconds of a run in a sweep as shares of those of `train`."""
+    """Yield the CPU seconds of a run in a sweep as shares of `train`'s."""
     data, out = folder / "world", folder / "sweep"
     call([["preprocess", *WORLD, "--destdir", str(data)]], out)
     runs = 4 if quick else 16

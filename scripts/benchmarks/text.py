@@ -1,4 +1,4 @@
-"""Generated text whose words are distributed like those of a language."""
+"""Generated text with word frequencies like a natural language."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 SYLLABLES = [c + v for c in ("b", "d", "h", "l", "m", "n", "s", "st", "t", "th") for v in "aeiou"]
 ENDINGS = ("", "n", "r", "s")
-# Zipf-Mandelbrot: probability ~ (rank + SHIFT) ** -EXPONENT, without a last rank. With these a
-# million words have as many different ones as a million words of English novels.
+# Zipf-Mandelbrot: probability ~ (rank + SHIFT) ** -EXPONENT, without a last rank. With these values
+# a million words have the same number of distinct words as a million words of English novels.
 SHIFT, EXPONENT = 3.0, 1.42
 
 
 def word(rank: int) -> str:
-    """Return a word that belongs to the rank alone; frequent words are short."""
+    """Return a word that depends only on the rank; frequent words are short."""
     rank, ending = divmod(rank, len(ENDINGS))
     parts = [ENDINGS[ending]]
     while True:

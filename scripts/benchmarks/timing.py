@@ -1,4 +1,4 @@
-"""Paired timing: each variant in a process of its own, stepped in turn, compared round by round."""
+"""Paired timing: variants in separate processes, stepped in turn, compared round by round."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Variant:
 
 @dataclass
 class Measured:
-    """The rounds of one variant: each its step's result with "cpu" and "wall" seconds."""
+    """The rounds of one variant: results of its steps with "cpu" and "wall" seconds."""
 
     rounds: list[dict[str, Any]]
-    peak: int  # resident bytes at most, of the whole process
+    peak: int  # peak resident bytes of the whole process
 
     def rates(self, clock: str = "cpu") -> list[float]:
         """Return units of work per second of each round."""
@@ -64,7 +64,7 @@ class Figure:
         return self.ratio <= self.target if self.lower_is_better else self.ratio >= self.target
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, and what the figure depends on besides them."""
+        """Return the fields and further conditions of the figure."""
         return asdict(self) | {
             "reached": self.reached,
             "threads": THREADS,
@@ -74,7 +74,7 @@ class Figure:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what is measured."""
+    """Return the versions of the measured software."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -85,7 +85,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> int:
-    """Return the resident bytes of this process at their highest."""
+    """Return the peak resident bytes of this process."""
     status = Path("/proc/self/status")
     if status.exists():
         # ru_maxrss would start from the parent's size on Linux.
@@ -111,7 +111,7 @@ def _serve(pipe: Connection, variant: Variant, warm_up: int) -> None:
 
 
 def paired(variants: dict[str, Variant], rounds: int, warm_up: int = 1) -> dict[str, Measured]:
-    """Step the variants in turn `rounds` times; only one of them works at a time."""
+    """Step the variants in turn `rounds` times; only one works at a time."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes = []
@@ -119,7 +119,7 @@ def paired(variants: dict[str, Variant], rounds: int, warm_up: int = 1) -> dict[
         pipes[name], other = context.Pipe()
         process = context.Process(target=_serve, args=(other, variant, warm_up), daemon=True)
         process.start()
-        other.close()  # so that a variant that dies is an EOFError here
+        other.close()  # so that the death of a variant is an EOFError here
         processes.append(process)
         assert pipes[name].recv() == "ready"
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
@@ -145,7 +145,7 @@ def speed(
     target: float | None,
     note: str = "",
 ) -> Figure:
-    """Return how many times faster ours is; CPU seconds count."""
+    """Return how many times faster ours is in CPU seconds."""
     ratios = [a / b for a, b in zip(ours.rates(), reference.rates())]
     wall = [a / b for a, b in zip(ours.rates("wall"), reference.rates("wall"))]
     return Figure(
@@ -170,7 +170,7 @@ def cost(
     target: float | None,
     note: str = "",
 ) -> Figure:
-    """Return how many times the reference's time ours takes; the values are seconds per unit."""
+    """Return our time over the reference's; the values are seconds per unit."""
     fast = speed(name, ours, reference, unit, target, note)
     assert fast.wall_ratio is not None
     fast.ours, fast.reference = 1 / fast.ours, 1 / fast.reference

@@ -1,4 +1,4 @@
-"""Updates as the trainer makes them, one step at a time; and made-up data to train on."""
+"""The trainer's updates, one step at a time, and made-up data to train on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def configured(
 
 @dataclass
 class MeteredParts:
-    """What a run is built of, and a meter of the FLOPs of its updates."""
+    """The parts of a run, and a meter for the FLOPs of its updates."""
 
     parts: Parts
     flops: FlopMeter = field(default_factory=FlopMeter)
@@ -55,14 +55,14 @@ def build(
 
 
 def first_batches(data: Path, overrides: list[str], count: int) -> list[dict[str, Any]]:
-    """Return the first batches of the masked_lm task, without what a run sets up in its process."""
+    """Return the first batches of the masked_lm task, without the process setup of a run."""
     task = build_task(configured(data, overrides))
     stream = task.build_streams("train")["train"]
     return [stream.micro_batches(number, Shard())[0] for number in range(count)]
 
 
 def fetched(run: MeteredParts) -> Iterator[tuple[int, dict]]:
-    """Yield the batches of update after update, as the trainer gets them."""
+    """Yield the batches of each update as the trainer gets them."""
     streams = run.task.build_streams("train")
     for update, batches in Prefetcher(run.task.needs, streams, {}, run.shard).updates(0, 1 << 40):
         yield (
@@ -75,7 +75,7 @@ def fetched(run: MeteredParts) -> Iterator[tuple[int, dict]]:
 
 
 def train(run: MeteredParts, update: int, batches: dict[str, Any], count: bool = True) -> Logs:
-    """Make one update like the trainer; with `count` its FLOPs are counted too."""
+    """Make one update like the trainer; with `count`, also count its FLOPs."""
     run.engine.begin(update)
     with run.flops.count(batches) if count else contextlib.nullcontext():
         return run.task.update(run.engine, run.model, batches)
@@ -99,7 +99,7 @@ def updates(data: Path, overrides: list[str], rows: int) -> Step:
 def made_up_set(
     place: Path, vocab: int, length: int, sizes: dict[str, int], seed: int, classes: int = 2
 ) -> None:
-    """Write a labelled set of random texts of `length` tokens, real-valued with 0 `classes`.
+    """Write a labelled set of random texts of `length` tokens; 0 `classes` means real values.
 
     `sizes` counts the rows of each split.
     """
@@ -145,6 +145,6 @@ def made_up_lines(folder: Path, vocab: int, lengths: np.ndarray) -> Path:
 
 
 def real_tokens(batch: Any) -> int:
-    """Return how many tokens of a batch are no padding."""
+    """Return the number of tokens in a batch other than padding."""
     padding = batch.padding
     return batch.tokens.numel() if padding is None else int((~padding).sum())

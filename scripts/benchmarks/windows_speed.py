@@ -47,7 +47,7 @@ def our_batches(folder: Path, batches: int) -> Step:
 
 
 class Rows(Dataset):
-    """The same windows one by one: dicts of lists, as data sets give them, or bare tensors.
+    """The same windows one by one, as dicts of lists like in data sets, or as bare tensors.
 
     The dicts hold the mask of special tokens that the collator's documentation recommends.
     """

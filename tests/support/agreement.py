@@ -1,4 +1,4 @@
-"""A toy language whose subjects and verbs agree in number, and a tiny masked LM of it."""
+"""A toy language with agreement of subject and verb in number, and a tiny masked LM of it."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,9 @@ SIZES = [
 
 
 def sentences(count: int, seed: int, grammatical: bool = True) -> list[str]:
-    """Return sentences such as "the old cats sleep here"; ungrammatical ones with the other verb.
+    """Return sentences such as "the old cats sleep here", or ungrammatical ones.
 
-    With the same seed the two kinds differ in nothing else.
+    With the same seed these differ only in the form of the verb.
     """
     rng = np.random.default_rng(seed)
     found = []
@@ -66,7 +66,7 @@ def make_run(data: Path, save: Path, updates: int, *more: str) -> Path:
 
 
 def make_pairs(path: Path, count: int, seed: int) -> Path:
-    """Write minimal pairs: the wrong one has the verb of the other number."""
+    """Write minimal pairs; the verb of the wrong sentence has the other number."""
     pairs = zip(sentences(count, seed), sentences(count, seed, grammatical=False))
     rows = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in pairs]
     path.write_text("\n".join(rows) + "\n")
@@ -74,7 +74,7 @@ def make_pairs(path: Path, count: int, seed: int) -> Path:
 
 
 def write_labelled_pairs(file: Path, count: int, seed: int, labels: tuple[object, object]) -> None:
-    """Write pairs of sentences, the second of which is grammatical, or, one in three, is not."""
+    """Write pairs of sentences; one in three has an ungrammatical second sentence."""
     good, bad = (sentences(count, seed, grammatical) for grammatical in (True, False))
     first = sentences(count, seed + 100)
     rows = []

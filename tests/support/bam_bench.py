@@ -1,4 +1,4 @@
-"""What the tests of BAM share: three small sets with easy rules, tiny models, whole runs."""
+"""Helpers of BAM's tests: three small sets with easy rules, tiny models, whole runs."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def make_data(place: Path) -> Path:
 
 
 def configure(data: Path, save: Path, *more: str) -> RunConfig:
-    """Return the configuration of a run of the three sets; `more` wins."""
+    """Return the configuration of a run on the three sets; `more` wins."""
     return load_config([*OPTIONS, ALL, f"data={data}", f"save_dir={save}", *more])
 
 
@@ -87,7 +87,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 def logged(save: Path, kind: str = "train") -> list[dict]:
-    """Return the lines of one kind of a run's log."""
+    """Return the lines of one kind in a run's log."""
     lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
 
@@ -112,7 +112,7 @@ def stored(teacher_runs: list[Path]) -> dict[str, Path]:
 
 
 def copied(teacher_runs: list[Path], place: Path) -> list[Path]:
-    """Copy runs of teachers, without the outputs that students of other tests may have stored."""
+    """Copy runs of teachers without outputs, which students of other tests may have stored."""
     without = shutil.ignore_patterns(teachers.FOLDER)
     return [
         Path(shutil.copytree(run, place / run.name, symlinks=True, ignore=without))

@@ -1,4 +1,4 @@
-"""Made-up outputs of a teacher of labelled sets, and sets to be taught."""
+"""Made-up outputs of a teacher for labelled sets, and sets to learn."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""An installation without extras: the wheel of this checkout, and what it requires.
+"""An installation without extras: the wheel of this checkout and its requirements.
 
-The packages are those that the metadata ask for, linked from this interpreter; what only an extra
-or a test needs cannot be imported. Commands run outside of the checkout: the first of each name as
-a user starts it, the others in forks of a server that has imported torch.
+The packages are those in the metadata, linked from this interpreter; packages that only an extra or
+a test needs cannot be imported. Commands run outside of the checkout: the first one of each name
+like a user's, the others in forks of a server that has imported torch.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILT = ("metaseq_lm", "docs", "examples", "scripts", "user_dir", "setup.py", "setup.cfg")
 BUILT += ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
 BUILT += ("CITATION.cff", "constraints.txt", "tests")
-# Of this session, which must not lead to its packages.
+# Variables of this session that must not lead to its packages.
 OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed on both streams."""
+    """The exit code of a command, and its output on both streams."""
 
     code: int
     text: str
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a program that is not of this checkout."""
+    """Return the environment of a program outside of this checkout."""
     kept = {name: value for name, value in os.environ.items() if name not in OWN}
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
     return kept | quiet
 
 
 def call(*words: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """Run a program without this checkout on its path; return what it prints."""
+    """Run a program without this checkout on its path; return its output."""
     variables = environment()
     if path is not None:
         variables["PATH"] = f"{path}{os.pathsep}{variables['PATH']}"
@@ -58,7 +58,7 @@ def call(*words: str | Path, cwd: Path, path: Path | None = None) -> str:
 
 
 def copy_sources(place: Path) -> Path:
-    """Copy what is built, so that nothing is written beside the sources."""
+    """Copy the sources to build, so that nothing is written next to them."""
     hidden = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build")
     for name in BUILT:
         if (ROOT / name).is_dir():
@@ -75,7 +75,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 
 def required(installed: Distribution) -> list[Distribution]:
-    """Return the distributions that one requires without extras, and those that these require."""
+    """Return the distributions that one requires without extras, directly or indirectly."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [(line, "") for line in installed.requires or []]
@@ -94,12 +94,12 @@ def required(installed: Distribution) -> list[Distribution]:
 
 
 def link(packages: Sequence[Distribution], site: Path) -> None:
-    """Link the files of distributions, and what Python has compiled of them, into a folder."""
+    """Link the files of distributions, and their bytecode, into a folder."""
     for package in packages:
         for file in package.files or []:
             sources = [Path(str(package.locate_file(file)))]
             if ".." in file.parts or not sources[0].is_file():
-                continue  # a program, which is not needed
+                continue  # skip programs, which are not needed
             if file.suffix == ".py":
                 sources.append(Path(importlib.util.cache_from_source(str(sources[0]))))
             targets = [site / file, site / file.parent / "__pycache__" / sources[-1].name]
@@ -130,7 +130,7 @@ class Bare:
         self.place = place
         self.programs = place / "environment" / "bin"
         self.python = self.programs / "python"
-        self.copy = place / "copy"  # of `metaseq-lm examples`
+        self.copy = place / "copy"  # copy made by `metaseq-lm examples`
         self._started: set[str] = set()
         self._server = subprocess.Popen(
             [self.python, "-I", ROOT / "tests" / "support" / "bare_server.py"],
@@ -173,10 +173,10 @@ class Bare:
 
 
 def bare_place(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the environment and a copy of the examples, made once a session."""
+    """Return a folder with the environment and a copy of the examples, made once per session."""
 
     def make(marker: Path) -> None:
-        # Programs of an environment have its path in them: it cannot be moved to `marker`.
+        # An environment cannot be moved to `marker`, because its programs contain its path.
         place = marker.parent / "bare-place"
         place.mkdir()
         install(place)

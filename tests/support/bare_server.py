@@ -1,6 +1,6 @@
-"""Runs commands, which it reads as lines of JSON, in forks; prints the exit code of each.
+"""Runs commands, read as lines of JSON, in forks; prints the exit code of each.
 
-It is started by the interpreter of an installation without extras and imports nothing of the tests.
+The interpreter of an installation without extras starts it; it imports nothing from the tests.
 """
 
 import gc

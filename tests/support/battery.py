@@ -24,7 +24,7 @@ from metaseq_lm.training.run import TrainingRun
 
 Case = tuple[str, int]
 Run = tuple[Case, str, list[str]]  # case, label, overrides
-# Gives the weights of a case that was trained on whole batches, or those before.
+# Returns the weights of a case after training on whole batches, or before training.
 Whole = Callable[..., dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -40,7 +40,7 @@ TINY = [
     "engine.threads=1",
 ]
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
-CUT = ["task.tokens_per_sample=5", "task.stride=0"]  # rows of "pairs" are windows
+CUT = ["task.tokens_per_sample=5", "task.stride=0"]  # makes rows of "pairs" windows
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
 SPANS = ["task=span_corruption", *TEXT, "task.tokens_per_sample=20"]
 DECODER = ["model=encoder_decoder"]
@@ -53,7 +53,7 @@ ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 FALLING = ["task.mask_rates=[0.5,0.1]", "task.mask_updates=9"]
 PHASES = ["task.mask_rates=[0.5,0.1]", "task.mask_phases=[0.4,0.6]", "task.mask_updates=9"]
 MIXTURE = ["task=mixture", *TEXT]
-# Of an update after the first phase four processes have rows of one objective each.
+# In an update after the first phase, each of four processes has rows of one objective.
 BY_PHASE = [
     'task.objectives=["causal_lm weight=[1,0] criterion.z_loss=0.01",'
     '"masked_diffusion weight=[0,0.3]","prefix_lm weight=[0,0.7]","masked_next_token weight=0"]',
@@ -61,10 +61,10 @@ BY_PHASE = [
 ]
 RISING = ["criterion.decay_updates=9"]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
-# Rows have several windows; the second layer is a local one.
+# Rows have several windows; the second layer is local.
 MODERN = ["model=modern", "model.local_window=6"]
 DOCUMENTS = ["task.sample_break_mode=documents"]
-# Changes of the length fall on updates that resumed runs stop at, and between these.
+# The length changes at updates where resumed runs stop, and between these.
 LENGTHS = [
     *("task.row_lengths=[9,20,34]", "task.length_phases=[0.2,0.35,0.45]"),
     "task.length_updates=9",
@@ -109,7 +109,7 @@ BAM = [
     "model.segments=2",
     "criterion.total_updates=20",
 ]
-# The folder of stored outputs is beside the data.
+# The folder of stored outputs is next to the data.
 TAUGHT = [*BAM, "task.teachers=[]"]
 QUESTIONS = [
     "task=squad",
@@ -152,7 +152,7 @@ WORDS = [
     "task.batch_size=8",
 ]
 CVT = ["task=cvt", "task.labelled=[chunk,dep]", "task.parser_dim=4", *WORDS]
-# The checkpoint is beside the data.
+# The checkpoint is next to the data.
 ELMO = ["task.elmo=", "task.elmo_dropout=0.3"]
 WORD_LM = ["task=word_language_modeling", "task.batch_size=8", *LSTM]
 ABLATIONS = [
@@ -166,9 +166,9 @@ ABLATIONS = [
     "criterion.confidence=0.0105",  # about the median of trees: one class in a hundred
 ]
 UNDIVIDED = "criterion.fidelity=paper"
-# Displaced so far that rounding errors are not enlarged.
+# A displacement large enough not to amplify rounding errors.
 DIFFERENCES = ["criterion.hypergradient=finite_difference", "criterion.difference_step=0.1"]
-# A registered criterion that has no case here fails test_battery.
+# test_battery fails for a registered criterion without a case here.
 CASES: dict[str, list[list[str]]] = {
     "masked_lm": [
         ["task=masked_lm", *TEXT],
@@ -347,8 +347,8 @@ def plug_in_of(case: Case) -> str | None:
 TASKS = list({task_of(case): case for case in reversed(FIRST)}.values())[::-1]
 # Unrolled steps, and exact second derivatives of three of them.
 BILEVEL = [("meta_pseudo_label_soft", 0), ("bert_pretraining", 2)]
-# By number of processes and where the parameters rest, the cases. How four replicas share the rows,
-# of which one has none, is a matter of the task. Four processes pose as two nodes of two (see
+# Cases by number of processes and placement of the parameters. The task decides how four replicas,
+# one of them without rows, share the rows. Four processes pose as two nodes of two (see
 # replicated).
 REPLICATED = {
     (2, "replicate"): ALL,
@@ -361,7 +361,7 @@ REPLICATED = {
 def configure(data: Path, save: Path, case: Case, *more: str) -> RunConfig:
     """Return the configuration of a case; `more` comes last and wins.
 
-    `data` is the Two Moons folder; the data of a case is made in it or beside it.
+    `data` is the Two Moons folder; the data of a case is made in it or next to it.
     """
     name, number = case
     own = CASES[name][number]
@@ -385,19 +385,19 @@ def configure(data: Path, save: Path, case: Case, *more: str) -> RunConfig:
     elif set(WORDS) <= set(own) or set(WORD_LM) <= set(own):
         data = small_data.ensure(data, "words")
     if any(set(sizes) <= set(own) for sizes in (IMAGES, LSTM, TRANSLATION, LARGER_IMAGES, WORDS)):
-        # Of a Transformer's options these have only the dropout.
+        # These have only the dropout among a Transformer's options.
         options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
     return load_config([*own, *places, *options])
 
 
 def has_few_rows(case: Case) -> bool:
-    """Return whether only micro-batches of one row divide the rows of a pass on two processes."""
+    """Return whether only micro-batches of one row can divide a pass on two processes."""
     return "meta_pseudo_label" in task_of(case) or case[0] == "token_labels"
 
 
 def few_rows(case: Case) -> list[str]:
-    """Return the override for a validation of few rows; some tasks validate on all."""
+    """Return the override for validation on few rows; some tasks validate on all rows."""
     on_all = task_of(case).endswith(("=squad", "=wnli", "_vision"))
     return [] if on_all else ["task.valid_size=16"]
 
@@ -405,8 +405,8 @@ def few_rows(case: Case) -> list[str]:
 def exact(*more: str) -> list[str]:
     """Return overrides for runs whose results must agree to 1e-12: float64, no dropout.
 
-    Rate and eps keep the training from growing a rounding error of 1e-16 beyond that: the
-    derivative of an AdamW step at a tiny second moment is as large as 1 / eps.
+    Rate and eps keep training from amplifying a rounding error of 1e-16 beyond that: the derivative
+    of an AdamW step at a tiny second moment is as large as 1 / eps.
     """
     off = ["model.dropout=0", "model.attention_dropout=0", "engine.precision=fp64"]
     calm = ["optimizer.lr=0.002", "optimizer.eps=1e-4"]
@@ -414,8 +414,9 @@ def exact(*more: str) -> list[str]:
 
 
 def dropped(*more: str) -> list[str]:
-    """Return overrides for five such updates with dropout, whose masks belong to rows, not to
-    calls; they are an epoch of token_labels.
+    """Return overrides for five exact updates with dropout, an epoch of token_labels.
+
+    Dropout masks depend on rows and not on calls.
     """
     on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
     return exact(*on, "trainer.max_update=5", *more)
@@ -429,15 +430,13 @@ def train(config: RunConfig) -> dict[str, Tensor]:
 
 
 def weights_of(run: TrainingRun) -> dict[str, Tensor]:
-    """Return a copy of the present weights of a run."""
+    """Return a copy of a run's current weights."""
     weights = run.model.state_dict()
     return {name: w.clone() for name, w in zip(weights, shards.whole([*weights.values()]))}
 
 
 def shift_weights(run: Path) -> None:
-    """Add 1 to the weights of a run's best checkpoint, or of a checkpoint, as if it
-    were another.
-    """
+    """Add 1 to the weights of a checkpoint, or of a run's best one, to make it another."""
     path = manifests.resolve(str(run), prefer="best")
     stored = checkpoint.load(path)
     weights = {name: weight + 1 for name, weight in stored.weights.items()}
@@ -445,14 +444,14 @@ def shift_weights(run: Path) -> None:
 
 
 def train_uncounted(config: RunConfig) -> dict[str, Tensor]:
-    """Train a run without counting its FLOPs, which takes a third of such a small run."""
+    """Train a run without counting its FLOPs, which takes a third of the time of a small run."""
     with uncounted():
         return train(config)
 
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Count no FLOPs inside the block: nothing asks for them."""
+    """Count no FLOPs inside the block, where nothing needs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlopMeter, "count", lambda meter, work: contextlib.nullcontext())
         yield
@@ -479,7 +478,7 @@ def replicated(data: Path, out: Path, nodes: int, runs: Sequence[Run], rows_for_
 
 @contextlib.contextmanager
 def without_rows() -> Iterator[None]:
-    """Divide rows among all replicas but the first inside the block."""
+    """Inside the block, divide rows among all replicas except the first."""
     divide = Shard.parts
 
     def parts(shard: Shard, count: int) -> list[np.ndarray]:

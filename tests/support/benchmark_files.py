@@ -1,11 +1,11 @@
-"""Official files of GLUE and SuperGLUE, generated small."""
+"""Small generated files in the official forms of GLUE and SuperGLUE."""
 
 import json
 
 from metaseq_lm.data.benchmarks import GLUE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
-# Header rows as the official files have them, and the places that the fact sheet gives.
+# Header rows of the official files, and the columns given in the fact sheet.
 HEADERS = {
     "CoLA": ("source label mark sentence", "index sentence", (3,), 1, (1,)),
     "SST-2": ("sentence label", "index sentence", (0,), 1, (1,)),
@@ -50,7 +50,7 @@ def names_of(header):
 
 
 def glue_files(task, rows=3):
-    """Return the files of a task by name: texts t0a, t0b, t1a ... and labels in turn."""
+    """Return the files of a task by name, with texts t0a, t0b, t1a ... and alternating labels."""
     train, test, texts, label, test_texts = HEADERS[task]
     labels = GLUE[task].labels or ("0.5", "5.000", "2")
 

@@ -44,7 +44,7 @@ class Browser:
                 return answer["result"]
 
     def read(self) -> dict[str, Any]:
-        """Return the next message, noted if it is one of the console."""
+        """Return the next message; record it if it is from the console."""
         while b"\0" not in self.rest:
             data = os.read(self.back, 1 << 16)
             assert data, "the browser has gone"
@@ -75,7 +75,7 @@ class Browser:
         self.wait_for_load()
 
     def wait_for_load(self) -> None:
-        """Wait until a page that is being opened has loaded."""
+        """Wait until the opened page has loaded."""
         while self.read().get("method") != "Page.loadEventFired":
             pass
 
@@ -94,18 +94,18 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def click(self, selector: str) -> None:
-        """Press the left button of the mouse on the middle of an element, which scrolls there."""
+        """Scroll to an element and click its middle with the left button."""
         x, y = self.middle(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def hover(self, selector: str) -> None:
-        """Move the mouse to the middle of an element, which scrolls there."""
+        """Scroll to an element and move the mouse to its middle."""
         x, y = self.middle(selector)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def middle(self, selector: str) -> tuple[float, float]:
-        """Return where the middle of an element is in the window."""
+        """Return the position of an element's middle in the window."""
         box = self(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', inline: 'center'});"
@@ -127,7 +127,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """Start chromium with its profile in a folder; it ends with the context."""
+    """Start chromium with its profile in a folder; end it on exit."""
     to_read, to = os.pipe()
     back, back_write = os.pipe()
     command = f"exec {CHROMIUM} {OPTIONS} --remote-debugging-pipe --user-data-dir='{profile}' "

@@ -2,8 +2,8 @@
 
   python tests/support/checkpoint_memory.py [--nproc 3] [--saved-by 2] [--width 1024]
 
-Prints a line of JSON: the bytes of the parameters and moments that a process holds (its part), and
-the most that the process needs besides what it had before the model was built, as a multiple of it.
+It prints a line of JSON: the bytes of parameters and moments that a process holds (its part), and
+the process's peak memory beyond that before the model was built, as a multiple of its part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def resident(key: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak of resident memory begin at what is resident now."""
+    """Reset the peak of resident memory to the current value."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -48,7 +48,7 @@ def held(run: TrainingRun) -> int:
 
 
 def one_update(data: Path, save: Path, width: int, out: Path) -> None:
-    """As a replica, resume the run, if there is one, note the memory, and make an update."""
+    """As a replica, resume the run if there is one, record the memory, and make an update."""
     process_group.initialise("cpu", 600)
     name, number = ("masked_lm", 0)
     sizes = [f"model.encoder_embed_dim={width}", f"model.encoder_ffn_embed_dim={4 * width}"]
@@ -71,7 +71,7 @@ def one_update(data: Path, save: Path, width: int, out: Path) -> None:
 
 
 def measure(folder: Path, saved_by: int, nproc: int, width: int) -> dict[str, Any]:
-    """Save a run on some processes and resume it on others; return part and ratio of the worst."""
+    """Save a run on some processes and resume it on others; return the worst part and ratio."""
     arguments = (make_data(folder), folder / "run", width, folder / "out.json")
     on_replicas(saved_by, one_update, *arguments, seconds=900)
     on_replicas(nproc, one_update, *arguments, seconds=900)

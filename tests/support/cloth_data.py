@@ -1,4 +1,4 @@
-"""Generated passages of CLOTH: counted numbers with blanks, and candidates for each."""
+"""Generated passages of CLOTH: ascending numbers with blanks, and candidates for each blank."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def passage(draw: random.Random, level: str, words: int = 20) -> dict[str, Any]:
-    """Return numbers in order with two blanks, and for each blank the right number among four."""
+    """Return ascending numbers with two blanks and four candidates, one right, for each blank."""
     numbers = [str(number) for number in range(words)]
     options, answers = [], []
     for place in sorted(draw.sample(range(1, words), 2)):
@@ -22,8 +22,9 @@ def passage(draw: random.Random, level: str, words: int = 20) -> dict[str, Any]:
 
 
 def write(folder: Path, passages: int = 10) -> Path:
-    """Write train.jsonl, valid.jsonl and test.jsonl, half of each of either level; return the
-    folder.
+    """Write train.jsonl, valid.jsonl and test.jsonl; return the folder.
+
+    Each file has equal numbers of passages of both levels.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "valid", "test"):
@@ -34,5 +35,5 @@ def write(folder: Path, passages: int = 10) -> Path:
 
 
 def arguments(folder: Path, data: Path, name: str = "CLOTH") -> list[str]:
-    """Return the command that makes DATA/NAME of the files in a folder."""
+    """Return the command that makes DATA/NAME from the files in a folder."""
     return ["preprocess", f"--benchmark=cloth/{name}", f"--source={folder}", f"--destdir={data}"]

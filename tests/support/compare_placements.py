@@ -3,8 +3,8 @@ parameters.
 
     python tests/support/compare_placements.py [--only CASE ...] [--all] [--updates 10]
 
-It trains cases of the battery in float64, with dropout. A row has the largest absolute difference
-between the weights of two runs:
+It trains cases of the battery in float64, with dropout. Each row has the largest absolute
+difference between the weights of two runs:
 
 * 1R to 4H: of 1, 2 and 4 processes (R replicate, S shard, H hybrid) with micro-batches, from one
   process with whole batches; `moved` is a run that goes on with other processes and placements
@@ -71,8 +71,9 @@ def name_of(case: Case) -> str:
 
 @contextlib.contextmanager
 def quiet(log: Path) -> Iterator[TextIO]:
-    """Send what all processes print to a file, whose end is printed if they fail; yield the real
-    output.
+    """Redirect the output of all processes to a file; yield the real output.
+
+    The end of the file is printed if they fail.
     """
     with (
         open(log, "wb") as file,
@@ -92,7 +93,7 @@ def quiet(log: Path) -> Iterator[TextIO]:
 
 
 def train(cases: Sequence[Case], updates: int, place: Path, output: TextIO) -> Weights:
-    """Train every run, in one process group at a time; return the weights by (case, column)."""
+    """Train every run, one process group at a time; return the weights by (case, column)."""
     data = place / "moons"
     small_data.make_moons(data)
 
@@ -112,7 +113,7 @@ def train(cases: Sequence[Case], updates: int, place: Path, output: TextIO) -> W
     plan += [runs("bits", setting, part, *bits) for setting, part in (("2S", 0.5), ("2R", 1))]
     plan += [runs("moved", setting, part) for setting, part in MOVES]
     weights: Weights = {}
-    # In groups of their own: each sharded run leaves threads of gloo behind.
+    # In separate groups, because each sharded run leaves threads of gloo behind.
     for count, group in plan:
         began = time.monotonic()
         weights |= train_group(count, group, data, place)
@@ -122,17 +123,13 @@ def train(cases: Sequence[Case], updates: int, place: Path, output: TextIO) -> W
 
 
 def micro_batch(case: Case, processes: int) -> str:
-    """Return the option for micro-batches that divide the rows of one of these processes, unevenly
-    if possible.
-    """
+    """Return the option for micro-batches that divide a process's rows, unevenly if possible."""
     rows = 1 if battery.has_few_rows(case) else {1: 5, 2: 3, 4: 1}[processes]
     return f"engine.micro_batch_size={rows}"
 
 
 def train_group(count: int, runs: Sequence[Run], data: Path, place: Path) -> Weights:
-    """Train some runs on so many processes, which must agree to the last bit; return
-    their weights.
-    """
+    """Train runs on `count` processes, which must agree to the last bit; return the weights."""
     first, *others = real_runs.train_on_replicas(count, min(count, 2), runs, data, place)
     for other in others:
         for run, weights in first.items():
@@ -141,7 +138,7 @@ def train_group(count: int, runs: Sequence[Run], data: Path, place: Path) -> Wei
 
 
 def report(cases: Sequence[Case], weights: Weights) -> bool:
-    """Print the differences; return whether all are as small as they must be."""
+    """Print the differences; return whether all are small enough."""
     columns = [*SETTINGS, "moved", "stop", "bits"]
     print(f"{'case':28}" + "".join(f"{column:>8}" for column in columns))
     rows = []

@@ -1,6 +1,4 @@
-"""What the tests of Cross-View Training share: runs in double precision, their
-batches and scores.
-"""
+"""Helpers of Cross-View Training's tests: runs in double precision, batches and scores."""
 
 from pathlib import Path
 from typing import Any
@@ -63,11 +61,11 @@ def gradients(run: Parts, batch: WordBatch) -> tuple[dict[str, Any], Any]:
 
 
 def average_moves_before_the_step(run: Parts, batches: dict[str, list]) -> None:
-    """Assert that an update takes a tenth of the weights before it into an average of decay 0.9."""
+    """Assert that an update adds a tenth of the previous weights to an average of decay 0.9."""
     model, engine = run.model, run.engine
     with torch.no_grad():
         for p in engine.parameters("main"):
-            p.add_(0.1)  # the average is not there yet
+            p.add_(0.1)  # there is no average yet
     before, average = (
         {name: p.detach().clone() for name, p in net.named_parameters()}
         for net in (model.net, model.average.net)

@@ -1,4 +1,4 @@
-"""Tiny nets, batches written down by hand, and the noise of one pass, for the tests of ELECTRA."""
+"""Tiny nets, handwritten batches, and the noise of one pass, for ELECTRA's tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rows(ElectraBatch, ScoredBatch):
 
 
 def build(heads: tuple[str, ...] = ("rtd",), large: float = 0.5, **options: Any) -> Electra:
-    """Return a float64 model with weights of size `large`, so that mistakes are large too."""
+    """Return a float64 model with weights of size `large`, so that errors are also large."""
     torch.manual_seed(3)
     frequencies = torch.zeros(VOCABULARY)
     frequencies[FIRST:] = torch.arange(1.0, VOCABULARY - FIRST + 1)
@@ -70,9 +70,7 @@ def make_batch(
     seed: int = 0,
     width: int = 0,
 ) -> Rows:
-    """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays
-    visible.
-    """
+    """Return rows [CLS] words [SEP] of `lengths`; the first `chosen` position stays visible."""
     g = torch.Generator().manual_seed(seed)
     chosen = [[1, 3], [5, 2], [3]] if chosen is None else chosen
     width = max(*lengths, width)
@@ -120,9 +118,7 @@ def noise(root: int = 1, rows: Any = (0, 1, 2)) -> Iterator[None]:
 
 
 class Seen:
-    """A model's answers in one pass of a criterion: `tokens` it was shown, `terms`
-    and the `loss`.
-    """
+    """A pass of a criterion: the `tokens` that the model saw, the `terms` and the `loss`."""
 
     def __init__(self, model: Electra, how: Any, batch: ElectraBatch, root: int = 1) -> None:
         self.tokens: Tensor = batch.tokens
@@ -149,6 +145,6 @@ def chosen_positions(batch: ElectraBatch, row: int) -> list[int]:
 
 
 def length(batch: ElectraBatch, row: int) -> int:
-    """Return how many tokens of a row are no padding."""
+    """Return the number of tokens in a row other than padding."""
     width = batch.tokens.shape[1]
     return width if batch.padding is None else width - int(batch.padding[row].sum())

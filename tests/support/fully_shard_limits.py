@@ -102,12 +102,12 @@ LIMITS = [
 
 
 def limits(mesh: DeviceMesh) -> dict[str, str]:
-    """Return what comes of each."""
+    """Return the outcome of each function."""
     return {function.__name__: function(mesh) for function in LIMITS}
 
 
 def main() -> None:
-    """Print what comes of each."""
+    """Print the outcomes."""
     dist.init_process_group("gloo")
     found = limits(init_device_mesh("cpu", (dist.get_world_size(),)))
     if dist.get_rank() == 0:

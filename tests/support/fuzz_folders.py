@@ -1,9 +1,10 @@
 """Damage of run, sweep, report and data folders, and whether any command then says something wrong.
 
-Each mutation changes one file or two of a copy; every command that reads them must refuse it with a
-message, print what it prints of the sound folders, or say what is different. As a program it tries
-many: `python tests/support/fuzz_folders.py --count 500 --seed 1`. With --values it puts odd values
-into JSON files and repairs their checksums: what is not refused may then change what is printed.
+Each mutation changes one or two files of a copy. Every command that reads them must refuse them
+with a message, print the same as for the sound folders, or report the difference. As a program it
+tries many: `python tests/support/fuzz_folders.py --count 500 --seed 1`. With --values it puts odd
+values into JSON files and repairs their checksums: values that are not refused may then change the
+output.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from mutations import make_folder
 from metaseq_lm.cli import main
 from metaseq_lm.core.files import checksum
 
-SECONDS = 60  # that a command may take; in a fork most take less than one
+SECONDS = 60  # seconds that a command may take; in a fork most take less than one
 MLM = [*CASES["masked_lm"][0], *TINY, "engine.tensorboard=false", "trainer.log_interval=1"]
 PAIRS = ["task=sentence_prediction", "criterion=sentence_prediction", "task.labelled=pairs"]
 PAIRS += ["init_from=runs/mlm", "model=inherit", "task.batch_size=4", "engine.tensorboard=false"]
@@ -53,7 +54,7 @@ COMMANDS = {
     "doctor": "doctor data",
     "verify": "doctor data --verify",
 }
-# The commands that read the files below a folder of the workplace.
+# The commands that read the files in a folder of the workplace.
 READERS = {
     "data": (
         *("evaluate", "evaluate pairs", "score", "doctor", "verify"),
@@ -67,7 +68,7 @@ READERS = {
     "archive.jsonl": ("report archive", "archive"),
 }
 WRITING = {"train", "train again", "start", "export", "archive", "resubmit", "cancel"}
-# Stand-ins for Slurm, which write down how they were called.
+# Stand-ins for Slurm, which record their calls.
 SLURM = {
     "sbatch": "echo Submitted batch job 77",
     "squeue": "",
@@ -120,7 +121,7 @@ def make_place(place: Path) -> None:
 
 @dataclass
 class Outcome:
-    """What a command did: its exit code (a text if none), what it printed, what Slurm was asked."""
+    """Outcome of a command: exit code (a text if none), output, calls of Slurm."""
 
     code: int | str
     out: str
@@ -143,7 +144,7 @@ def perform(command: str, place: Path) -> Outcome:
             setattr(sys, "stdout" if number == 1 else "stderr", stream)
         try:
             code: int | str = main(words)
-        except BaseException as error:  # anything that leaves a command is a fault
+        except BaseException as error:  # any exception that leaves a command is a fault
             code = f"raised {error!r}"[:300]
         sys.stdout.flush()
         sys.stderr.flush()
@@ -175,7 +176,7 @@ TEXT = re.compile(rb'(?<=: )"[^"\\]*"|(?<=: )[a-z_]+$', re.MULTILINE)
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Replace a file by another one of this content."""
+    """Replace a file by a new file with this content."""
     path.unlink()
     path.write_bytes(content)
 
@@ -202,7 +203,7 @@ def delete(path: Path, rng: random.Random) -> str:
 
 
 def swap(path: Path, rng: random.Random) -> str:
-    """Exchange it with a file of the same name, else with any of its folder."""
+    """Exchange it with a file of the same name, else with any file in its folder."""
     root = Path.cwd()
     others = [p for p in root.rglob(path.name) if p.is_file() and not p.samefile(path)]
     others = others or [p for p in path.parent.iterdir() if p.is_file() and p != path]
@@ -217,7 +218,7 @@ def swap(path: Path, rng: random.Random) -> str:
 
 
 def repeat(path: Path, rng: random.Random) -> str:
-    """Repeat some lines where they are, or at the end."""
+    """Repeat some lines in place or at the end."""
     lines = path.read_bytes().splitlines(keepends=True)
     first = rng.randrange(len(lines))
     last = min(len(lines), first + rng.randint(1, 3))
@@ -239,7 +240,7 @@ def replace_match(path: Path, rng: random.Random, pattern: re.Pattern, values: l
 
 
 def number(path: Path, rng: random.Random) -> str:
-    """Change a number of a text, as a hand would."""
+    """Change a number in a text, as an edit by hand might."""
     return replace_match(path, rng, NUMBER, [lambda old: old + b"1", b"7", b"-1", b"0.25"])
 
 
@@ -253,7 +254,7 @@ def hostile_text(path: Path, rng: random.Random) -> str:
 
 
 def special(path: Path, rng: random.Random) -> str:
-    """Put a pipe, a link, a device or a folder in its place."""
+    """Replace it by a pipe, a link, a device or a folder."""
     kinds: dict[str, Callable[[], object]] = {
         "pipe": lambda: os.mkfifo(path),
         "link to /dev/zero": lambda: path.symlink_to("/dev/zero"),
@@ -270,7 +271,7 @@ def special(path: Path, rng: random.Random) -> str:
 
 
 def control(path: Path, rng: random.Random) -> str:
-    """Insert control characters or bytes that are no UTF-8."""
+    """Insert control characters or bytes that are not UTF-8."""
     content = path.read_bytes()
     at = rng.randrange(len(content) + 1)
     text = rng.choice([b"\0", b"\x1b[2J", b"\r", b"\xff\xfe", b"\xe2\x80\xae", b"\n", b"\n\n"])
@@ -279,7 +280,7 @@ def control(path: Path, rng: random.Random) -> str:
 
 
 def encode(path: Path, rng: random.Random) -> str:
-    """Write a text in another encoding, or with a mark."""
+    """Write a text in another encoding, or with a byte-order mark."""
     encoding = rng.choice(["utf-16", "utf-8-sig", "utf-32", "cp037"])
     rewrite(path, path.read_bytes().decode("latin-1").encode(encoding))
     return encoding
@@ -291,7 +292,7 @@ def empty(path: Path, rng: random.Random) -> str:
 
 
 def unreadable(path: Path, rng: random.Random) -> str:
-    """Take all permissions; root reads it all the same."""
+    """Remove all permissions; root can still read it."""
     path.chmod(0)
     return ""
 
@@ -314,7 +315,7 @@ VALUES += [
 
 
 def value(path: Path, rng: random.Random) -> str:
-    """Put another value into a JSON file, or into a line of one, and repair the checksums."""
+    """Put another value into a JSON file or line, and repair the checksums."""
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         is_lines = True
@@ -339,7 +340,7 @@ def value(path: Path, rng: random.Random) -> str:
 
 
 def seal(rows: list[Any]) -> None:
-    """Renew the checksums of the rows of a file, and that of all rows in the head of an archive."""
+    """Renew the checksums of a file's rows, and of all rows in the head of an archive."""
     for number, row in reversed([*enumerate(rows)]):
         if not isinstance(row, dict):
             continue
@@ -355,13 +356,13 @@ ANY += [control, empty, unreadable]
 TEXTS: list[Damage] = [*ANY, repeat, repeat, number, number, number, number, odd_number]
 TEXTS += [odd_number, hostile_text, encode, nested]
 ENDINGS = (".json", ".jsonl", ".yaml", ".txt", "")
-# What no command reads, or no command of these.
+# Files that none of these commands read.
 UNREAD = re.compile(r"bin/|code/|\.lock|tb/|jobs/|checkpoints/update_0+1/")
 
 
 @dataclass
 class Counts:
-    """Outcomes of the commands, and what is wrong."""
+    """Counts of outcomes, and faults."""
 
     mutations: int = 0
     outcomes: Counter = field(default_factory=Counter)
@@ -369,7 +370,7 @@ class Counts:
 
 
 class Fuzz:
-    """The sound workplace, what the commands print of it, and copies to be damaged."""
+    """The sound workplace, the commands' output on it, and copies to damage."""
 
     def __init__(self, place: Path, values: bool = False) -> None:
         self.place, self.sound, self.values = place / "work", place / "sound", values
@@ -385,14 +386,14 @@ class Fuzz:
             assert again == self.expected[name], (name, again, self.expected[name])
 
     def restore(self) -> None:
-        """Put the sound files in place again."""
+        """Restore the sound files."""
         os.chdir(self.place.parent)
         shutil.rmtree(self.place)
         shutil.copytree(self.sound, self.place, symlinks=True)
         os.chdir(self.place)
 
     def files(self) -> dict[str, list[Path]]:
-        """Return the files that may be damaged, by the folders of READERS."""
+        """Return the files that may be damaged, by folder of READERS."""
         listed = {}
         for name in READERS:
             top = self.place / name
@@ -409,7 +410,7 @@ class Fuzz:
         return listed
 
     def mutate(self, rng: random.Random) -> tuple[str, list[str], str]:
-        """Damage a file; return the folder of READERS, the files that differ, and what was done."""
+        """Damage a file; return the folder of READERS, the changed files, and a description."""
         folder, paths = rng.choice([item for item in self.files().items() if item[1]])
         path = rng.choice(paths)
         damage = rng.choice(TEXTS if path.suffix in ENDINGS else ANY)
@@ -420,7 +421,7 @@ class Fuzz:
         return folder, [file for file in damaged if file], f"{damage.__name__} {name} {done}"
 
     def judge(self, name: str, seen: Outcome) -> tuple[str, str]:
-        """Return the kind of an outcome, and what is wrong with it or ""."""
+        """Return the kind of an outcome, and its fault or ""."""
         sound = self.expected[name]
         if not isinstance(seen.code, int):
             return "fault", str(seen.code)
@@ -431,7 +432,7 @@ class Fuzz:
         for text in (seen.out, seen.err):
             if odd := [c for c in text if not c.isprintable() and c not in "\n\t"]:
                 return "fault", f"control characters: {odd[:5]}"
-        # The message of a command that fails, or of a check that does.
+        # The message of a failed command or check.
         added = [line for line in lines(seen) if line not in lines(sound)]
         if seen.code != sound.code:
             if seen.code not in (1, 2, 3):
@@ -445,7 +446,7 @@ class Fuzz:
 
 
 def verbs(outcome: Outcome) -> list[str]:
-    """Return the names of Slurm's programs that were called."""
+    """Return the names of the called programs of Slurm."""
     return [line.split()[0] for line in outcome.calls.splitlines() if line.strip()]
 
 
@@ -458,13 +459,13 @@ SAID = re.compile(
     r"not found here|no lines|no log\.jsonl|no results\.json|not readable|cannot be used|"
     r"not finished|without config\.yaml|is not searched|; changed "
 )
-ROW = re.compile(r"\S {2,}\S|(,[^ ]*){3}")  # of a table, as text or csv
+ROW = re.compile(r"\S {2,}\S|(,[^ ]*){3}")  # a row of a table, as text or csv
 
 
 def is_said(damaged: Sequence[str], added: Sequence[str]) -> bool:
-    """Return whether a new line, which is no row of a table, tells the damage of one of the files.
+    """Return whether a new line outside of tables reports the damage of one of the files.
 
-    It must name the file or its folder; a row of `sweep status` must be of the run and name the
+    It must name the file or its folder; a row of `sweep status` must belong to the run and name the
     file.
     """
     for name in damaged:
@@ -508,7 +509,7 @@ def fuzz(place: Path, count: int, seed: int, verbose: bool = False, values: bool
 
 
 def summary(counts: Counts) -> str:
-    """Return the line that is printed in the end."""
+    """Return the last line of output."""
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.outcomes.items()))
     total = sum(counts.outcomes.values())
     return (

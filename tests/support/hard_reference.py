@@ -1,4 +1,4 @@
-"""The hard-label update written out with torch's own AdamW on a copy of the student."""
+"""A reference hard-label update with torch's own AdamW on a copy of the student."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from metaseq_lm.tasks import Batches
 
 @dataclass
 class Taken:
-    """What an update drew and earned: the sampled pairs (C, B, S) and the rewards, in order."""
+    """Results of an update: the sampled pairs (C, B, S) and the rewards, in order."""
 
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Taken:
 
 
 def watch(bench: Bench) -> Taken:
-    """Note samples and rewards of the updates that follow."""
+    """Record samples and rewards of the following updates."""
     taken = Taken()
     sample: Callable = bench.task.criterion.sample
     reward: Callable = bench.task.reward
@@ -48,7 +48,7 @@ def watch(bench: Bench) -> Taken:
 
 @dataclass
 class Wanted:
-    """What an update must do: rewards, dot products, weights of the student, teacher's gradient."""
+    """Expected rewards, dot products, student weights and teacher's gradient of an update."""
 
     rewards: list[float]
     products: list[float]
@@ -97,9 +97,9 @@ def reward_of_step(
 def written_out(
     bench: Bench, batches: Batches, update: int, draws: list[Any], pairs: tuple[Tensor, Tensor]
 ) -> Wanted:
-    """Return what update number `update` must do with sampled `pairs`, from the present state.
+    """Return the expected result of update `update` with sampled `pairs`, from the current state.
 
-    `draws` are those of the student's passes, in order: pseudo, support if there is one, query.
+    `draws` belong to the student's passes, in order: pseudo, support if there is one, query.
     """
     criterion, copies = bench.config.criterion, bench.copies
     (text,) = batches["unlabelled"][0]
@@ -120,7 +120,7 @@ def written_out(
     for c in range(copies):
         mine = draws[c * per_step : (c + 1) * per_step]
         x, y = pairs[0][c], pairs[1][c]
-        if paper:  # each alone from where the update began
+        if paper:  # each starts from the beginning of the update
             student.load_state_dict(start[0])
             adamw.load_state_dict(copy.deepcopy(start[1]))
         before = flat(student.parameters())

@@ -35,12 +35,12 @@ SMALL = {
 
 
 def bert_vocabulary() -> list[str]:
-    """Special symbols among and after others, as BERT's files have them."""
+    """Return symbols with special ones among and after others, as in BERT's files."""
     return ["[PAD]", "[unused0]", "[unused1]", *SPECIALS, *WORDS]
 
 
 def write_bert_tokenizer(folder: Path, **options: Any) -> None:
-    """Write vocab.txt, and what BertTokenizerFast saves."""
+    """Write vocab.txt and the files that BertTokenizerFast saves."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(bert_vocabulary()) + "\n", encoding="utf-8")
     transformers.BertTokenizerFast.from_pretrained(folder, **options).save_pretrained(folder)

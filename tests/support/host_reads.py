@@ -1,4 +1,4 @@
-"""Operations for which a host would wait for its GPU, counted on a CPU."""
+"""Counts, on a CPU, of operations for which a host would wait for its GPU."""
 
 import traceback
 from collections import Counter
@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-# They read values, or make a tensor whose size depends on values.
+# These read values, or make a tensor with a size that depends on values.
 READS = {
     aten._local_scalar_dense.default,
     aten._unique2.default,
@@ -21,7 +21,7 @@ READS = {
 
 
 class HostReads(TorchDispatchMode):
-    """Counts them by the function of the package that is responsible."""
+    """Counts such operations by the function of the package that causes them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows in the forms in which the library `datasets`, or pandas, writes them."""
+"""Rows in the formats of the library `datasets` and of pandas."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def cell(value: Any) -> str:
-    """Return a value as it stands in a table; lists are arrays of NumPy there."""
+    """Return a value in the form of a table, where lists are NumPy arrays."""
     if isinstance(value, list):
         return f"[{' '.join(map(repr, value))}]"
     if isinstance(value, dict):
@@ -27,7 +27,7 @@ def _inner(value: Any) -> str:
 
 
 def flat(row: Row) -> Row:
-    """Return a row with a column for each field of an object, as Dataset.flatten() makes it."""
+    """Return a row with a column for each field of an object, like Dataset.flatten()."""
     result: Row = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -63,7 +63,7 @@ TEXT_FORMS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {  # suffix, con
 
 
 def write_rows(folder: Path, stem: str, rows: list[Row], form: str) -> None:
-    """Write the file of a split in one of TEXT_FORMS, or in Parquet."""
+    """Write the file of a split in one of TEXT_FORMS or in Parquet."""
     folder.mkdir(parents=True, exist_ok=True)
     if form == "parquet":
         import pyarrow

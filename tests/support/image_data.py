@@ -1,4 +1,4 @@
-"""Small images of four classes: a bright stripe, at a place of the class, in noise."""
+"""Small images of four classes: noise with a bright stripe at a position of the class."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def imported(file: Path, name: str = "") -> ModuleType:
-    """Return the program in a file as a module, which is not put into sys.modules."""
+    """Return the program in a file as a module, without adding it to sys.modules."""
     spec = importlib.util.spec_from_file_location(name or file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

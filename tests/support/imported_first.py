@@ -1,4 +1,4 @@
-"""What the server of real_runs imports before it forks: all that a run needs, and its test."""
+"""Imports of the server of real_runs before it forks: all modules that a run and its test need."""
 
 import gc
 import os

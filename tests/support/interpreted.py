@@ -16,9 +16,9 @@ SOURCE = Path(metaseq_lm.forward.__file__).with_name("cuda_noise.py")
 
 
 def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return a second copy of the module whose kernels are interpreted; skip without Triton."""
+    """Return a second copy of the module with interpreted kernels; skip without Triton."""
     pytest.importorskip("triton", reason="Triton is missing: pip install triton (300 MB)")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read where a kernel is defined
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read at the definition of a kernel
     from triton.runtime import interpreter
 
     convert = interpreter._convert_float

@@ -3,14 +3,14 @@
   python tests/support/kill_and_resume.py --kills 200 [--nproc N ...] [--parallel shard] [--single]
   [--async-save] [--in-save K]
 
-Each kill is a kill -9 of the whole process group, with --single every other one of one replica,
-after which the others have to end by themselves: half of them at a random moment, half while a
-checkpoint is being written, linked or pruned (which the plug-in tests/support/faults slows down).
-Checked after each: every checkpoint is complete, none is lost, at most one temporary copy is there,
-what an earlier kill left is gone, the run resumed from the newest one. Checked when a run is
-through: log, weights and moments are those of a run that nobody disturbed, to the last bit. With
-several numbers of processes each start has the next of them, computes in float64, and losses,
-weights and moments are compared to 1e-9.
+Each kill is a kill -9 of the whole process group. With --single every other kill hits only one
+replica, and the others have to end by themselves. Half of the kills come at a random moment, half
+while a checkpoint is being written, linked or pruned (which the plug-in tests/support/faults slows
+down). Checks after each kill: every checkpoint is complete, none is lost, there is at most one
+temporary copy, leftovers of earlier kills are gone, and the run resumed from the newest checkpoint.
+Checks after a run has finished: log, weights and moments equal those of an undisturbed run to the
+last bit. With several numbers of processes, each start has the next number and computes in float64,
+and losses, weights and moments are compared to 1e-9.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from metaseq_lm.runs.manifests import CheckpointError
 UPDATES = 30
 KEPT = 2  # trainer.keep_last of real_runs.command
 SLOW = {"METASEQ_LM_SLOW_SAVE": "0.012"}
-SAVE_SECONDS = 0.15  # what a slowed save takes
+SAVE_SECONDS = 0.15  # duration of a slowed save
 
 
 @dataclass
 class Counts:
-    """What happened."""
+    """Counts of events."""
 
     kills: int = 0
-    single: int = 0  # of them, those of one replica
-    in_save: int = 0  # of them, those that met a temporary copy or link
+    single: int = 0  # kills of one replica
+    in_save: int = 0  # kills that met a temporary copy or link
     runs: int = 0
-    resumed: int = 0  # starts that were seen to resume from a checkpoint
+    resumed: int = 0  # starts that visibly resumed from a checkpoint
     copies: int = 0  # most temporary copies at once
     troubles: list[str] = field(default_factory=list)
 
@@ -73,18 +73,18 @@ class Victim:
         ]
         more += FP64 if len(nproc) > 1 else []
         self.arguments = command(data, save, *more)
-        self.nproc = itertools.cycle(nproc)  # of the next start
+        self.nproc = itertools.cycle(nproc)  # number of processes at the next start
         is_exact = len(nproc) == 1
         self.tolerance = 0.0 if is_exact else 1e-9
-        # Processes choose how many positions they compute, each for itself.
+        # Each process chooses for itself how many positions it computes.
         self.ignored = {"seconds"} if is_exact else {"seconds", "flops"}
         self.save, self.checkpoints = save, save / "checkpoints"
         self.counts = counts
         self.errors = save.with_suffix(".err")
-        self.printed = 0  # bytes, by earlier lives
+        self.printed = 0  # bytes printed in earlier lives
 
     def trouble(self, what: str) -> None:
-        """Count what must not happen."""
+        """Count something that must not happen."""
         self.counts.troubles.append(f"{self.save.name}: {what}")
         print(f"TROUBLE {self.counts.troubles[-1]}", flush=True)
 
@@ -96,7 +96,7 @@ class Victim:
         return Started([*self.arguments, *more], self.errors, SLOW)
 
     def complete(self) -> set[str]:
-        """Return the checkpoints that verify; one that does not is trouble."""
+        """Return the checkpoints that verify; others count as trouble."""
         good = set()
         for path in manifests.all_updates(self.checkpoints):
             try:
@@ -107,7 +107,7 @@ class Victim:
         return good
 
     def leftovers(self, since: float = 0.0) -> list[Path]:
-        """Return temporary copies and links that were changed since then."""
+        """Return temporary copies and links that changed after `since`."""
         result = []
         for path in self.checkpoints.glob(".tmp-*"):
             with contextlib.suppress(FileNotFoundError):
@@ -115,9 +115,7 @@ class Victim:
         return result
 
     def kill(self, run: Started, replica: int | None) -> bool:
-        """Kill one replica, if there are any yet, or all; return whether the run was through
-        before.
-        """
+        """Kill one replica, if there are any, or all; return whether the run was already over."""
         pids = run.replicas()
         if run.code is not None or replica is None or replica >= len(pids):
             through = run.code is not None
@@ -129,7 +127,8 @@ class Victim:
             return True
         self.counts.single += 1
         text = run.text()[self.printed :]
-        # Where nothing is printed, the fork died that waits for its turn to be the program.
+        # Without output, the killed process was the fork that waits for its turn to run the
+        # program.
         if text and (run.members() or f"replica {replica}" not in text):
             end = f"{run.code}, {run.members()} live: {text[-500:]}"
             self.trouble(f"after the death of replica {replica} the run ended with {end}")
@@ -141,7 +140,7 @@ class Victim:
     ) -> bool:
         """Start it and kill it after `seconds`, counted from its `save_number`-th save if given.
 
-        With `replica` only that process is killed. Returns whether it was through before.
+        With `replica` only that process is killed. Returns whether the run had finished before.
         """
         before, began = self.complete(), time.time()
         resumed_before = len(rows(self.save, "event"))
@@ -164,7 +163,7 @@ class Victim:
         return through
 
     def check(self, before: set[str], events: list[dict], began: float) -> None:
-        """Compare what is on the disk after a life with what was there before it."""
+        """Compare the files on disk after a life with those before it."""
         left, good = self.leftovers(), self.complete()
         copies = [p for p in left if not p.is_symlink() and p.name.startswith(".tmp-update")]
         self.counts.copies = max(self.counts.copies, len(copies))
@@ -189,7 +188,7 @@ class Victim:
                 self.trouble(f"an earlier leftover stayed: {old}")
 
     def check_result(self, straight: Path) -> None:
-        """Compare log and state with those of the undisturbed run."""
+        """Compare log and state with the undisturbed run."""
         for kind in ("train", "valid"):
             expected = {row["update"]: row for row in rows(straight, kind)}
             found = rows(self.save, kind)
@@ -243,10 +242,10 @@ def torture(
     single: bool = False,
     in_save: int = 0,
 ) -> Counts:
-    """Kill runs under `out` until there were `kills` kills and the last run is through.
+    """Kill runs under `out` until there were `kills` kills and the last run has finished.
 
-    With `single` every other kill is one of a single replica. At least `in_save` meet a save. With
-    several numbers of processes each start has the next.
+    With `single` every other kill hits a single replica. At least `in_save` kills hit a save. With
+    several numbers of processes, each start has the next number.
     """
     nproc = [nproc] if isinstance(nproc, int) else nproc
     counts, chance = Counts(), random.Random(seed)
@@ -276,7 +275,7 @@ def torture(
 
 
 def summary(counts: Counts, seconds: float) -> str:
-    """Return the line that is printed in the end."""
+    """Return the last line of output."""
     return (
         f"{counts.kills} kills ({counts.single} of one replica, {counts.in_save} inside a save) of "
         f"{counts.runs} runs, "

@@ -2,8 +2,8 @@
 
   python tests/support/kill_commands.py [--only search watch] [--count 5] [--seed 1]
 
-A command dies with its process group; of a sweep or a league its jobs, which have groups of their
-own, die in every other kill, and else go on alone. A line for each kill says what was written last.
+A command dies with its process group. Jobs of a sweep or a league have their own groups: they die
+in every other kill and go on alone otherwise. A line for each kill names the file written last.
 Weights, trials, scores and tables are compared byte for byte, without times.
 """
 
@@ -36,7 +36,7 @@ from sweeping import TINY, processes
 
 from metaseq_lm.cli import main as program
 
-LONG = 1200.0  # seconds in which a search ends on a busy machine
+LONG = 1200.0  # seconds within which a search ends on a busy machine
 WORLD = ["preprocess", "--world", "quad", "--world-seed", "11", "--quiet"]
 WORLD += ["--world-documents", "400", "--world-held-out", "40"]
 SEARCH = ["--search", "optimizer.lr=log 1e-3..1e-1", "--search-prune", "none"]
@@ -48,17 +48,17 @@ FINETUNED = ["epochs=2", "batch_size=8", "lr=3e-3", "tokens=16"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A command that is killed.
+    """A command to kill.
 
     Attributes:
-        kills: How often, unless --count says otherwise.
-        prepare: Makes what the command needs in a folder.
-        words: The command that works in such a folder.
-        result: What it has made there.
-        finish: Called before the last life; after it a command that watches can end.
-        seconds: From its first file to the last moment of a kill, None for as long as it takes.
-        loses: Whether killed work is given up, so that only what both have made is compared.
-        over: The exit code of the command where all is done, as when it was killed at its end.
+        kills: Default number of kills, without --count.
+        prepare: Prepares a folder for the command.
+        words: The command to run in such a folder.
+        result: Returns its results there.
+        finish: Called before the last life, so that a watching command can end.
+        seconds: Seconds from its first file to the latest kill, None for its whole duration.
+        loses: Whether killed work is given up, so that only common results are compared.
+        over: The exit code if all work is already done, as after a kill at the end.
     """
 
     kills: int
@@ -72,7 +72,7 @@ class Kind:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Return the bytes of the files below a folder, of JSON the values but times and checksums."""
+    """Return the bytes of files below a folder; for JSON, values without times and checksums."""
     files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
     return {
         str(p.relative_to(folder)): timeless(json.loads(p.read_text()))
@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def timeless(value: Any) -> Any:
-    """Return a JSON value without what differs from run to run."""
+    """Return a JSON value without parts that differ from run to run."""
     if isinstance(value, list):
         return [timeless(v) for v in value]
     if not isinstance(value, dict):
@@ -93,14 +93,14 @@ def timeless(value: Any) -> Any:
 
 
 def results_of(run: Path) -> dict[str, Any]:
-    """Return the weights and the state of a run, and its scores."""
+    """Return the weights, the state and the scores of a run."""
     weights, state = final(run)
     scores = timeless(json.loads((run / "results.json").read_text()))
     return {"weights": weights, "state": state, "scores": scores}
 
 
 def results_of_search(place: Path) -> dict[str, Any]:
-    """Return the finished trials by their values, and the chosen run."""
+    """Return the finished trials by values, and the chosen run."""
     found: dict[str, Any] = {}
     for file in sorted(place.glob("out/search/all/*/trial.json")):
         trial = json.loads(file.read_text())
@@ -113,7 +113,7 @@ def results_of_search(place: Path) -> dict[str, Any]:
 
 
 def results_of_league(place: Path) -> dict[str, Any]:
-    """Return every run by its folder, and the tables."""
+    """Return every run by folder, and the tables."""
     runs = [p.parent for p in sorted(place.glob("out/*/*/*/results.json"))]
     tables = [*place.glob("out/*.csv"), *place.glob("out/*.md")]
     found: dict[str, Any] = {str(p.relative_to(place)): results_of(p) for p in runs}
@@ -141,7 +141,7 @@ def make_scored(place: Path) -> None:
 
 
 def make_watched(place: Path) -> None:
-    """Make a finished run, and one that goes on."""
+    """Make a finished run and an unfinished one."""
     synthetic.make_run(place / "runs" / "a")
     synthetic.make_run(place / "runs" / "b", seed=2).joinpath("results.json").rename(
         place / "results.json"
@@ -187,7 +187,7 @@ KINDS = {
 
 
 def newest(place: Path, since: float) -> str:
-    """Return the file that was written last, digits as #; "" for none since a moment."""
+    """Return the file written last after `since`, with # for digits; "" without one."""
     last, found = since, ""
     for folder, children, names in os.walk(place):
         children[:] = [c for c in children if c != "code"]
@@ -200,7 +200,7 @@ def newest(place: Path, since: float) -> str:
 
 
 def differing_parts(a: Any, b: Any, name: str = "") -> list[str]:
-    """Return where two nested dictionaries differ."""
+    """Return the keys at which two nested dictionaries differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = sorted(a.keys() | b.keys())
         parts = [differing_parts(a.get(k), b.get(k), f"{name}/{k}") for k in keys]
@@ -209,12 +209,12 @@ def differing_parts(a: Any, b: Any, name: str = "") -> list[str]:
 
 
 class Tortured:
-    """A command that is killed in a folder of its own, `place`/now."""
+    """A command that is killed in its folder, `place`/now."""
 
     def __init__(self, kind: Kind, place: Path, seed: int) -> None:
         self.kind, self.place, self.chance = kind, place, random.Random(seed)
         self.now, self.errors = place / "now", place / "printed.txt"
-        self.hits: Counter[str] = Counter()  # of kills, by what was written last
+        self.hits: Counter[str] = Counter()  # number of kills by the file written last
         self.troubles: list[str] = []
         self.kills = 0
         kind.prepare(self.now)
@@ -230,13 +230,13 @@ class Tortured:
         return Started(self.kind.words(self.now), self.errors)
 
     def _first_file(self, run: Started, began: float) -> float:
-        """Wait for a file to change, or for the end; return when that was."""
+        """Wait for a file to change or for the end; return the time."""
         while run.code is None and not newest(self.now, began):
             time.sleep(0.01)
         return time.time()
 
     def _kill(self, run: Started, with_jobs: bool) -> None:
-        # Before and after: the command may be starting one.
+        # Before and after, because the command may be starting one.
         for pid in processes(f"{self.now}/", "submitit") if with_jobs else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -248,7 +248,7 @@ class Tortured:
             time.sleep(0.05)
 
     def live_and_die(self) -> int | None:
-        """Start it and kill it; returns its exit code if it has ended before."""
+        """Start it and kill it; return its exit code if it ended before the kill."""
         began = time.time()
         run = self._start()
         self._first_file(run, began)
@@ -266,7 +266,7 @@ class Tortured:
         return code
 
     def compare(self) -> None:
-        """Compare with what no kill has disturbed."""
+        """Compare with undisturbed results."""
         found = self.kind.result(self.now)
         names = self.wanted.keys() | found.keys()
         if self.kind.loses:
@@ -280,7 +280,7 @@ class Tortured:
         print(f"  through: {len(names) - len(differing)} equal of {len(names)}", flush=True)
 
     def torture(self, kills: int) -> None:
-        """Kill it so often; whenever it gets through, compare and start in a new folder."""
+        """Kill it `kills` times; whenever it finishes, compare and start in a new folder."""
         is_over = False
         while not is_over:
             shutil.rmtree(self.now)
@@ -303,7 +303,7 @@ class Tortured:
 
 
 def torture(name: str, place: Path, kills: int, seed: int) -> list[str]:
-    """Kill one kind, print a line of what happened, return the troubles."""
+    """Kill one kind of command, print a summary line, return the troubles."""
     began = time.monotonic()
     if name == "async":
         data = kill_and_resume.make_data(place)

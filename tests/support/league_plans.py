@@ -1,4 +1,4 @@
-"""A small plan for tests of leagues, and runs trained in the process of the test."""
+"""A small plan for tests of leagues, and training of its runs in the test's process."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.submit import Batch
 
 # An update of TINY on Two Moons costs 4.98e6 FLOPs with mask_prob=0.15, 7.50e6 with 0.4: six or
-# four updates spend the small budget. Other shares of targets leave too much of it.
+# four updates spend the small budget. Other shares of targets leave too much of it unspent.
 SMALL, LARGE = 3e7, 6e7
 PLAN: dict[str, Any] = {
     "name": "small",
@@ -62,7 +62,7 @@ def write_plan(file: Path, data: Path, **changes: Any) -> Path:
 def in_process(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[Run], None] = lambda run: None
 ) -> list[str]:
-    """Train runs of leagues here, without processes; return the list that names them in order.
+    """Train runs of leagues in this process; return a list of their names in order.
 
     `before` is called with each run, and may raise.
     """

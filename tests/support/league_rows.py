@@ -1,4 +1,4 @@
-"""Rows of a league with chosen numbers: runs as reports read them, without training."""
+"""Rows of a league with chosen numbers: runs in the form of reports, without training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from metaseq_lm.runs.suite_results import SuiteResults
 
 BRACKETS, TOPIC = "pairs.brackets.accuracy", "topic.accuracy"
 BUDGET, UNIGRAM, TRIGRAM, SYMBOLS = 6e10, 4.08, 2.6, 106
-WORDS, ALIKE = 10**6, Likeness(0.02, 0.019, 0.004)  # of train, and of valid
+WORDS, ALIKE = 10**6, Likeness(0.02, 0.019, 0.004)  # words of train, and likeness of valid
 RATES = (1e-3, 2e-3, 4e-3)
 UPDATES = range(40, 281, 40)
 
@@ -64,14 +64,14 @@ def make_run(
 
 
 def losses(seed: int, end: float = 2.4, start: float = 4.2) -> list[float]:
-    """Return the losses of validations that fall from `start` to `end`, and stay there."""
+    """Return validation losses that fall from `start` to `end` and stay there."""
     noise = np.random.default_rng(seed).normal(0, 0.01, len(UPDATES))
     fall = [start, (start + end) / 2, *([end] * (len(UPDATES) - 2))]
     return list(np.array(fall) + noise)
 
 
 def runs(count: int, mean: float, first: int = 1, end: float = 2.4, **top: Any) -> tuple[Run, ...]:
-    """Return runs of several seeds with brackets of about `mean`, sd .01."""
+    """Return runs of several seeds with a score of brackets of about `mean`, sd .01."""
     made = []
     for seed in range(first, first + count):
         shift = 0.012 * (seed % 3 - 1)
@@ -86,8 +86,8 @@ def trials(first: int = 101) -> tuple[Run, ...]:
 
 
 def make_row(name: str, mean: float, **changes: Any) -> Row:
-    """Return a row to which no gate objects; `changes` are fields of it."""
-    first = sum(map(ord, name)) % 90 * 1000  # other losses for other rows, the same seeds below
+    """Return a row without findings; `changes` are fields of it."""
+    first = sum(map(ord, name)) % 90 * 1000  # other rows have other losses
     finals = tuple(
         replace(run, values={**run.values, "seed": run.values["seed"] - first, "label": name})
         for run in runs(8, mean, first + 1)
@@ -104,7 +104,7 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
 
 
 def make_context(*rows: Row, **changes: Any) -> Context:
-    """Return the context of rows, the first of which is the baseline."""
+    """Return the context of rows; the first one is the baseline."""
     corpus = Corpus(SYMBOLS, UNIGRAM, TRIGRAM, WORDS, ALIKE)
     context = Context(rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=corpus)
     return replace(context, **changes)
@@ -128,7 +128,7 @@ def with_results(**entries: Any) -> Callable[[Run], Run]:
 
 
 def with_losses(of: Callable[[int], Sequence[float]]) -> Callable[[Run], Run]:
-    """Return an edit of the losses of the validations, by seed."""
+    """Return an edit of the validation losses, by seed."""
 
     def edit(run: Run) -> Run:
         log: list[Mapping[str, Any]] = []
@@ -169,7 +169,7 @@ def with_suite(name: str, group: str, **changes: Any) -> Callable[[Run], Run]:
 
 
 def with_scoring_code(code: str) -> Callable[[Run], Run]:
-    """Return an edit that replaces the code by which all suites were scored."""
+    """Return an edit that replaces the scoring code of all suites."""
     return lambda run: replace(
         run, suites=tuple(replace(results, facts={"code": code}) for results in run.suites)
     )

@@ -1,4 +1,4 @@
-"""Standings of rows with chosen numbers, and what is asked of their findings."""
+"""Standings of rows with chosen numbers, and queries of their findings."""
 
 from dataclasses import replace
 from types import ModuleType
@@ -23,7 +23,7 @@ def standing(*rows: Row, **context: object) -> Standing:
 
 
 def only(findings: tuple[Finding, ...], gate: str) -> Finding:
-    """Return the finding of a gate, of which there is one."""
+    """Return the only finding of a gate."""
     (finding,) = [finding for finding in findings if finding.gate == gate]
     return finding
 
@@ -35,18 +35,18 @@ def all_of(gate: str, *rows: Row) -> list[Finding]:
 
 
 def action_of(result: Standing, metric: str) -> str:
-    """Return the strongest action of the findings about a metric, "" if there is none."""
+    """Return the most severe action of the findings about a metric, "" without findings."""
     actions = {finding.action for finding in result.findings if finding.metric in ("", metric)}
     return next((action for action in ACTIONS if action in actions), "")
 
 
 def is_ranked(result: Standing, metric: str) -> bool:
-    """Return whether a row has a score and nothing forbids to rank it."""
+    """Return whether a row has a score and no finding excludes it from the ranking."""
     return action_of(result, metric) in (NOTE, "") and bool(result.row.scores(metric))
 
 
 def of_a_mean(*rows: Row) -> tuple[Row, ...]:
-    """Return rows whose runs have the metric "both", the mean of the two others."""
+    """Return rows with the metric "both" in their runs, the mean of the two others."""
     means = {"both": (BRACKETS, TOPIC)}
 
     def edit(run: Run) -> Run:

@@ -1,4 +1,4 @@
-"""What the processes of a command listen on, read from /proc as long as one of them lives."""
+"""Addresses that a command's processes listen on, read from /proc while any of them lives."""
 
 import contextlib
 import ipaddress
@@ -11,20 +11,20 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "METASEQ_LM_TEST_MARK"  # environment variable that the processes of a command inherit
-# The states of sockets that hear of everybody: listening, and of datagrams without a peer.
+MARK = "METASEQ_LM_TEST_MARK"  # environment variable inherited by the processes of a command
+# The states of sockets that receive from anyone: listening, and datagrams without a peer.
 TABLES = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 ACCEPTING = 1 << 16  # flag of a Unix socket
-PAUSE = 0.005  # seconds between looks
+PAUSE = 0.005  # seconds between checks
 
 
 class Listeners(threading.Thread):
-    """Looks again and again at the sockets of all processes that were started with MARK=`mark`.
+    """Polls the sockets of all processes that were started with MARK=`mark`.
 
     Attributes:
-        seen: The addresses that they listened on, such as 127.0.0.1 or unix:/tmp/x.
-        processes: The ids of these processes.
-        over: Set to end.
+        seen: The addresses that they listen on, such as 127.0.0.1 or unix:/tmp/x.
+        processes: The process ids.
+        over: Set it to stop.
     """
 
     def __init__(self, mark: str) -> None:
@@ -34,21 +34,21 @@ class Listeners(threading.Thread):
         self.processes: set[str] = set()
         self.over = threading.Event()
         self.earlier = set(os.listdir("/proc"))
-        self.known = set(listening())  # sockets that are somebody else's, or in `seen`
+        self.known = set(listening())  # sockets of other processes, or in `seen`
 
     def run(self) -> None:
-        """Look until `over` is set."""
+        """Poll until `over` is set."""
         while not self.over.wait(PAUSE):
             self.look()
 
     def look(self) -> None:
-        """Look once."""
+        """Poll once."""
         for name in set(os.listdir("/proc")) - self.earlier - self.processes:
             with contextlib.suppress(OSError):  # it has ended
                 if self.mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                     self.processes.add(name)
         sockets = set().union(*map(sockets_of, self.processes)) - self.known
-        addresses = listening() if sockets else {}  # that takes some milliseconds
+        addresses = listening() if sockets else {}  # takes some milliseconds
         found = sockets & addresses.keys()
         self.seen |= {addresses[inode] for inode in found}
         self.known |= found
@@ -65,7 +65,7 @@ def sockets_of(process: str) -> set[str]:
 
 
 def listening() -> dict[str, str]:
-    """Return the addresses of all sockets that hear of everybody, by inode."""
+    """Return the addresses of all sockets that receive from anyone, by inode."""
     found = {}
     for table, state in TABLES.items():
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -83,7 +83,7 @@ def listening() -> dict[str, str]:
 
 
 def listeners_of(command: list[str], place: Path) -> Listeners:
-    """Run a Python command in a folder to its end; return what its processes listened on."""
+    """Run a Python command in a folder to its end; return the listeners of its processes."""
     looking = Listeners(f"{os.getpid()}-{time.monotonic_ns()}")
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment[MARK] = looking.mark.decode().partition("=")[2]

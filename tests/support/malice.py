@@ -1,4 +1,4 @@
-"""Files made to do harm: how to make a checkpoint, a run folder or a data folder hold them."""
+"""Malicious files, and how to put them into a checkpoint, a run folder or a data folder."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ class Evil:
 
 @dataclass
 class Place:
-    """What a case works on: copies of a run and of its data, and the file that must not appear."""
+    """The files of a case: copies of a run and its data, and the file that must not appear."""
 
     run: Path
     data: Path
@@ -49,7 +49,7 @@ Build = Callable[[Place], None]
 
 
 class Call:
-    """An object whose pickle calls a function when it is read."""
+    """An object with a pickle that calls a function when it is loaded."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -92,7 +92,7 @@ def with_setstate(canary: Path) -> Any:
     import evil_class
 
     made = evil_class.Evil()
-    made.something = 1  # without a state there is none to set
+    made.something = 1  # without a state, there is nothing to set
     return made
 
 
@@ -114,7 +114,7 @@ def cycle(canary: Path) -> list:
 
 
 def unpacked(canary: Path) -> Call:
-    """A tensor of one number seen ten billion times, converted: 80 GB."""
+    """Return a conversion of one number expanded ten billion times: 80 GB."""
     rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
     return Call(rebuild, torch.zeros(1).expand(10**10), torch.float64, "cpu", False)
 
@@ -160,7 +160,7 @@ def saved(state: Any) -> bytes:
 
 
 def state(change: Callable[[bytes, Path], bytes]) -> Build:
-    """Replace state.pt by what `change` makes of its bytes."""
+    """Replace the bytes of state.pt by the result of `change`."""
 
     def build(place: Place) -> None:
         file = place.newest / "state.pt"
@@ -171,7 +171,7 @@ def state(change: Callable[[bytes, Path], bytes]) -> Build:
 
 
 def bomb(data: bytes, canary: Path) -> bytes:
-    """A state that holds 400 MB of zeros in 400 KB."""
+    """Return a state with 400 MB of zeros in 400 KB."""
     whole = torch.load(io.BytesIO(data), weights_only=True)
     return archive(members(saved(whole | {"zeros": torch.zeros(100_000_000)})), packed=True)
 
@@ -238,7 +238,7 @@ def tensor(first: int, last: int, shape: str = "[2]", kind: str = "F32") -> str:
 
 
 def twice_named(data: bytes, canary: Path) -> bytes:
-    """Name the first tensor once more, as whole numbers at the same place."""
+    """Name the first tensor a second time, as whole numbers in the same place."""
     size = int.from_bytes(data[:8], "little")
     known = json.loads(data[8 : 8 + size])
     name = next(n for n, about in known.items() if about.get("dtype") == "F32")
@@ -290,7 +290,7 @@ def links_to(where: str, target: str) -> Build:
 
 
 def place_in_run(name: str, make: Callable[[Path], Any]) -> Build:
-    """Put something else in the place of a file of the run."""
+    """Replace a file of the run."""
 
     def build(place: Place) -> None:
         (place.run / name).unlink(missing_ok=True)
@@ -300,7 +300,7 @@ def place_in_run(name: str, make: Callable[[Path], Any]) -> Build:
 
 
 def sparse(file: Path) -> None:
-    """Make a file of 100 GB that takes no room."""
+    """Make a sparse file of 100 GB that takes no disk space."""
     with open(file, "wb") as stream:
         stream.truncate(100 << 30)
 
@@ -328,7 +328,7 @@ def tokenizer(change: Callable[[dict], Any]) -> Build:
 
 
 def index(place: Place) -> bytes:
-    """An index that announces 2**60 documents."""
+    """Return an index that announces 2**60 documents."""
     content = (place.data / "train.idx").read_bytes()
     return content[:18] + struct.pack("<QQ", 1 << 60, (1 << 60) + 1) + content[34:]
 
@@ -347,11 +347,11 @@ def log_line(place: Place) -> bytes:
 
 
 def resign(path: Path) -> None:
-    """Make the manifest of a checkpoint agree with its files as well as an attacker could."""
+    """Make the manifest of a checkpoint agree with its files, as an attacker could."""
     manifest = json.loads((path / "manifest.json").read_text())
     for name in manifest["sha256"]:
         manifest["sha256"][name] = hashlib.sha256((path / name).read_bytes()).hexdigest()
-    # What makes much memory when it is read must not do so here.
+    # Objects that take much memory when loaded must not do so here.
     content = (path / "state.pt").read_bytes()
     if b"bytearray" not in content and b"_rebuild_device" not in content:
         with contextlib.suppress(Exception):

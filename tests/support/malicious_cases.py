@@ -1,7 +1,7 @@
-"""The malicious files by name, and what the commands say to each; the checksums agree with them.
+"""The malicious files by name, and the commands' messages on each; checksums match the files.
 
-As a program: prepares every case below a folder, runs its commands in processes of their own, and
-prints a line of JSON per command: case, code, stderr, seconds, growth of the peak memory, size.
+As a program it prepares every case in a folder, runs its commands in separate processes, and prints
+a line of JSON per command: case, code, stderr, seconds, growth of the peak memory, size.
 """
 
 import contextlib
@@ -178,7 +178,7 @@ EVALUATE = "evaluate {run} --data {data} --split valid"
 RESUME = "train {data} --save-dir {run} trainer.max_update=3"
 START = "train {data} --save-dir {run}2 --init-from {run} trainer.max_update=1"
 REPORT, DOCTOR, TRY = "report {run}", "doctor {data}", "train {data} --dry-run"
-# Resuming and starting from a checkpoint read it by the same function; some cases see to that.
+# Resuming and starting from a checkpoint use the same reader; some cases check that.
 ALSO = {"os.system in the update", "zip bomb", "lists 50,000 deep", "manifest a list"}
 CASES = [
     *((n, b, [EVALUATE, *([RESUME, START] if n in ALSO else [])]) for n, b in CHECKPOINTS.items()),
@@ -205,19 +205,19 @@ def peak() -> int:
 
 
 def forget_peak() -> int:
-    """Start the peak anew and return the present memory in bytes."""
+    """Reset the peak and return the current memory in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 
 
 def prepare(work: Path, data: Path) -> None:
-    """Train the run that the cases spoil, in a folder with modules that must not be imported."""
+    """Train the run that the cases damage, in a folder with modules that must not be imported."""
     canary = work / "canary"
     (work / "evil_module.py").write_text(MODULE.format(canary=str(canary)))
     (work / "evil_class.py").write_text(CLASS.format(canary=str(canary)))
     command = ["train", str(data), "--save-dir", str(work / "run"), *MLM, "trainer.max_update=2"]
     assert main(command) == 0
-    (work / "run/results.json").unlink()  # there is something left to do
+    (work / "run/results.json").unlink()  # leaves something to do
 
 
 def perform(command: str, place: Place) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def perform(command: str, place: Place) -> dict[str, Any]:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             try:
                 code = main(words)
-            except BaseException as error:  # anything that leaves a command is a fault of ours
+            except BaseException as error:  # any exception that leaves a command is our fault
                 code = repr(error)[:300]
     return {
         "code": code,
@@ -246,9 +246,7 @@ def perform(command: str, place: Place) -> dict[str, Any]:
 
 
 def apart(work: Callable[[], None]) -> int:
-    """Run `work` in a fork, so that what it leaves in memory counts for no other; return the
-    status.
-    """
+    """Run `work` in a fork and return the status, so that its memory does not count for others."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -265,7 +263,7 @@ def apart(work: Callable[[], None]) -> int:
 def program(work: Path, data: Path) -> None:
     """Run all cases and print their outcomes."""
     canary = work / "canary"
-    # What is imported late is imported once, here.
+    # Import late modules here, once.
     assert main(["train", str(data), *MLM, "--dry-run", "engine.retain_heap=false"]) == 0
     assert apart(lambda: prepare(work, data)) == 0
     sys.path.insert(0, str(work))
@@ -275,7 +273,7 @@ def program(work: Path, data: Path) -> None:
         shutil.copytree(work / "run", place.run, symlinks=True)
         shutil.copytree(data, place.data)
         assert apart(lambda: build(place)) == 0, name
-        canary.unlink(missing_ok=True)  # building some of them imports what they name
+        canary.unlink(missing_ok=True)  # building some cases imports the modules that they name
         for command in commands:
             told = {"case": name, "command": command.split()[0]}
             status = apart(lambda: print(json.dumps(told | perform(command, place))))

@@ -10,7 +10,7 @@ BLOCK = re.compile(
     r"(?:<!-- test: (?P<test>(?:(?!-->).)*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-# Bash calls these in place of the programs; each call is a record of words that end in NUL.
+# Bash calls these instead of the programs; each call records its words, each ending in NUL.
 STUBS = """
 PATH=/nonexistent METASEQ_LM_DATA=FOLDER
 record() { printf '%s\\0' "$@" $'\\n' >> "$CALLS"; }
@@ -24,7 +24,7 @@ cd() { :; }
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, its language and text, and what its comment asks for."""
+    """A fenced block: its first line, language, text, and the requests of its comment."""
 
     place: str
     language: str
@@ -33,7 +33,7 @@ class Block:
 
     @property
     def replaced(self) -> str:
-        """The text with the replacements of the comment; each must find something."""
+        """The text with the replacements of the comment, each of which must match."""
         text = self.text
         for change in self.test.split(";")[1:]:
             if " -> " not in change:
@@ -45,7 +45,7 @@ class Block:
 
     @property
     def extra(self) -> str:
-        """The extra of the package that the block needs, "" for none."""
+        """The extra of the package that the block needs, "" without one."""
         needs = [part.split() for part in self.test.split(";") if part.split()[:1] == ["needs"]]
         return needs[0][1] if needs else ""
 
@@ -81,6 +81,6 @@ def calls(block: Block, folder: Path) -> list[list[str]]:
 
 
 def share(folder: Path, root: Path = ROOT) -> None:
-    """Put the folders of the repository that commands name, or of a copy, into a folder."""
+    """Put the folders of the repository, or of a copy, that commands name into a folder."""
     for shared in ("examples", "user_dir", "scripts"):
         (folder / shared).symlink_to(root / shared)

@@ -1,4 +1,4 @@
-"""One task with its nets and engine, put together as a run does, and batches for it."""
+"""One task with nets and engine, assembled like in a run, and its batches."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "meta_pseudo_label" / "config"
-COMPOSED: Compositions = {}  # by this process
+COMPOSED: Compositions = {}  # compositions of this process
 Grads = Sequence[Tensor | None]
 
 
 class Bench:
-    """A task at work.
+    """A working task.
 
-    Of the last update `steps` holds (name, gradient) of every optimizer step that the task asked
-    for, and `passes` (stream, draw) of every forward pass.
+    For the last update, `steps` holds (name, gradient) of every requested optimizer step, and
+    `passes` holds (stream, draw) of every forward pass.
     """
 
     def __init__(self, data: Path, name: str, *overrides: str) -> None:
@@ -38,7 +38,7 @@ class Bench:
         plugins.load_all()
         given = [f"data={data}", "engine.precision=fp64", "engine.device=cpu", *overrides]
         self.config = load_config(given, str(CONFIGS), name, COMPOSED)
-        # Any: tests reach for parts that only this task and these nets have.
+        # Any, because tests use attributes that only this task and these nets have.
         self.task: Any = build_task(self.config)
         self.model: Any = build_model(self.task, self.config, "cpu")
         self.engine = Engine(
@@ -53,7 +53,7 @@ class Bench:
         self.record()
 
     def record(self) -> None:
-        """Note each step of the engine before it is taken, and which draw each pass uses."""
+        """Record each step of the engine before it is taken, and the draw of each pass."""
         step: Callable = self.engine.step
         start: Callable = self.engine.passes.start
 
@@ -77,7 +77,7 @@ class Bench:
         self.engine.passes.start = started  # type: ignore[method-assign]
 
     def batches(self, update: int, micro_batch_size: int = 0) -> Batches:
-        """Return what update number `update` is given."""
+        """Return the batches of update `update`."""
         made: Batches = {}
         shard = Shard(0, 1, micro_batch_size)
         for name, stream in self.task.build_streams("train").items():
@@ -87,7 +87,7 @@ class Bench:
         return made
 
     def update(self, update: int, micro_batch_size: int = 0) -> Logs:
-        """Make one real update; `steps` then holds those of this update only."""
+        """Make one real update; `steps` then holds only the steps of this update."""
         self.steps.clear()
         self.passes.clear()
         self.engine.begin(update)
@@ -95,7 +95,7 @@ class Bench:
         return self.task.update(self.engine, self.model, batches)
 
     def gradient(self, name: str) -> Grads:
-        """Return the one gradient that optimizer `name` was given in the last update."""
+        """Return the only gradient for optimizer `name` in the last update."""
         (found,) = [grads for given, grads in self.steps if given == name]
         return found
 

@@ -8,7 +8,7 @@ from metaseq_lm.cli import main
 
 
 def points(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return whole-number points (count, 2) in two half circles, and which half circle."""
+    """Return integer points (count, 2) on two half circles, and the half circle of each."""
     label = rng.integers(0, 2, count)
     angle = rng.uniform(0, np.pi, count)
     x = np.where(label, 1 - np.cos(angle), np.cos(angle)) + rng.normal(0, 0.1, count)
@@ -78,7 +78,7 @@ def corpus(source: Path, data: Path, shortest: int, longest: int) -> None:
 
 
 def make_even(folder: Path) -> Path:
-    """Return a data folder whose lines all have 16 points, as Two Moons has."""
+    """Return a data folder with 16 points in every line, like Two Moons."""
     data = folder / "data"
     corpus(folder, data, 16, 16)
     labelled_set(folder, data, "which_moon_10", 10)

@@ -3,8 +3,8 @@
   scripts/mutate FILE ... [--count 40] [--seed 1] [--again] [--out runs/mutate]
 
 cosmic-ray makes the mutants and keeps the results, in a copy of the checkout. Each file has a
-session, OUT/ROOM.FILE-HASH.sqlite, where a later run goes on; --again tests survivors anew. Of each
-file `--count` places are drawn with the seed, and one mutant of each.
+session, OUT/ROOM.FILE-HASH.sqlite, which later runs continue; --again tests survivors anew. In each
+file, `--count` places are drawn with the seed, with one mutant each.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from cosmic_ray.work_item import TestOutcome, WorkItem, WorkResult
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("metaseq_lm", "tests", "docs", "examples", "scripts", "user_dir")
 CACHES = shutil.ignore_patterns("__pycache__")
-# What exercises a module beside the tests of its room that name it.
+# Further tests of a module, in addition to the tests of its room that name it.
 MORE = {
     "metaseq_lm/data/corpus/masking.py": ["tests/unit/data/test_units.py"],
     "metaseq_lm/engine/reduction.py": ["tests/reliability/test_reduction.py"],
@@ -38,7 +38,7 @@ MORE = {
 
 
 def tests_of(file: str) -> list[str]:
-    """Return test files, those that are named after the module first."""
+    """Return test files; files named after the module come first."""
     path = Path(file)
     module = path.parent if path.stem == "__init__" else path.with_suffix("")
     names = {".".join(module.parts), f"from {'.'.join(module.parent.parts)} import"}
@@ -50,7 +50,7 @@ def tests_of(file: str) -> list[str]:
 
 
 def annotated(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where annotations begin and end, of which no test can notice a change."""
+    """Return start and end of annotations, since no test can notice a change there."""
     nodes = [
         getattr(node, field, None)
         for node in ast.walk(ast.parse(source))
@@ -64,7 +64,7 @@ def annotated(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def draw(file: str, count: int, seed: int) -> list[WorkItem]:
-    """Return one mutant of each of `count` places."""
+    """Return one mutant for each of `count` places."""
     spans = annotated(Path(file).read_text())
     places: dict[tuple[int, int], list[WorkItem]] = {}
     for item in _all_work_items([Path(file)], {}):
@@ -85,7 +85,7 @@ def shown(item: WorkItem, result: WorkResult) -> str:
 
 
 def try_mutants(file: str, db: WorkDB, again: bool) -> None:
-    """Test what has no result yet, or survived and is tried again; print survivors."""
+    """Test mutants without a result, or also survivors if `again`; print survivors."""
     pending = {item.job_id: item for item in db.pending_work_items}
     for item, result in db.completed_work_items:
         if result.test_outcome is TestOutcome.SURVIVED and again:
@@ -102,7 +102,7 @@ def try_mutants(file: str, db: WorkDB, again: bool) -> None:
         sys.exit(f"{file}: its tests fail as it is: {' '.join(tests)}\n{done.stdout[-2000:]}")
     limit = 3 * (time.monotonic() - began) + 10
     print(f"{file}: {len(pending)} mutants, {' '.join(tests)}, {limit:.0f} s each", flush=True)
-    # Mutants write no bytecode, and must not read that of the original.
+    # Mutants write no bytecode, and must not read the original's.
     for compiled in (Path(file).parent / "__pycache__").glob(f"{Path(file).stem}.*"):
         compiled.unlink()
     for item in sorted(pending.values(), key=lambda item: item.mutations[0].start_pos):
@@ -113,7 +113,7 @@ def try_mutants(file: str, db: WorkDB, again: bool) -> None:
 
 
 def summary(file: str, db: WorkDB) -> str:
-    """Return how many mutants ended how."""
+    """Return the number of mutants by outcome."""
     results = [result for _, result in db.results]
     counts = Counter(str(r.test_outcome and r.test_outcome.value) for r in results)
     late = sum(r.output == "timeout" for r in results)

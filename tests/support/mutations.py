@@ -1,7 +1,7 @@
-"""Damage of a data folder: what happens to files on disks, in copies and at the hands of people.
+"""Damage of a data folder, as it occurs on disks, in copies and by people.
 
-A mutation is chosen by a random generator and changes the files of a folder in place; every file
-is replaced, never written over, so that a map of the old one stays readable.
+A random generator chooses a mutation, which changes the files of a folder in place. Every file is
+replaced and never overwritten, so that a memory map of the old one stays readable.
 """
 
 import os
@@ -25,7 +25,7 @@ Mutation = Callable[[Path, random.Random], str]
 
 
 def make_folder(place: Path) -> Path:
-    """Write a corpus with two splits, a set of pairs with classes and one with real values."""
+    """Write a corpus with two splits, a set of pairs with classes and a set with real values."""
     rng = random.Random(1)
     lines = [
         "".join(rng.choices("abcdefgh ", k=rng.randint(1, 30))).strip() or "a" for _ in "x" * 60
@@ -53,7 +53,7 @@ def make_folder(place: Path) -> Path:
 
 
 def prefixes(data: Path) -> list[Path]:
-    """Return the pairs of files below a folder, without their endings."""
+    """Return the pairs of files below a folder, without suffixes."""
     return sorted(p.with_suffix("") for p in data.rglob("*.idx"))
 
 
@@ -63,14 +63,14 @@ def snapshot(data: Path) -> dict[Path, bytes]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file by another one of this content."""
+    """Replace a file by a new file with this content."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     os.replace(fresh, path)
 
 
 def open_everything(data: Path) -> dict[str, list[list[float]]]:
-    """Open a folder as `train` does before its first update, then read all sequences and labels."""
+    """Open a folder like `train` before its first update, then read all sequences and labels."""
     fingerprint(data)
     vocabulary = Vocabulary.load(data / "dict.txt")
     for split in ("train", "valid"):
@@ -84,7 +84,7 @@ def open_everything(data: Path) -> dict[str, list[list[float]]]:
 
 
 def any_file(data: Path, rng: random.Random, *endings: str) -> Path:
-    """Return one of the .bin and .idx files that is not empty."""
+    """Return one of the nonempty .bin and .idx files."""
     files = [p for p in sorted(data.rglob("*")) if p.suffix in (endings or (".bin", ".idx"))]
     return rng.choice([p for p in files if p.stat().st_size])
 
@@ -98,7 +98,7 @@ def flip(path: Path, first: int, last: int, rng: random.Random) -> str:
 
 
 def truncate(data: Path, rng: random.Random) -> str:
-    """Cut a file at any byte but its last."""
+    """Cut a file at any byte except the last."""
     path = any_file(data, rng)
     content = path.read_bytes()
     at = rng.randrange(len(content))
@@ -107,14 +107,14 @@ def truncate(data: Path, rng: random.Random) -> str:
 
 
 def empty(data: Path, rng: random.Random) -> str:
-    """Leave a file of no bytes."""
+    """Empty a file."""
     path = any_file(data, rng)
     write(path, b"")
     return path.name
 
 
 def append(data: Path, rng: random.Random) -> str:
-    """Put bytes behind a file."""
+    """Append bytes to a file."""
     path = any_file(data, rng)
     write(path, path.read_bytes() + rng.randbytes(rng.choice([1, 2, 4, 8, 12, 100])))
     return path.name
@@ -145,7 +145,7 @@ def flip_beside(data: Path, rng: random.Random) -> str:
 
 
 def swap(data: Path, rng: random.Random) -> str:
-    """Exchange two files of different content."""
+    """Exchange two files with different content."""
     files = [p for p in sorted(data.rglob("*")) if p.suffix in (".bin", ".idx")]
     one, two = rng.sample(files, 2)
     while one.read_bytes() == two.read_bytes():
@@ -157,7 +157,7 @@ def swap(data: Path, rng: random.Random) -> str:
 
 
 def swap_pairs(data: Path, rng: random.Random) -> str:
-    """Exchange two whole data sets; each is sound in itself."""
+    """Exchange two whole data sets, each of them sound."""
     one, two = rng.choice(
         [
             (data / "train", data / "valid"),
@@ -183,7 +183,7 @@ def retype(data: Path, rng: random.Random) -> str:
 
 
 def other_header(data: Path, rng: random.Random) -> str:
-    """Give Megatron's tables fairseq's header, with or without the document count's place."""
+    """Give Megatron's tables fairseq's header, with or without space for the document count."""
     path = any_file(data, rng, ".idx")
     content = path.read_bytes()
     cut = content[:FAIRSEQ] + content[MEGATRON:]
@@ -194,7 +194,7 @@ def other_header(data: Path, rng: random.Random) -> str:
 
 
 def longer_index(data: Path, rng: random.Random) -> str:
-    """Describe more tokens than there are, in an index that is sound in itself."""
+    """Describe more tokens than exist in an otherwise sound index."""
     path = any_file(data, rng, ".idx")
     content = path.read_bytes()
     (count,) = struct.unpack_from("<Q", content, 18)
@@ -222,13 +222,13 @@ def rewritten(data: Path, rng: random.Random) -> str:
     return path.name
 
 
-# Opening must refuse these, whatever was hit ...
+# Opening must refuse these wherever they hit ...
 STRUCTURAL: list[Mutation] = [
     *(truncate, empty, append, flip_header, swap_pairs, other_header, longer_index),
 ]
 # ... and these too, unless every token that is read is the same.
 OTHERS: list[Mutation] = [swap, retype, flip_table, flip_beside]
-# Only the checksums can tell these; a label or token out of range is refused all the same.
+# Only checksums can detect these; a label or token out of range is still refused.
 PAYLOAD: list[Mutation] = [flip_payload, rewritten]
 ALL: list[Mutation] = [*STRUCTURAL, *OTHERS, *PAYLOAD]
 
@@ -239,7 +239,7 @@ def folders(data: Path) -> list[Path]:
 
 
 def resign(folder: Path) -> None:
-    """Make a manifest agree with its files, as an attacker would."""
+    """Make a manifest agree with its files, as an attacker could."""
     manifest = Manifest.load(folder)
     manifest.add_files(folder, list(manifest.files))
     manifest.save(folder)

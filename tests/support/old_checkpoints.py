@@ -18,7 +18,7 @@ from metaseq_lm.runs.checkpoint import structure
 def write(
     path: Path, weights: dict[str, Tensor], state: dict, about: dict[str, Any], parts: int
 ) -> None:
-    """Write a checkpoint of format 2, or of format 3 with the rows of so many processes."""
+    """Write a checkpoint of format 2, or of format 3 with the rows of `parts` processes."""
     manifest = {**about, "format": 3 if parts else 2, "update": int(path.name[-9:])}
     trees = {"weights": dict(weights), "state": state}
     shards = take_matrices(trees, ()) if parts else {}
@@ -43,7 +43,7 @@ def write(
 
 
 def take_matrices(tree: dict, path: tuple) -> dict[tuple, Tensor]:
-    """Remove tensors with rows from nested dicts, and return them by their paths."""
+    """Remove tensors with rows from nested dicts and return them by path."""
     shards: dict[tuple, Tensor] = {}
     for key, value in list(tree.items()):
         if isinstance(value, dict):
@@ -54,13 +54,13 @@ def take_matrices(tree: dict, path: tuple) -> dict[tuple, Tensor]:
 
 
 def rows_of(tensor: Tensor, number: int, parts: int) -> Tensor:
-    """Return the rows that one of so many processes held."""
+    """Return the rows held by process `number` of `parts`."""
     count = -(-tensor.shape[0] // parts)
     return tensor[number * count :][:count].contiguous()
 
 
 def age(run: Path, parts: int) -> None:
-    """Write the checkpoints of a run folder anew in an old format."""
+    """Rewrite the checkpoints of a run folder in an old format."""
     for path in manifests.all_updates(run / "checkpoints"):
         stored = checkpoint.load(path)
         new = ("format", "update", "sha256", "state", "weights", "checksum")

@@ -1,4 +1,4 @@
-"""Optimizers of options that stand in a test as mappings."""
+"""Optimizers from options that tests have as mappings."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def make_optimizer(
 ) -> Optimizer:
     """Return the optimizer with its schedule; the mappings have the registered names as `_name`.
 
-    The parameters of a model get the roles that its modules declare.
+    A model's parameters get the roles that its modules declare.
     """
     if isinstance(parameters, nn.Module):
         assign_roles(parameters)

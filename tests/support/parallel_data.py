@@ -17,7 +17,7 @@ def sentences(count: int, seed: int) -> list[list[str]]:
 
 
 def write(folder: Path, train: int = 48, valid: int = 12) -> Path:
-    """Write train, dev (.en, .vi) and mono.txt, source text alone."""
+    """Write train, dev (.en, .vi) and mono.txt, which is only source text."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count, seed in (("train", train, 1), ("dev", valid, 2)):
         rows = sentences(count, seed)
@@ -30,7 +30,7 @@ def write(folder: Path, train: int = 48, valid: int = 12) -> Path:
 
 
 def arguments(text: Path, data: Path, *more: str) -> list[str]:
-    """Return the command that makes DATA of the text that `write` wrote."""
+    """Return the command that makes DATA from the text of `write`."""
     files = ["--trainpref", f"{text}/train", "--validpref", f"{text}/dev"]
     languages = ["--source-lang", "en", "--target-lang", "vi"]
     where = ["--parallel", data.name, "--destdir", str(data.parent)]

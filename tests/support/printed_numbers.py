@@ -1,15 +1,15 @@
-"""Numbers of a Markdown page beside what its commands print.
+"""Compares numbers in a Markdown page with the output of its commands.
 
-A source is a bash block whose commands print numbers: those that read an archive of the repository
-(`metaseq-lm report examples/NAME/measured.jsonl`, `python examples/NAME/SCRIPT.py FILE.jsonl`,
-without `--out`), which are run. A comment before a block says more:
+A source is a bash block with commands that print numbers. Commands that read an archive of the
+repository (`metaseq-lm report examples/NAME/measured.jsonl`, `python examples/NAME/SCRIPT.py
+FILE.jsonl`, without `--out`) are run. A comment before a block changes that:
 
     <!-- test: print -->                               run all of its commands; `cat FILE` shows
                                                        a file that they wrote
     <!-- test: printed in examples/electric/toy.txt -->  run none: they train; the file has what
                                                          they printed, below "$ COMMAND"
 
-What a page says has to be in what its sources print:
+These parts of a page have to be in the output of its sources:
 
 * each number of a table's cells, in the output of the nearest source above it in the same section
   (##); but for the header, the first column, which names the rows, and columns whose header speaks
@@ -20,12 +20,12 @@ What a page says has to be in what its sources print:
   brackets that begin with "paper" or "dissertation", in descriptions of pictures, and not those of
   sections, tables and versions.
 
-`python tests/support/printed_numbers.py PAGE ...` says what is missing.
+`python tests/support/printed_numbers.py PAGE ...` reports missing numbers.
 
 A printed number may be rounded to the digits of the page, in sentences to none, and a score between
-0 and 1 with four or more digits may be given in per cent. A comment says where other numbers are
-from; directly above a table, block or paragraph it stands for that one, followed by an empty line
-for the rest of its section:
+0 and 1 with four or more digits may be given in per cent. A comment gives the origin of other
+numbers. Directly above a table, block or paragraph it applies to that item; followed by an empty
+line it applies to the rest of its section:
 
     <!-- numbers: of the paper -->
     <!-- numbers: settings -->              what was chosen, not measured: may not have a ±
@@ -67,7 +67,7 @@ FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim|setting)", re.IGNORE
 PICTURE = re.compile(r"!\[.*?\]\(\S+?\)", re.DOTALL)
 CAT = re.compile(r"^cat (\S+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)[^)\s]*\)")
-# Parts of a paper, versions, the usual level of significance, and "(paper: 75.1)".
+# Matches parts of a paper, versions, the usual level of significance, and "(paper: 75.1)".
 NAMES = re.compile(
     r"\b(?:section|table|figure|chapter|equation|appendix|Python|torch|SQuAD)\s+(?:[A-Z]\.)?[\d.]*\d"
     r"|\b(?:sections|tables|figures|Python)\s+[\d.]*\d(?:(?:,| and| to| or)\s+[\d.]*\d)*"
@@ -78,7 +78,7 @@ NAMES = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a text: its value, half a unit of its last digit, and the place of it."""
+    """A number in a text: its value, half a unit of its last digit, and its place."""
 
     text: str
     value: float
@@ -92,7 +92,7 @@ class Number:
 
 
 def find_numbers(text: str) -> list[Number]:
-    """Return the numbers of a text in order."""
+    """Return the numbers in a text, in order."""
     numbers = []
     for match in NUMBER.finditer(text):
         sign = (match["sign"] or "").replace("−", "-")
@@ -111,7 +111,7 @@ def find_numbers(text: str) -> list[Number]:
 
 
 def find_spreads(text: str) -> list[tuple[Number, Number]]:
-    """Return the pairs A ± B of a text."""
+    """Return the pairs A ± B in a text."""
     numbers = find_numbers(text)
     pairs = itertools.pairwise(numbers)
     return [(a, b) for a, b in pairs if SPREAD.fullmatch(text[a.end : b.start])]
@@ -119,7 +119,7 @@ def find_spreads(text: str) -> list[tuple[Number, Number]]:
 
 @dataclass
 class Source:
-    """What the commands of a block print."""
+    """The output of a block's commands."""
 
     command: str
     text: str
@@ -143,24 +143,20 @@ class Source:
 
 
 def scales(number: Number) -> list[float]:
-    """Return the value of a printed number, and in per cent, if it is a score between 0 and 1."""
+    """Return the value of a printed number, and its per cent if it is a score between 0 and 1."""
     fraction = abs(number.value) <= 1 and number.tolerance < 1e-4
     return [number.value, number.value * 100] if fraction else [number.value]
 
 
 def same(number: Number, printed: float) -> bool:
-    """Return whether a number of a page is a printed one, perhaps rounded, perhaps without its
-    sign.
-    """
+    """Return whether a page's number equals a printed one, up to rounding and a missing sign."""
     value = printed if number.signed else abs(printed)
     return abs(number.value - value) <= number.tolerance
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table, block or paragraph of a page: its first line and text, its section and
-    its origin.
-    """
+    """A table, block or paragraph of a page: first line, text, section and origin."""
 
     kind: str
     line: int
@@ -170,12 +166,10 @@ class Item:
 
 
 def parse(page: Path) -> Iterator[Item]:
-    """Yield the items of a page; sections are those of second level, by the line of
-    their heading.
-    """
+    """Yield the items of a page; sections are of second level, by the line of their heading."""
     lines = page.read_text(encoding="utf-8").splitlines()
     section, number = 0, 0
-    origins: dict[int, str] = {}  # by the level of the heading that a comment stands below
+    origins: dict[int, str] = {}  # by the level of the heading above a comment
     level, pending = 0, ""
     while number < len(lines):
         line = lines[number]
@@ -213,7 +207,7 @@ def parse(page: Path) -> Iterator[Item]:
 
 
 def reads_archives(words: list[str]) -> bool:
-    """Return whether a command only reads files of results that are in the repository."""
+    """Return whether a command only reads files of results in the repository."""
     if any(word.split("=")[0] in ("--out", "--archive", "--check") for word in words):
         return False
     files = [word for word in words if re.fullmatch(r"examples/[\w./-]+\.jsonl?(\.gz)?", word)]
@@ -222,7 +216,7 @@ def reads_archives(words: list[str]) -> bool:
 
 
 def run(words: list[str]) -> str:
-    """Return what a command prints, in this process."""
+    """Run a command in this process and return its output."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         if words[0] == "metaseq-lm":
@@ -252,7 +246,7 @@ def run_script(words: list[str]) -> object:
 
 
 def printed_by(block: Block, folder: Path, run_once: Callable[[list[str]], str]) -> Source | None:
-    """Return what a block prints, or None if nothing of it is to be run."""
+    """Return the output of a block, or None if it has nothing to run."""
     commands = calls(block, folder)
     if block.test.startswith("printed in "):
         file = block.test.removeprefix("printed in ").strip()
@@ -267,7 +261,7 @@ def printed_by(block: Block, folder: Path, run_once: Callable[[list[str]], str])
     if not wanted:
         return None
     shown = CAT.findall(block.text) if block.test == "print" else []
-    # What another page has run has written its files there.
+    # Commands of another page have written their files there.
     printed = [(run if shown else run_once)(words) for words in wanted]
     printed += [(folder / file).read_text(encoding="utf-8") for file in shown]
     return Source(" && ".join(map(shlex.join, wanted)), "\n".join(printed))
@@ -275,7 +269,7 @@ def printed_by(block: Block, folder: Path, run_once: Callable[[list[str]], str])
 
 @dataclass(frozen=True)
 class Problem:
-    """What a line of a page says and its sources do not print."""
+    """Numbers or texts in a line of a page that its sources do not print."""
 
     place: str
     text: str
@@ -283,9 +277,7 @@ class Problem:
 
 
 def describe(problems: list[Problem]) -> str:
-    """Return the problems as lines: page and line, the numbers, the commands that do not print
-    them.
-    """
+    """Return problems as lines: page and line, numbers, commands that do not print them."""
     lines = []
     for place, group in itertools.groupby(
         problems, lambda problem: (problem.place, problem.sources)
@@ -296,7 +288,7 @@ def describe(problems: list[Problem]) -> str:
 
 
 class Page:
-    """A page, its items, and the sources that stand on it."""
+    """A page with its items and sources."""
 
     def __init__(self, path: Path, folder: Path, run: Callable[[list[str]], str]) -> None:
         self.path = path
@@ -315,7 +307,7 @@ class Page:
                     self.sections[item.line] = item.section
 
     def problems(self) -> list[Problem]:
-        """Return what the page says and its sources do not print."""
+        """Return the problems of the page: contents that its sources do not print."""
         problems = []
         for item in self.items:
             if item.origin == "of the paper":
@@ -334,7 +326,7 @@ class Page:
         return problems
 
     def sources_of(self, item: Item, text: str) -> list[Source]:
-        """Return the sources of an item, of whose text a part may link to pages of its own."""
+        """Return the sources of an item; part of its text may link to other pages."""
         everything = list(self.sources.values())
         if item.origin == "of the linked pages":
             return self.linked(item, text)
@@ -346,7 +338,7 @@ class Page:
         return [self.sources[line] for line in lines if line < item.line][-1:]
 
     def linked(self, item: Item, text: str) -> list[Source]:
-        """Return the sources of the results pages that a text links to, or else its section."""
+        """Return the sources of the results pages linked in a text, or else in its section."""
         links = LINK.findall(text)
         if not any("results/" in str(self.target(link)) for link in links):
             texts = [other.text for other in self.items if other.section == item.section]
@@ -387,7 +379,7 @@ class Page:
     def missing(
         self, text: str, sources: list[Source], line: int, every: bool = False
     ) -> list[Problem]:
-        """Return the numbers of a text that none of the sources prints."""
+        """Return the numbers in a text that none of the sources prints."""
         text = without_code(text)
         spreads = find_spreads(text)
         wrong = [a for a, b in spreads if not any(s.has_spread(a, b) for s in sources)]
@@ -407,12 +399,12 @@ class Page:
 
 
 def commands(sources: list[Source]) -> list[tuple[str, ...]]:
-    """Return the commands of sources, as the last argument of a problem, or nothing."""
+    """Return the commands of sources as the last argument of a problem, or ()."""
     return [tuple(dict.fromkeys(source.command for source in sources))] if sources else []
 
 
 def shown(text: str, number: Number, spreads: list[tuple[Number, Number]]) -> str:
-    """Return a number as the page has it, with its spread."""
+    """Return a number in the form of the page, with its spread."""
     end = next((spread.end for mean, spread in spreads if mean == number), number.end)
     return repr(re.sub(r"\s+", " ", text[number.start : end]))
 
@@ -423,9 +415,7 @@ def cells(line: str) -> list[str]:
 
 
 def without_code(text: str) -> str:
-    """Return a text of the same length without code, pictures, targets of links and numbers that
-    are names.
-    """
+    """Return a text of the same length without code, pictures, link targets and numeric names."""
     for pattern in (re.compile(r"`[^`]*`"), PICTURE, LINK, NAMES):
         text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     return text.replace("*", " ")

@@ -1,4 +1,4 @@
-"""The authors' rules of masking, row by row and in loops: what the package's are compared with."""
+"""The authors' rules of masking, row by row in loops, for comparison with the package's."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from metaseq_lm.data.corpus.units import SpanLengths
 
 
 def spanbert_spans(words: Sequence[int], budget: int, generator: np.random.Generator) -> set[int]:
-    """Return the tokens that the code of SpanBERT masks (Joshi et al. 2020).
+    """Return the tokens that SpanBERT's code masks (Joshi et al. 2020).
 
     `words` are the sizes of the words of a row in tokens, `budget` is the number of tokens.
     """
@@ -27,8 +27,9 @@ def spanbert_spans(words: Sequence[int], budget: int, generator: np.random.Gener
 
 
 def gpt_bert_spans(length: int, rate: float, generator: np.random.Generator) -> np.ndarray:
-    """Return which tokens the code of GPT-BERT masks, boolean (length,) (Charpentier and Samuel
-    2024), at the first reading of a text.
+    """Return which tokens GPT-BERT's code masks at the first reading of a text, boolean (length,).
+
+    See Charpentier and Samuel 2024.
     """
     draws: list[float] = []
     while len(draws) < length:
@@ -39,9 +40,7 @@ def gpt_bert_spans(length: int, rate: float, generator: np.random.Generator) -> 
 
 
 def t5_noise(length: int, density: float, mean_span: float, generator: np.random.Generator) -> list:
-    """Return the sizes of spans of a text in T5's code, rest and noise in turns (Raffel et al.
-    2020).
-    """
+    """Return the sizes of alternating rest and noise spans in T5's code (Raffel et al. 2020)."""
     noise = min(max(int(np.round(length * density)), 1), length - 1)
     spans = max(int(np.round(noise / mean_span)), 1)
 

@@ -1,8 +1,8 @@
-"""Real runs of the program in processes of their own, for tests that kill, stop or break them.
+"""Real runs of the program in separate processes, for tests that kill, stop or break them.
 
-A run is forked from a server that has imported everything, which saves most of its start-up; it is
-the program from there on. Its replicas (--nproc) are forked too and are children of its supervisor,
-as they are otherwise. With `fresh` everything is started as a user starts it.
+A run is forked from a server that has imported everything, which saves most of its start-up, and is
+the ordinary program from there on. Its replicas (--nproc) are also forked, and are children of its
+supervisor as usual. With `fresh`, everything is started like by a user.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = str(ROOT / "tests" / "support" / "faults")
 REPEATS = int(os.environ.get("METASEQ_LM_REPEATS", "1"))
-LONG = 120.0  # seconds in which anything ends on a busy machine
+LONG = 120.0  # seconds within which anything ends on a busy machine
 
 
 MLM = ("masked_lm", 0)
@@ -48,7 +48,7 @@ def command(data: Path, save: Path, *more: str, case: tuple[str, int] = MLM) -> 
 
 
 class Started:
-    """A run that was started; it has a session of its own, so that nothing of it can be missed."""
+    """A started run, with its own session, so that none of its processes is missed."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Started:
         return self.process.exitcode
 
     def wait(self, seconds: float = LONG) -> int:
-        """Return the exit code; a run that does not end in time is a failure."""
+        """Return the exit code; fail if the run does not end in time."""
         try:
             until(lambda: self.code is not None, seconds, f"the end of {self.pid}")
         except AssertionError as error:
@@ -97,20 +97,20 @@ class Started:
         return self.code
 
     def text(self) -> str:
-        """Return what it has printed."""
+        """Return its output so far."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
     def send(self, number: int) -> None:
-        """Send a signal to the first process only, as Slurm and a terminal's kill do."""
+        """Send a signal only to the first process, like Slurm and `kill` in a terminal."""
         os.kill(self.pid, number)
 
     def members(self) -> list[int]:
-        """Return the processes of this run that still live, itself included."""
+        """Return the living processes of this run, including the first."""
         everyone = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
         return sorted(p for p in everyone if session(p) == self.pid)
 
     def replicas(self) -> list[int]:
-        """Return the processes of the replicas in the order of their ranks."""
+        """Return the processes of the replicas in rank order."""
         return [p for p in self.members() if p != self.pid]
 
     def kill_all(self) -> None:
@@ -156,11 +156,9 @@ def forked(arguments: list[str], errors: str, environment: dict[str, str], limit
 
 
 class Forked:
-    """Takes the place of subprocess.Popen in the supervisor: a process forked earlier begins."""
+    """Replaces subprocess.Popen in the supervisor by starting a process that was forked earlier."""
 
-    waiting: ClassVar[
-        list[tuple[int, int]]
-    ] = []  # process and the pipe it reads its environment from
+    waiting: ClassVar[list[tuple[int, int]]] = []  # process and the pipe with its environment
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.pid, pipe = Forked.waiting.pop(0)
@@ -208,9 +206,7 @@ class Forked:
 
 
 def on_replicas(world: int, function: Callable, *arguments: Any, seconds: float = LONG) -> None:
-    """Call `function`, which joins the process group itself, in `world` replicas; all
-    must return.
-    """
+    """Call `function`, which joins the process group, in `world` replicas; all must return."""
     from torch.distributed import TCPStore
 
     serve()
@@ -229,10 +225,10 @@ def on_replicas(world: int, function: Callable, *arguments: Any, seconds: float 
 def train_on_replicas(
     world: int, nodes: int, runs: Sequence[Run], data: Path, out: Path, rows_for_all: bool = True
 ) -> list[dict[tuple[Case, str], dict[str, Tensor]]]:
-    """Train some runs in `world` replicas, which pose as so many nodes; return the weights of each
-    replica by (case, label).
+    """Train runs in `world` replicas that pose as `nodes` nodes; return weights of each replica.
 
-    Unless there are `rows_for_all`, the first replica has none in any batch.
+    Weights are by (case, label). Without `rows_for_all`, the first replica has no rows in any
+    batch.
     """
     on_replicas(world, battery.replicated, data, out, nodes, runs, rows_for_all, seconds=10_000)
     return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(world)]
@@ -250,7 +246,7 @@ def as_replica(rank: int, world: int, port: int, function: Callable, arguments: 
 
 
 def until(done: Callable[[], Any], seconds: float, what: str) -> None:
-    """Wait for `done`; a failure names what did not come."""
+    """Wait for `done`; a failure message has `what`."""
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
@@ -286,7 +282,7 @@ def rows(save: Path, kind: str, name: str = "log.jsonl") -> list[dict]:
 
 
 def records(save: Path, rank: int = 0) -> list[dict]:
-    """Return what a replica wrote down, update by update."""
+    """Return the records of a replica, update by update."""
     file = save / f"record.{rank}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -309,7 +305,7 @@ def final(save: Path) -> tuple[bytes, dict]:
 
 
 def same(a: Any, b: Any, tolerance: float = 0.0) -> bool:
-    """Return whether nested containers of tensors are equal, to the last bit without tolerance."""
+    """Return whether nested containers of tensors are equal; without tolerance, to the last bit."""
     import torch
 
     if isinstance(a, torch.Tensor) and tolerance:

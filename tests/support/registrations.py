@@ -1,4 +1,4 @@
-"""What is registered for a while only."""
+"""Temporary registrations."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from metaseq_lm.core.registry import ALL
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """Remove, in the end, whatever name the block has registered.
+    """Remove all names that the block registered on exit.
 
-    A name that stays registered changes the choices which messages of later tests list.
+    Otherwise they would change the choices listed in messages of later tests.
     """
     registered = {kind: dict(registry.entries) for kind, registry in ALL.items()}
     try:

@@ -1,4 +1,4 @@
-"""Studies of a search whose trials cost nothing."""
+"""Studies of a search with trials that cost nothing."""
 
 import math
 from collections.abc import Callable
@@ -18,12 +18,12 @@ A = Setting("a", {}, RUN)
 
 
 def loss(trial: Trial) -> float:
-    """Falls over a run, and is smallest at a rate of 1e-3."""
+    """Return a loss that falls over a run and is smallest at a rate of 1e-3."""
     return (math.log10(trial.values["optimizer.lr"]) + 3) ** 2 + 1 / trial.share
 
 
 def run_all(studies: Studies, score: Callable[[Trial], float] = loss, most: int = 1000) -> None:
-    """Run trials from rung to rung, each at the price of its share."""
+    """Run trials from rung to rung, each charged for its share."""
     for _ in range(most):
         trial = studies.begin("search-1")
         if trial is None:

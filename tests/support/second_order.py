@@ -1,4 +1,4 @@
-"""First and second derivatives of outputs, for tests of what must be differentiable twice."""
+"""First and second derivatives of outputs, for tests of double differentiability."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from metaseq_lm.forward.passes import ForwardContext
 
 
 def double_backward() -> ForwardContext:
-    """Return the context of a pass whose gradient will be differentiated."""
+    """Return the context of a pass with a gradient to differentiate."""
     return ForwardContext(None, double_backward=True)
 
 
@@ -20,7 +20,7 @@ def stacked(module: nn.Module, copies: int) -> dict[str, Tensor]:
 
 
 def derivatives(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """Return the output, its gradient along a fixed vector, and the gradient of that one's size."""
+    """Return the output, its gradient g along a fixed vector, and the gradient of |g|^2."""
     generator = torch.Generator().manual_seed(5)
     along = torch.randn(output.shape, generator=generator, dtype=output.dtype)
     first = torch.autograd.grad((output * along).sum(), inputs, create_graph=True)

@@ -1,6 +1,4 @@
-"""What tests of fine-tuning share: a tiny model, ELECTRA's optimizer, the
-configuration of a run.
-"""
+"""Helpers of fine-tuning tests: a tiny model, ELECTRA's optimizer, a run's configuration."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Labelled sets of every form made of token ids, with an easy rule; no text and no tokenizer."""
+"""Labelled sets of every form from token ids, with an easy rule; no text and no tokenizer."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Columns = list[list[list[int]]]  # column, row, token
 
 
 def write_corpus(data: Path, words: int = 20) -> Vocabulary:
-    """Write the vocabulary and the manifest that make `data` a data folder, without any text."""
+    """Write the vocabulary and manifest of a data folder at `data`, without any text."""
     vocabulary = Vocabulary(
         ["[PAD]", "[MASK]", "[SEP]", "[CLS0]", *(f"w{i}" for i in range(words))]
     )
@@ -33,7 +33,7 @@ def write_set(
     spans: dict[str, list[list[tuple[int, int, int]]]] | None = None,
     **details: object,
 ) -> None:
-    """Write a labelled set of given tokens; `labels` are the classes, none for real values."""
+    """Write a labelled set of given tokens; `labels` are the classes, empty for real values."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = Manifest(LABELLED, {"name": "word", "hash": "0", "size": 24}, {}, "")
     count = 0
@@ -64,7 +64,7 @@ def sentences(rng: np.random.Generator, rows: int, longest: int = 8) -> list[lis
 
 
 def put(rng: np.random.Generator, rows: list[list[int]], words: Sequence[int]) -> list[int]:
-    """Replace one random word of each row by words[row]; returns where."""
+    """Replace one random word of each row by words[row]; return its position."""
     places = [int(rng.integers(len(row))) for row in rows]
     for row, place, word in zip(rows, places, words):
         row[place] = int(word)
@@ -72,7 +72,7 @@ def put(rng: np.random.Generator, rows: list[list[int]], words: Sequence[int]) -
 
 
 def learnable(folder: Path, form: str, rows: int = 256, seed: int = 0) -> None:
-    """Write a set of `form` whose label is told by which of the words 4 and 5 stands somewhere.
+    """Write a set of `form` with labels that follow from which of the words 4 and 5 occurs.
 
     single: in the sentence; pair: in the second one; choices: word 4 in the right candidate; spans:
     at the first span, the other word at the second; regression: 4.0 minus the word times ten.

@@ -10,9 +10,7 @@ import pytest
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder `name` that `make` has filled, in this process or in another of the
-    session.
-    """
+    """Return the folder `name`, filled by `make` in this or another process of the session."""
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent

@@ -1,6 +1,6 @@
-"""A plug-in that gives tests time to interrupt a run: each update waits, without work for a core.
+"""A plug-in that gives tests time to interrupt a run: each update waits without using a core.
 
-In a process that runs tests it does nothing.
+It does nothing in a process that runs tests.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Two Moons and other small data sets, each made in its place when a test first asks for it.
+"""Two Moons and other small data sets, each made when a test first needs it.
 
-`data` is always the Two Moons folder. The labelled sets of SETS are in it, as they share its
-tokenizer; everything else is beside it.
+`data` is always the Two Moons folder. It contains the labelled sets of SETS, which share its
+tokenizer; all other data are next to it.
 """
 
 import fcntl
@@ -43,9 +43,9 @@ def make_moons(data: Path) -> None:
 
 
 def ensure(data: Path, name: str) -> Path:
-    """Return the folder of a data set, which is made if it is not there."""
+    """Return the folder of a data set, made if missing."""
     place = data / name if name in SETS else data.parent / name
-    with open(data.parent / f"{name}.lock", "w") as lock:  # replicas ask at the same time
+    with open(data.parent / f"{name}.lock", "w") as lock:  # replicas may call this at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             try:
@@ -72,19 +72,19 @@ def make_documents(data: Path) -> None:
 
 
 def make_pairs(data: Path) -> None:
-    """Make a set whose label is which of two numbers is larger."""
+    """Make a set labelled by which of two numbers is larger."""
     rows = [f"{a} {a}\t{b}\t{'less' if a < b else 'more'}" for a, b in numbers()]
     make_labelled(data, "pairs", rows)
 
 
 def make_scores(data: Path) -> None:
-    """Make a set whose label is by how much one of two numbers is larger."""
+    """Make a set labelled by the difference of two numbers."""
     rows = [f"{a} {a}\t{b}\t{(a - b) / 50 + 1}" for a, b in numbers()]
     make_labelled(data, "scores", rows, "--regression")
 
 
 def make_topics(data: Path) -> None:
-    """Make a set whose rows have any of three classes."""
+    """Make a set with three classes."""
     rows = [f"{a}\t{b}\t{' '.join(c for c in 'abc' if a % 7 < ord(c) % 7)}" for a, b in numbers()]
     make_labelled(data, "topics", rows, "--label-separator", " ")
 
@@ -120,13 +120,13 @@ def make_tagged(data: Path) -> None:
 
 
 def make_cloth(data: Path) -> None:
-    """Make CLOTH of 10 passages a split."""
+    """Make CLOTH with 10 passages per split."""
     files = cloth_data.write(data.parent / "text" / "cloth")
     assert main(cloth_data.arguments(files, data)) == 0
 
 
 def make_teacher(data: Path) -> None:
-    """Make the outputs of a teacher of "pairs" and "scores"."""
+    """Make the outputs of a teacher for "pairs" and "scores"."""
     names = ("pairs", "scores")
     for name in names:
         ensure(data, name)

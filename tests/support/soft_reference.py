@@ -1,4 +1,4 @@
-"""The soft-label update written out: one graph through every step, one micro-step after the other.
+"""A reference soft-label update: one graph through every step, micro-step after micro-step.
 
 Shapes of a micro-step: B batch, S length, V vocabulary.
 """
@@ -29,7 +29,7 @@ class Moments:
 
 @dataclass
 class Wanted:
-    """Gradients that an update must give to the optimizers, and its losses."""
+    """Expected gradients for the optimizers in an update, and its losses."""
 
     student: list[Tensor]
     meta: list[Tensor | None]
@@ -46,7 +46,7 @@ def rate(bench: Bench, number: int) -> float:
 
 
 def present_moments(bench: Bench) -> Moments:
-    """Return the student's real Adam state, zeros before its first step."""
+    """Return the student's actual Adam state, zeros before its first step."""
     inner = bench.engine.optimizers["student"].inner
     first, second, step = {}, {}, 0
     for name, p in bench.model["student"].named_parameters():
@@ -68,7 +68,7 @@ def adamw(
     for name, g in grad.items():
         m = b1 * state.first[name] + (1 - b1) * g
         v = b2 * state.second[name] + (1 - b2) * g * g
-        # sqrt((1 - b2) g^2) is |g| sqrt(1 - b2), whose derivative is finite where g is 0.
+        # sqrt((1 - b2) g^2) is |g| sqrt(1 - b2), which has a finite derivative at g = 0.
         only = state.second[name].detach() == 0
         some = torch.where(only, torch.ones_like(v), v).sqrt()
         root = torch.where(only, (1 - b2) ** 0.5 * g.abs(), some)
@@ -116,7 +116,7 @@ def pseudo_loss(bench: Bench, theta0: Weights, batch: CopiesBatch, c: int) -> Te
 
 
 def taught(bench: Bench, soft_y: Tensor, pads: Tensor) -> Tensor:
-    """Return what criterion.targets makes of the teacher's probabilities (B, S, V), row by row."""
+    """Return the teacher's probabilities (B, S, V) after criterion.targets, row by row."""
     kind, size = bench.config.criterion.targets, soft_y.shape[-1]
     if kind == "uniform":
         return torch.full_like(soft_y, 1 / size)
@@ -138,7 +138,7 @@ def taught(bench: Bench, soft_y: Tensor, pads: Tensor) -> Tensor:
 
 
 def flat_row(probabilities: Tensor, support: float) -> Tensor:
-    """Return equal probabilities for the fewest tokens that hold `support`, the likeliest first."""
+    """Return equal probabilities for the smallest set of likeliest tokens that holds `support`."""
     likeliest = sorted(range(len(probabilities)), key=lambda t: -probabilities[t].item())
     count = 0
     while probabilities[likeliest[:count]].sum() < support:
@@ -173,9 +173,9 @@ def auxiliary_loss(bench: Bench, batch: CopiesBatch, c: int) -> Tensor:
 
 
 def unrolled(bench: Bench, batches: Batches, update: int, draws: list[Any]) -> Wanted:
-    """Return what update number `update` must do, from the present weights and moments.
+    """Return the expected result of update `update` from the current weights and moments.
 
-    `draws` are those of the engine's passes: pseudo, support if there is one, query, auxiliary.
+    `draws` belong to the engine's passes: pseudo, support if there is one, query, auxiliary.
     """
     criterion, copies = bench.config.criterion, bench.copies
     student, teacher = bench.model["student"], list(bench.model["teacher"].parameters())

@@ -11,9 +11,9 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
 def paragraph(draw: random.Random, name: str, questions: int, impossible: bool) -> dict[str, Any]:
-    """Return a context of 40 different numbers and questions on what follows one of them.
+    """Return a context of 40 distinct numbers and questions about which number follows another.
 
-    Every third question is about a number that is not there, if there may be `impossible` ones.
+    If `impossible`, every third question is about a number that is not in the context.
     """
     numbers = draw.sample(range(100, 999), 50)
     words = [str(n) for n in numbers[:40]]
@@ -48,7 +48,7 @@ def write(path: Path, content: Any) -> Path:
 def binarise(
     data: Path, name: str, paragraphs: dict[str, int], impossible: bool = True, seed: str = ""
 ) -> Path:
-    """Make DATA/NAME of generated files with so many paragraphs per split; return the folder.
+    """Make DATA/NAME from generated files with `paragraphs` per split; return the folder.
 
     The splits differ unless there is a `seed`.
     """

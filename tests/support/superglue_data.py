@@ -1,4 +1,4 @@
-"""Made-up rows of three tasks of SuperGLUE, binarised as text beside a corpus."""
+"""Made-up rows of three tasks of SuperGLUE, binarised as text together with a corpus."""
 
 import json
 import random
@@ -55,9 +55,7 @@ MAKERS = {"MultiRC": (multirc, 5, 8), "ReCoRD": (record, 6, 20), "CB": (bank, 3,
 
 
 def make_superglue(folder: Path) -> Path:
-    """Return a data folder of sentences and three tasks, 20 rows or so each, up to 45
-    tokens long.
-    """
+    """Return a data folder of sentences and three tasks, about 20 rows each, up to 45 tokens."""
     draw = random.Random(1)
     for split, count in (("train", 200), ("valid", 30)):
         lines = [sentence(draw, draw.randint(4, 30)) + " *Ann* 0: 1:" for _ in range(count)]

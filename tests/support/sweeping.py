@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: tiny runs, their states, and the processes they leave."""
+"""Helpers of sweep tests: tiny runs, their states, and remaining processes."""
 
 import json
 import os
@@ -44,13 +44,13 @@ SHORT = [*TINY, "trainer.max_update=3"]
 
 def sweep(*arguments: str | Path) -> int:
     """Run the command in this process."""
-    # A resubmission loads the plug-in from the sweep's snapshot, another file of the same name.
+    # A resubmission loads the plug-in from the sweep's snapshot, a different file of the same name.
     sys.modules.pop("slow_updates", None)
     return main(["sweep", *map(str, arguments)])
 
 
 def start_sweep(output: Path, *arguments: str | Path) -> Started:
-    """Run the command in a process group of its own, as a shell does; it prints into a file."""
+    """Run the command in its own process group, like a shell, with output into a file."""
     return Started(["sweep", *map(str, arguments)], output)
 
 
@@ -62,9 +62,7 @@ def states_of(out: Path) -> dict[str, State]:
 def record_outcome(
     out: Path, run: str, state: str, message: str = "", code: int = 0, source: str = "0" * 16
 ) -> None:
-    """Write down a local job of a run that ended so, as if a sweep had launched it from the
-    snapshot `source`.
-    """
+    """Record an ended local job of a run, as if a sweep had launched it from snapshot `source`."""
     folder = SweepFolder(out)
     place = folder.new_jobs_folder()
     entry = {"run": run, "executor": "local", "job": "1", "folder": f"jobs/{place.name}"}
@@ -76,9 +74,9 @@ def record_outcome(
 def train_in_process(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None
 ) -> None:
-    """Let sweeps train their runs in the process of the test, one after the other.
+    """Make sweeps train their runs in the test's process, one after the other.
 
-    `before` is called before each stage. Trials of a search are trained in jobs, as ever.
+    `before` is called before each stage. Trials of a search are still trained in jobs.
     """
     run_locally = launching.run_locally
 
@@ -102,7 +100,7 @@ def train_in_process(
 
 
 def submitted(out: Path) -> list[str]:
-    """Return the names of the runs that were submitted, in order, with repetitions."""
+    """Return the names of submitted runs, in order and with repetitions."""
     return [row["run"] for row in SweepFolder(out).rows() if row["kind"] == "submit"]
 
 
@@ -117,7 +115,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 180, interval: flo
 
 
 def processes(*words: str) -> list[int]:
-    """Return the processes, but this one, whose name and command line have all `words` in them."""
+    """Return the other processes with all `words` in their name and command line."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -131,9 +129,7 @@ def processes(*words: str) -> list[int]:
 
 
 def result_of(run: Path) -> tuple[bytes, list[str]]:
-    """Return the final weights of a run, byte for byte, and its logged values but for
-    seconds and checksum.
-    """
+    """Return the bytes of a run's final weights, and its log without seconds and checksums."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     kept = {
         (line["kind"], line["update"]): {

@@ -1,4 +1,4 @@
-"""Run folders as training writes them, with chosen numbers."""
+"""Run folders in the form of training, with chosen numbers."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ def make_run(
     sources: dict[str, str] | None = None,
     **top,
 ) -> Path:
-    """Write one run folder; `score=None` leaves out results.json, `top` are keys of the config.
+    """Write a run folder; `score=None` omits results.json, `top` are keys of the config.
 
-    `sources` are the options of its task that name other runs, as training notes them.
+    `sources` are the options of its task that name other runs, as recorded by training.
     """
     folder.mkdir(parents=True)
     base = {

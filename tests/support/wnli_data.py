@@ -1,4 +1,4 @@
-"""Generated WNLI: which of two nouns "it" is follows from what is said about it."""
+"""Generated WNLI: the predicate determines which of two nouns "it" refers to."""
 
 import random
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 ANIMALS = "cat dog hen fox owl".split()
 THINGS = "cup box pen key jar".split()
 SAID = {"asleep": ANIMALS, "hungry": ANIMALS, "broken": THINGS, "empty": THINGS}
-# What no rule can align, and a sentence of another kind.
+# A sentence that no rule can align, and a sentence of another kind.
 STRANGE = [("It rains.", "The weather is bad.", 1), ("Ann slept, so she sat.", "Ann sat.", 0)]
 
 
 def rows(seed: str, sentences: int) -> list[tuple[str, str, int]]:
-    """Return sentence, hypothesis and label: two rows of each sentence."""
+    """Return sentence, hypothesis and label: two rows for each sentence."""
     draw, found = random.Random(seed), []
     for _ in range(sentences):
         pair = [draw.choice(ANIMALS), draw.choice(THINGS)]
@@ -24,7 +24,7 @@ def rows(seed: str, sentences: int) -> list[tuple[str, str, int]]:
 
 
 def write(folder: Path, sentences: int, strange: bool = True) -> Path:
-    """Write official files, a third as many sentences for dev and test as for train."""
+    """Write official files; dev and test have a third of the sentences of train."""
     folder.mkdir()
     for name, count in (("train", sentences), ("dev", sentences // 3), ("test", sentences // 3)):
         given = rows(name, count) + (STRANGE if strange else [])

@@ -27,7 +27,7 @@ class Word:
 
 
 def add_noun_phrase(draw: random.Random, words: list[Word], head: int, relation: str) -> None:
-    """Add a determiner, an adjective and a noun, which is the head of the others."""
+    """Add a determiner, an adjective and a noun; the noun heads the others."""
     noun = len(words) + 3
     begin = [(draw.choice(["the", "a", "my"]), "D"), (draw.choice(["red", "old", "Big"]), "A")]
     for form, pos in begin:
@@ -36,9 +36,9 @@ def add_noun_phrase(draw: random.Random, words: list[Word], head: int, relation:
 
 
 def sentence(draw: random.Random) -> list[Word]:
-    """Return a sentence: subject, verb, object, preposition, noun phrase, mostly a full stop.
+    """Return a sentence: subject, verb, object, preposition, noun phrase, usually a full stop.
 
-    So there are two lengths only: every shape of a batch costs the tests time.
+    There are only two lengths, because every batch shape costs the tests time.
     """
     words: list[Word] = []
     add_noun_phrase(draw, words, 0, "nsubj")
@@ -68,7 +68,7 @@ def tree(words: list[Word]) -> str:
 
 
 def write(folder: Path, train: int, other: int) -> None:
-    """Write SPLIT.txt, SPLIT.conll and SPLIT.conllu, the text longer than the labelled splits."""
+    """Write SPLIT.txt, SPLIT.conll and SPLIT.conllu; the text is longer than labelled splits."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(1)
     for split, count in (("train", train), ("valid", other), ("test", other)):
@@ -81,7 +81,7 @@ def write(folder: Path, train: int, other: int) -> None:
 
 
 def binarise(text: Path, data: Path, train: int = 40, other: int = 10) -> None:
-    """Make a data folder: text, the tagged sets "chunk" and "pos", the treebank "dep"."""
+    """Make a data folder with text, the tagged sets "chunk" and "pos", and the treebank "dep"."""
     write(text / "words", train, other)
     place = ["--destdir", str(data)]
 
@@ -97,10 +97,9 @@ def binarise(text: Path, data: Path, train: int = 40, other: int = 10) -> None:
 
 
 def language_model(data: Path, folder: Path, *options: str) -> Path:
-    """Write an untrained language model of the words of `data` as a checkpoint, and return its
-    folder.
+    """Write an untrained language model of `data`'s words as a checkpoint; return its folder.
 
-    It has 2 layers of width 3 with 5 cells, `options` are further ones; dropout is 0.5.
+    It has 2 layers of width 3 with 5 cells and dropout 0.5; `options` are further options.
     """
     sizes = ["model.encoder_embed_dim=3", "model.encoder_hidden_dim=5", "model.dropout=0.5"]
     names = ["task=word_language_modeling", "criterion=language_modeling", "model=bilstm_lm"]

@@ -1,4 +1,4 @@
-"""BAM: several labelled sets at once, taught by models of one or all of them (Clark et al. 2019).
+"""BAM: several labelled sets at once, taught by models of one or all sets (Clark et al. 2019).
 
   metaseq-lm train DATA --task bam --criterion bam_distill 'task.labelled=[CoLA,RTE]' \
       init_from=RUN 'task.teachers=[runs/CoLA,runs/RTE]'

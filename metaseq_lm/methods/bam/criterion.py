@@ -16,22 +16,22 @@ from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
 from metaseq_lm.methods.bam.options import BamDistillConfig
 
-LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation
+LOSS = "cross_entropy_or_squared_error"  # the loss of one set, in evaluation
 
 
 class BamDistill(Criterion):
     """Cross-entropy, or squared error, against gold * share + teacher * (1 - share).
 
-    The teacher's part is its softmax for classes, and for real values its prediction on the scale
-    of the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and
-    the gradient is that of the sum of a batch's weighted losses, as in the authors' code: clipping
-    sees the sum. Logs show the mean over the batch. Evaluation (`evaluated`) has unweighted means
-    over the rows of a set.
+    The teacher contributes its softmax for classes, and its prediction on the scale of the labels
+    for real values. Without a teacher the share is 1. Each row has a loss only for its own set, and
+    the gradient is taken of the sum of a batch's weighted losses, as in the authors' code, so
+    clipping sees the sum. Logs show the mean over the batch. Evaluation (`evaluated`) uses
+    unweighted means over the rows of a set.
     """
 
     tasks = ("bam",)
 
-    exported = Exported(heads=("sentence",))  # of the set that is chosen
+    exported = Exported(heads=("sentence",))  # the head of the chosen set
     config: BamDistillConfig
 
     def __init__(self, config: BamDistillConfig) -> None:
@@ -90,10 +90,10 @@ class BamDistill(Criterion):
     ) -> Tensor:
         """Return the loss (B,) of each row under the head of the set `name`.
 
-        The losses of rows of other sets have no meaning; the caller masks them.
+        Losses of rows of other sets are meaningless; the caller masks them.
 
         Args:
-            model: Knows the range of real values.
+            model: The model, which knows the range of real values.
             name: The set.
             scores: Outputs of its head (B, K_k).
             targets: Classes or real values (B,).

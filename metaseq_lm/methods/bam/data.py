@@ -1,9 +1,8 @@
 """Batches with rows of several labelled sets, and how often each set is seen.
 
-A set is seen in proportion to its size to the power of 0.75 (Clark et al. 2019). There are two ways
-to these shares. `draws` fixes the number of rows of each set in an epoch, instead of the random
-draws of the paper's text. `copies_and_weights` repeats small sets and weights their losses, as the
-authors' code does.
+A set is seen in proportion to its size to the power of 0.75 (Clark et al. 2019), in one of two
+ways. `draws` fixes the number of rows of each set in an epoch, where the paper's text has random
+draws. `copies_and_weights` repeats small sets and weights their losses, as in the authors' code.
 
 Shapes: B rows of a batch, S its longest row, N_k rows and K_k outputs of set k (its classes, or 1
 for real values), K the largest K_k.
@@ -22,7 +21,7 @@ from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import by_length
 
-WITH_CLASSES = "rows with classes"  # name of the size that counts the rows of sets with classes
+WITH_CLASSES = "rows with classes"  # size that counts the rows of sets with classes
 
 
 @dataclass(kw_only=True)
@@ -44,7 +43,7 @@ class MixedBatch(TokenBatch):
 
 
 class MixedRows:
-    """The training rows of several sets, numbered from the first row of the first set on.
+    """The training rows of several sets, numbered through all sets in order.
 
     Args:
         rows: The rows of each set.
@@ -106,8 +105,8 @@ def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
 def draws(sizes: Sequence[int], exponent: float) -> list[int]:
     """Return the number of rows of each set in an epoch, which sum to the rows of all sets.
 
-    Nothing is random: they are the nearest whole numbers to the shares that have this sum, so with
-    an exponent of 1 an epoch contains every row once.
+    The numbers are not random: they are the whole numbers nearest to the shares that have this sum,
+    so an epoch with an exponent of 1 contains every row once.
     """
     total = int(sum(sizes))
     expected = shares(sizes, exponent) * total
@@ -137,9 +136,9 @@ class MixedEpochs:
     """An endless order of full batches of rows of several sets, numbered as in `MixedRows`.
 
     An epoch has `counts[k]` rows of set k: all its rows as often as possible, then a random part of
-    them, shuffled together with those of the other sets. A batch may contain the end of one epoch
-    and the beginning of the next. With `lengths` (rows,) the rows of a batch within an epoch have
-    about the same length: see `by_length`.
+    them, shuffled together with the rows of other sets. A batch may contain the end of one epoch
+    and the start of the next. With `lengths` (rows,), the rows of a batch within an epoch have
+    similar lengths, see `by_length`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The model of several labelled sets, and the range of the labels of sets with real values."""
+"""The model of several labelled sets, and the ranges of real-valued labels."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,8 @@ class MultiTaskModel(LabelledSetsModel):
     """A shared encoder and one head for each set, all of which see every row.
 
     A head without rows in a batch has a gradient of zero, as in the authors' code, so AdamW still
-    moves it by its momentum. A head of real values predicts (y - minimum) / scale; `ranges` has
-    (minimum, scale) of the training labels as buffers, which are stored with the weights.
+    moves it by its momentum. A real-valued head predicts (y - minimum) / scale; `ranges` has
+    (minimum, scale) of the training labels as buffers, which are saved with the weights.
     """
 
     def __init__(

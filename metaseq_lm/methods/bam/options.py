@@ -23,7 +23,7 @@ class BamDistillConfig:
     annealing: bool = option(
         True, "teacher annealing: the weight of the gold label grows linearly from 0 to 1"
     )
-    # 0 until it is known how many updates trainer.max_flops pays for.
+    # 0 until the number of updates that trainer.max_flops pays for is known.
     total_updates: int = option(
         0,
         "updates until the weight is 1",
@@ -53,7 +53,7 @@ class BamConfig(
 ):
     """The labelled sets, their teachers, how sets are mixed, and the heads (Clark et al. 2019)."""
 
-    # Movable: checkpoints record which teachers these are, wherever the folders lie.
+    # Movable: checkpoints record the identity of these teachers, wherever the folders are.
     teachers: list[str] = option(
         [],
         "runs of this task, or folders of their outputs; together they must teach every set",

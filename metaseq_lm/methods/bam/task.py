@@ -51,8 +51,8 @@ from metaseq_lm.tasks.finetuning import (
 from metaseq_lm.tasks.masked_lm import scored_rows
 
 _FORMS = ("single", "pair")
-# The paper's score of a set is the first of these that it has: CoLA's, that of real values, all
-# others'.
+# The paper's score of a set is the first of these that it has: for CoLA, for real values, for all
+# others.
 _PAPER_METRICS = ("matthews", "spearman", "accuracy")
 # Added to the random streams of a student's new heads and row order. Without it a student would
 # start exactly like a teacher of the same seed.
@@ -87,12 +87,12 @@ class BamTask(Task):
         paths = [os.path.abspath(path) if path else path for path in config.task.teachers]
         options = replace(config.task, teachers=paths)
         config = replace(config, task=options)
-        # With trainer.max_flops the number of updates is not known yet; any will do here.
+        # With trainer.max_flops the number of updates is not known yet; any number will do here.
         countable = config if config.trainer.max_update else with_updates(config, 1)
         task = cls(options, countable)
         results = read_results(Path(config.save_dir)) if config.save_dir else None
         if results is None or results["status"] != "finished":
-            _ = task.teachers  # reports wrong teachers before anything is written
+            _ = task.teachers  # rejects wrong teachers before anything is written
         if not (options.epochs or options.validate_epochs):
             return config
         rows = sum(task.mixing()[0])
@@ -204,7 +204,7 @@ class BamTask(Task):
         return Stream("train", order, mixed.batch, seed, mixed.lengths)
 
     def cut_rows(self, split: str) -> dict[str, np.ndarray]:
-        """Return which rows of each set are cut."""
+        """Return which rows of each set are truncated."""
         names = [name for name in self.names if split in Manifest.load(self.data / name).splits]
         return {name: self.labelled(name, split).is_cut for name in names}
 
@@ -261,9 +261,9 @@ class BamTask(Task):
     # ---------------------------------------------------------------- updates and scores
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do the default update with the current weight of the gold labels.
+        """Make the default update with the current weight of the gold labels.
 
-        It follows the optimizer's count of steps, so a resumed run continues it.
+        The weight follows the optimizer's count of steps, so a resumed run continues it.
         """
         # A tensor, because torch.compile would recompile for each number.
         number = self.criterion.gold_share(engine.optimizers["main"].updates)
@@ -288,7 +288,7 @@ class BamTask(Task):
             data = self.labelled(name, split).data
             metrics, rows_by_set[name] = labelled_scores(engine, data, batches, score)
             if metrics:
-                del metrics[LOSS]  # the same number as "loss"
+                del metrics[LOSS]  # it equals "loss"
                 metrics_by_set[name] = with_score(metrics)
 
         def rows() -> list[dict[str, Any]]:
@@ -322,13 +322,13 @@ class BamTask(Task):
 
 
 def with_score(metrics: Logs) -> Logs:
-    """Return the metrics of a set, the paper's as "score"; without one, the official score."""
+    """Return the metrics of a set with the paper's as "score", or else the official score."""
     paper = [metrics[name] for name in _PAPER_METRICS if name in metrics]
     return metrics | {"score": paper[0]} if paper else metrics
 
 
 def summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
-    """Return the mean "score" and "loss" of the sets, if all have one, then every set's metrics."""
+    """Return the mean "score" and "loss" of the sets if all have them, then each set's metrics."""
     result: dict[str, Any] = {}
     for kind in ("score", "loss"):
         values = [metrics[kind] for metrics in metrics_by_set.values() if kind in metrics]

@@ -1,4 +1,4 @@
-"""Teachers: runs of this task, and their outputs on the training rows, computed once and stored.
+"""Teachers: runs of this task; their outputs on the training rows are computed once and stored.
 
 A file FOLDER/SET.train.safetensors holds the tensor "outputs", fp32 (rows of the set, K): logits
 for classes, or one real value (K = 1) on the scale of the labels. Row i belongs to row i of the set
@@ -45,9 +45,9 @@ from metaseq_lm.training.restore import open_run
 FORMAT = 3
 SUFFIX = ".train.safetensors"
 FOLDER = "outputs"
-# Engine options that a teacher takes over from the student; they change no result.
+# Engine options that a teacher takes from the student; they do not change results.
 _ENGINE = ("device", "micro_batch_size", "threads", "timeout", "retain_heap")
-_PROGRESS_SECONDS = 10.0  # between two lines of progress
+_PROGRESS_SECONDS = 10.0  # seconds between lines of progress
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Teacher:
         name: The path that the user gave.
         outputs: Folder of its outputs, which may not exist yet.
         labels: The classes of each set that it teaches, empty for real values; None for a folder of
-            outputs, whose files have them.
+            outputs, since its files have them.
         checkpoint: The checkpoint; None for a folder of outputs.
         weights: Hash of its weights; None for a folder of outputs.
     """
@@ -78,8 +78,8 @@ def resolve(name: str) -> Teacher:
     """Return the teacher at a path: a run (best checkpoint, else the last), or a folder of outputs.
 
     Raises:
-        UsageError: A run of another task, or one that is not finished.
-        CheckpointError: Neither a run nor a folder of outputs.
+        UsageError: The run has another task, or is not finished.
+        CheckpointError: The path is neither a run nor a folder of outputs.
     """
     folder = Path(name)
     stored = sorted(folder.glob(f"*{SUFFIX}"))
@@ -110,9 +110,10 @@ def resolve(name: str) -> Teacher:
 
 
 def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, Teacher]:
-    """Return the teacher of each of the student's sets, whose classes are `labels`.
+    """Return the teacher of each of the student's sets; `labels` are their classes.
 
-    Raises UsageError unless each set has exactly one, with the same classes in the same order.
+    Raises UsageError unless each set has exactly one teacher with the same classes in the same
+    order.
     """
     by_set: dict[str, Teacher] = {}
     for teacher in map(resolve, names):
@@ -148,9 +149,9 @@ def load_outputs(
 ) -> tuple[dict[str, np.ndarray], Costs]:
     """Return the outputs, float32 (rows, K), of the teacher of each set, and their cost.
 
-    Outputs that are not stored yet are computed by all replicas, stored by the first, and read
-    back, so that all replicas and resumed runs use the same numbers. A `dry_run` opens the teachers
-    but has zeros for missing outputs. Call on all replicas.
+    All replicas compute missing outputs, the first replica stores them, and all read them back, so
+    that all replicas and resumed runs use the same numbers. A `dry_run` opens the teachers but has
+    zeros for missing outputs. Call on all replicas.
 
     Raises:
         MetaseqError: A stored file belongs to other rows or weights.
@@ -194,7 +195,8 @@ def load_outputs(
 def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
     """Return a teacher's run on the student's data, in full precision.
 
-    Raises UsageError if DATA lacks a set of the teacher, whose model has all its heads.
+    Raises UsageError if DATA lacks a set of the teacher, since the teacher's model has all its
+    heads.
     """
     lacking = [n for n in teacher.labels if not (Path(config.data) / n / MANIFEST_FILE).is_file()]
     if lacking:
@@ -211,7 +213,7 @@ def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
 def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
     """Return a teacher's outputs (rows, K) on a set's training rows without dropout, and the cost.
 
-    Call on all replicas: each computes its share of every batch. Raises Interrupted.
+    Call on all replicas, as each computes its share of every batch. Raises Interrupted.
     """
     task: Any = run.task  # a BamTask, which imports this module
     meter, engine, model = FlopMeter(), run.engine, run.model
@@ -239,7 +241,7 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
                 local += [row for micro in engine.map(forward, placed) for row in micro]
     flops = sum(process_group.gather_objects(meter.total))
     rows = [row for part in process_group.gather_objects(local) for row in part]
-    # NaN, so that a row that was not computed cannot pass for an output: `store` refuses it.
+    # NaN, so that `store` refuses a row that was not computed.
     outputs = np.full((n_rows, task.outputs[name]), np.nan, np.float32)
     outputs[[sample for sample, _ in rows]] = [values for _, values in rows]
     cost = {"seconds": time.monotonic() - started, "flops": flops, "updates": 0, "words": 0}
@@ -310,7 +312,7 @@ def _read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
         costs = lineage_cost.checked(header.get("cost"))
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # the library raises many kinds for a damaged file
+    except Exception as error:  # the library raises many kinds of errors for a damaged file
         reason = str(error).split("\n")[0]
         raise MetaseqError(
             f"{path}: not readable as a teacher's outputs: {reason[:200]}; delete it, a run of its "

@@ -1,8 +1,8 @@
 """Criterions on words: gold labels, or the primary module's predictions on unlabelled sentences.
 
-The teacher is the primary module on the whole sentence, without dropout and gradient. The modules
-of the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et
-al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
+The teacher is the primary module on the whole sentence, without dropout and gradient. Modules of
+the sets in `WordBatch.learners` learn from an unlabelled batch. Details follow Clark et al. 2018
+and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from metaseq_lm.models.words.word_model import (
 
 
 def weight_after(config: UnlabelledWeightConfig, updates: int) -> float:
-    """Return the weight, never 0, of an unlabelled batch, `updates` after task.labelled_first."""
+    """Return the weight (never 0) of an unlabelled batch, `updates` after task.labelled_first."""
     if not config.unlabelled_warmup:
         return config.unlabelled_weight
     return config.unlabelled_weight * min(1.0, max(updates, 1) / config.unlabelled_warmup)
@@ -60,7 +60,7 @@ class Unlabelled(WordLabels):
         return True
 
     def modules(self, form: str) -> list[str]:
-        """Return the auxiliary modules of sets of a form; UsageError if none would learn."""
+        """Return the auxiliary modules for sets of a form; UsageError if none would learn."""
         return []
 
     def __call__(self, model: nn.Module, batch: WordBatch) -> Terms:
@@ -72,7 +72,7 @@ class Unlabelled(WordLabels):
             return self.student_terms(model, batch, targets)
 
     def labelled_terms(self, model: WordModel, batch: WordBatch) -> Terms:
-        """Return the terms of labelled sentences: those of the primary module."""
+        """Return the terms of labelled sentences, from the primary module."""
         return super().__call__(model, batch)
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class Unlabelled(WordLabels):
     ) -> Terms:
         """Return the cross-entropy of a set's module to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
-        if shift:  # pairs of words only: <start> predicts nothing
+        if shift:  # only pairs of words, because <start> predicts nothing
             target = shifted(target, shift) * batch.scored.unsqueeze(-1)
         scores = full_precision(model.scores(views, batch.scored, name, module))
         loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
@@ -125,7 +125,7 @@ def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
 class CrossView(Unlabelled):
     """Auxiliary modules with restricted views learn from the primary one, with equal weights.
 
-    On unlabelled sentences the encoder gets a gradient, the primary modules do not.
+    On unlabelled sentences the encoder gets a gradient and the primary modules do not.
     """
 
     config: CrossViewConfig
@@ -204,9 +204,9 @@ class WordDropout(Unlabelled):
 class VirtualAdversarial(Unlabelled):
     """The baseline: the primary module is the student and reads perturbed word embeddings.
 
-    The perturbation is adversarial: one step of power iteration without dropout, the gradient of
-    the divergence at a small random shift. Each set has its own, so each costs a pass. Needs
-    model.normalize_words (Miyato et al. 2017).
+    The perturbation is adversarial: one step of power iteration without dropout, which is the
+    gradient of the divergence at a small random shift. Each set has its own perturbation and costs
+    a pass. Needs model.normalize_words (Miyato et al. 2017).
     """
 
     config: VATConfig
@@ -222,7 +222,7 @@ class VirtualAdversarial(Unlabelled):
         return terms
 
     def perturbation(self, model: WordModel, batch: WordBatch, name: str, target: Tensor) -> Tensor:
-        """Return the shift of the word embeddings (B, S, W), each row with the norm for the set."""
+        """Return the shift of the word embeddings (B, S, W); each row has the set's norm."""
         trees = isinstance(model.module(name, PRIMARY), ParsingModule)
         norm = self.config.parsing_norm if trees else self.config.tagging_norm
         width = model.encoder.embedding.words.embedding_dim

@@ -1,8 +1,8 @@
 """Code shared by the methods on words, translation and images.
 
-That is: what each auxiliary module on words sees (Clark et al. 2018, code; the modules are in
-metaseq_lm/models/words/word_model.py), averaged weights, and perturbations of the student's
-input (Miyato et al. 2017).
+It has the views of the auxiliary modules on words (Clark et al. 2018, code; the modules are in
+metaseq_lm/models/words/word_model.py), averaged weights, and perturbations of the student's input
+(Miyato et al. 2017).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from metaseq_lm.models.words.word_model import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
 # Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and
-# "past" do not see the word whose class they predict; "full" sees all that the primary module sees,
-# but with dropout.
+# "past" do not see the word that they classify; "full" sees the same as the primary module, but
+# with dropout.
 TAGGING: dict[str, dict[str, Any]] = {
     "full": {"view": FULL, "linear": True},
     "forwards": {"view": AHEAD},
@@ -47,13 +47,13 @@ def auxiliaries(form: str) -> dict[str, dict[str, Any]]:
 
 
 def check_teacher(mean_teacher: bool, decay: float) -> None:
-    """Raise UsageError if the averaged weights are the teacher and there are none."""
+    """Raise UsageError if the averaged weights should teach but do not exist."""
     if mean_teacher and not decay:
         raise UsageError("criterion.mean_teacher needs averaged weights; task.average_decay is 0")
 
 
 class AveragedNet(nn.Module):
-    """A trained `net` and, with a `decay` above 0, the moving average of its weights."""
+    """A trained `net` and, if `decay` is above 0, the moving average of its weights."""
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class AveragedNet(nn.Module):
 
     @property
     def averaged(self) -> nn.Module:
-        """The net of averaged weights, or the trained one if there is no average."""
+        """The net with averaged weights, or the trained net without an average."""
         return self.net if self.average is None else self.average.net
 
     def forward(self, *inputs: Any) -> Any:
@@ -78,7 +78,7 @@ class AveragedNet(nn.Module):
     ) -> Scored:
         """Return the result of `evaluate` with the averaged weights.
 
-        With `score_raw` it has the metrics of the trained weights too, as "raw_*"; the batches are
+        With `score_raw` it also has the metrics of the trained weights, as "raw_*"; the batches are
         then held in memory.
         """
         if not score_raw or self.average is None:
@@ -110,8 +110,8 @@ def gaussian(like: Tensor) -> Tensor:
 def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the gradient (B, ...) of a loss, summed over rows, after a step `xi` along `start`.
 
-    From a random `start` this is one step of power iteration for the direction that raises the loss
-    most. Parameters get no gradient.
+    For a random `start` this is one step of power iteration towards the direction that raises the
+    loss most. Parameters get no gradient.
     """
     step = (xi * unit(start)).requires_grad_(True)
     with torch.enable_grad():

@@ -43,10 +43,10 @@ def _student_dropout(default: float | None) -> Any:
 
 @dataclass
 class UnlabelledConfig(UnlabelledWeightConfig, TaggingConfig):
-    """Options of all these criterions: the teacher, and the student's dropout."""
+    """Options of all criterions on words: the teacher, and the student's dropout."""
 
-    # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
-    # and collapses to one class for every word of text, as does the teacher.
+    # Not 0.2 if the primary module is the student: it would recognise unlabelled text by its lower
+    # dropout and collapse to one class for every word of it, as would the teacher.
     unlabelled_dropout: float | None = _student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
     hard_targets: bool = option(False, "targets are the teacher's best classes")
@@ -75,7 +75,7 @@ class WordDropoutConfig(UnlabelledConfig):
 
 @dataclass
 class VATConfig(UnlabelledConfig):
-    """Virtual adversarial training (constants but the norms: from memory of Miyato et al.)."""
+    """Virtual adversarial training (constants except norms are from memory of Miyato et al.)."""
 
     tagging_norm: float = option(0.5, "perturbation's norm for tagged sets (CCG: 1.5)", at_least=0)
     parsing_norm: float = option(1.0, "norm of a sentence's perturbation for treebanks", at_least=0)
@@ -83,7 +83,7 @@ class VATConfig(UnlabelledConfig):
 
 
 def labelled_first() -> Any:
-    """Return the option for when unlabelled updates begin."""
+    """Return the option for the start of unlabelled updates."""
     return option(0, "updates before the first unlabelled one", at_least=0)
 
 
@@ -106,7 +106,7 @@ class CVTConfig(ParserConfig, WordTaskConfig, LabelledSetsConfig):
 class SemiSupervisedConfig(UnlabelledWeightConfig):
     """Dropout and label smoothing."""
 
-    # Not 0.2 where the primary head is the student: see the criterions on words.
+    # Not 0.2 if the primary head is the student, see the criterions on words.
     unlabelled_dropout: float | None = _student_dropout(None)
     label_smoothing: float = option(0.1, "label smoothing for translated text", at_least=0, below=1)
 
@@ -144,7 +144,7 @@ class CVTTranslationConfig(AveragingConfig, TranslationConfig):
 
 @dataclass
 class ConsistencyConfig:
-    """The student's perturbation, and the teacher (constants of VAT: from memory)."""
+    """The student's perturbation, and the teacher (constants of VAT are from memory)."""
 
     perturbation: str = option(
         ADVERSARIAL,
@@ -171,7 +171,7 @@ class CVTVisionConfig(ConsistencyConfig):
 
 @dataclass
 class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
-    """Labelled images, batches, augmentation (sizes of VAT: from memory), averaged weights."""
+    """Labelled images, batches, augmentation (sizes of VAT are from memory), averaged weights."""
 
     labelled: int = option(4000, "labelled images, balanced over classes (0 = all)", at_least=0)
     labelled_share: float = option(

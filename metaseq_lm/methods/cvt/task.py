@@ -1,4 +1,4 @@
-"""Cross-View Training on tagged sets and treebanks: labelled and unlabelled updates take turns."""
+"""Cross-View Training on tagged sets and treebanks, alternating labelled and unlabelled updates."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class CVTTask(WordTask):
     The first task.labelled_first updates are all labelled.
     A labelled set is drawn with a probability proportional to the square root of its number of
     training sentences. With criterion tagging or parsing, or criterion.use_unlabelled=false, all
-    updates are labelled. With criterion.all_sets=false each set has unlabelled batches of its own,
-    and all sets together go through the text once. task.elmo needs criterion tagging or parsing.
+    updates are labelled. With criterion.all_sets=false each set has its own unlabelled batches, and
+    all sets together go through the text once. task.elmo needs criterion tagging or parsing.
     """
 
     def __init__(self, config: CVTConfig, run_config: RunConfig) -> None:
@@ -62,7 +62,7 @@ class CVTTask(WordTask):
 
     @property
     def alternating(self) -> bool:
-        """Whether every other update is an unlabelled one."""
+        """Whether every other update is unlabelled."""
         return isinstance(self.criterion, Unlabelled) and self.criterion.unlabelled
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
@@ -114,7 +114,7 @@ class CVTTask(WordTask):
         return np.cumsum(sizes / sizes.sum())
 
     def uniform(self, purpose: str, update: int) -> float:
-        """Return a random number in [0, 1) that depends on the seed and the update only."""
+        """Return a random number in [0, 1) that depends only on the seed and the update."""
         return random_streams.generator(self.run_config.seed, "cvt", purpose, update).random()
 
     def needs(self, update: int) -> dict[str, int]:
@@ -133,7 +133,7 @@ class CVTTask(WordTask):
         return [(0.5 * share, needs) for share, needs in labelled] + unlabelled
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
+        """Make one step; the loss is also logged as "loss_labelled" or "loss_unlabelled"."""
         kind = "labelled" if set(batches) <= set(self.names) else _UNLABELLED
         if kind == _UNLABELLED:
             batches = self.weighed(engine, engine.optimizers["main"].updates, batches)
@@ -141,7 +141,7 @@ class CVTTask(WordTask):
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def weighed(self, engine: Engine, updates: int, batches: Batches) -> Batches:
-        """Return unlabelled batches with the weight of their loss at a number of updates."""
+        """Return unlabelled batches weighted for a number of updates."""
         assert isinstance(self.criterion, Unlabelled)
         number = weight_after(self.criterion.config, updates - self.config.labelled_first)
         # A tensor, because torch.compile would recompile for each number.

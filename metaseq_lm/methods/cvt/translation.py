@@ -1,7 +1,7 @@
 """Cross-view training of translation (Clark 2021, sections 4.2.4 and 4.3.1): criterions and task.
 
-Labelled batches train the primary head. On unlabelled source text the translations that beam search
-finds with it are hard targets. Shapes: B rows, S source and T target positions.
+Labelled batches train the primary head. On unlabelled source text its beam-search translations are
+hard targets. Shapes: B rows, S source and T target positions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SemiSupervisedTranslation(Translation):
         if batch.stream != UNLABELLED:
             return super().__call__(model, batch)
         net: Any = model.net
-        # `dropout` is that of encoder and decoder; the heads have their own.
+        # `dropout` applies to encoder and decoder; the heads have their own.
         with dropout_at(net.dropout, self.config.unlabelled_dropout):
             return self.student_terms(net, batch)
 
@@ -72,7 +72,7 @@ class SemiSupervisedTranslation(Translation):
 class CVTTranslation(SemiSupervisedTranslation):
     """The sum of the auxiliary heads' losses, each per target token (Clark 2021, section 4.2.4).
 
-    The primary head takes no part in unlabelled batches, so it gets no gradient there.
+    The primary head gets no gradient from unlabelled batches, because it takes no part in them.
     """
 
     def __init__(self, config: TranslationCrossViewConfig) -> None:
@@ -92,8 +92,8 @@ class CVTTranslation(SemiSupervisedTranslation):
         for name in self.auxiliary:
             inputs, targets, per = states, batch.targets, "targets"
             if name == FUTURE:
-                # The word at t from the attention vector at t - 1, which is independent of word t -
-                # 1.
+                # Predicts the word at t from the attention vector at t - 1, which is independent of
+                # word t - 1.
                 inputs, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
             logits = net.heads[name](inputs, memory)
             losses = cross_entropy(logits, targets, self.config.label_smoothing)
@@ -115,7 +115,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
         return {"word_dropout": Term(losses.sum(), "targets", batch.weight)}
 
     def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
-        """Return which of the `words` (B, S) are hidden; drawn by row."""
+        """Return which of the `words` (B, S) are hidden, drawn by row."""
         noise = current_context().noise
         u = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
         return words & (u.to(tokens.device) < self.config.rate)
@@ -181,7 +181,7 @@ class CVTTranslationTask(TranslationTask):
         return kinds if self.semi_supervised else [(1.0, self.needs(0))]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
+        """Make one step; the loss is also logged as "loss_labelled" or "loss_unlabelled"."""
         kind = "labelled"
         if UNLABELLED in batches:
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
@@ -200,9 +200,9 @@ class CVTTranslationTask(TranslationTask):
     ) -> list[TranslationBatch]:
         """Return unlabelled micro-batches with the primary head's translations, by beam search.
 
-        There is no dropout. Their lengths are sizes, so all are translated before the first one is
-        learnt from; all parts get one width, because random numbers depend on it. A call of all
-        replicas.
+        Dropout is off. The lengths of translations are sizes, so all parts are translated before
+        the first one is learnt from. All parts get one width, because random numbers depend on it.
+        Call on all replicas.
         """
 
         def search(batch: TranslationBatch) -> Tensor:
@@ -238,6 +238,6 @@ class CVTTranslationTask(TranslationTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Score the averaged weights, and with task.score_raw the trained ones too."""
+        """Score the averaged weights and, with task.score_raw, also the trained ones."""
         assert isinstance(model, AveragedNet)
         return model.scored(partial(super().evaluate, engine), passes, self.config.score_raw)

@@ -52,14 +52,14 @@ from metaseq_lm.tasks.finetuning import labelled_scores
 from metaseq_lm.tasks.protocols import Kinds
 
 UNLABELLED = "unlabelled"
-POSITION_HEADS = "places"  # name of the auxiliary heads
+POSITION_HEADS = "places"  # name for the auxiliary heads
 
 
 class ConsistentImages(ImageClassification):
     """The base: students learn the teacher's class probabilities of unlabelled images.
 
     The teacher is the primary head on the clean image, without dropout and gradient; students see a
-    perturbed one. Their loss is the divergence KL(teacher, student).
+    perturbed image. Their loss is the divergence KL(teacher, student).
     """
 
     config: ConsistencyConfig
@@ -74,7 +74,7 @@ class ConsistentImages(ImageClassification):
         images = batch.images
         net: Any = model.net
         teacher: Any = model.averaged if self.config.mean_teacher else net
-        # Passes on unlabelled images leave no trace in statistics of batch normalisation.
+        # Passes on unlabelled images do not change statistics of batch normalisation.
         with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):
             target = full_precision(teacher(images)).log_softmax(-1)
         with frozen_statistics(net), dropout_at(net, self.config.unlabelled_dropout):
@@ -94,8 +94,9 @@ class ConsistentImages(ImageClassification):
     ) -> Tensor:
         """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros.
 
-        Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
-        small random displacement, without dropout, whose noise would exceed such a change.
+        An adversarial perturbation is one step of power iteration (Miyato et al. 2017): the
+        gradient of the loss at a small random displacement, without dropout, because its noise
+        would exceed such a change.
         """
         if self.config.perturbation == NONE:
             return torch.zeros_like(images)
@@ -125,7 +126,8 @@ class VATVision(ConsistentImages):
 class CVTVision(ConsistentImages):
     """Cross-view training: the students are heads that each see one position of the features.
 
-    The loss is the mean over the heads; criterion.weight, 36 for as many heads, makes it their sum.
+    The loss is the mean over the heads; criterion.weight = 36, the number of heads, makes it their
+    sum.
     """
 
     config: CVTVisionConfig
@@ -156,7 +158,7 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return a random permutation for `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
-    rank = np.empty(len(labels), np.int64)  # within its class
+    rank = np.empty(len(labels), np.int64)  # rank within the class
     for label in np.unique(labels):
         members = shuffled[labels[shuffled] == label]
         rank[members] = np.arange(len(members))
@@ -183,7 +185,7 @@ class CVTVisionTask(Task):
 
     @cached_property
     def parts(self) -> dict[str, Images]:
-        """The training images in three: "valid", "train" with labels, "unlabelled"."""
+        """The training images in three parts: "valid", "train" with labels, "unlabelled"."""
         options, images = self.config, load_images(self.data, "train")
         order = balanced(images.labels, options.split_seed)
         available = len(order) - options.valid_count
@@ -297,7 +299,7 @@ class CVTVisionTask(Task):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Score the averaged weights, and with task.score_raw the trained ones too."""
+        """Score the averaged weights and, with task.score_raw, also the trained ones."""
         assert isinstance(model, AveragedNet)
         return model.scored(partial(self._evaluate_net, engine), passes, self.config.score_raw)
 

@@ -46,10 +46,10 @@ class Noised:
 
     Attributes:
         tokens: The rows with sampled tokens, (B, S).
-        chosen: The chosen positions, boolean (B, S).
+        chosen: Which positions are chosen, boolean (B, S).
         terms: The noise model's own loss and metrics.
         log_q: Log-probability under the noise of each of `tokens` given the others, (B, S); None
-            for a masked LM, which does not give it.
+            for a masked LM, which does not provide it.
     """
 
     tokens: Tensor
@@ -58,12 +58,12 @@ class Noised:
     log_q: Tensor | None = None
 
     def fake(self, batch: ElectraBatch) -> Tensor:
-        """Return which tokens are fake, (B, S): chosen, and not the original token."""
+        """Return which tokens are fake, (B, S): chosen and different from the original."""
         return self.chosen & (self.tokens != batch.tokens)
 
 
 class Corrupting(Criterion):
-    """The base of criterions on rows with sampled tokens; `heads` are those of the main encoder."""
+    """The base of criterions on rows with sampled tokens; `heads` are heads of the main encoder."""
 
     config: NoiseConfig
     tasks = ("electra",)
@@ -100,7 +100,7 @@ class Corrupting(Criterion):
 
 
 def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
-    """Return the noise's log-probabilities: (B, S, V) of two towers, or (V,) if it is fixed."""
+    """Return the noise's log-probabilities: (B, S, V) for two towers, or (V,) for fixed noise."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
     logits = model.cloze_noise(batch)
@@ -114,13 +114,13 @@ def _log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
-    """Return the loss of the towers at all candidates, not only at the chosen positions."""
+    """Return the loss of the towers at all candidates, chosen or not."""
     log_p = _log_prob_of(log_probs, batch.tokens)
     return Term(-(log_p * batch.candidates).sum(), "candidates", weight)
 
 
 def _generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
-    """Return the loss at the chosen positions, the accuracy there and that of the samples."""
+    """Return the loss and accuracy at the chosen positions, and the accuracy of the samples."""
     targets = batch.targets
     with torch.no_grad():
         best_correct = number_of(logits.argmax(-1) == targets)
@@ -144,7 +144,7 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
-    """Return shares of all tokens: classified correctly, fake, classified as fake, and both.
+    """Return shares of all tokens: correctly classified, fake, classified as fake, and both.
 
     Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % of the tokens are
     real, so accuracy says little. `candidates` is the share of the tokens that may be replaced.
@@ -198,7 +198,7 @@ class ReplacedTokenDetection(Corrupting):
         return terms | _detection_terms(logits, fake, batch)
 
     def included(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
-        """Return the positions of the detection loss, (B, S), and the name of their number."""
+        """Return the positions of the detection loss, (B, S), and the name of their count."""
         if self.config.disc_positions == "masked":
             return chosen, "targets"
         if self.config.disc_positions == "random":
@@ -207,7 +207,7 @@ class ReplacedTokenDetection(Corrupting):
         return _real_tokens(batch), "tokens"
 
     def clean_rows(self, batch: ElectraBatch) -> Tensor | None:
-        """Return which rows stay uncorrupted, (B,); None without criterion.contrast."""
+        """Return which rows remain uncorrupted, (B,); None without criterion.contrast."""
         if not self.config.contrast:
             return None
         count, device = len(batch.tokens), batch.tokens.device
@@ -219,10 +219,10 @@ class ReplacedTokenDetection(Corrupting):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return log p of each token given the others, (B, S), from P(fake) and the towers' log q.
 
-        With labels by equality the best discriminator has odds real : fake = p (1 - m + m q) :
-        m q (1 - p) at noise rate m, which `corrected` solves for p. `dissertation` is log q +
-        log(m / (1 - m)) - logit (Clark 2021, section 5.4.5, with Electric's constant), which holds
-        where all chosen tokens count as fake.
+        With labels by equality the optimal discriminator has odds real : fake = p (1 - m + m q) : m
+        q (1 - p) at noise rate m, which `corrected` solves for p. `dissertation` is log q + log(m /
+        (1 - m)) - logit (Clark 2021, section 5.4.5, with Electric's constant), which holds if all
+        chosen tokens count as fake.
         """
         assert isinstance(model, Electra)
         if isinstance(model.generator, MaskedGenerator):
@@ -242,10 +242,10 @@ class ReplacedTokenDetection(Corrupting):
 
     @torch.no_grad()
     def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the scores of tokens at a position, (B, S), by which one is preferred to another.
+        """Return scores (B, S) for comparing tokens at the same position.
 
-        Where the noise is a masked LM, which gives no log q in one pass, they are the
-        discriminator's log-odds that the token is the original one; else log-probabilities.
+        If the noise is a masked LM, which gives no log q in one pass, they are the discriminator's
+        log-odds that a token is the original; otherwise they are log-probabilities.
         """
         assert isinstance(model, Electra)
         if not isinstance(model.generator, MaskedGenerator):
@@ -278,7 +278,7 @@ class ReplaceMLM(Corrupting):
 class AllTokensMLM(Corrupting):
     """Replace MLM that predicts every token, with a gate that copies the input (Clark 2021, 5.4.3).
 
-    P(y) = D [y = input] + (1 - D) softmax(y), D = sigmoid(gate). Special tokens are no targets.
+    P(y) = D [y = input] + (1 - D) softmax(y), D = sigmoid(gate). Special tokens are not targets.
     """
 
     exported = Exported(heads=("lm", "copy"))
@@ -304,7 +304,7 @@ class AllTokensMLM(Corrupting):
 def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor) -> Tensor:
     """Return log P(target) (B, S) of softmax `logits` (B, S, V) mixed with a copy of the input.
 
-    `same` (B, S) says where the input already is the target.
+    `same` (B, S) marks positions where the input already is the target.
     """
     log_softmax = -F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     predicted = F.logsigmoid(-gate) + log_softmax.view(targets.shape)
@@ -314,9 +314,10 @@ def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor
 class AdversarialElectra(Corrupting):
     """The generator is rewarded for fooling the discriminator (Clark 2021, section 5.3.4).
 
-    REINFORCE: the reward at a chosen position is the discriminator's loss there, which is assumed
-    to depend on no other sample, less a learnt baseline b = -log sigmoid(w h) of the detached state
-    h, trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
+    It is trained by REINFORCE. The reward at a chosen position is the discriminator's loss there,
+    which is assumed not to depend on other samples, minus a learnt baseline b = -log sigmoid(w h)
+    of the detached state h. The baseline is trained by cross-entropy with target exp(-reward).
+    There is no masked-LM loss.
     """
 
     exported = Exported(heads=("rtd", "baseline"), generator=False)
@@ -375,11 +376,10 @@ class AdversarialElectra(Corrupting):
 class Electric(Corrupting):
     """Electric (Clark 2021, section 5.1.5): token energies E by noise-contrastive estimation.
 
-    P(noise) = sigmoid(E + log q + log(k / (n - k))), where every chosen token counts as noise.
-
-    It does so even if the sample is the original: then exp(-E) is, at the optimum, the data's
-    probability of the token given the others, normalised (Clark 2021, section 5.1.3). The noise
-    model must see all tokens but the one it predicts.
+    P(noise) = sigmoid(E + log q + log(k / (n - k))), where every chosen token counts as noise, even
+    if the sample is the original. At the optimum exp(-E) is therefore the data's normalised
+    probability of the token given the others (Clark 2021, section 5.1.3). The noise model must see
+    all tokens except the one it predicts.
     """
 
     exported = (
@@ -414,13 +414,13 @@ class Electric(Corrupting):
     def log_odds(self, included: Tensor, noised: Noised) -> float | Tensor:
         """Return log(k / (n - k)), a number, or (B, 1) with exact_counts.
 
-        Of the n tokens that the loss includes, (B, S), k are noise.
+        `included` (B, S) marks the n tokens of the loss, of which k are noise.
         """
         if not self.config.exact_counts:
             return math.log(self.config.noise_rate / (1 - self.config.noise_rate))
         k = noised.chosen.sum(-1, keepdim=True)
         n = included.sum(-1, keepdim=True)
-        # A row without either is ignored, because log 0 would give NaN.
+        # A row without noise or without data is ignored, because log 0 would give NaN.
         odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
         return odds if noised.log_q is None else odds.to(noised.log_q)
 

@@ -13,17 +13,17 @@ from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
 from metaseq_lm.data.corpus.rows import Samples, row_layout
 
-_SUBSET = 0xE1EC  # number of this draw among those of a row; masking.py counts from 1
+_SUBSET = 0xE1EC  # number of this draw among the draws of a row; masking.py counts from 1
 
 
 @dataclass(kw_only=True)
 class ElectraBatch(TokenBatch):
-    """Rows whose `tokens` are the original ones.
+    """Rows with the original tokens in `tokens`.
 
     Attributes:
         masked: The rows that a masked generator reads (B, S).
         positions: The chosen positions (B, M).
-        targets: The tokens there (B, M), -1 where a row has fewer than M.
+        targets: The tokens there (B, M), -1 if a row has fewer than M.
         candidates: Which tokens can be chosen, boolean (B, S).
         subset: A random subset of all tokens, boolean (B, S); None unless the loss is on one.
     """
@@ -39,7 +39,7 @@ class ElectraBatch(TokenBatch):
 class ElectraRows:
     """The batches of a corpus.
 
-    With `has_subset` they have a `subset`, of as large a share of the tokens as is masked.
+    With `has_subset` they have a `subset` with the same share of tokens as is masked.
     """
 
     corpus: Samples
@@ -63,7 +63,7 @@ class ElectraRows:
         }
         subset = None
         if self.has_subset:
-            # A sub-key of each row's, so that the draw depends on nothing else.
+            # A sub-key of each row's key, so that the draw depends on nothing else.
             u = uniforms(mix(keys ^ np.uint64(_SUBSET)), 0, rows.shape[1])
             real = np.arange(rows.shape[1]) < lengths[:, None]
             subset = real & (u < masking.rate)

@@ -1,8 +1,8 @@
 """A main encoder with its heads, and the noise model that corrupts its input.
 
-The noise model is a small masked LM, two causal towers, or a fixed distribution; in its place may
-stand a net that chooses what is masked. Shapes: B batch, S length, M chosen positions, V
-vocabulary, D hidden width, E embedding width, G width of the noise model.
+The noise model is a small masked LM, two causal towers, or a fixed distribution; a net that chooses
+the masks may take its place. Shapes: B batch, S length, M chosen positions, V vocabulary, D hidden
+width, E embedding width, G width of the noise model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from metaseq_lm.models.transformer.encoder import (
 
 
 def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
-    """Raise UsageError unless `noise` is one of the kinds `known` to a criterion."""
+    """Raise UsageError unless `noise` is one of the kinds that a criterion supports."""
     if noise not in known:
         choices = " or ".join(f"model.noise={name}" for name in known)
         raise UsageError(f"{criterion} cannot be trained with model.noise={noise}; set {choices}")
@@ -44,7 +44,7 @@ def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
 class MaskedGenerator(nn.Module):
     """A masked LM that reads the masked row.
 
-    With `shared` embeddings or stack it uses those of the main encoder; its head is always its own.
+    With `shared` embeddings or stack it uses those of the main encoder; its head is never shared.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class MaskedGenerator(nn.Module):
 
 
 class TwoTowers(nn.Module):
-    """A left-to-right and a right-to-left Transformer; position t sees all tokens but its own.
+    """A left-to-right and a right-to-left Transformer; position t sees all tokens except its own.
 
-    Clark 2021, section 5.1.5. The state for t concatenates the left tower's at t - 1 and the right
-    tower's at t + 1, zeros at the ends of a row (the authors' code wraps around, which leaks unless
-    both ends are special tokens).
+    See Clark 2021, section 5.1.5. The state for t concatenates the left tower's state at t - 1 and
+    the right tower's state at t + 1, with zeros at the ends of a row (the authors' code wraps
+    around, which leaks unless both ends are special tokens).
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class TwoTowers(nn.Module):
         left = self.left(x, replace(batch.layout, reach="causal"))
         right = self.right(x, replace(batch.layout, reach="anticausal"))
         if batch.padding is not None:
-            # The last token of a padded row has no right neighbour either.
+            # The last token of a padded row also has no right neighbour.
             right = right.masked_fill(batch.padding.unsqueeze(-1), 0.0)
-        # Shifted by a position: zeros come in at the ends.
+        # Shift by a position, with zeros at the ends.
         joined = torch.cat(
             [F.pad(left[:, :-1], (0, 0, 1, 0)), F.pad(right[:, 1:], (0, 0, 0, 1))], -1
         )
@@ -110,7 +110,7 @@ class TwoTowers(nn.Module):
 
 
 def _embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddings:
-    """Return the embeddings of a net, or those that it shares with the main encoder."""
+    """Return a net's own embeddings, or the main encoder's if it shares them."""
     embeddings = net.embeddings or (main.embeddings if main is not None else None)
     assert embeddings is not None
     return embeddings
@@ -141,7 +141,7 @@ class Difficulty(nn.Module):
 
 
 class FixedNoise(nn.Module):
-    """The same distribution everywhere: uniform, or the corpus frequencies."""
+    """The same distribution at every position: uniform, or the corpus frequencies."""
 
     log_probs: Tensor
 
@@ -152,7 +152,7 @@ class FixedNoise(nn.Module):
                 "model.noise=unigram needs the counts of dict.txt; binarise the corpus with "
                 "'metaseq-lm preprocess --trainpref', which counts them"
             )
-        # Finite: a logit of -inf times a label of 0 would be NaN.
+        # Finite, because a logit of -inf times a label of 0 would be NaN.
         log_probs = (probabilities / probabilities.sum()).log().clamp(min=-1e4)
         self.register_buffer("log_probs", log_probs)
 
@@ -165,14 +165,14 @@ class FixedNoise(nn.Module):
 def sample(logits: Tensor, temperature: float = 1.0, never: Tensor | None = None) -> Tensor:
     """Draw a token from softmax(logits / temperature) for each position; (B, M, V) -> (B, M).
 
-    The token `never` (B, M) is not drawn. Computed in at least fp32, by inverting the cumulative
-    distribution: one random number per position, where Gumbel noise needs V.
+    The token `never` (B, M) is not drawn. The draw inverts the cumulative distribution in at least
+    fp32, which takes one random number per position, where Gumbel noise needs V.
     """
     scores = full_precision(logits) / temperature
     if never is not None:
         # Unused positions hold -1.
         scores = scores.scatter(-1, never.clamp(min=0).unsqueeze(-1), float("-inf"))
-    # A sum of 30,000 small numbers: in fp32 rare tokens would lose their probability.
+    # In fp32 a sum of 30,000 small numbers would make rare tokens lose their probability.
     cumulative = scores.softmax(-1).double().cumsum(-1)
     noise = current_context().noise
     shape = logits.shape[:-1]
@@ -187,8 +187,8 @@ def sample(logits: Tensor, temperature: float = 1.0, never: Tensor | None = None
 def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
     """Write `samples` (B, M) to the chosen positions; return the rows and the choice, both (B, S).
 
-    All chosen positions are replaced, also those that the masking left visible. A position chosen
-    twice (legacy_duplicates) gets the floor of its samples' mean, as in the authors' code.
+    All chosen positions are replaced, including those that the masking left visible. A position
+    chosen twice (legacy_duplicates) gets the floor of its samples' mean, as in the authors' code.
     """
     used = (batch.targets >= 0).long()
     tokens, positions = batch.tokens, batch.positions
@@ -202,8 +202,8 @@ class Electra(nn.Module):
     """The main `encoder`, its `heads`, and the noise model, `generator`.
 
     Args:
-        heads: Those that the criterion needs: rtd, lm, copy, contrast, baseline. Without any there
-            is no main encoder, only the noise model.
+        heads: The heads that the criterion needs: rtd, lm, copy, contrast, baseline. Without heads
+            there is no main encoder, only the noise model.
         frequencies: Counts of the tokens (V,), for unigram noise.
     """
 
@@ -273,13 +273,13 @@ class Electra(nn.Module):
         return noise
 
     def cloze_noise(self, batch: TokenBatch) -> Tensor:
-        """Return logits (B, S, V) of the two towers: position t given all tokens but t."""
+        """Return logits (B, S, V) of the two towers: position t given all tokens except t."""
         assert isinstance(self.generator, TwoTowers)
         logits: Tensor = self.generator(self.encoder, batch)
         return logits
 
     def difficulty(self, batch: TokenBatch) -> Tensor:
-        """Return logits (B, S) of how hard each token is, given the original rows."""
+        """Return logits (B, S) of the difficulty of each token, given the original rows."""
         assert isinstance(self.generator, Difficulty)
         logits: Tensor = self.generator(self.encoder, batch)
         return logits

@@ -16,7 +16,7 @@ from metaseq_lm.core.options import WEIGHTS, option, with_default
 from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, NoOptions
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
-DIFFICULTY = "difficulty"  # no noise: guesses which tokens are hard, for strategic masking
+DIFFICULTY = "difficulty"  # not noise: guesses which tokens are hard, for strategic masking
 
 
 @dataclass
@@ -39,7 +39,7 @@ class NoiseConfig:
 
 @dataclass
 class RTDConfig(NoiseConfig):
-    """Replaced-token detection; the weights are those of the authors' code."""
+    """Replaced-token detection, with the weights of the authors' code."""
 
     discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
     disc_positions: str = option(
@@ -61,7 +61,7 @@ class RTDConfig(NoiseConfig):
 
 @dataclass
 class AdversarialConfig(NoiseConfig):
-    """Weights; `generator_weight` is that of the policy gradient."""
+    """Weights of the losses; `generator_weight` scales the policy gradient."""
 
     discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
 
@@ -141,7 +141,7 @@ class NoiseModelConfig(EncoderConfig):
             raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
 
     def generator(self) -> EncoderConfig:
-        """Return the noise model's sizes: width, heads and feed-forward width scale together."""
+        """Return the noise model's sizes; width, heads and feed-forward width scale together."""
         width = round(self.encoder_embed_dim * self.generator_size)
         layers = round(self.encoder_layers * self.generator_layers)
         # A frozen noise model is a copy of the first stage's, including embeddings.
@@ -150,7 +150,7 @@ class NoiseModelConfig(EncoderConfig):
         return self.resized(width, layers, embed_dim)
 
 
-# The encoder comes first, so that its defaults are those of the options that it has again.
+# The encoder comes first, so that its defaults win for options that both define.
 @dataclass
 class ElectraConfig(TransformerConfig, NoiseModelConfig):
     """An encoder with learned positions and its noise model."""
@@ -173,7 +173,7 @@ class StrategicConfig:
 
 @dataclass
 class ElectraTaskConfig(MaskedCorpusConfig):
-    """Corpus and masks: of 15 % of the tokens 85 % become [MASK], 15 % stay (the authors' code)."""
+    """Corpus and masks: 15 % of tokens, of which 85 % become [MASK], 15 % stay (authors' code)."""
 
     batch_size: int = with_default(BatchConfig, "batch_size", 128)
     random_token_prob: float = with_default(MaskingConfig, "random_token_prob", 0.0)

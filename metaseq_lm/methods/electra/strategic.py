@@ -23,13 +23,13 @@ class StrategicMLM(Criterion):
     """A masked LM on tokens that are predicted to be difficult (Clark 2021, section 5.5).
 
     A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p
-    is the masked LM's probability of that token once it is hidden. Training draws as many tokens of
-    a row as the batch has, without replacement and in proportion to the guess to the power
-    `sharpness`; that net learns by cross-entropy at the tokens drawn. In evaluation the masks are
-    those of the batch.
+    is the masked LM's probability of that token once it is hidden. Training draws the same number
+    of tokens of a row as the batch, without replacement and in proportion to the guess to the power
+    `sharpness`; the second net learns by cross-entropy at the drawn tokens. Evaluation uses the
+    masks of the batch.
 
-    The dissertation has one sentence on it. What is guessed, the rule of the draw and the weight
-    are choices.
+    The dissertation has only one sentence on it. The guessed quantity, the rule of the draw and the
+    weight are our choices.
     """
 
     exported = Exported(heads=("lm",), generator=False)
@@ -66,17 +66,16 @@ class StrategicMLM(Criterion):
 def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Choose tokens again, by log-weights (B, S), and mask them as the batch does.
 
-    Each row keeps its number of chosen tokens and what became of them: [MASK], another token, or
-    nothing. Returns masked rows (B, S), positions (B, M), and targets (B, M), -1 where unused.
+    Each row keeps its number of chosen tokens and their replacements: [MASK], another token, or
+    none. Returns masked rows (B, S), positions (B, M), and targets (B, M), -1 where unused.
     """
     noise, shape = current_context().noise, log_weights.shape
     if noise is None:
         u = torch.rand(shape, dtype=torch.double, device=log_weights.device)
     else:
         u = noise.uniform(shape, torch.double)
-    # Exponential clocks of these rates; the order in which they ring is that of successive draws in
-    # proportion to the weights (Efraimidis and Spirakis 2006). In logarithms, so that none is
-    # infinite.
+    # Exponential clocks with these rates ring in the order of successive draws in proportion to the
+    # weights (Efraimidis and Spirakis 2006). Times are in logarithms, so that none is infinite.
     rings = torch.log(-torch.log1p(-u)) - log_weights.double()
     rings = rings.masked_fill(~batch.candidates, float("inf"))
     positions = rings.topk(batch.positions.shape[1], largest=False).indices

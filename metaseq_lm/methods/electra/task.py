@@ -38,7 +38,7 @@ class ElectraTask(Task):
     exported = True
     criterion: Corrupting | TwoTowerCloze | StrategicMLM
     criterions = (Corrupting, TwoTowerCloze, StrategicMLM)
-    # Heads start fresh in the second of two stages; the frequencies are those of the corpus.
+    # Heads start fresh in the second of two stages; the frequencies come from the corpus.
     fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
     def __init__(self, config: ElectraTaskConfig, run_config: RunConfig) -> None:
@@ -103,7 +103,7 @@ class ElectraTask(Task):
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
         }.get(self.heads, main.passes * flops_rules.classifier(main))
         if model.freeze_generator:
-            noise /= small.passes  # it runs forward only
+            noise /= small.passes  # it only runs forward
         flops: float = self.config.batch_size * (noise + row)
         return flops
 
@@ -111,8 +111,8 @@ class ElectraTask(Task):
         """Load the weights of a run of this task, or only its encoder from another run.
 
         The encoder of a masked LM or discriminator becomes the main encoder; a detection head is
-        kept, other heads start fresh. A generator of the same sizes starts from the masked LM and
-        its head too (second stage of Clark 2021, section 5.3.3). Other noise models start fresh;
+        kept, other heads start fresh. A generator of the same sizes also starts from the masked LM
+        and its head (second stage of Clark 2021, section 5.3.3). Other noise models start fresh;
         UsageError if they are frozen.
         """
         if any(name.startswith("generator.") for name in weights):

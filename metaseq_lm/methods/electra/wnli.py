@@ -1,9 +1,9 @@
 """WNLI as coreference: the candidate that looks least replaced in the pronoun's position.
 
-Clark 2021, section 5.2.4: rules extract the candidates, and the discriminator, with its pre-trained
-head, learns that the tokens of the right one are real and those of the others fake. The source
-gives neither score nor loss. Here a candidate's score is the mean of minus the logit of P(fake)
-over its tokens, and the loss is cross-entropy over candidates.
+In Clark 2021, section 5.2.4, rules extract the candidates, and the discriminator with its
+pre-trained head learns that the tokens of the right candidate are real and all others fake. The
+source gives neither score nor loss. Here a candidate's score is the mean over its tokens of minus
+the logit of P(fake), and the loss is cross-entropy over candidates.
 
 Shapes: B samples, K candidates (the query first), R rows of the model, S length.
 """
@@ -51,10 +51,10 @@ HEAD = "heads.rtd."
 
 
 class Discriminator(nn.Module):
-    """ELECTRA's encoder and detection head, with the names of weights of pre-training.
+    """ELECTRA's encoder and detection head, with the weight names of pre-training.
 
-    `prior` (2,) are the shares of the labels in the training set, the prediction for samples
-    without candidates; it is a buffer, so it is saved with the weights.
+    `prior` (2,) has the shares of the labels in the training set, which are the prediction for
+    samples without candidates; it is a buffer, so it is saved with the weights.
     """
 
     prior: Tensor
@@ -121,8 +121,8 @@ def _query_margin(scores: Tensor) -> Tensor:
 def label_probabilities(scores: Tensor) -> Tensor:
     """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K).
 
-    They compare the query with the best other candidate only, so that entailment is the likelier
-    label exactly if the query scores best.
+    They only compare the query with the best other candidate, so entailment is the likelier label
+    exactly if the query scores best.
     """
     entailed = _query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)
@@ -162,7 +162,7 @@ class WnliTask(LabelledSetTask):
     def build_model(self) -> nn.Module:
         sizes, vocabulary = encoder_sizes(self.run_config), load_tokenizer(self.data).vocabulary
         folder = labelled_folder(self.run_config)
-        # A folder without a training split serves evaluation, where the prior is in the weights.
+        # A folder without a training split is for evaluation, where the prior is in the weights.
         prior = [0.5, 0.5]
         if "train" in Manifest.load(folder).splits:
             labels = LabelledSet(folder, "train").labels
@@ -178,7 +178,7 @@ class WnliTask(LabelledSetTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return accuracy over all samples, and the loss of those with candidates."""
+        """Return accuracy over all samples, and the loss over samples with candidates."""
         ((split, batches),) = passes.items()
         data = self.labelled(split).data
 
@@ -189,7 +189,7 @@ class WnliTask(LabelledSetTask):
             return terms, outputs
 
         logs, outputs = judged(engine, batches, judge)
-        # Samples that no batch has are predicted by the prior.
+        # The prior predicts samples that are in no batch.
         assert isinstance(model.prior, Tensor)
         prior = model.prior.tolist()
         outputs += [(sample, prior) for sample in self.labelled(split).unusable.tolist()]

@@ -63,9 +63,9 @@ class CandidateRows:
 
     A sample is `usable` if its pronoun was found and there is a candidate other than the query. For
     an entailment the query is positive. Otherwise the positive candidates are the queries of
-    entailments about the same pronoun, since WNLI asks about a pronoun more than once, or, if the
-    split has none, all candidates but the query. With `training`, such queries are added to the
-    candidates, and candidates that overlap them are removed; otherwise the labels affect only
+    entailments about the same pronoun, since WNLI asks about a pronoun more than once; if the split
+    has none, they are all candidates except the query. With `training`, such queries are added to
+    the candidates, and candidates that overlap them are removed; otherwise the labels affect only
     `positive`.
 
     Raises:
@@ -223,7 +223,7 @@ class CandidateRows:
 
 
 def _is_valid(row: dict[str, Any]) -> bool:
-    """Return whether a row has the form of what `data.benchmarks.wnli.facts_of` returns."""
+    """Return whether a row has the form of the results of `data.benchmarks.wnli.facts_of`."""
     sentence, pronoun = row.get("sentence"), row.get("pronoun", 0)
     if pronoun is None or not isinstance(sentence, str):
         return isinstance(sentence, str)

@@ -2,7 +2,7 @@
 
   metaseq-lm train DATA --task meta_pretrain --criterion bert_pretraining task.inner_steps=5
 
-Start with update.py (one meta update); task.py has the tasks, criterion.py and model.py are for
+Start with update.py (one meta update); task.py has the tasks, criterion.py and model.py serve
 labelled sets.
 """
 

@@ -1,7 +1,7 @@
 """The sum of the losses of several labelled sets (Lv et al. 2020, supervised pre-training).
 
-The text tasks use the ordinary criterions: bert_pretraining, masked_lm, language_modeling. The
-options of meta-learning belong to the task, because only the updates differ (see update.py).
+The text tasks use ordinary criterions: bert_pretraining, masked_lm, language_modeling. The options
+of meta-learning belong to the task, because only the updates differ (see update.py).
 """
 
 import torch
@@ -12,7 +12,7 @@ from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.layers import cross_entropy
 
-PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
+PAIRS = "meta_pretrain_pairs"  # the name of the task and of its criterion
 
 
 class LabelledSets(Criterion):
@@ -21,7 +21,7 @@ class LabelledSets(Criterion):
     A micro-batch holds rows of one set; `batch.head` is the name of the set.
     """
 
-    exported = Exported(heads=("sentence",))  # of the set that is chosen
+    exported = Exported(heads=("sentence",))  # the head of the chosen set
     tasks = (PAIRS,)
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:

@@ -47,12 +47,12 @@ class MetaOptions:
 
 @dataclass
 class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
-    """The options of sentence_pairs, and those of the inner steps."""
+    """The options of sentence_pairs and of the inner steps."""
 
 
 @dataclass
 class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
-    """The options of language_modeling, and those of the inner steps."""
+    """The options of language_modeling and of the inner steps."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Meta-learned pre-training: on text, on labelled sets, and of a BiLSTM language model.
 
-The tasks prepare their data like ordinary tasks; only their updates are meta updates (update.py).
+The tasks prepare their data like ordinary tasks; only the updates differ (update.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MetaLearned(Task):
         return dict.fromkeys(self.sources, self.config.inner_steps + 1)
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of inner_steps + 1 gradients; None for exact second derivatives."""
+        """Return the FLOPs of inner_steps + 1 gradients; None with exact second derivatives."""
         one_gradient: float | None = getattr(super(), "flops_by_rule", lambda: None)()
         if one_gradient is None or self.takes_second_derivatives:
             return None
@@ -80,7 +80,7 @@ class MetaLearned(Task):
         return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
     def eager_reason(self) -> str:
-        """Return why the updates cannot be compiled by torch.compile, "" if they can."""
+        """Return why torch.compile cannot compile the updates, "" if it can."""
         exact = "task.second_order=exact differentiates gradients again"
         return exact if self.takes_second_derivatives else ""
 

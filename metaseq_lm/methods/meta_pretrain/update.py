@@ -23,7 +23,7 @@ _MAIN = "main"  # the optimizer
 def meta_update(
     engine: Engine, loss: LossFn, batches: Sequence[Sequence[Batch]], config: MetaOptions
 ) -> Logs:
-    """Do one meta update of the optimizer "main" on k inner batches and the test batch.
+    """Make one meta update of the optimizer "main" on k inner batches and the test batch.
 
     Returns the logs of the test batch at theta_k, and "inner_loss_j", the loss of inner batch j at
     theta_j. If a loss or gradient is not finite, the parameters do not change and the engine
@@ -37,7 +37,7 @@ def meta_update(
     # Without inner steps there is nothing to restore, so no copy of the parameters is made.
     with engine.restoring(_MAIN) if inner_batches else contextlib.nullcontext():
         for step, batch in enumerate(inner_batches):
-            # With keys of their own the inner passes leave the test pass the random numbers of an
+            # Inner passes have their own keys, so the test pass has the random numbers of an
             # ordinary update.
             rng_key = f"inner {step}"
             if exact:
@@ -48,8 +48,8 @@ def meta_update(
                 gradient, logs = engine.gradients(loss, batch, parameters, rng_key)
             inner_losses[f"inner_loss_{step}"] = logs["loss"]
             if config.inner_optim == "sgd":
-                # If the gradient is not finite, the next loss is not either: the outer step refuses
-                # it.
+                # If the gradient is not finite, the next loss is not either, and the outer step
+                # refuses it.
                 engine.move(_MAIN, gradient, -inner_lr)
                 continue
             updates = optimizer.updates
@@ -58,8 +58,8 @@ def meta_update(
             # All steps of a meta update have the same rate, so the schedule does not advance.
             optimizer.updates = updates
         gradient, logs = engine.gradients(loss, test_batch, parameters, full_precision=exact)
-        # Back from theta_k to theta_0. Each inner loss is computed again, which keeps one graph in
-        # memory at a time.
+        # Back from theta_k to theta_0. Each inner loss is recomputed, to keep one graph in memory
+        # at a time.
         for inner in reversed(inner_gradients):
             engine.move(_MAIN, inner.value, inner_lr)
             hvp = engine.hypergradients(inner, gradient, parameters)

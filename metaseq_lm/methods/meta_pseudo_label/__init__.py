@@ -1,9 +1,9 @@
 """Meta-learned objective (Shen 2021): a teacher generates the student's training pairs.
 
-The teacher turns unlabelled text x into a pair (input, target); the student pre-trains on it, takes
-a virtual fine-tuning step on labelled data, and what that does to a second labelled batch trains
-the teacher. Hard labels: pairs are sampled, REINFORCE. Soft labels: pairs are probabilities,
-differentiated through.
+The teacher turns unlabelled text x into a pair (input, target). The student pre-trains on it and
+takes a virtual fine-tuning step on labelled data; the effect on a second labelled batch trains the
+teacher. With hard labels, pairs are sampled and the teacher learns by REINFORCE. With soft labels,
+pairs are probabilities to differentiate through.
 
   metaseq-lm train DATA --config-dir examples/meta_pseudo_label/config --config-name soft
 

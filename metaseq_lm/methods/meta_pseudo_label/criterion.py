@@ -1,6 +1,6 @@
-"""The losses of student and teacher (paper section 3; the authors' code where that says more).
+"""The losses of student and teacher (paper section 3; further details from the authors' code).
 
-Each loss is a mean over the tokens of one micro-step. Terms are sums (C,), one per micro-step, with
+Each loss is a mean over the tokens of a micro-step. Terms are sums (C,), one per micro-step, with
 the weight 1/C, so that the loss of an update is the mean over its micro-steps.
 
 Shapes: C micro-steps, B batch, S length, M targets, V vocabulary, P student parameters.
@@ -57,7 +57,8 @@ def teacher_logits(teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tens
 def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -> Terms:
     """Return the teacher's masked-LM losses (section 3.4), two pairs of half cross-entropies.
 
-    From x with the MLM task token it is to give (x masked, x); from x masked, (x masked, y).
+    From x with the MLM task token, the teacher should produce (x masked, x); from x masked, (x
+    masked, y).
     """
     assert batch.targets is not None
     original = batch.original.clone()
@@ -74,7 +75,7 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
     y_masked = cross_entropy(teacher.predict(of_masked, batch.positions, "y"), batch.targets)
     half = 0.5 / batch.copy_count
     return {
-        # Two rows per text: the mean of both pairs is logged, their sum counts.
+        # There are two rows per text: logs have the mean of both pairs, the loss has their sum.
         "teacher_x": Term(copy_sums(x, batch) / 2, "tokens", 2 * half),
         "teacher_copy": Term(copy_sums(y_copy, batch), "tokens", half),
         "teacher_mlm": Term(copy_sums(y_masked, batch), "targets", half),
@@ -95,7 +96,7 @@ class HardLabels(PairCriterion):
     config: HardConfig
 
     def sample(self, teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tensor, Tensor]:
-        """Draw a pair (C, B, S) each, every position from its softmax; padding is copied."""
+        """Draw a pair, (C, B, S) each, with every position from its softmax; padding is copied."""
         padding, original = batch.layout.padding_of(batch.tokens), batch.original
         x, y = (draw(logits) for logits in teacher_logits(teacher, batch))
         return torch.where(padding, original, x), torch.where(padding, original, y)
@@ -114,7 +115,7 @@ class HardLabels(PairCriterion):
     def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
         """Return the parameters (P,) that the student's next step starts from, given its `weights`.
 
-        That is the weights themselves or, as in the paper, the weights after weight decay alone.
+        These are the weights themselves or, as in the paper, the weights after weight decay alone.
         """
         if self.config.fidelity == "authors":
             return weights
@@ -131,7 +132,7 @@ def draw(logits: Tensor) -> Tensor:
     assert noise is not None
     cumulative = logits.double().softmax(-1).cumsum(-1)
     u = noise.uniform(logits.shape[:-1], torch.float64).unsqueeze(-1)
-    # The last entry is 1 only up to rounding, so u is scaled to it.
+    # The last entry is 1 only up to rounding, so we scale u to it.
     return (
         torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
         .squeeze(-1)
@@ -152,7 +153,7 @@ class SoftLabels(PairCriterion):
             raise UsageError(
                 f"criterion.targets={config.targets}: with criterion.fixed_y the text is the target"
             )
-        self.frequencies: Tensor | None = None  # (V,), of the corpus, for unigram targets
+        self.frequencies: Tensor | None = None  # (V,), shares in the corpus, for unigram targets
         exact = config.hypergradient == "exact"
         self.difference_step = 0.0 if exact else config.difference_step
 
@@ -165,7 +166,7 @@ class SoftLabels(PairCriterion):
     ) -> Terms:
         """Return the student's cross-entropy with the teacher's target on the teacher's input.
 
-        The padding is that of the unlabelled rows; the input may put mass on any token.
+        Padding follows the unlabelled rows; the input may put mass on any token.
         """
         scores_x, scores_y = teacher_logits(teacher, batch)
         predicted = student(scores_x.softmax(-1), batch.layout)  # (C, B, S, V)
@@ -178,10 +179,10 @@ class SoftLabels(PairCriterion):
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
 
     def taught(self, probabilities: Tensor, padding: Tensor) -> Tensor:
-        """Return what the student is taught in place of the teacher's probabilities (C, B, S, V).
+        """Return the student's targets in place of the teacher's probabilities (C, B, S, V).
 
-        Only learned targets let the meta loss reach the teacher's head of targets: through shifted
-        ones it would learn to predict half a row ahead, which undoes the shift.
+        Only learned targets pass the meta loss to the teacher's head of targets: through shifted
+        targets it would learn to predict half a row ahead, which undoes the shift.
         """
         kind = self.config.targets
         if kind == "flat":
@@ -204,9 +205,9 @@ def _flat_support(probabilities: Tensor, share: float) -> Tensor:
 
 
 def shifted(probabilities: Tensor, padding: Tensor) -> Tensor:
-    """Return the probabilities (..., S, V) of half a row further on, around the end of its text.
+    """Return the probabilities (..., S, V) shifted by half a row, around the end of its text.
 
-    Padding (..., S) follows the text. No row depends on another one, and nothing is drawn.
+    Padding (..., S) follows the text. Rows are independent, and nothing is drawn.
     """
     length = (~padding).sum(-1, keepdim=True)
     places = torch.arange(padding.shape[-1], device=padding.device).expand(padding.shape)
@@ -217,7 +218,7 @@ def shifted(probabilities: Tensor, padding: Tensor) -> Tensor:
 def reward_of(
     kind: str, step: Tensor, query_gradient: Tensor, query_loss: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return reward and dot product of a step theta0 - theta1 and the query gradient (eq. 8).
+    """Return reward and dot product for a step theta0 - theta1 and the query gradient (eq. 8).
 
     A reward that is not finite, or a cosine outside [-1, 1], counts as 0: that sample is skipped.
     """
@@ -232,12 +233,11 @@ def reward_of(
     return torch.where(reward.isfinite(), reward, torch.zeros_like(reward)), product
 
 
-# For large logits the soft cross-entropy, too, has derivatives written out: see
-# criterions.masked_lm.
+# The soft cross-entropy also has explicit derivatives for large logits, see criterions.masked_lm.
 
 
 def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the cross-entropy of each position with `probabilities` (..., V), which sum to 1."""
+    """Return the cross-entropy at each position with `probabilities` (..., V), which sum to 1."""
     if not is_large(logits):
         return -(probabilities * logits.log_softmax(-1)).sum(-1)
     flat = full_precision(logits.flatten(0, -2)), probabilities.flatten(0, -2)
@@ -248,8 +248,8 @@ def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
 class SoftLoss(torch.autograd.Function):
     """log sum exp - <probabilities, logits>, (N,): the cross-entropy, as probabilities sum to 1.
 
-    Its derivative by the probabilities is -logits, which is that of the cross-entropy but for a
-    constant in each row; a softmax does not feel it.
+    Its derivative by the probabilities is -logits, which equals the cross-entropy's up to a
+    constant in each row; a softmax is invariant to that.
     """
 
     @staticmethod

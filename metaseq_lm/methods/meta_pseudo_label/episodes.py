@@ -1,8 +1,8 @@
 """The data of an update: C micro-steps of B samples each, as arrays with leading axes (C, B).
 
 A micro-step has unlabelled rows, the same rows masked, and a support and a query batch of one
-labelled task. Everything is a pure function of (seed, number of the sample), so rows can be cut
-along B in any way.
+labelled task. All rows are pure functions of (seed, number of the sample), so they can be cut along
+B in any way.
 
 Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 """
@@ -28,19 +28,19 @@ from metaseq_lm.data.streams import Shard, Words, draw_below, noise_rows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.methods.meta_pseudo_label.options import MetaPseudoLabelConfig
 
-# x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
+# The common format of labelled rows: x, lengths, positions of targets, targets (-1 = none).
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
 
 
 @dataclass(kw_only=True)
 class UnlabelledBatch(CopiesBatch):
-    """Unlabelled texts; `tokens`, `positions` and `targets` are those of the masked rows.
+    """Unlabelled texts; `tokens`, `positions` and `targets` belong to the masked rows.
 
     Attributes:
         original: The texts x with [CLS0] (C, B, S).
-        sampled_x: Inputs that the teacher has sampled (C, B, S); None before it has.
-        sampled_y: Targets that the teacher has sampled (C, B, S); None before it has.
+        sampled_x: Inputs sampled by the teacher (C, B, S); None before sampling.
+        sampled_y: Targets sampled by the teacher (C, B, S); None before sampling.
     """
 
     original: Tensor
@@ -49,14 +49,14 @@ class UnlabelledBatch(CopiesBatch):
 
 
 class WindowStream:
-    """A stream whose global batch is one update: rows (C, B), numbered through the run.
+    """A stream with a global batch per update: rows (C, B), numbered through the run.
 
     Args:
         name: Name of the stream.
         copies: C.
         batch_size: B.
         collate: Makes the batch of samples (C, B).
-        words: The words of the texts of a corpus that it reads, None if it reads none.
+        words: The words of a corpus's texts, None if the stream reads no corpus.
         texts: Returns the numbers of those texts for samples (C * B,).
     """
 
@@ -79,7 +79,7 @@ class WindowStream:
         """Return this replica's part of update `number`, cut along B."""
         within = np.arange(self.copies * self.batch_size).reshape(self.copies, -1)  # (C, B)
         samples = self._samples(number)
-        # Collated whole and then cut, so that all parts have one width (see streams.Stream).
+        # Collate the whole and then cut, so that all parts have one width (see streams.Stream).
         whole = self.collate(samples).replace(
             rows=noise_rows(self.name, within), samples=samples, stream=self.name
         )
@@ -102,7 +102,7 @@ class WindowStream:
 
     @property
     def smallest_batch(self) -> int:
-        """The rows of a micro-step, which are what replicas share out."""
+        """The rows of a micro-step, which replicas divide among themselves."""
         return self.batch_size
 
 
@@ -123,9 +123,9 @@ class Unlabelled:
         return masked, lengths, positions, targets
 
     def draw(self, samples: np.ndarray) -> np.ndarray:
-        """Return the text of each sample number: that of a token drawn uniformly, with replacement.
+        """Return a text for each sample number, through a token drawn uniformly with replacement.
 
-        So texts count by their length, as in the author's code, which draws a character.
+        Texts are therefore weighted by length, as in the author's code, which draws a character.
         """
         root = random_streams.key(self.seed, "unlabelled")
         return self.text_at(draw_below(root, samples, self.total))
@@ -135,12 +135,12 @@ class Unlabelled:
         return self.corpus.windows.sample_at(tokens)
 
     def draw_other(self, samples: np.ndarray, query: bool) -> np.ndarray:
-        """Return another text for each sample; the query's differs from the support's beside it."""
+        """Return another text for each sample; the query's text differs from the support's."""
         root = random_streams.key(self.seed, "texts", "support")
         support = self.text_at(draw_below(root, samples, self.total))
         if not query or len(self.corpus) == 1:
             return support
-        # A token outside the support text: what comes behind it moves up by its length.
+        # A token outside the support text: later tokens move up by its length.
         left = self.total - self.corpus.windows[support]
         other = draw_below(random_streams.key(self.seed, "texts", "query"), samples, left)
         behind = other >= self.corpus.windows.starts(support)
@@ -160,9 +160,10 @@ class Unlabelled:
 
 
 class Labelled:
-    """Draws support and query rows: the task anew every `samples_per_task` samples, rows uniformly.
+    """Draws support and query rows: a task every `samples_per_task` samples, rows uniformly.
 
-    With `mlm` masked unlabelled text is one more task, drawn half of the time (paper section 4.1).
+    With `mlm`, masked unlabelled text is a further task, drawn half of the time (paper section
+    4.1).
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Labelled:
         self.mask_by = mask_by
 
     def tasks_of(self, samples: np.ndarray) -> np.ndarray:
-        """Return which set each sample uses; -1 is masked language modelling."""
+        """Return the set of each sample; -1 means masked language modelling."""
         run = samples // self.samples_per_task
         task = draw_below(random_streams.key(self.seed, "task"), run, len(self.sets))
         if self.mlm is not None:
@@ -188,7 +189,7 @@ class Labelled:
         return task
 
     def texts(self, query: bool, samples: np.ndarray) -> np.ndarray:
-        """Return the unlabelled texts that the rows of samples (N,) are made of."""
+        """Return the unlabelled texts behind the rows of samples (N,)."""
         if self.mlm is None:
             return np.zeros(0, np.int64)
         return self.mlm.draw_other(samples[self.tasks_of(samples) < 0], query)
@@ -216,7 +217,7 @@ class Labelled:
         return batch.replace(sizes=_sizes_of(batch))
 
     def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
-        """Return rows of one labelled set, random windows of long ones; all tokens are targets."""
+        """Return rows of one labelled set, as random windows if long; all tokens are targets."""
         data, name = self.sets[task], f"set {task}"
         root = random_streams.key(self.seed, name, "window", query)
         chosen = self.pick(samples, len(data), query, name)
@@ -235,7 +236,7 @@ class Labelled:
         masked, lengths, positions, targets = self.mlm.mask(texts, keys)
         if self.mask_by == "y":
             return masked, lengths, positions, targets
-        # The authors' code masks by x here: positions that were not chosen train towards [PAD].
+        # The authors' code masks by x here, so positions that were not chosen train towards [PAD].
         at = np.broadcast_to(np.arange(masked.shape[1]), masked.shape)
         inside = at < lengths[:, None]
         everywhere = np.where(inside, self.mlm.corpus.vocabulary.pad, -1)
@@ -247,9 +248,9 @@ class Labelled:
 def labelled_sets(
     folder: Path, split: str, vocabulary: Vocabulary, options: MetaPseudoLabelConfig
 ) -> list[TokenLabels]:
-    """Return a split of each labelled set of a task's `options`.
+    """Return a split of each labelled set in a task's `options`.
 
-    MetaseqError if one has no labels, UsageError for options that do not fit.
+    Raises MetaseqError if a set has no labels, UsageError for options that do not fit.
     """
     names = list(options.labelled)
     numbers = list(options.task_tokens) or list(range(MLM + 1, MLM + 1 + len(names)))
@@ -299,7 +300,7 @@ def _common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
 
 
 def _sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
-    """Return the sizes of a batch: of targets, rows, and for unlabelled rows tokens; (C,) each."""
+    """Return the sizes "targets", "rows" and, for unlabelled rows, "tokens"; (C,) each."""
     assert batch.targets is not None
     copies, rows, width = batch.tokens.shape
     sizes = {**count_targets(batch.targets), "rows": torch.full((copies,), rows)}
@@ -366,7 +367,7 @@ def pseudo_batch(
 ) -> TokenBatch:
     """Return the sampled pair of one micro-step as a labelled batch.
 
-    A sampled [PAD] inside the text becomes padding of the student's input, and no target.
+    A sampled [PAD] inside the text becomes padding of the student's input and is not a target.
     """
     assert batch.rows is not None
     padding = tokens == pad

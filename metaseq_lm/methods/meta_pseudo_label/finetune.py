@@ -46,7 +46,7 @@ _LARGEST_LOGITS = 1 << 26  # numbers
 class TokenLabelCriterion(Criterion):
     """Cross-entropy of the label token at every position, and the accuracy of the class it implies.
 
-    Of sets whose answers are tokens the accuracy is that of the positions.
+    For sets with tokens as answers, the accuracy is over positions.
     """
 
     exported = (
@@ -72,7 +72,7 @@ class TokenLabelCriterion(Criterion):
 class TokenLabelsTask(LabelledSetTask):
     """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
 
-    In training a long row is one window, drawn each time; elsewhere all of its windows.
+    Training uses one window of a long row, drawn each time; evaluation uses all of its windows.
     """
 
     exported = True
@@ -117,7 +117,7 @@ class TokenLabelsTask(LabelledSetTask):
         return {split: sorted_pass(split, windows, data.lengths, data.batch, size, seed)}
 
     def chosen(self, split: str, count: int) -> np.ndarray:
-        """Return the rows of a split that are used."""
+        """Return the used rows of a split."""
         limit = self.config.valid_size
         limited = split in (self.run_config.trainer.valid_split, _MINI)
         if not limited or not count > limit > 0:
@@ -138,9 +138,9 @@ class TokenLabelsTask(LabelledSetTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the metrics of the set, the main one first, then the loss; none without labels.
+        """Return the metrics of the set, main one first, then the loss; none without labels.
 
-        Rows have text, gold and predicted label and class scores, or the answer.
+        Rows have the text, gold and predicted label, and class scores or the answer.
         """
         ((split, batches),) = passes.items()
         rows = self.labelled(split)
@@ -182,7 +182,7 @@ class TokenLabelsTask(LabelledSetTask):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' class scores."""
+        """Return metrics and predictions from the mean of the runs' class scores."""
         data = self.labelled(split)
         if data.token_level:
             raise UsageError(f"{data.data.folder}: answers that are texts have no mean")
@@ -198,12 +198,12 @@ class Cyclic(Sequential):
 
 # ------------------------------------------------------------------------ answers
 
-# Sample and number of a window, and its class scores or (log-probability, tokens of the answer).
+# Sample and number of a window, and its class scores or (log-probability, answer tokens).
 _WindowAnswer = tuple[int, int, tuple[Any, ...]]
 
 
 def class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
-    """Return the mean raw logit of each class token over a row, padding counted as 0; (B, K).
+    """Return the mean raw logit of each class token over a row, (B, K); padding counts as 0.
 
     The row counts as padded to the longest window of its own sample, so that the scores of a sample
     do not depend on its batch; the authors' code divides by the width of the batch.
@@ -218,8 +218,8 @@ def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[
     """Return (log-probability, predicted tokens) of the most probable answer in each row.
 
     Each position predicts its likeliest token. Answers are the longest runs of tokens other than
-    [SEP] (class 0), outside padding; the best is the one with the greatest single
-    log-probability, the first of equals. A row without any has minus infinity and no tokens.
+    [SEP] (class 0), outside padding; the best answer contains the largest single log-probability,
+    the first of equals. A row without an answer has minus infinity and no tokens.
     """
     best, predicted = logits.log_softmax(-1).max(-1)  # (B, S)
     answers = predicted != batch.class_tokens[0]
@@ -253,7 +253,7 @@ def _window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[_WindowAnswe
 
 
 def _by_sample(answers: Iterable[_WindowAnswer]) -> dict[int, list[tuple[Any, ...]]]:
-    """Return the answers of each sample's windows, both in their order, each window once."""
+    """Return the answers of each sample's windows, in order and each window once."""
     windows = {(sample, window): answer for sample, window, answer in answers}
     samples: dict[int, list[tuple[Any, ...]]] = {}
     for (sample, _), answer in sorted(windows.items(), key=lambda item: item[0]):
@@ -267,7 +267,7 @@ def _mean_scores(answers: Iterable[_WindowAnswer]) -> list[tuple[int, list[float
 
 
 def _best_answers(answers: Iterable[_WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the most probable answer of each sample over all its windows, "" for none."""
+    """Return the most probable answer of each sample over all its windows, "" without one."""
     texts = {}
     for sample, windows in _by_sample(answers).items():
         _, tokens = max(windows, key=lambda answer: answer[0])
@@ -296,7 +296,7 @@ def _answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Score
 
 
 def _record_file(data: LabelledSet, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the file of answers that SuperGLUE's leaderboard takes for a test split of ReCoRD."""
+    """Return the file of answers for SuperGLUE's leaderboard on a test split of ReCoRD."""
     if split.partition("_")[0] in ("train", "valid") or data.rows is None or not data.benchmark:
         return {}
     lines = [{"idx": data.rows[row["index"]]["idx"], "label": row["predicted"]} for row in rows]

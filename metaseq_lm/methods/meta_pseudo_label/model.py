@@ -1,8 +1,8 @@
 """Student and teacher: encoders of equal size (paper section 3, appendix A).
 
 The student has one head, tied to its embedding. The teacher has one encoder with two untied heads:
-"x" for the input that it generates, "y" for the target. Virtual models and steps are functions of a
-vector of weights.
+"x" for the generated input, "y" for the target. Virtual models and steps are functions of a vector
+of weights.
 """
 
 from dataclasses import dataclass, replace
@@ -50,8 +50,8 @@ def teacher_of(model: nn.Module) -> TransformerLM:
 class VirtualModel:
     """Calls `module` with weights from a vector (..., P), or from one vector per copy (C, P).
 
-    The vector holds the parameters in the order of `module.named_parameters()`, a tied one once. If
-    these are shards, P counts the entries that this process holds.
+    The vector holds the parameters in the order of `module.named_parameters()`, tied ones once. For
+    shards, P counts the entries that this process holds.
 
     Args:
         module: The model.
@@ -66,7 +66,7 @@ class VirtualModel:
         self.shapes = [vectors.part(p).shape for p in self.parameters]
         self.sizes = [shape.numel() for shape in self.shapes]
         self.is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(named)
-        # What the input side sees of the padding row does not follow a virtual step.
+        # On the input side, the padding row does not follow a virtual step.
         self.constants = {
             f"{name}.padding_row": vectors.row(layer.weight, layer.padding_idx)
             for name, layer in module.named_modules()
@@ -78,17 +78,17 @@ class VirtualModel:
         return local(vectors.flat([p.detach() for p in self.parameters]))
 
     def leaf(self, vector: Tensor) -> Tensor:
-        """Return a leaf of graphs with the values of vectors (..., P), placed as `place` does."""
+        """Return a graph leaf with the values of vectors (..., P), placed by `place`."""
         leaf = self.place(vector.detach())
         local(leaf).requires_grad_()
         return leaf
 
     def place(self, vector: Tensor) -> Tensor:
-        """Return vectors (..., P) in the placement of the parameters, as the engine takes them."""
+        """Return vectors (..., P) in the parameters' placement, for the engine."""
         return vectors.place_flat(vector, self.parameters)
 
     def tensors(self, vector: Tensor) -> list[Tensor]:
-        """Return a vector (P,) as tensors that are placed as the parameters."""
+        """Return a vector (P,) as tensors with the placement of the parameters."""
         return vectors.unflatten(vector, self.parameters)
 
     def split(self, vector: Tensor) -> list[Tensor]:
@@ -106,7 +106,7 @@ class VirtualModel:
                 result: Tensor = functional_call(self.module, self.constants, args, kwargs)
             return result
         weights = dict(zip(self.names, parts)) | self.constants
-        # Looking for ties takes a twentieth of the update of a small model.
+        # The search for ties takes a twentieth of the update of a small model.
         output: Tensor = functional_call(
             self.module, weights, args, kwargs, tie_weights=self.is_tied
         )
@@ -121,7 +121,7 @@ _INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.fidelity=author
 
 @dataclass
 class Moments:
-    """Adam's running moments, the number of its last step, and the settings of its next."""
+    """Adam's running moments, the number of its last step, and the settings of its next step."""
 
     first: Tensor
     second: Tensor
@@ -144,9 +144,9 @@ class Moments:
 
 
 def moments_of(optimizer: Optimizer) -> Moments:
-    """Return an AdamW optimizer's moments, copied as vectors (P,); of shards those of this process.
+    """Return an AdamW optimizer's moments, copied as vectors (P,); for shards, the local ones.
 
-    Raises as `decoupled_decay` does.
+    Raises the errors of `decoupled_decay`.
     """
     decays = decoupled_decay(optimizer)
     weight_decay: Tensor | float = decays[0]
@@ -173,7 +173,7 @@ def moments_of(optimizer: Optimizer) -> Moments:
 def decoupled_decay(optimizer: Optimizer) -> list[float]:
     """Return the weight decay of each parameter of an AdamW optimizer.
 
-    Raises UsageError for another optimizer, and for one with several rates.
+    Raises UsageError for another optimizer, or for several rates.
     """
     inner = optimizer.inner
     if not isinstance(inner, torch.optim.AdamW) or isinstance(inner, Muon):
@@ -193,8 +193,8 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
 def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
     """Return the parameters after one AdamW step (decoupled decay), and the moments after it.
 
-    The derivative of the root at a second moment of 0 is taken as 0: there the gradient is 0 too
-    and the parameter does not move.
+    The derivative of the root at a second moment of 0 is taken as 0, because there the gradient is
+    0 and the parameter does not move.
     """
     settings = replace(moments, step=moments.step + 1)
     after: tuple[Tensor, Tensor, Tensor] = AdamWStep.apply(  # type: ignore[no-untyped-call]
@@ -208,7 +208,7 @@ class AdamWStep(torch.autograd.Function):
 
     m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  theta' = (1 - lr decay) theta - size m' / d
     with d = sqrt(v') / root + eps; `Moments.corrections` are size and root. Autograd through these
-    formulas would store all that is between them.
+    formulas would store all intermediate results.
     """
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
-* hard: the student takes C real steps, one per micro-step (or one on their mean); the teacher one.
+* hard: the student takes C real steps, one per micro-step (or one on their mean), the teacher one.
 * soft: C virtual students, side by side as one model with an axis of copies (they all start from
   the same weights); student and teacher take one real step each.
 """
@@ -90,7 +90,7 @@ class MetaPseudoLabelTask(TextTask):
 
     def corpus(self, split: str) -> Corpus:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        assert isinstance(corpus, Corpus)  # the only one without segments
+        assert isinstance(corpus, Corpus)  # the only data set without segments
         return corpus
 
     def masking(self) -> Masking:
@@ -194,7 +194,7 @@ class MetaPseudoLabelTask(TextTask):
         return self._update(engine, model, batches)
 
     def update_mlm(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do a masked-LM step of the student; at intervals, log the reward of such a step."""
+        """Make a masked-LM step of the student; at intervals, log the reward of such a step."""
         student = student_of(model)
         (unlabelled,) = batches["unlabelled"]
         parameters = engine.parameters("student")
@@ -210,7 +210,7 @@ class MetaPseudoLabelTask(TextTask):
         return logs
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Sampled pairs; the student learns each and earns a reward; REINFORCE for the teacher."""
+        """Sample pairs; the student learns each for a reward, and REINFORCE trains the teacher."""
         criterion, (student, teacher) = self.criterion, (student_of(model), teacher_of(model))
         assert isinstance(criterion, HardLabels)
         parameters, optimizer = engine.parameters("student"), engine.optimizers["student"]
@@ -231,7 +231,7 @@ class MetaPseudoLabelTask(TextTask):
                 partial(losses.labelled, student), pseudo, parameters
             )
             with ExitStack() as virtual:
-                if one_step:  # the step of a micro-step is only tried
+                if one_step:  # a micro-step's step is only tried
                     total = vectors.add(total, grads, 1 / micro_steps)
                     virtual.enter_context(engine.restoring("student"))
                 if not engine.step("student", grads):
@@ -249,7 +249,8 @@ class MetaPseudoLabelTask(TextTask):
         weights = torch.stack(rewards)
 
         def teacher_loss(batch: UnlabelledBatch) -> Terms:
-            # Same draw as the sampling pass and the same forward first, so the same dropout masks.
+            # The draw and the first forward equal the sampling pass, so the dropout masks are the
+            # same.
             terms = criterion.reinforce(teacher, batch, weights)
             return terms | losses.auxiliary(teacher, batch, self.mlm_token)
 
@@ -286,7 +287,7 @@ class MetaPseudoLabelTask(TextTask):
         return {"reward": reward, "unscaled_reward": product, "query": logs["query"]}
 
     def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Unroll every micro-step, some side by side; one real step of teacher and of student."""
+        """Unroll every micro-step, some side by side; make one real step of teacher and student."""
         parameters, copies = engine.parameters("teacher"), self.config.batches_per_update
         at_once = self.config.copies_at_once or copies
         meta: Vector = [None] * len(parameters)
@@ -319,9 +320,9 @@ class MetaPseudoLabelTask(TextTask):
     ) -> tuple[Vector, Tensor, Logs]:
         """Differentiate the query loss through two virtual student steps of each of C micro-steps.
 
-        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the
-        logs. Passes have numbered random streams, so that the noise of a micro-step does not depend
-        on the micro-steps that are computed beside it.
+        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, and
+        the logs. Passes have numbered random streams, so that the noise of a micro-step does not
+        depend on micro-steps computed in parallel.
         """
         criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
@@ -368,7 +369,7 @@ class MetaPseudoLabelTask(TextTask):
         # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
         grad_theta2 = None if grad_at2 is None else local(grad_at2)
         if grad_theta2 is None:
-            grad_grad0 = torch.zeros_like(grad0)  # a meta weight of 0: the auxiliary losses alone
+            grad_grad0 = torch.zeros_like(grad0)  # meta weight 0: only auxiliary losses
         elif tuned is None or grad1 is None:
             (grad_grad0,) = torch.autograd.grad(theta1, grad0, grad_theta2)
         else:
@@ -407,7 +408,7 @@ class MetaPseudoLabelTask(TextTask):
 
 
 def _leaf(tensor: Tensor | None) -> Tensor:
-    """Return what this process holds of `tensor`, as a leaf that requires a gradient."""
+    """Return the local part of `tensor` as a leaf that requires a gradient."""
     assert tensor is not None
     return local(tensor.detach()).requires_grad_()
 
@@ -438,7 +439,7 @@ def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
 def pair_of(
     criterion: Criterion, teacher: TransformerLM, batch: UnlabelledBatch
 ) -> tuple[Tensor, Tensor]:
-    """Return the teacher's pair (1, N, S) each: a sample (hard), or the likeliest tokens (soft)."""
+    """Return the teacher's pair, (1, N, S) each: a sample (hard) or the likeliest tokens (soft)."""
     if isinstance(criterion, HardLabels):
         return criterion.sample(teacher, batch)
     x, y = (scores.argmax(-1) for scores in teacher_logits(teacher, batch))

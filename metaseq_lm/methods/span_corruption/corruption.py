@@ -1,18 +1,18 @@
 """Texts to inputs and targets: spans are replaced by sentinels (Raffel et al. 2020, 3.1.4).
 
-The arithmetic is that of the authors' code (t5, data/preprocessors.py). Of a text of n tokens
+The arithmetic follows the authors' code (t5, data/preprocessors.py). In a text of n tokens,
 round(density n) are noise, in round(noise / mean span) spans. Noise and the rest are each cut into
-so many parts, all ways of cutting being alike likely, and take turns; the rest comes first. In the
-inputs a sentinel stands for each span of noise, in the targets for each part of the rest:
+this number of parts, with all cuts equally likely, and alternate, starting with the rest. A
+sentinel replaces each span of noise in the inputs, and each part of the rest in the targets:
 
   text     a b c D e f G H      (capitals: noise)
   inputs   a b c <0> e f <1> [SEP]
   targets  <0> D <1> G H [SEP]
 
 As in the code, and unlike in the paper's figure, no sentinel closes the targets. `random_roll` of
-the code turns a text's noise by a random offset, so that a single span may be anywhere; here by one
-of those that cut no span, all alike likely, as the two parts would need two sentinels. Shapes: B
-rows, S length, K spans.
+the code rotates a text's noise by a random offset, so that a single span may be anywhere. Here only
+offsets that cut no span are drawn, with equal probability, since the two parts of a cut span would
+need two sentinels. Shapes: B rows, S length, K spans.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import subkeys, uniforms
 
-# The task token at the start of a text, by the mode of its denoiser (Tay et al. 2023, section
+# The task token at the start of a text by the mode of its denoiser (Tay et al. 2023, section
 # 3.1.2): regular, sequential and extreme denoising.
 MODES = {"": 0, "R": 1, "S": 2, "X": 3}
 _SEQUENTIAL = "S"
@@ -39,9 +39,9 @@ class Denoiser:
     """How texts are corrupted.
 
     Attributes:
-        density: Share of the tokens that is noise.
-        mean_span: Mean tokens of a span; ignored if the mode is "S": the noise then is the end of
-            the text, without sentinels.
+        density: Share of noise tokens.
+        mean_span: Mean number of tokens in a span; ignored in mode "S", where the noise is the end
+            of the text, without sentinels.
         mode: One of MODES.
     """
 
@@ -51,7 +51,7 @@ class Denoiser:
 
     @classmethod
     def parse(cls, text: str) -> "Denoiser":
-        """Return the denoiser that an entry of `task.denoisers` describes; UsageError if none."""
+        """Return the denoiser of an entry of `task.denoisers`; UsageError if it is malformed."""
         mode, *numbers = text.split(":")
         try:
             values = [float(number) for number in numbers]
@@ -64,10 +64,11 @@ class Denoiser:
         return cls(values[0], 0.0 if count == 1 else values[1], mode)
 
     def counts(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of noise and the spans of texts of `lengths`, int64 of their shape.
+        """Return the numbers of noise tokens and spans in texts of `lengths`, int64 of their shape.
 
-        In single precision, halves rounded to even, as in the code. There is at least one token of
-        noise and one that is none, but no noise in texts of less than two tokens.
+        The arithmetic is in single precision with halves rounded to even, as in the code. Texts
+        have at least one token of noise and one other token, but texts of less than two tokens have
+        no noise.
         """
         lengths = np.asarray(lengths)
         noise = np.rint(lengths.astype(np.float32) * np.float32(self.density)).astype(np.int64)
@@ -75,18 +76,18 @@ class Denoiser:
         if self.mode == _SEQUENTIAL:
             return noise, np.zeros_like(noise)
         spans = np.rint(noise.astype(np.float32) / np.float32(self.mean_span)).astype(np.int64)
-        # More spans than tokens that are no noise could not take turns with these.
+        # Spans alternate with other tokens, so they cannot outnumber these.
         most = np.minimum(noise, lengths - noise)
         return noise, np.where(noise > 0, np.clip(spans, 1, np.maximum(most, 1)), 0)
 
     def row_lengths(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths of inputs and targets with their [SEP] of texts of `lengths`."""
+        """Return the lengths of inputs and targets, including [SEP], for texts of `lengths`."""
         noise, spans = self.counts(lengths)
         return lengths - noise + spans + 1, noise + spans + 1
 
 
 class TextLength(NamedTuple):
-    """The length of texts that fill inputs, and those of inputs and targets, with their [SEP]."""
+    """The length of texts that fill inputs, and the lengths of inputs and targets with [SEP]."""
 
     tokens: int
     inputs: int
@@ -94,11 +95,11 @@ class TextLength(NamedTuple):
 
 
 def text_length(inputs_length: int, density: float, mean_span: float) -> TextLength:
-    """Return the length of the longest texts whose inputs have at most `inputs_length` tokens.
+    """Return the length of the longest texts with inputs of at most `inputs_length` tokens.
 
-    As `random_spans_helper` of the code, in Python's floating point. It may expect no span where a
-    text has one; then inputs and targets are one token longer. With a density of one half it takes
-    a token away if targets would be longer than inputs.
+    It follows `random_spans_helper` of the code, in Python's floating point. That may expect no
+    span in a text that has one; inputs and targets are then one token longer. With a density of one
+    half it takes a token away if targets would be longer than inputs.
     """
 
     def lengths(tokens: int) -> tuple[int, int]:
@@ -120,11 +121,11 @@ def _first_of_parts(
 ) -> np.ndarray:
     """Cut items[i] items of row i into parts[i] parts, none empty, by keys[i].
 
-    All ways of cutting are alike likely. Returns which items begin a part, boolean (B, width).
+    All cuts are equally likely. Returns which items begin a part, boolean (B, width).
     """
     at = np.arange(width)
     u = uniforms(keys, 0, width)
-    u[(at == 0) | (at >= items[:, None])] = 2.0  # the first begins a part in any case
+    u[(at == 0) | (at >= items[:, None])] = 2.0  # the first item always begins a part
     rank = u.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     return np.asarray((rank < parts[:, None] - 1) | ((at == 0) & (parts[:, None] > 0)))
 
@@ -143,7 +144,7 @@ def draw_noise(
 ) -> np.ndarray:
     """Return which tokens of texts of `lengths` (B,) are noise, boolean (B, width).
 
-    Without spans the noise is the end of a text.
+    Without spans, the noise is the end of a text.
     """
     count = int(spans.max(initial=0))
     at = np.arange(width)
@@ -161,9 +162,9 @@ def draw_noise(
 
 
 def roll(is_noise: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return noise (B, S) of texts of `lengths` (B,), which begin with the rest, turned by keys.
+    """Return noise (B, S) of texts of `lengths` (B,), rotated by keys; it begins with the rest.
 
-    The token that comes first is one of the rest, or the first one of a span.
+    After the rotation the first token is one of the rest, or the first token of a span.
     """
     at = np.arange(is_noise.shape[1])
     is_inside = is_noise & np.pad(is_noise, ((0, 0), (1, 0)))[:, :-1]
@@ -185,14 +186,14 @@ class Corrupted(NamedTuple):
 
 @dataclass(frozen=True)
 class Corruption:
-    """A mixture of denoisers, one for each text, all alike likely.
+    """A mixture of denoisers, one for each text, with equal probability.
 
     Attributes:
         denoisers: The denoisers.
         sentinels: The ids of the sentinels in the order of the spans of a text.
         end: The id of [SEP].
         pad: The id of padding.
-        random_roll: Whether the noise of texts with spans is turned, see `roll`.
+        random_roll: Whether the noise of texts with spans is rotated, see `roll`.
     """
 
     denoisers: Sequence[Denoiser]
@@ -202,12 +203,12 @@ class Corruption:
     random_roll: bool = False
 
     def row_lengths(self, length: int) -> tuple[int, int]:
-        """Return the longest inputs and targets of texts of a length, with their [SEP]."""
+        """Return the longest inputs and targets, with [SEP], of texts of a length."""
         lengths = [denoiser.row_lengths(np.array(length)) for denoiser in self.denoisers]
         return max(int(i) for i, _ in lengths), max(int(t) for _, t in lengths)
 
     def joint_length(self, length: int) -> int:
-        """Return the longest inputs and targets of one text of a length together."""
+        """Return the largest sum of inputs and targets of one text of a length."""
         lengths = [denoiser.row_lengths(np.array(length)) for denoiser in self.denoisers]
         return max(int(i + t) for i, t in lengths)
 
@@ -221,7 +222,7 @@ class Corruption:
     ) -> Corrupted:
         """Corrupt texts (B, S) of `lengths` (B,) by keys (B,), row i by denoiser chosen[i].
 
-        The width of inputs and targets follows from S alone.
+        The width of inputs and targets depends only on S.
         """
         rows, width = np.arange(len(texts))[:, None], texts.shape[1]
         counts = [denoiser.counts(lengths) for denoiser in self.denoisers]
@@ -231,14 +232,14 @@ class Corruption:
             rolled = roll(is_noise, lengths, subkeys(keys, "roll"))
             is_noise = np.where(spans[:, None] > 0, rolled, is_noise)
         is_first = is_noise & ~np.pad(is_noise, ((0, 0), (1, 0)))[:, :-1] & (spans[:, None] > 0)
-        number = is_first.cumsum(1)  # of the span, from 1
+        number = is_first.cumsum(1)  # number of the span, from 1
         sentinel = self.sentinels[np.maximum(number - 1, 0)] if len(self.sentinels) else number
         input_width, target_width = self.row_lengths(width)
         input_lengths, target_lengths = lengths - noise + spans + 1, noise + spans + 1
         inputs = np.full((len(texts), input_width), self.pad, np.int64)
         targets = np.full((len(texts), target_width), self.pad, np.int64)
-        # In the inputs the first token of a span gives way to its sentinel, the others are left
-        # out; in the targets the sentinel comes before the first.
+        # In the inputs a sentinel replaces the first token of a span, and the others are left out;
+        # in the targets the sentinel precedes the first token.
         is_input = (np.arange(width) < lengths[:, None]) & (~is_noise | is_first)
         row, at = np.nonzero(is_input)
         column = (is_input.cumsum(1) - 1)[row, at]

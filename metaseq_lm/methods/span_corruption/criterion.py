@@ -1,7 +1,6 @@
 """The loss of span corruption, and the scores of sentences.
 
-Shapes: B rows, S length, T tokens of the decoder, N targets, R rows that are scored, D width, V
-vocabulary.
+Shapes: B rows, S length, T tokens of the decoder, N targets, R scored rows, D width, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -22,15 +21,15 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 
 @dataclass(kw_only=True)
 class CorruptedBatch(SequenceBatch):
-    """Inputs and the targets that follow them: in the same rows, or in those of a decoder.
+    """Inputs and the targets that follow them, in the same rows or in a decoder's rows.
 
     Attributes:
         tokens: `[CLSn] inputs targets` (B, S), or `[CLSn] inputs` for an encoder-decoder.
         layout: The prefix of a row is `[CLSn] inputs`.
-        decoder_tokens: `[SEP] targets` (B, T) for an encoder-decoder, where [SEP] starts the
-            decoder as it ends the inputs; else None.
-        positions: Where the targets stand in the rows that predict them, as index into all B S or B
-            T positions (N,).
+        decoder_tokens: `[SEP] targets` (B, T) for an encoder-decoder, where the [SEP] that ends the
+            inputs also starts the decoder; else None.
+        positions: Positions of the targets in the rows that predict them, as indices into all B S
+            or B T positions (N,).
         targets: The tokens there (N,), -1 for none.
     """
 
@@ -55,7 +54,7 @@ class SpanCorruption(Criterion):
         else:
             assert isinstance(model, EncoderDecoder)
             states = model.decode(batch.tokens, batch.layout, batch.decoder_tokens)
-        # Where a position is that of no target, the first token has no state before it.
+        # A position without a target may be 0, and the first token has no state before it.
         sources = source_of(batch.positions).clamp(min=0)
         logits = model.predict(states.flatten(0, 1).index_select(0, sources), head=LM)  # (N, V)
         losses = cross_entropy(logits, batch.targets, smoothing_of(self.config, model))
@@ -68,15 +67,15 @@ class SpanCorruption(Criterion):
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each scored token where it alone is noise, (B, S).
+        """Return the log-probability of each scored token if it alone is noise, (B, S).
 
         A sentinel, `mask_id`, replaces it in the inputs, and the targets begin with the sentinel
-        and the token; only the token's probability given the sentinel counts. It does not contain
-        what the model believes of the length of the span.
+        and the token. Only the token's probability given the sentinel counts, so the model's belief
+        about the length of the span does not.
 
         Raises:
-            UsageError: Later tokens of a word were to be hidden, too, which a sentinel for one
-                token cannot.
+            UsageError: Later tokens of a word should be hidden as well, which a sentinel for one
+                token cannot do.
         """
         if batch.words is not None:
             raise UsageError(

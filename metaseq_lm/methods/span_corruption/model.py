@@ -1,8 +1,8 @@
-"""An encoder-decoder Transformer in T5's form, of the encoder's blocks.
+"""An encoder-decoder Transformer in T5's form, built from the encoder's blocks.
 
-Encoder and decoder share the token embedding, which is the output weight too (Raffel et al. 2020,
-section 2.1). Positions are those of the encoder's kind, not T5's relative biases. Shapes: S source
-and T target positions, D width.
+Encoder and decoder share the token embedding, which is also the output weight (Raffel et al. 2020,
+section 2.1). Positions follow the kind of encoder and are not T5's relative biases. Shapes: S
+source and T target positions, D width.
 """
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from metaseq_lm.models.transformer.encoder import Encoder, LMHead, initialise
 class EncoderDecoder(nn.Module):
     """An encoder, a decoder and named language-model heads on the decoder's states.
 
-    The encoder is `encoder`, as in TransformerLM, so that fine-tuning and probes take it.
+    The encoder is named `encoder`, as in TransformerLM, so that fine-tuning and probes find it.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS
 
 @dataclass
 class DecoderConfig(EncoderConfig):
-    """The decoder, whose other sizes are those of the encoder."""
+    """The decoder, with all other sizes from the encoder."""
 
     decoder_layers: int = option(
         0, "layers of the decoder (0 = encoder_layers)", at_least=0, affects=WEIGHTS
@@ -19,11 +19,11 @@ class DecoderConfig(EncoderConfig):
 
     @property
     def decoder_depth(self) -> int:
-        """The layers of the decoder."""
+        """The number of layers of the decoder."""
         return self.decoder_layers or self.encoder_layers
 
 
-# The encoder comes first, so that its defaults are those of the options that it has again.
+# The encoder comes first, so that its defaults win for options that both define.
 @dataclass
 class TransformerDecoderConfig(TransformerConfig, DecoderConfig):
     """An encoder with learned positions and its decoder."""
@@ -31,12 +31,12 @@ class TransformerDecoderConfig(TransformerConfig, DecoderConfig):
 
 @dataclass
 class ModernDecoderConfig(ModernConfig, DecoderConfig):
-    """A modern encoder and its decoder, whose layers see whole rows."""
+    """A modern encoder and its decoder, with decoder layers that see whole rows."""
 
 
 @dataclass
 class SpanCorruptionConfig(UnpackedConfig):
-    """Rows of the corpus, and how they are corrupted; the defaults are those of T5."""
+    """Rows of the corpus and their corruption, with T5's defaults."""
 
     tokens_per_sample: int = with_default(
         RowsConfig,

@@ -33,13 +33,13 @@ from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_transformer, changes_size, text_stream
 
 _NONE = -1  # no target
-# The number of targets is a multiple of this, so that batches have few different shapes: the FLOPs
-# of each shape are counted once.
+# The number of targets is a multiple of this, so that batches have few different shapes, because
+# the FLOPs of each shape are counted once.
 _MULTIPLE = 16
 
 
 def denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
-    """Return the denoisers that the options ask for; UsageError if one is malformed."""
+    """Return the denoisers in the options; UsageError if one is malformed."""
     if config.denoisers:
         return tuple(Denoiser.parse(text) for text in config.denoisers)
     return (Denoiser(config.noise_density, config.mean_span),)
@@ -62,7 +62,7 @@ class CorruptedRows:
     has_decoder: bool = False
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> CorruptedBatch:
-        """Return the texts `samples` (B,), corrupted by `keys` (B,), for the widest text `width`.
+        """Return the texts `samples` (B,), corrupted by `keys` (B,); `width` is the widest text.
 
         The sizes are "targets" and "rows".
         """
@@ -104,8 +104,8 @@ class SpanCorruptionTask(TextTask):
     """One stream of corrupted texts, one model, the default update.
 
     Texts are rows of a corpus without [CLS] and [SEP]. Sentinels are the last task tokens of the
-    vocabulary, the first of a text the last one. The first task tokens start rows: [CLS0], or
-    [CLS1] to [CLS3] for the modes R, S and X of denoisers.
+    vocabulary, starting from the last one in each text. The first task tokens start rows: [CLS0],
+    or [CLS1] to [CLS3] for the modes R, S and X of denoisers.
     """
 
     exported = True
@@ -134,7 +134,7 @@ class SpanCorruptionTask(TextTask):
             for d in denoisers_of(options)
             if d.mean_span
         ]
-        # The noise of the mode S leaves the inputs shorter.
+        # In mode S the noise leaves the inputs shorter.
         length = min(lengths, default=options.inputs_length)
         return replace(config, task=replace(options, tokens_per_sample=length + 2))
 
@@ -143,7 +143,7 @@ class SpanCorruptionTask(TextTask):
         """How texts are corrupted; UsageError if the vocabulary has too few task tokens."""
         vocabulary, text = self.vocabulary, np.array(max(self.config.tokens_per_sample - 2, 2))
         spans = max(int(denoiser.counts(text)[1]) for denoiser in self.denoisers)
-        sentinels = max(spans, 1)  # sentences are scored with one
+        sentinels = max(spans, 1)  # scoring of sentences needs one
         starts = 1 + max(MODES[denoiser.mode] for denoiser in self.denoisers)
         if vocabulary.task_tokens < starts + sentinels:
             raise UsageError(
@@ -199,8 +199,8 @@ class SpanCorruptionTask(TextTask):
     def flops_by_rule(self) -> float | None:
         """Return the FLOPs of an update by the rules of flops_rules.py; None for other networks.
 
-        Texts are of the longest kind, rows padded to the longest one. As in these rules, attention
-        counts every pair of tokens, also those that do not see each other.
+        We take the longest kind of texts and pad rows to the longest one. As in these rules,
+        attention counts every pair of tokens, even if they do not see each other.
         """
         if changes_size(self.run_config):
             return None
@@ -218,6 +218,6 @@ class SpanCorruptionTask(TextTask):
         return float(self.config.batch_size * row)
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probabilities of tokens for which the first sentinel stands, (B, S)."""
+        """Return the log-probabilities of tokens that the first sentinel replaces, (B, S)."""
         sentinel = int(self.corruption.sentinels[0])
         return self.criterion.token_log_probs(model, batch.replace(mask_id=sentinel))

@@ -1,7 +1,7 @@
-"""End-task-aware training (Dery et al. 2021): the end task is trained beside the auxiliary tasks.
+"""End-task-aware training (Dery et al. 2021): the end task is trained with the auxiliary tasks.
 
 MT-TARTAN weighs the tasks equally; META-TARTAN learns the weights from the end task's development
-set, through a head of its own.
+set, through a separate head.
 
   metaseq-lm train DATA --config-dir examples/tartan/config --config-name meta
 

@@ -27,7 +27,7 @@ _CLASSES = SentencePrediction(BatchSumConfig(batch_sum=False))
 def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
     """Return loss and accuracy of a micro-batch of any task.
 
-    Masked LM if the batch has positions; else classification, a mean over rows.
+    The loss is masked LM if the batch has positions, else classification as a mean over rows.
     """
     if not isinstance(batch, TokenBatch) or batch.positions is None:
         assert batch.targets is not None
@@ -76,7 +76,7 @@ class Meta(MultiTask):
     def similarity(self, a: Vector, b: Vector) -> Tensor:
         """Return the similarity of two gradients, flattened; entries that are None count as 0.
 
-        The cosine with a zero gradient is 0; with one that is not finite it is NaN.
+        The cosine with a zero gradient is 0; with a gradient that is not finite it is NaN.
         """
         product = vectors.dot(a, b)
         if self.config.similarity == "dot":

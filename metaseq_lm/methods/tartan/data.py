@@ -36,7 +36,7 @@ TaskBatch = TokenBatch | ImageBatch | StateBatch
 class Drawn:
     """An order of independent random batches of `count` samples, as in the authors' code.
 
-    The samples of a batch differ, unless it is larger than the set: then they are drawn with
+    The samples of a batch are distinct, unless it is larger than the set: then they are drawn with
     replacement.
     """
 
@@ -56,7 +56,7 @@ class Drawn:
 
 
 class Rows(NamedTuple):
-    """The lengths of the rows of a source in tokens, its collater, and the words of a corpus."""
+    """The lengths of a source's rows in tokens, its collater, and the words of a corpus."""
 
     lengths: np.ndarray
     collate: Collate
@@ -102,5 +102,5 @@ def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
     if count:
         chosen = random_streams.generator(seed, "lines", name).permutation(len(lines))[:count]
         lines = lines[np.sort(chosen)]
-    # A long line has several samples; the first begins where the line does.
+    # A long line has several samples; the first sample begins with the line.
     return corpus.windows.sample_at(lines)

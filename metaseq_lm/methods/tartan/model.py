@@ -1,6 +1,6 @@
 """The encoder that all tasks share, a head for each task, and the logits of the task weights.
 
-`encoder` is the shared network and `heads` are the heads by name. `task_logits` (T,) is a buffer,
+`encoder` is the shared network and `heads` has the heads by name. `task_logits` (T,) is a buffer,
 so that checkpoints contain it. Shapes: B rows, T tasks, K classes.
 """
 

@@ -68,7 +68,7 @@ class TartanConfig(
     BatchConfig,
     LabelledSetConfig,
 ):
-    """Tasks and batches; the defaults are the authors' (batches of 2 x 64 accumulated)."""
+    """Tasks and batches, with the authors' defaults (accumulated batches of 2 x 64)."""
 
     labelled: str = with_default(
         LabelledSetConfig, "labelled", "", "labelled set in DATA, the end task"

@@ -1,7 +1,7 @@
-"""End-task-aware training of a text encoder: a labelled set, its own texts, lines of its domain.
+"""End-task-aware training of a text encoder on a labelled set, its texts and domain texts.
 
-The criterion decides which tasks are trained: masked_lm only the auxiliary tasks (TAPT, DAPT),
-tartan_mt and tartan_meta the end task together with them.
+The criterion decides which tasks are trained: masked_lm trains only the auxiliary tasks (TAPT,
+DAPT), tartan_mt and tartan_meta also train the end task.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TartanTask(EndTaskAware):
     def __init__(self, config: TartanConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         names = list(self.config.auxiliary)
-        # Logs have loss_endtask and loss_dev beside the losses of the auxiliary tasks.
+        # Logs have loss_endtask and loss_dev next to the losses of the auxiliary tasks.
         if not names or len(set(names)) < len(names) or {ENDTASK, DEV} & set(names):
             raise UsageError(
                 f"task.auxiliary is {names}; name one or more different tasks: {TAPT}, or splits "
@@ -70,7 +70,7 @@ class TartanTask(EndTaskAware):
         self.members = [AUXILIARY + name for name in names]
         if isinstance(self.criterion, MultiTask):
             self.members.append(ENDTASK)
-            self.criterion.initial_logits(len(self.members))  # reports wrong weights early
+            self.criterion.initial_logits(len(self.members))  # rejects wrong weights early
         self.labelled = lru_cache(maxsize=None)(self._labelled)
 
     @classmethod
@@ -95,7 +95,7 @@ class TartanTask(EndTaskAware):
         return rows
 
     def cut_rows(self, split: str) -> dict[str, np.ndarray]:
-        """Return which rows of the end task's set are cut."""
+        """Return which rows of the end task's set are truncated."""
         return {"": self.labelled(split).is_cut}
 
     def labelled_rows(self, split: str) -> Rows:
@@ -133,7 +133,7 @@ class TartanTask(EndTaskAware):
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the streams of all tasks, or one pass over a split of the end task.
 
-        With criterion masked_lm the texts of the pass are masked.
+        With criterion masked_lm, the texts of the pass are masked.
         """
         options = self.config
         if split != "train":
@@ -160,7 +160,8 @@ class TartanTask(EndTaskAware):
         logits = torch.zeros(len(self.members))
         if isinstance(self.criterion, MultiTask):
             classes = len(self.labelled("train").data.label_names)
-            # The meta head comes last, so that all other weights start as they do without it.
+            # The meta head comes last, so that it does not change the initial values of other
+            # weights.
             for name in (self.endtask_head, META) if self.has_meta_head else (self.endtask_head,):
                 model.heads[name] = SentenceHead(
                     sizes.width, classes, self.config.head_dropout, pooled=True, pooler_dropout=True

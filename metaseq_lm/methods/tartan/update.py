@@ -1,7 +1,7 @@
 """One update of end-task-aware training (paper algorithm 1, the authors' code), and its base task.
 
-Every gradient is that of a global batch. Where the authors accumulate micro-batches and average
-their cosines, here it is one batch and one cosine. All gradients are first order. Shapes: T tasks.
+Every gradient is computed on a global batch. The authors accumulate micro-batches and average their
+cosines; here there is one batch and one cosine. All gradients are first order. Shapes: T tasks.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _build_head_optimizer(
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Return an optimizer of the run's kind for one head; weight decay applies to all of it."""
+    """Return an optimizer of the run's kind for one head, with weight decay for all of it."""
     options = replace(
         optimizer,
         lr=lr,
@@ -170,9 +170,9 @@ def update(
             engine, model, batches, gradients, in_encoder, criterion, optimizer
         )
         logs |= meta_logs
-        # A development gradient may not be finite although its loss is; no step uses it.
+        # A finite development loss may have a nonfinite gradient, which no step uses.
         engine.finite_check.require(similarities)
-        # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
+        # Descent on the meta-objective, whose derivative by a weight is -similarity (equation 7).
         new_logits = logits + criterion.config.weight_lr * similarities.to(logits)
     algorithm_1 = isinstance(criterion, MultiTask) and criterion.config.algorithm_1
     weights = (new_logits if algorithm_1 else logits).double().softmax(0).unbind()
@@ -207,10 +207,10 @@ def _meta_similarities(
     criterion: Meta,
     optimizer: OptimizerConfig,
 ) -> tuple[Tensor, Logs]:
-    """Return the similarity (T,) of each task's gradient to that of the meta-objective, and logs.
+    """Return the similarity (T,) of each task's gradient to the meta-objective's, and logs.
 
-    The meta-objective is the end task's development loss through the meta head (equation 7), or
-    with same_head through the end task's head (equation 6).
+    The meta-objective is the end task's development loss through the meta head (equation 7) or,
+    with same_head, through the end task's head (equation 6).
     """
     config = criterion.config
     logs: Logs = {}
@@ -257,8 +257,8 @@ def fit_meta_head(
 ) -> Logs:
     """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
 
-    The optimizer's moments start at zero in every update. The weights are initialised anew, from
-    the seed and the number of updates, unless algorithm 1 keeps them.
+    The optimizer's moments start at zero in every update. The weights are reinitialised from the
+    seed and the number of updates, unless algorithm 1 keeps them.
     """
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:
@@ -291,7 +291,7 @@ def fit_meta_head(
         head_optimizer.forget_gradient()
         logs = {"meta_head_loss": step_logs["loss"], "meta_head_steps": float(step + 1)}
         if not tolerance:
-            continue  # on a GPU the host does not wait for a loss that decides nothing
+            continue  # on a GPU the host does not wait for a loss without consequences
         loss = float(step_logs["loss"])
         if abs(loss - previous) < tolerance:
             break

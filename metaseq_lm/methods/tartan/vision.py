@@ -1,8 +1,7 @@
 """End-task-aware training on images (paper appendix A.4).
 
-The end task is to tell a few target classes apart, with few images; the auxiliary task is to tell
-all other classes apart. A development set is split off the target images. Shapes: B images, K
-classes.
+The end task classifies a few target classes from few images; the auxiliary task classifies all
+other classes. A development set is split off the target images. Shapes: B images, K classes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def select_classes(images: Images, classes: Sequence[int]) -> Images:
 def split_target(images: Images, options: TartanVisionConfig) -> tuple[Images, Images]:
     """Return the target's training and development images, in random order up to the limits.
 
-    An image drawn for a part that is full is left out.
+    Images drawn for a full part are left out.
     """
     generator = random_streams.generator(options.split_seed, "target images")
     order = generator.permutation(len(images))
@@ -84,13 +83,13 @@ class TartanVisionTask(EndTaskAware):
         self.members = [AUXILIARY + OTHER, ENDTASK]
         if options.train_on != "both":
             self.members = [self.members[options.train_on == "target"]]
-        self.criterion.initial_logits(len(self.members))  # reports wrong weights early
+        self.criterion.initial_logits(len(self.members))  # rejects wrong weights early
 
     # ---------------------------------------------------------------- data
 
     @cached_property
     def classes(self) -> tuple[list[int], list[int]]:
-        """The numbers of the target classes and of all others."""
+        """The numbers of the target classes and of all other classes."""
         names = list(load_images(self.data, "train").names)
         for name in self.config.target:
             if name not in names:
@@ -109,7 +108,7 @@ class TartanVisionTask(EndTaskAware):
 
     @cached_property
     def parts(self) -> dict[str, Images]:
-        """The images of the auxiliary task, and the target's for training and development."""
+        """The images of the auxiliary task, and the target images for training and development."""
         images, (target, others) = load_images(self.data, "train"), self.classes
         train, dev = split_target(select_classes(images, target), self.config)
         return {OTHER: select_classes(images, others), "train": train, "valid": dev}

@@ -1,4 +1,4 @@
-"""A plug-in that breaks a run on purpose, and one that writes down what each replica saw.
+"""A plug-in that breaks a run on purpose and records the data and state of each replica.
 
 It is loaded with --user-dir, patches the functions of the phases and reads the environment:
 * METASEQ_LM_FAULTS: JSON list of {"what", "where", "rank", "update", "slot", "of", "stays",
@@ -7,9 +7,9 @@ It is loaded with --user-dir, patches the functions of the phases and reads the 
 * METASEQ_LM_RECORD: each replica appends to SAVE_DIR/record.RANK.jsonl, update by update, the
   sample numbers and hashes of weights and moments before and after;
 * METASEQ_LM_SLOW_SAVE: seconds to wait before each step of a save;
-* METASEQ_LM_SLOW_UPDATE: seconds that each update takes more;
-* METASEQ_LM_FREE_BYTES: what the disk is said to have free.
-What it patches stays patched, so a process that runs tests does not load it.
+* METASEQ_LM_SLOW_UPDATE: additional seconds of each update;
+* METASEQ_LM_FREE_BYTES: the free bytes that the disk reports.
+Patches are permanent, so processes that run tests do not load it.
 """
 
 import hashlib
@@ -47,21 +47,21 @@ VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 
 
 class Now:
-    """Where this replica is: the update, counted from 0, and the loss within it, from 0."""
+    """The current update of this replica and the loss within it, both counted from 0."""
 
     update = -1
     slot = -1
 
 
 def due(where: str, update: int, slot: int = 0, rank: int | None = None) -> list[dict]:
-    """Return the faults of this place and time."""
+    """Return the faults due at this place and time."""
     rank = process_group.rank() if rank is None else rank
     here = {"where": where, "update": update, "rank": rank, "slot": slot}
     return [f for f in FAULTS if here.items() <= ({"rank": 0, "slot": 0} | f).items()]
 
 
 def act(faults: list[dict]) -> None:
-    """Die or hang in the way that the first fault says."""
+    """Die or hang as the first fault requires."""
     if not faults:
         return
     what = faults[0]["what"]
@@ -81,7 +81,7 @@ def act(faults: list[dict]) -> None:
 
 
 def replaces(owner: Any, name: str) -> Callable:
-    """Replace owner.name by what the decorated function makes of it."""
+    """Replace owner.name by the decorated function's result for it."""
 
     def put(make: Callable) -> Callable:
         setattr(owner, name, make(getattr(owner, name)))
@@ -91,7 +91,7 @@ def replaces(owner: Any, name: str) -> Callable:
 
 
 def poisoned(tensor: Tensor, what: str) -> Tensor:
-    """Return a copy of which one element is not finite."""
+    """Return a copy with one nonfinite element."""
     copy = tensor.clone()
     copy.reshape(-1)[-1] = VALUES[what]
     return copy
@@ -180,7 +180,7 @@ def update_of(real: Callable) -> Callable:
 
 
 def spoil(model: nn.Module, update: int) -> list[Callable]:
-    """Put what is not finite into weight, gradient or activation; returns how to undo it."""
+    """Make a weight, gradient or activation nonfinite; return functions that undo it."""
     norm = next(m for m in model.modules() if isinstance(m, nn.LayerNorm))
     undo: list[Callable] = []
     for fault in [f for f in FAULTS if f["update"] == update]:
@@ -200,7 +200,7 @@ def spoil(model: nn.Module, update: int) -> list[Callable]:
             undo.append(hook.remove)
         elif fault["where"] == "activation":
             hook = norm.register_forward_hook(
-                # The loss of this pass is counted after it.
+                # The loss of this pass is counted after the pass.
                 lambda m, i, o, what=what, slot=slot: (
                     poisoned(o, what) if Now.slot + 1 == slot else o
                 )
@@ -238,7 +238,7 @@ def hashes(trainer: Trainer) -> list[str]:
 
 
 def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> None:
-    """Append a line on this update."""
+    """Append a record of this update."""
     moments = [
         value.numel()
         for o in trainer.engine.optimizers.values()
@@ -264,7 +264,7 @@ def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> No
 
 
 class Slow:
-    """A module of which some functions take their time."""
+    """A module with some slow functions."""
 
     def __init__(self, module: Any, names: set[str], seconds: float) -> None:
         self.module, self.names, self.seconds = module, names, seconds
@@ -303,5 +303,5 @@ if "METASEQ_LM_SLOW_SAVE" in os.environ:
 if "METASEQ_LM_FREE_BYTES" in os.environ:
     Usage = namedtuple("Usage", "total used free")
     shutil.disk_usage = lambda path: Usage(0, 0, int(os.environ["METASEQ_LM_FREE_BYTES"]))
-# While a replica starts: before it has joined the others.
+# While a replica starts and has not joined the others.
 act([f for f in FAULTS if f["where"] == "start" and str(f["rank"]) == os.environ.get("RANK")])
