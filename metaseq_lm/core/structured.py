@@ -65,9 +65,9 @@ def read_values(
         name, kind = declared[key].name, hints[declared[key].name]
         item = declared[key]
         has_default = item.default is not MISSING or item.default_factory is not MISSING
-        if value is None and has_default and not _takes(kind, type(None)):
+        if value is None and has_default and not _may_be(kind, type(None)):
             continue  # the default
-        if isinstance(value, bool | list) and not _takes(kind, bool):
+        if isinstance(value, bool | list) and not _may_be(kind, bool):
             value = _without_truth(value)
         _assign(node, name, value, kind, f"{prefix}{key}")
         read = OmegaConf.to_container(node[name]) if OmegaConf.is_config(node[name]) else node[name]
@@ -80,9 +80,11 @@ def read_values(
     return values
 
 
-def _takes(kind: Any, wanted: type) -> bool:
+def _may_be(kind: Any, kind_of_value: type) -> bool:
     """Return whether values of an annotation, or items of them, may be of a type."""
-    return kind in (wanted, Any) or any(_takes(part, wanted) for part in get_args(kind))
+    return kind in (kind_of_value, Any) or any(
+        _may_be(part, kind_of_value) for part in get_args(kind)
+    )
 
 
 def _without_truth(value: Any) -> Any:
