@@ -369,8 +369,7 @@ def _search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.space import parse_axis
 
-    stated = {key: v for key, v in content.pop("search", {}).items() if v is not None}
-    rules = read_values(Search, stated, "search")
+    rules = read_values(Search, content.pop("search", {}), "search")
     typed = {
         item.name.removeprefix("search_"): getattr(options, item.name)
         for item in fields(SearchOptions)

@@ -300,7 +300,7 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
         if dry_run:
             _say_if_not_exported(price.dry_run(config))
             if untried := effects.check_effects(config):
-                hint(f"whether they affect results was not tried of {', '.join(untried)}")
+                hint(f"the effect on results was not tried for {', '.join(untried)}")
         else:
             run = TrainingRun(config, reset)
             _say_if_not_exported(run.parts)

@@ -62,12 +62,12 @@ def read_values(
         if key not in declared:
             hint = nearest(str(key), declared)
             raise UsageError(f"{prefix}{key}: unknown key.{hint} Keys: {', '.join(declared)}.")
-        name, kind = declared[key].name, hints[declared[key].name]
         item = declared[key]
+        name, kind = item.name, hints[item.name]
         has_default = item.default is not MISSING or item.default_factory is not MISSING
-        if value is None and has_default and not _may_be(kind, type(None)):
+        if value is None and has_default and not _accepts(kind, type(None)):
             continue  # the default
-        if isinstance(value, bool | list) and not _may_be(kind, bool):
+        if isinstance(value, bool | list) and not _accepts(kind, bool):
             value = _without_truth(value)
         _assign(node, name, value, kind, f"{prefix}{key}")
         read = OmegaConf.to_container(node[name]) if OmegaConf.is_config(node[name]) else node[name]
@@ -80,11 +80,9 @@ def read_values(
     return values
 
 
-def _may_be(kind: Any, kind_of_value: type) -> bool:
-    """Return whether values of an annotation, or items of them, may be of a type."""
-    return kind in (kind_of_value, Any) or any(
-        _may_be(part, kind_of_value) for part in get_args(kind)
-    )
+def _accepts(kind: Any, scalar: type) -> bool:
+    """Return whether an annotation accepts values, or items, of a scalar type."""
+    return kind in (scalar, Any) or any(_accepts(part, scalar) for part in get_args(kind))
 
 
 def _without_truth(value: Any) -> Any:
@@ -112,7 +110,7 @@ def _assign(node: Any, name: str, value: Any, kind: Any, place: str) -> None:
     try:
         node[name] = _change_texts(value, hide_signs)
     except OmegaConfBaseException as error:
-        raise UsageError(f"{place}: {value!r} is not {_noun(kind)}") from error
+        raise UsageError(f"{place}: {value!r}: give {_noun(kind)}") from error
 
 
 def _change_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -207,7 +207,8 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
     keys = [item.name for item in fields(_DataPaths) if item.name in data]
     paths = read_structured(_DataPaths, {key: data[key] for key in keys}, "data")
     if "folder" in data and len(data) > 1:
-        raise UsageError(f"data: a folder has no further keys, but there is {', '.join(data)}")
+        further = ", ".join(data.keys() - {"folder"})
+        raise UsageError(f"data: a folder has no further keys; leave out {further}")
     if TEXT in data and not all(key in data for key in FILES):
         raise UsageError(f"data: a text needs {', '.join(FILES)}")
     if not data.keys() - {FOLDERS, BENCHMARKS}:

@@ -188,7 +188,7 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
     [
         ({"gird": {}}, ("s.yaml:1: gird: ", "'grid'")),
         ({"grid": {"optimizer.lr": []}}, ("optimizer.lr", "empty")),
-        ({"grid": {"optimizer.lr": 0.1}}, ("optimizer.lr", "not a list")),
+        ({"grid": {"optimizer.lr": 0.1}}, ("optimizer.lr", "give a list")),
         ({"grid": {"optimizer.lr": [0.1, 0.1]}}, ("0.1", "twice")),
         ({"grid": {"optimizer.lr": [{"a": 1}]}}, ("optimizer.lr", "not a number")),
         ({"grid": {"optimizer.lrr": [1]}}, ("optimizer.lrr", "'optimizer.lr'")),

@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"data": {"world": "quad", "folders": ["a/blimp", "b/blimp"]}},
         "data.folders: two folders",
     ),
-    "folders that are no list": ({"data": {"world": "quad", "folders": "blimp"}}, "not a list"),
+    "folders that are no list": ({"data": {"world": "quad", "folders": "blimp"}}, "give a list"),
     "benchmarks without folders": (
         {"data": {"world": "quad", "benchmarks": ["glue/CoLA"]}},
         "data.benchmarks.*mapping",

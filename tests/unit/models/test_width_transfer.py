@@ -123,7 +123,7 @@ def test_the_ratio_of_a_run() -> None:
     config = with_width(run_config())
     assert config.optimizer.width_ratio == 3.0 and with_width(config).optimizer.width_ratio == 3.0
     for wrong in (run_config("modern_electra"), run_config(optimizer="sgd")):
-        with pytest.raises(UsageError, match="base_width is for --model modern"):
+        with pytest.raises(UsageError, match="base_width"):
             with_width(wrong)
     config = with_width(run_config(layer_decay=0.9))
     with pytest.raises(UsageError, match="leave one of them out"):
