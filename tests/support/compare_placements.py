@@ -14,7 +14,7 @@ difference between the weights of two runs:
   without clipping: 0 where every sum has the same order.
 
 Two and four processes pose as two nodes. A case is a criterion (`masked_lm`) or one of its further
-cases (`masked_lm-1`); Muon, which needs whole matrices, is left out. Without --all, which takes
+cases (`masked_lm-1`); Muon and LAMB, which need whole matrices, are left out. Without --all, which takes
 twice as long, these are the first case of each criterion and all of meta-learning by MAML. The exit
 code is 1 if a difference is above 1e-12.
 """
@@ -38,6 +38,7 @@ from battery import Case, Run
 from metaseq_lm import plugins
 
 LIMIT = 1e-12
+WHOLE_MATRICES = {"optimizer=muon", "optimizer=lamb"}  # cannot be sharded
 PLACEMENTS = {"R": "replicate", "S": "shard", "H": "hybrid"}
 COUNTS = (1, 2, 4)
 SETTINGS = [f"{count}{letter}" for count in COUNTS for letter in PLACEMENTS]
@@ -57,7 +58,7 @@ def main() -> None:
     some = [c for c in battery.ALL if c in battery.FIRST or "meta_pretrain" in battery.task_of(c)]
     cases = battery.ALL if options.all or options.only else some
     cases = [c for c in cases if not options.only or {c[0], name_of(c)} & {*options.only}]
-    cases = [c for c in cases if "optimizer=muon" not in battery.CASES[c[0]][c[1]]]
+    cases = [c for c in cases if not WHOLE_MATRICES & {*battery.CASES[c[0]][c[1]]}]
     with tempfile.TemporaryDirectory() as folder, quiet(Path(folder) / "log") as output:
         plugins.load_all(str(battery.ROOT / "user_dir"))
         weights = train(cases, options.updates, Path(folder), output)
