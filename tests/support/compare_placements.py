@@ -14,9 +14,9 @@ difference between the weights of two runs:
   without clipping: 0 where every sum has the same order.
 
 Two and four processes pose as two nodes. A case is a criterion (`masked_lm`) or one of its further
-cases (`masked_lm-1`); Muon and LAMB, which need whole matrices, are left out. Without --all, which takes
-twice as long, these are the first case of each criterion and all of meta-learning by MAML. The exit
-code is 1 if a difference is above 1e-12.
+cases (`masked_lm-1`); Muon and LAMB, which need whole matrices, are left out. Without --all, which
+takes twice as long, these are the first case of each criterion and all of meta-learning by MAML.
+The exit code is 1 if a difference is above 1e-12.
 """
 
 import argparse
