@@ -14,6 +14,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from metaseq_lm.core.documents import show_result, sizes_in
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show
 
@@ -68,17 +69,24 @@ def run(args: argparse.Namespace) -> int:
     if part.omitted:
         heads = ", ".join(part.omitted)
         show(f"{out}: without {heads}, which criterion {config.criterion._name} does not export")
-    if " " in longest_input(part, config).removesuffix(" tokens"):
-        show(f"{out}: longest input: {longest_input(part, config)}")
+    longest = longest_input(part, config)
+    if " " in longest.removesuffix(" tokens"):
+        show(f"{out}: longest input: {longest}")
+    checks = []
     if args.check:
         try:
-            show(check(part, tokenizer, out))
+            checks.append(check(part, tokenizer, out))
             if part.main and KEY not in stored.manifest:
                 run = (str(stored.path), args.data, args.user_dir)
-                show(check_objective(part, out, *run, args.head, args.overrides))
+                checks.append(check_objective(part, out, *run, args.head, args.overrides))
+            show("\n".join(checks))
         except MetaseqError as error:
             shutil.rmtree(out, ignore_errors=True)
             raise type(error)(f"{error}; the folder was removed") from error
-    if args.push:
-        show(f"{push(out, args.push, args.public)}: uploaded from {out}")
+    address = push(out, args.push, args.public) if args.push else None
+    if address:
+        show(f"{address}: uploaded from {out}")
+    content = {"folder": str(out), "checkpoint": str(stored.path), "files": sizes_in(out)}
+    content |= {"omitted": list(part.omitted), "longest_input": longest}
+    show_result("export", {**content, "checks": checks, "pushed_to": address})
     return 0

@@ -9,6 +9,7 @@ Then: preprocess --tokenizer-from imported/bert, and train --init-from imported/
 import argparse
 from pathlib import Path
 
+from metaseq_lm.core.documents import show_result, sizes_in
 from metaseq_lm.core.output import show
 
 HELP = "import a transformers folder as a run folder"
@@ -41,10 +42,15 @@ def run(args: argparse.Namespace) -> int:
         sources["generator"] = Path(args.generator)
     import_folder(sources["main"], Path(args.out), sources.get("generator"))
     show(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
+    checks = []
     if args.check:
         stored = checkpoint.load(manifests.resolve(args.out))
         tokenizer = load_tokenizer(args.out)
         for name, folder in sources.items():
             part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)
-            show(check(part, tokenizer, folder))
+            checks.append(check(part, tokenizer, folder))
+        show("\n".join(checks))
+    folder, files = Path(args.out), sizes_in(Path(args.out))
+    content = {"folder": str(folder), "sources": {n: str(path) for n, path in sources.items()}}
+    show_result("import", {**content, "files": files, "checks": checks})
     return 0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
 from metaseq_lm.core.memory import memory_error
 from metaseq_lm.core.options import add_options, option, read_options
@@ -189,6 +190,10 @@ def prepare(args: argparse.Namespace) -> int:
         show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
         return 0
     options = read_options(TrainOptions, vars(args))
+    if args.json and not (options.dry_run or options.print_config):
+        raise UsageError(
+            "--json goes with --dry-run and --print-config; a run has results.json and log.jsonl"
+        )
     plugins.load_all(options.user_dir)
     config = compose(args, options)
     entries = (*getattr(config.task, "objectives", ()), *config.trainer.final_suites)
@@ -202,7 +207,10 @@ def prepare(args: argparse.Namespace) -> int:
         show(describe(config))
         return 0
     if options.print_config:
-        sys.stdout.write(OmegaConf.to_yaml(as_dict(config)))  # escaped by YAML
+        content = as_dict(config)
+        if not args.json:
+            sys.stdout.write(OmegaConf.to_yaml(content))  # escaped by YAML
+        show_result("config", {"config": content})
         return 0
     is_launched = "RANK" in os.environ
     if options.nproc and not is_launched and options.nproc * step_of(os.environ).tasks > 1:
@@ -298,9 +306,12 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
     run = None
     try:
         if dry_run:
-            _say_if_not_exported(price.dry_run(config))
+            parts, content = price.dry_run(config)
+            _say_if_not_exported(parts)
             if untried := effects.check_effects(config):
                 hint(f"the effect on results was not tried for {', '.join(untried)}")
+            if process_group.rank() == 0:
+                show_result("dry-run", {**content, "untried_effects": untried})
         else:
             run = TrainingRun(config, reset)
             _say_if_not_exported(run.parts)
