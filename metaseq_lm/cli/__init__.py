@@ -40,6 +40,7 @@ COMMANDS = (
     ),
     *("report", "import", "export", "doctor", "list", "examples"),
 )
+JSON_HELP = "print one JSON document on standard output, everything else on standard error"
 # Attributes that `main` and the parser add to the options of a command.
 NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet", "json")
 # Commands that write no files without --out.
@@ -116,15 +117,9 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         module.add_arguments(sub)
         if getattr(module, "PROGRESS", False):
             sub.add_argument("--quiet", action="store_true", help="print results and errors only")
-        add_json(sub)
+        sub.add_argument("--json", action="store_true", help=JSON_HELP)
         sub.set_defaults(module=module, parser=sub)
     return parser
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare --json, which is the same for all commands."""
-    text = "print one JSON document on standard output, everything else on standard error"
-    parser.add_argument("--json", action="store_true", help=text)
 
 
 def overrides(parser: Parser, rest: list[str]) -> list[str]:
@@ -187,14 +182,10 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     is_json = not {"--json", "--help-json"}.isdisjoint(argv)
     with documents_only() if is_json else contextlib.nullcontext():
-        try:
-            message, code = _outcome(argv)
-        except Exception as error:  # a defect, see `program`
-            show_failure(repr(error), MetaseqError.exit_code)
-            raise
+        message, code = _outcome(argv)
         if message:
             say(f"metaseq-lm: {message}")
-        if code and "RANK" not in os.environ:  # the launcher of replicas prints one document
+        if code:
             show_failure(message or "see standard error", code)
     return code
 
@@ -211,16 +202,9 @@ def _outcome(argv: list[str]) -> tuple[str, int]:
     except BrokenPipeError:
         # The reader of our output (head, less) left, which is no error if only output was left to
         # do.
-        only_prints = {
-            "-h",
-            "--help",
-            "--help-json",
-            "--print-config",
-            "--dry-run",
-            "status",
-        }.intersection(argv)
+        only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
         out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
-        is_over = only_prints or (first in _PRINTING and not out)
+        is_over = only_prints or (first in (None, *_PRINTING) and not out)
         return "", 0 if is_over else MetaseqError.exit_code
     except OSError as error:
         if error.filename is None and error.errno is None:
@@ -237,7 +221,7 @@ def _outcome(argv: list[str]) -> tuple[str, int]:
 
 
 def _run(first: str | None, argv: list[str]) -> int:
-    """Run the command that is the first word; return its exit code."""
+    """Run a command and return its exit code."""
     _check_current_folder()
     if first is not None and first not in COMMANDS:
         # Not list(COMMANDS): the name is the module of a command once that is imported.

@@ -7,7 +7,6 @@ there, else 0. With --runs it says how many times runs see the words of train, t
 import argparse
 import contextlib
 from collections.abc import Iterable
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         from metaseq_lm.data.doctor.environment import environment
 
         parts = list(environment())
-        text = "\n".join(map(str, parts))
-        show_result("environment", {"parts": list(map(asdict, parts))}, text)
+        rows = [part._asdict() for part in parts]
+        show_result("environment", {"parts": rows}, "\n".join(map(str, parts)))
         return 0
     # Imported late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine

@@ -69,17 +69,14 @@ def run(args: argparse.Namespace) -> int:
     if part.omitted:
         heads = ", ".join(part.omitted)
         show(f"{out}: without {heads}, which criterion {config.criterion._name} does not export")
-    longest = longest_input(part, config)
-    if " " in longest.removesuffix(" tokens"):
-        show(f"{out}: longest input: {longest}")
-    checks = []
+    if " " in longest_input(part, config).removesuffix(" tokens"):
+        show(f"{out}: longest input: {longest_input(part, config)}")
     if args.check:
         try:
-            checks.append(check(part, tokenizer, out))
+            show(check(part, tokenizer, out))
             if part.main and KEY not in stored.manifest:
                 run = (str(stored.path), args.data, args.user_dir)
-                checks.append(check_objective(part, out, *run, args.head, args.overrides))
-            show("\n".join(checks))
+                show(check_objective(part, out, *run, args.head, args.overrides))
         except MetaseqError as error:
             shutil.rmtree(out, ignore_errors=True)
             raise type(error)(f"{error}; the folder was removed") from error
@@ -87,6 +84,6 @@ def run(args: argparse.Namespace) -> int:
     if address:
         show(f"{address}: uploaded from {out}")
     content = {"folder": str(out), "checkpoint": str(stored.path), "files": sizes_in(out)}
-    content |= {"omitted": list(part.omitted), "longest_input": longest}
-    show_result("export", {**content, "checks": checks, "pushed_to": address})
+    content |= {"omitted": list(part.omitted), "is_checked": args.check, "address": address}
+    show_result("export", content)
     return 0

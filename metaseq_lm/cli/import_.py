@@ -42,15 +42,12 @@ def run(args: argparse.Namespace) -> int:
         sources["generator"] = Path(args.generator)
     import_folder(sources["main"], Path(args.out), sources.get("generator"))
     show(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
-    checks = []
     if args.check:
         stored = checkpoint.load(manifests.resolve(args.out))
         tokenizer = load_tokenizer(args.out)
         for name, folder in sources.items():
             part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)
-            checks.append(check(part, tokenizer, folder))
-        show("\n".join(checks))
-    folder, files = Path(args.out), sizes_in(Path(args.out))
-    content = {"folder": str(folder), "sources": {n: str(path) for n, path in sources.items()}}
-    show_result("import", {**content, "files": files, "checks": checks})
+            show(check(part, tokenizer, folder))
+    content = {"folder": args.out, "files": sizes_in(Path(args.out)), "is_checked": args.check}
+    show_result("import", {**content, "sources": {n: str(path) for n, path in sources.items()}})
     return 0

@@ -133,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.league.plan_files import named_plan
 
     words = [*args.words, *args.overrides]
+    if args.json and not options.dry_run and words[:1] != [_PREDICT]:
+        raise UsageError("--json goes with --dry-run and with 'metaseq-lm league predict L'")
     if words[:1] == [_REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.documents import prints_json, show_result
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.options import add_options, option, read_options, read_words, with_default
@@ -126,10 +126,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give --input FILES with sentences, or --suite NAME with --data FOLDER")
     if options.suite is not None:
         return _run_suite(options, args.overrides)
-    return _run_input(options, args.overrides)
+    return _run_input(options, args.overrides, args.json)
 
 
-def _run_input(options: ScoreOptions, words: Sequence[str]) -> int:
+def _run_input(options: ScoreOptions, words: Sequence[str], is_json: bool) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
@@ -169,29 +169,29 @@ def _run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     else:
         content, output = _score_sentences(scorer, items, options.tokens)
         skipped = len(items) - len(content["sentences"])
-    _write_output(output, options.out)
+    if options.out or not is_json:
+        _write_output(output, options.out)
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
             say(f"skipped for {reason}: {count:,}")
     if not is_quiet():
         say(str(scorer.cost))
-    content["skipped"] = {"invalid_utf8": invalid, "too_long": skipped}
-    content["cost"] = asdict(scorer.cost)
+    content |= {"invalid_utf8": invalid, "too_long": skipped, "cost": asdict(scorer.cost)}
     show_result("score-pairs" if options.pairs else "score", content)
     return 0
 
 
 def _write_output(output: bytes, path: str | None) -> None:
-    """Write `output` atomically to a file, or to standard output, which --json keeps free."""
+    """Write `output` atomically to a file, or to standard output."""
     from metaseq_lm.core.files import write_atomic
 
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(Path(path), output)
-    elif not prints_json():
-        sys.stdout.flush()
-        sys.stdout.buffer.write(output)  # UTF-8 as in a file, whatever the terminal's encoding
-        sys.stdout.flush()
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(output)  # UTF-8 as in a file, whatever the terminal's encoding
+    sys.stdout.flush()
 
 
 def _score_sentences(

@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli import NOT_OPTIONS, add_json
+from metaseq_lm.cli import JSON_HELP, NOT_OPTIONS
 from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
@@ -233,7 +233,7 @@ def _verb_parser(verb: str) -> argparse.ArgumentParser:
     """Return a parser with the options of a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=_VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
-    add_json(parser)
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     if verb == "resubmit":
         add_options(parser, ResubmitOptions)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")

@@ -182,6 +182,7 @@ def prepare(args: argparse.Namespace) -> int:
     """Carry out the options: print, check or train."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import as_dict
+    from metaseq_lm.core.files import as_numbers, read_json
     from metaseq_lm.core.loading import common_config, describe
     from metaseq_lm.distributed import launcher
     from metaseq_lm.distributed.step import step_of
@@ -190,10 +191,6 @@ def prepare(args: argparse.Namespace) -> int:
         show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
         return 0
     options = read_options(TrainOptions, vars(args))
-    if args.json and not (options.dry_run or options.print_config):
-        raise UsageError(
-            "--json goes with --dry-run and --print-config; a run has results.json and log.jsonl"
-        )
     plugins.load_all(options.user_dir)
     config = compose(args, options)
     entries = (*getattr(config.task, "objectives", ()), *config.trainer.final_suites)
@@ -215,7 +212,11 @@ def prepare(args: argparse.Namespace) -> int:
     is_launched = "RANK" in os.environ
     if options.nproc and not is_launched and options.nproc * step_of(os.environ).tasks > 1:
         return launcher.run(options.nproc, args.argv, config.save_dir)
-    return train(config, options.dry_run, _reset_parts(options.reset))
+    code = train(config, options.dry_run, _reset_parts(options.reset))
+    if args.json and not options.dry_run and os.environ.get("RANK", "0") == "0":
+        results = as_numbers(read_json(Path(config.save_dir) / "results.json"))
+        show_result("train", {"folder": config.save_dir, "results": results})
+    return code
 
 
 def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":

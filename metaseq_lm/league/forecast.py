@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,12 @@ def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
     runner = runner.with_prices(prices)
     request = runner.request
     counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
-    objectives = []
     for objective in request.objectives:
         price = prices[objective.name]
-        updates = [int(budget // price) for budget in ends(runner.budgets(objective))]
-        row = {"name": objective.name, "flops_per_update": price, "updates": updates}
-        objectives.append(row)
+        updates = [f"{int(b // price):,}" for b in ends(runner.budgets(objective))]
         lines.append(
             f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
-            f"{' to '.join(f'{count:,}' for count in updates)} updates"
+            f"{' to '.join(updates)} updates"
         )
         one = replace(request, objectives=(objective,))
         for (phase, budget), count in replace(runner, request=one).planned().items():
@@ -77,38 +74,26 @@ def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
         f"{seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
         "has to start, be validated and scored, and a grid may be widened"
     )
-    comparison = _comparison(runner, contents)
+    comparisons = plan.comparisons
+    seeds, level = len(plan.ladder.seeds), plan.comparison.level
     lines.append(
-        f"{comparison['metric']} is decided at level {comparison['level']:g} among "
-        f"{comparison['comparisons']} comparisons with {comparison['baseline']}, with "
-        f"{comparison['seeds']} seeds each:"
+        f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
+        f"with {plan.comparison.baseline}, with {seeds} seeds each:"
     )
-    for row in comparison["detectable"]:
-        text = _effect_text(row["effect"], row["sd"])
-        lines.append(f"{flops_text(row['budget_flops'])} FLOPs: {text}")
+    rows, effects = read_archived(contents).rows(), []
+    for budget in request.budgets:
+        sd = _sd_of(rows, budget, plan.comparison.metric)
+        effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)
+        effects.append({"budget": budget, "effect": effect, "sd": sd})
+        lines.append(f"{flops_text(budget)} FLOPs: {_effect_text(effect, sd)}")
     sentences = count_conditions(conditions, "objectives")
     lines += sentences
-    lines.append(f"smallest effect that matters: {comparison['smallest_effect']:g}")
-    content = {"title": contents.title, "objectives": objectives, "excluded": excluded}
+    lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
+    content = {"title": contents.title, "flops_per_update": prices, "excluded": excluded}
     content["phases"] = {p: {"runs": counts[p], "flops": flops[p]} for p in PHASES if counts[p]}
-    content |= {"runs": sum(counts.values()), "flops": sum(flops.values()), "seconds": seconds}
-    content |= {"max_parallel": slots, "comparison": comparison, "conditions": sentences}
-    return content, "\n".join(lines)
-
-
-def _comparison(runner: Runner, contents: Contents) -> dict[str, Any]:
-    """Return the rules of the plan's comparison, and the detectable effect at each budget."""
-    plan = runner.plan
-    seeds, comparison = len(plan.ladder.seeds), plan.comparison
-    rows, detected = read_archived(contents).rows(), []
-    for budget in runner.request.budgets:
-        sd = _sd_of(rows, budget, comparison.metric)
-        unit = 1.0 if sd is None else sd
-        effect = detectable(seeds, unit, comparison.level, plan.comparisons)
-        detected.append({"budget_flops": budget, "effect": effect, "sd": sd})
-    names = ("metric", "level", "baseline", "smallest_effect")
-    rules = {name: getattr(comparison, name) for name in names}
-    return {**rules, "comparisons": plan.comparisons, "seeds": seeds, "detectable": detected}
+    content |= {"seconds": seconds, "max_parallel": slots, "conditions": sentences}
+    content |= {"comparisons": comparisons, "seeds": seeds, "detectable": effects}
+    return {**content, "comparison": asdict(plan.comparison)}, "\n".join(lines)
 
 
 def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:

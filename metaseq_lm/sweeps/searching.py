@@ -167,13 +167,8 @@ class Searched:
             show(f"{setting.name}: search {search.flops:.2g} FLOPs, {hours:.2g} hours, {trials}")
             spent = search.flops + seeds * setting.run_flops
             flops, seconds = flops + spent, seconds + spent * per_flop
-            row = {
-                "name": setting.name,
-                "search_flops": search.flops,
-                "run_flops": setting.run_flops,
-            }
-            row |= {"search_seconds": search.flops * per_flop, "trials": [whole, most]}
-            rows.append(row)
+            row = {"name": setting.name, "run_flops": setting.run_flops, "trials": [whole, most]}
+            rows.append({**row, "seconds": search.flops * per_flop, "flops": search.flops})
         parallel = self.launch.max_parallel or 1
         show(
             f"{len(settings) * seeds} runs with the chosen values ({len(settings)} x {seeds} "

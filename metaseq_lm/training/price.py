@@ -287,18 +287,10 @@ def dry_run(config: RunConfig) -> tuple[Parts, dict[str, Any]]:
     for sentence in conditions:
         log.message(sentence, is_result=True)
     log.close()
-    return parts, {
-        "updates": total,
-        "flops_per_update": estimate.flops,
-        "seconds_per_update": seconds,
-        "batch_divisor": estimate.divisor,
-        "trained_parameters": trained,
-        "peak_memory_bytes": peak,
-        "optimizer_rules": rules,
-        "train": values,
-        "valid": valid,
-        "conditions": conditions,
-    }
+    content = {"updates": total, "flops_per_update": estimate.flops, "seconds_per_update": seconds}
+    content |= {"divisor": estimate.divisor, "peak_memory_bytes": peak, "parameters": trained}
+    content |= {"optimizer_rules": rules, "train": values, "valid": valid}
+    return parts, {**content, "conditions": conditions}
 
 
 def resolve_budget(config: RunConfig) -> RunConfig:

@@ -6,76 +6,60 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from metaseq_lm import __version__
 from metaseq_lm.core.files import free_bytes, human_bytes
 from metaseq_lm.distributed.launcher import usable_cores
 
-# The distribution that an extra installs, and what it gives.
+# The distribution that each extra installs, and what it gives.
 EXTRAS = {
-    "transformers": ("transformers", "export and import --check, leagues from real encoders"),
-    "arrow": ("pyarrow", "preprocess reads Parquet and Arrow files"),
-    "zstd": ("zstandard", "preprocess reads .zst files"),
+    "transformers": ("transformers", "export --check, import --check"),
+    "arrow": ("pyarrow", "Parquet and Arrow files in preprocess"),
+    "zstd": ("zstandard", ".zst files in preprocess"),
     "hub": ("huggingface_hub", "export --push"),
     "search": ("optuna", "sweep --search"),
     "completion": ("argcomplete", "completion in a shell"),
-    "trackio": ("trackio", "engine.loggers=[trackio]"),
-    "wandb": ("wandb", "engine.loggers=[wandb]"),
+    **{name: (name, f"engine.loggers=[{name}]") for name in ("trackio", "wandb")},
     "mlflow": ("mlflow-skinny", "engine.loggers=[mlflow]"),
 }
-_SLURM = {
-    "sbatch": "sweep and league --executor slurm",
-    "srun": "starts the processes of a job",
-    "squeue": "sweep status",
-    "sacct": "why jobs ended",
-    "scancel": "sweep cancel",
-}
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the machine or the installation.
-
-    Attributes:
-        name: Its name.
-        value: What is there: a version, a path, a count or a size; None if there is none.
-        unit: The unit of a number, "" for texts.
-        gives: What it is needed for.
-        remedy: How to get it if there is none.
-    """
+class Part(NamedTuple):
+    """A version, path or number (sizes in bytes), None if missing; its use, how to install it."""
 
     name: str
     value: str | int | None
-    unit: str
-    gives: str
-    remedy: str = ""
+    use: str
+    install: str = ""
 
     def __str__(self) -> str:
-        text = "-" if self.value is None else f"{self.value} {self.unit}".rstrip()
-        if self.unit == "bytes" and isinstance(self.value, int):
-            text = human_bytes(self.value)
-        remedy = f"; {self.remedy}" if self.value is None and self.remedy else ""
-        return f"{self.name:<24}{text:<28}{self.gives}{remedy}".rstrip()
+        is_size = isinstance(self.value, int) and self.value > 1 << 20
+        value = human_bytes(self.value) if is_size else "-" if self.value is None else self.value
+        install = f": {self.install}" if self.value is None and self.install else ""
+        return f"{self.name:<22}{value:<28}{self.use}{install}"
 
 
 def environment() -> Iterator[Part]:
     """Yield the parts: versions, processors, memory, GPUs, Slurm, disks, extras."""
-    yield Part("metaseq-lm", __version__, "", "")
-    yield Part("python", platform.python_version(), "", sys.executable)
+    yield Part("metaseq-lm", __version__, "this package")
+    yield Part("python", platform.python_version(), sys.executable)
     yield from _torch()
-    yield Part("usable cores", usable_cores(), "cores", f"of {os.cpu_count()}; train --nproc")
+    yield Part("cores", usable_cores(), f"usable, of {os.cpu_count()}; train --nproc")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Part("memory", memory, "bytes", "of the machine; jobs may have less")
-    for command, gives in _SLURM.items():
-        yield Part(command, shutil.which(command), "", gives, "a command of Slurm")
+    yield Part("memory", memory, "of the machine; a job may have less")
+    for command in ("sbatch", "srun", "squeue", "sacct", "scancel"):
+        yield Part(command, shutil.which(command), "Slurm: sweep and league --executor slurm")
     for name, folder in (("current folder", Path.cwd()), ("TMPDIR", Path(tempfile.gettempdir()))):
-        yield Part(f"free, {name}", free_bytes(folder), "bytes", str(folder))
-    for extra, (distribution, gives) in EXTRAS.items():
-        remedy = f"pip install 'metaseq-lm[{extra}]'"
-        yield Part(distribution, _version_of(distribution), "", gives, remedy)
+        yield Part(f"free, {name}", free_bytes(folder), str(folder))
+    for extra, (distribution, use) in EXTRAS.items():
+        install = f"pip install 'metaseq-lm[{extra}]'"
+        try:
+            yield Part(distribution, metadata.version(distribution), use, install)
+        except metadata.PackageNotFoundError:
+            yield Part(distribution, None, use, install)
 
 
 def _torch() -> Iterator[Part]:
@@ -83,21 +67,13 @@ def _torch() -> Iterator[Part]:
     try:
         import torch
     except ImportError as error:
-        yield Part("torch", None, "", str(error), "pip install 'torch>=2.11'")
+        yield Part("torch", None, str(error), "pip install 'torch>=2.11'")
         return
     build = next((f"{n} {v}" for n in ("cuda", "hip") if (v := getattr(torch.version, n))), "cpu")
-    yield Part("torch", torch.__version__, "", "train, evaluate, score, rerank, export, import")
-    yield Part("torch build", build, "", "cpu: engine.device=cpu only")
-    yield Part("torch threads", torch.get_num_threads(), "threads", "OMP_NUM_THREADS sets them")
-    count = torch.cuda.device_count()
-    yield Part("GPUs", count or None, "GPUs", "engine.device=cuda", "without, runs are on the CPU")
-    for number in range(count):
-        device = torch.cuda.get_device_properties(number)
-        yield Part(f"GPU {number}", device.total_memory, "bytes", device.name)
-
-
-def _version_of(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    yield Part("torch", torch.__version__, "train, evaluate, score, rerank, export, import")
+    yield Part("torch build", build, "a build for CPUs uses no GPU")
+    yield Part("threads", torch.get_num_threads(), "of torch in a process; OMP_NUM_THREADS")
+    devices = range(torch.cuda.device_count())
+    yield Part("GPUs", len(devices) or None, "engine.device=cuda")
+    for device in map(torch.cuda.get_device_properties, devices):
+        yield Part("memory of a GPU", device.total_memory, device.name)

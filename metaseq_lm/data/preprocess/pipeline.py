@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy.typing as npt
 
-from metaseq_lm.core.documents import show_result
+from metaseq_lm.core.documents import show_result, sizes_in
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder, full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.options import add_options, flag_of, read_options
@@ -294,16 +294,9 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
 
 def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
     """Make the dataset of a command; with --json print what was made."""
-    manifest, folder = preprocess(pipeline), pipeline.request.destdir
-    content = {
-        "folder": str(folder),
-        "kind": manifest.kind,
-        "data_hash": manifest.data_hash,
-        "tokenizer": manifest.tokenizer,
-        "splits": manifest.splits,
-        "files": {name: record["bytes"] for name, record in manifest.files.items()},
-        "sets": sorted(file.parent.name for file in folder.glob(f"*/{MANIFEST_FILE}")),
-    }
+    made, folder = preprocess(pipeline), pipeline.request.destdir
+    content = {"folder": str(folder), "kind": made.kind, "data_hash": made.data_hash}
+    content |= {"tokenizer": made.tokenizer, "splits": made.splits, "files": sizes_in(folder)}
     show_result("preprocess", content)
 
 
