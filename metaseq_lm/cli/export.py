@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     address = push(out, args.push, args.public) if args.push else None
     if address:
         show(f"{address}: uploaded from {out}")
-    content = {"folder": str(out), "checkpoint": str(stored.path), "files": sizes_in(out)}
-    content |= {"omitted": list(part.omitted), "is_checked": args.check, "address": address}
-    show_result("export", content)
+    about = {"folder": str(out), "checkpoint": str(stored.path), "address": address}
+    content = {"files": sizes_in(out), "omitted": list(part.omitted), "is_checked": args.check}
+    show_result("export", {**about, **content})
     return 0

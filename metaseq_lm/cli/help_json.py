@@ -8,7 +8,7 @@ from metaseq_lm import __version__
 from metaseq_lm.cli.train import FLAGS
 from metaseq_lm.core.documents import show_result
 
-_TYPES = {int: "integer", float: "number", bool: "boolean"}
+_TYPES: dict[Any, str] = {int: "integer", float: "number"}
 
 
 def show_commands(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +34,11 @@ def _option(action: argparse.Action, parser: Any, group: str) -> dict[str, Any]:
     """Return an option; its default is null where the configuration or the data have it."""
     item, kind = getattr(action, "declared", (None, action.type))
     default = action.default if item is None else item.default
-    kind = bool if action.nargs == 0 else kind
     is_key = item is None and getattr(parser.get_default("module"), "OVERRIDES", False)
     return {
         "name": action.dest,
         "flags": list(action.option_strings),
-        "type": _TYPES.get(kind, "string"),
+        "type": "boolean" if action.nargs == 0 else _TYPES.get(kind, "string"),
         "default": str(default) if isinstance(default, Path) else default,
         "choices": list(action.choices) if action.choices else None,
         "nargs": action.nargs,

@@ -206,9 +206,8 @@ def _score_sentences(
         if score is not None
     ]
     if not tokens:
-        lines = [{"pll": s.pll, "text": text, "tokens": len(s.tokens)} for s, text in rows]
-        output = score_lines((line["pll"], line["tokens"], line["text"]) for line in lines)
-        return {"sentences": lines}, output
+        scores = [{"pll": s.pll, "text": text, "tokens": len(s.tokens)} for s, text in rows]
+        return {"sentences": scores}, score_lines((s.pll, len(s.tokens), text) for s, text in rows)
     symbols = scorer.vocabulary.symbols
     lines = [
         {

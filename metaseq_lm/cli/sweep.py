@@ -506,7 +506,8 @@ def _show_estimate(
     for run in runs:
         settings.setdefault(str(run.values), run)
     seeds = len(runs) / len(settings)
-    flops, seconds, conditions, rows = 0.0, 0.0, [], []
+    flops, seconds, conditions = 0.0, 0.0, []
+    rows: list[dict[str, Any]] = []
     for run, stage, config in composed(list(settings.values()), definition):
         name = ", ".join(
             [run.name.rpartition("-seed=")[0] or run.name, *filter(None, [stage.name])]

@@ -89,11 +89,13 @@ def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
     sentences = count_conditions(conditions, "objectives")
     lines += sentences
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
-    content = {"title": contents.title, "flops_per_update": prices, "excluded": excluded}
+    content: dict[str, Any] = {"flops_per_update": prices, "excluded": excluded}
     content["phases"] = {p: {"runs": counts[p], "flops": flops[p]} for p in PHASES if counts[p]}
     content |= {"seconds": seconds, "max_parallel": slots, "conditions": sentences}
     content |= {"comparisons": comparisons, "seeds": seeds, "detectable": effects}
-    return {**content, "comparison": asdict(plan.comparison)}, "\n".join(lines)
+    return {"title": contents.title, **content, "comparison": asdict(plan.comparison)}, "\n".join(
+        lines
+    )
 
 
 def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:

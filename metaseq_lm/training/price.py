@@ -287,10 +287,10 @@ def dry_run(config: RunConfig) -> tuple[Parts, dict[str, Any]]:
     for sentence in conditions:
         log.message(sentence, is_result=True)
     log.close()
-    content = {"updates": total, "flops_per_update": estimate.flops, "seconds_per_update": seconds}
-    content |= {"divisor": estimate.divisor, "peak_memory_bytes": peak, "parameters": trained}
-    content |= {"optimizer_rules": rules, "train": values, "valid": valid}
-    return parts, {**content, "conditions": conditions}
+    costs = {"updates": total, "flops_per_update": estimate.flops, "seconds_per_update": seconds}
+    costs |= {"divisor": estimate.divisor, "peak_memory_bytes": peak, "parameters": trained}
+    logs = {"optimizer_rules": rules, "train": values, "valid": valid}
+    return parts, {**costs, **logs, "conditions": conditions}
 
 
 def resolve_budget(config: RunConfig) -> RunConfig:

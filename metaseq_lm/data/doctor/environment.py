@@ -36,8 +36,9 @@ class Part(NamedTuple):
     install: str = ""
 
     def __str__(self) -> str:
-        is_size = isinstance(self.value, int) and self.value > 1 << 20
-        value = human_bytes(self.value) if is_size else "-" if self.value is None else self.value
+        value = "-" if self.value is None else str(self.value)
+        if isinstance(self.value, int) and self.value > 1 << 20:
+            value = human_bytes(self.value)
         install = f": {self.install}" if self.value is None and self.install else ""
         return f"{self.name:<22}{value:<28}{self.use}{install}"
 

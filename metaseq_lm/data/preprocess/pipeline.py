@@ -294,10 +294,10 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
 
 def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
     """Make the dataset of a command; with --json print what was made."""
-    made, folder = preprocess(pipeline), pipeline.request.destdir
-    content = {"folder": str(folder), "kind": made.kind, "data_hash": made.data_hash}
-    content |= {"tokenizer": made.tokenizer, "splits": made.splits, "files": sizes_in(folder)}
-    show_result("preprocess", content)
+    manifest, folder = preprocess(pipeline), pipeline.request.destdir
+    about = {"folder": str(folder), "kind": manifest.kind, "data_hash": manifest.data_hash}
+    parts = {"tokenizer": manifest.tokenizer, "splits": manifest.splits, "files": sizes_in(folder)}
+    show_result("preprocess", {**about, **parts})
 
 
 def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path]]:
