@@ -97,7 +97,8 @@ def command_pages() -> Iterator[tuple[str, str]]:
     yield (
         "reference/commands/index.md",
         "# Commands\n\nOne program, `metaseq-lm`, with a sub-command for each step. These pages "
-        "are generated from the parsers, whose text `metaseq-lm COMMAND --help` prints.\n\n"
+        "are generated from the parsers, whose text `metaseq-lm COMMAND --help` prints and "
+        "`metaseq-lm --help-json` as [JSON](../json.md#commands).\n\n"
         "| command | does |\n|---|---|\n" + "\n".join(lines) + "\n",
     )
     for name in COMMANDS:

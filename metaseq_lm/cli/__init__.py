@@ -2,8 +2,9 @@
 
 A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With
 `OVERRIDES` it takes key=value arguments, with `WORDS` other words too, also between and after the
-options. With `PROGRESS` it prints progress, which --quiet leaves out. A command that is a word of
-Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
+options. With `PROGRESS` it prints progress, which --quiet leaves out. Its results are shown by
+`core.documents`, too, for --json. A command that is a word of Python, such as `import`, has a
+module whose name ends in "_"; a hyphen becomes one.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Sequence
 
 from metaseq_lm import __version__
+from metaseq_lm.core.documents import documents_only, show_failure
 from metaseq_lm.core.errors import TRACEBACK, MetaseqError, UsageError, say
 from metaseq_lm.core.memory import memory_error
 from metaseq_lm.core.output import results_only
@@ -38,8 +40,9 @@ COMMANDS = (
     ),
     *("report", "import", "export", "doctor", "list", "examples"),
 )
+JSON_HELP = "print one JSON document on standard output, everything else on standard error"
 # Attributes that `main` and the parser add to the options of a command.
-NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet")
+NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet", "json")
 # Commands that write no files without --out.
 _PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
 
@@ -92,6 +95,9 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         "diverged, 75 interrupted with a checkpoint saved (run again), 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"metaseq-lm {__version__}")
+    parser.add_argument(
+        "--help-json", action="store_true", help="print all commands and options as JSON"
+    )
     commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=Parser)
     for name in COMMANDS:
         if only is not None and name != only:
@@ -111,6 +117,7 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         module.add_arguments(sub)
         if getattr(module, "PROGRESS", False):
             sub.add_argument("--quiet", action="store_true", help="print results and errors only")
+        sub.add_argument("--json", action="store_true", help=JSON_HELP)
         sub.set_defaults(module=module, parser=sub)
     return parser
 
@@ -173,54 +180,74 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    is_json = not {"--json", "--help-json"}.isdisjoint(argv)
+    with documents_only() if is_json else contextlib.nullcontext():
+        message, code = _outcome(argv)
+        if message:
+            say(f"metaseq-lm: {message}")
+        if code:
+            show_failure(message or "see standard error", code)
+    return code
+
+
+def _outcome(argv: list[str]) -> tuple[str, int]:
+    """Run one command; return the message of the error that ended it, if any, and its exit code."""
     first = next((a for a in argv if not a.startswith("-")), None)
     try:
-        _check_current_folder()
-        if first is not None and first not in COMMANDS:
-            # Not list(COMMANDS): the name is the module of a command once that is imported.
-            raise UsageError(
-                f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
-                f"Commands: {', '.join(COMMANDS)}."
-            )
-        _check_plug_in(argv)
-        parser = build_parser(first, argv)
-        args, rest = parser.parse_known_args(argv)
-        if args.command is None:
-            parser.print_help()
-            return UsageError.exit_code
-        args.overrides, args.argv = overrides(args.parser, rest), argv
-        try:
-            with results_only() if getattr(args, "quiet", False) else contextlib.nullcontext():
-                return int(args.module.run(args))
-        except Exception as error:
-            if (known := memory_error(error)) is None:
-                raise
-            raise known from error
+        return "", _run(first, argv)
     except MetaseqError as error:
-        if not error.is_printed:
-            say(f"metaseq-lm: {error}")
-        return error.exit_code
+        return "" if error.is_printed else str(error), error.exit_code
     except KeyboardInterrupt:
-        say("metaseq-lm: interrupted")
-        return 130
+        return "interrupted", 130
     except BrokenPipeError:
         # The reader of our output (head, less) left, which is no error if only output was left to
         # do.
         only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
         out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
-        return 0 if only_prints or (first in _PRINTING and not out) else MetaseqError.exit_code
+        is_over = only_prints or (first in (None, *_PRINTING) and not out)
+        return "", 0 if is_over else MetaseqError.exit_code
     except OSError as error:
         if error.filename is None and error.errno is None:
             say(traceback.format_exc())
-            return MetaseqError.exit_code
+            return "", MetaseqError.exit_code
         where = f"{error.filename}: " if error.filename else ""
-        say(f"metaseq-lm: {where}{error.strerror}")
         is_typed = any(
             str(error.filename) == word.partition("=")[2] or str(error.filename) == word
             for word in argv
         )
         is_absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        return UsageError.exit_code if is_typed and is_absent else MetaseqError.exit_code
+        code = UsageError.exit_code if is_typed and is_absent else MetaseqError.exit_code
+        return f"{where}{error.strerror}", code
+
+
+def _run(first: str | None, argv: list[str]) -> int:
+    """Run a command and return its exit code."""
+    _check_current_folder()
+    if first is not None and first not in COMMANDS:
+        # Not list(COMMANDS): the name is the module of a command once that is imported.
+        raise UsageError(
+            f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
+            f"Commands: {', '.join(COMMANDS)}."
+        )
+    _check_plug_in(argv)
+    parser = build_parser(first, argv)
+    args, rest = parser.parse_known_args(argv)
+    if args.help_json:
+        from metaseq_lm.cli.help_json import show_commands
+
+        show_commands(parser)
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return UsageError.exit_code
+    args.overrides, args.argv = overrides(args.parser, rest), argv
+    try:
+        with results_only() if getattr(args, "quiet", False) else contextlib.nullcontext():
+            return int(args.module.run(args))
+    except Exception as error:
+        if (known := memory_error(error)) is None:
+            raise
+        raise known from error
 
 
 def program() -> None:

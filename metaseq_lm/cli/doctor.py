@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import to_json
 from metaseq_lm.core.output import show
 
 HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
@@ -21,13 +21,15 @@ HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "data", nargs="+", type=Path, metavar="DATA", help="folder made by 'metaseq-lm preprocess'"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON list of levels and texts"
+        "data", nargs="*", type=Path, metavar="DATA", help="folder made by 'metaseq-lm preprocess'"
     )
     parser.add_argument(
         "--verify", action="store_true", help="compare every byte with the manifest's checksums"
+    )
+    parser.add_argument(
+        "--environment",
+        action="store_true",
+        help="versions, cores, memory, GPUs, Slurm, disks and extras, and what each gives",
     )
     parser.add_argument(
         "--shifted-valid",
@@ -47,6 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
+    if args.environment == bool(args.data):
+        raise UsageError("give DATA folders, or --environment without any")
+    if args.environment:
+        from metaseq_lm.data.doctor.environment import environment
+
+        parts = list(environment())
+        rows = [part._asdict() for part in parts]
+        show_result("environment", {"parts": rows}, "\n".join(map(str, parts)))
+        return 0
     # Imported late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
     from metaseq_lm.reporting.epochs import epochs
@@ -68,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             show(f"{finding.level:<8} {finding.text}")
     levels = [row["level"] for row in rows]
     errors, warnings = levels.count("error"), levels.count("warning")
-    show(to_json(rows, 1) if args.json else f"{errors} errors, {warnings} warnings")
+    show_result("doctor", rows, f"{errors} errors, {warnings} warnings")
     if not all(folder.is_dir() for folder in args.data):
         return UsageError.exit_code
     return MetaseqError.exit_code if errors else 0

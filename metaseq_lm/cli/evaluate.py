@@ -11,11 +11,12 @@ runs by the validation metric of the checkpoint that is used.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import show
@@ -88,34 +89,40 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.training.restore import open_run
 
     scorer = open_run(str(paths[0]), options.data, options.user_dir, overrides)
-    for split in splits:
-        metrics, rows = scorer.score(split)
-        report(options, scorer, split, {"checkpoint": str(paths[0])}, metrics, rows)
+    report(options, scorer, paths, ((split, *scorer.score(split)) for split in splits))
     return 0
 
 
 def report(
     options: EvaluateOptions,
     scorer: "Parts",
-    split: str,
-    source: dict[str, Any],
-    metrics: dict[str, float],
-    rows: Sequence[dict[str, Any]],
+    paths: Sequence[Path],
+    results: Iterable[tuple[str, dict[str, float], Sequence[dict[str, Any]]]],
 ) -> None:
-    """Print the metrics of a split; with --out, also write metrics, predictions and submissions."""
+    """Print the metrics of splits; with --out, also write metrics, predictions and submissions.
+
+    `results` are the names of splits with their metrics and predictions.
+    """
     from metaseq_lm.core.files import to_json, write_atomic
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.tasks.protocols import submissions_of
 
-    show(to_json({"split": split, **source, **metrics}))
-    if not metrics:
-        say(f"metaseq-lm: {split} has no targets, so no score")
-    if options.out:
-        folder = Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / f"metrics.{split}.json", (to_json(metrics) + "\n").encode())
-        if rows:
-            write_predictions(folder, split, rows, submissions_of(scorer.task, split, rows))
+    names = [str(path) for path in paths]
+    source = {"checkpoints": names} if options.ensemble else {"checkpoint": names[0]}
+    splits = {}
+    for split, metrics, rows in results:
+        splits[split] = metrics
+        show(to_json({"split": split, **source, **metrics}))
+        if not metrics:
+            say(f"metaseq-lm: {split} has no targets, so no score")
+        if options.out:
+            folder = Path(options.out)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / f"metrics.{split}.json", (to_json(metrics) + "\n").encode())
+            if rows:
+                write_predictions(folder, split, rows, submissions_of(scorer.task, split, rows))
+    content = {"checkpoints": names, "ensemble": options.ensemble, "out": options.out}
+    show_result("evaluate", {**content, "splits": splits})
 
 
 def _run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
@@ -143,11 +150,9 @@ def _run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Se
             members[split].append(scorer.score(split)[1])
     if process_group.rank():
         return 0  # rank 0 has all rows
-    for split in options.split:
-        assert isinstance(scorer.task, Ensembles), "checked above"
-        metrics, rows = scorer.task.ensemble(split, members[split])
-        source = {"checkpoints": [str(path) for path in paths]}
-        report(options, scorer, split, source, metrics, rows)
+    assert isinstance(scorer.task, Ensembles), "checked above"
+    ensemble = scorer.task.ensemble
+    report(options, scorer, paths, ((s, *ensemble(s, members[s])) for s in options.split))
     return 0
 
 

@@ -11,8 +11,8 @@ import re
 import shutil
 from pathlib import Path
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.output import show
 
 HELP = "copy examples, plug-in and scripts out of the package"
 _FOLDERS = ("docs", "examples", "scripts", "user_dir")
@@ -31,10 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Name the examples, or copy all folders."""
     root = _source_folder()
     if args.folder is None:
+        titles = {}
         for folder in sorted((root / "examples").iterdir()):
             readme = folder / "README.md"
             first = readme.read_text(encoding="utf-8").split("\n")[0] if readme.is_file() else ""
-            show(f"{folder.name:<20}{first.lstrip('# ')}")
+            titles[folder.name] = first.lstrip("# ")
+        lines = [f"{name:<20}{title}" for name, title in titles.items()]
+        show_result("examples", {"examples": titles, "copied": []}, "\n".join(lines))
         return 0
     target = Path(args.folder)
     for name in _FOLDERS:
@@ -43,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
     for name in _FOLDERS:
         hidden = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(root / name, target / name, ignore=hidden)
-        show(f"copied {target / name}")
     _copy_method_pages(target)
+    copied = [str(target / name) for name in _FOLDERS]
+    text = "\n".join(f"copied {path}" for path in copied)
+    show_result("examples", {"examples": {}, "copied": copied}, text)
     return 0
 
 

@@ -14,6 +14,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from metaseq_lm.core.documents import show_result, sizes_in
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show
 
@@ -79,6 +80,10 @@ def run(args: argparse.Namespace) -> int:
         except MetaseqError as error:
             shutil.rmtree(out, ignore_errors=True)
             raise type(error)(f"{error}; the folder was removed") from error
-    if args.push:
-        show(f"{push(out, args.push, args.public)}: uploaded from {out}")
+    address = push(out, args.push, args.public) if args.push else None
+    if address:
+        show(f"{address}: uploaded from {out}")
+    about = {"folder": str(out), "checkpoint": str(stored.path), "address": address}
+    content = {"files": sizes_in(out), "omitted": list(part.omitted), "is_checked": args.check}
+    show_result("export", {**about, **content})
     return 0

@@ -9,6 +9,7 @@ Then: preprocess --tokenizer-from imported/bert, and train --init-from imported/
 import argparse
 from pathlib import Path
 
+from metaseq_lm.core.documents import show_result, sizes_in
 from metaseq_lm.core.output import show
 
 HELP = "import a transformers folder as a run folder"
@@ -47,4 +48,6 @@ def run(args: argparse.Namespace) -> int:
         for name, folder in sources.items():
             part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)
             show(check(part, tokenizer, folder))
+    content = {"folder": args.out, "files": sizes_in(Path(args.out)), "is_checked": args.check}
+    show_result("import", {**content, "sources": {n: str(path) for n, path in sources.items()}})
     return 0

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import."""
-    from metaseq_lm.data.preprocess.pipeline import Request, preprocess
+    from metaseq_lm.data.preprocess.pipeline import Request, make_dataset
     from metaseq_lm.data.preprocess.token_files import TokenFiles, foreign_tokenizer, token_files
 
     prefs = {split: getattr(args, pref) for pref, split in _PREFS.items()}
@@ -54,5 +54,5 @@ def run(args: argparse.Namespace) -> int:
     command = masked(["metaseq-lm", *args.argv])
     tokenizer = foreign_tokenizer(args.tokenizer_from or next(iter(splits.values()))[0].parent)
     request = Request(args.destdir, splits, overwrite=args.overwrite, command=command)
-    preprocess(TokenFiles(request, tokenizer, args.strip))
+    make_dataset(TokenFiles(request, tokenizer, args.strip))
     return 0

@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder
 from metaseq_lm.core.options import add_options, flag_of, option, read_options
@@ -132,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.league.plan_files import named_plan
 
     words = [*args.words, *args.overrides]
+    if args.json and not options.dry_run and words[:1] != [_PREDICT]:
+        raise UsageError("--json goes with --dry-run and with 'metaseq-lm league predict L'")
     if words[:1] == [_REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
@@ -234,9 +237,12 @@ def predict(path: Path, options: LeagueOptions) -> int:
             raise UsageError("nothing is predicted: " + "; ".join(reasons))
         add_predictions(folder.path, predictions)
         runs = replace(runs, predictions=(*runs.predictions, *predictions))
-    show(to_text(predictions_table(runs.standings())))
+    table = predictions_table(runs.standings())
+    show(to_text(table))
     for reason in reasons:
         show(f"Not predicted: {reason}.")
+    content = {"predictions": table.records, "not_predicted": reasons}
+    show_result("league-predictions", content)
     return 0
 
 
@@ -271,7 +277,7 @@ def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[st
         runner.examine_all()
         check_domain(read_corpus(data, contents.plan.controls.shifted_valid), data)
         if options.dry_run:
-            show(forecast(runner, contents))
+            show_result("league-plan", *forecast(runner, contents))
             return 0
         prices = measure_prices(runner, contents.prices)
         contents = replace(contents, prices=prices)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import FOLDER, RECIPES
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.files import human_bytes, to_json
-from metaseq_lm.core.output import show
+from metaseq_lm.core.files import human_bytes
 from metaseq_lm.core.registry import ALL, TASKS, Entry, Registry, nearest, tasks_for
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --checkpoints: compare every byte with the manifests' checksums",
     )
-    add("--json", action="store_true", help="print one JSON list")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
         if args.kind is not None or args.user_dir is not None:
             raise UsageError("--checkpoints RUN lists a run; leave the kind and --user-dir out")
         rows = list(checkpoints(Path(args.checkpoints), args.verify))
-        show(to_json(rows, 1) if args.json else "\n".join(map(_checkpoint_line, rows)))
+        show_result("checkpoints", rows, "\n".join(map(_checkpoint_line, rows)))
         return int(any(row["damage"] for row in rows))
     rows = _list_registered(args.kind, args.user_dir)
-    show(to_json(rows, 1) if args.json else "\n".join(_registered_lines(rows)))
+    show_result("list", rows, "\n".join(_registered_lines(rows)))
     return 0
 
 

@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge."""
-    from metaseq_lm.data.preprocess.pipeline import Request, preprocess
+    from metaseq_lm.data.preprocess.pipeline import Request, make_dataset
     from metaseq_lm.data.preprocess.token_files import merge_shards
 
     command = masked(["metaseq-lm", *args.argv])
     request = Request(args.destdir, {}, overwrite=args.overwrite, command=command)
-    preprocess(merge_shards(args.shards, request))
+    make_dataset(merge_shards(args.shards, request))
     return 0

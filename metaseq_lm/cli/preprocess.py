@@ -67,7 +67,7 @@ class PreprocessOptions:
     )
     hold_out: str | None = option(
         None,
-        "N random documents of train, or P%% of them, become the missing valid split: lines, rows, "
+        "N random documents of train, or P% of them, become the missing valid split: lines, rows, "
         "pairs, sentences, passages of questions",
         metavar="N",
     )
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         if options.hold_out is not None
         else None,
     )
-    pipeline.preprocess(kind.value(kind_options, request))
+    pipeline.make_dataset(kind.value(kind_options, request))
     return 0
 
 

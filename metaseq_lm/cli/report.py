@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import to_json, write_atomic
+from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.secrets import masked
@@ -138,11 +139,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"comma-separated from {', '.join(_FORMATS)} (default: all with --out, else text)",
     )
-    add(
-        "--json",
-        action="store_true",
-        help="print the table as one JSON document with unrounded numbers, and nothing else",
-    )
     add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
     add(
         "--watch",
@@ -246,9 +242,9 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         raise UsageError(
             "--baseline compares the settings of the plain table: leave --rows and --columns out."
         )
-    if args.pairs and (args.baseline or args.rows or args.columns or args.json):
+    if args.pairs and (args.baseline or args.rows or args.columns):
         raise UsageError(
-            "--pairs is a table of its own: leave --baseline, --rows, --columns and --json out."
+            "--pairs is a table of its own: leave --baseline, --rows and --columns out."
         )
     if args.detectable and not args.baseline:
         raise UsageError("--detectable is a difference from a baseline: give --baseline as well.")
@@ -301,7 +297,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
     if args.archive:
         archive.write(args.archive, archived)
     if args.json:
-        show(to_json(to_document(table, metric, args.spread, compared), 1))
+        show_result("report", to_document(table, metric, args.spread, compared))
         return 0
     paths = [args.archive] if args.archive else []
     for name in ["text"] if args.out else output_formats:
@@ -377,6 +373,7 @@ def _write_table(
     """Print a table; write it under a name, with its picture if any, into `out` if given."""
     for form in ["text"] if out else output_formats:
         show(WRITERS[form][1](table), end="")
+    show_result(f"report-{name.replace('_', '-')}", {"rows": table.records, "notes": table.notes})
     if out is None:
         return 0
     out.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli.score import ScoringOptions
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import check_folder, to_json
 from metaseq_lm.core.options import add_options, option, read_options
@@ -130,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
         show(to_json(rows[-1]))
     say(table(rows).rstrip("\n"))
+    show_result("rerank", {"models": rows})
     return 0
 
 

@@ -26,10 +26,11 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.options import add_options, option, read_options, read_words, with_default
@@ -125,10 +126,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give --input FILES with sentences, or --suite NAME with --data FOLDER")
     if options.suite is not None:
         return _run_suite(options, args.overrides)
-    return _run_input(options, args.overrides)
+    return _run_input(options, args.overrides, args.json)
 
 
-def _run_input(options: ScoreOptions, words: Sequence[str]) -> int:
+def _run_input(options: ScoreOptions, words: Sequence[str], is_json: bool) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
@@ -163,15 +164,20 @@ def _run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     opened = open_scored(options.run_path, options.data, options.user_dir, overrides)
     scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     if options.pairs:
-        output, skipped = _score_pairs(scorer, items)
+        content, skipped = _score_pairs(scorer, items)
+        output = f"{to_json(content, 1)}\n".encode()
     else:
-        output, skipped = _score_sentences(scorer, items, options.tokens)
-    _write_output(output, options.out)
+        content, output = _score_sentences(scorer, items, options.tokens)
+        skipped = len(items) - len(content["sentences"])
+    if options.out or not is_json:
+        _write_output(output, options.out)
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
             say(f"skipped for {reason}: {count:,}")
     if not is_quiet():
         say(str(scorer.cost))
+    content |= {"invalid_utf8": invalid, "too_long": skipped, "cost": asdict(scorer.cost)}
+    show_result("score-pairs" if options.pairs else "score", content)
     return 0
 
 
@@ -190,8 +196,8 @@ def _write_output(output: bytes, path: str | None) -> None:
 
 def _score_sentences(
     scorer: "SentenceScorer", sentences: Sequence["Sentence"], tokens: bool
-) -> tuple[bytes, int]:
-    """Return the output for single sentences, and the number of skipped ones."""
+) -> tuple[dict[str, Any], bytes]:
+    """Return the scores of single sentences without skipped ones, and the output."""
     from metaseq_lm.evaluation.nbest import score_lines
 
     rows = [
@@ -199,9 +205,9 @@ def _score_sentences(
         for score, sentence in zip(scorer.score(sentences), sentences)
         if score is not None
     ]
-    skipped = len(sentences) - len(rows)
     if not tokens:
-        return score_lines((score.pll, len(score.tokens), text) for score, text in rows), skipped
+        scores = [{"pll": s.pll, "text": text, "tokens": len(s.tokens)} for s, text in rows]
+        return {"sentences": scores}, score_lines((s.pll, len(s.tokens), text) for s, text in rows)
     symbols = scorer.vocabulary.symbols
     lines = [
         {
@@ -212,18 +218,19 @@ def _score_sentences(
         }
         for score, text in rows
     ]
-    return "".join(to_json(line) + "\n" for line in lines).encode(), skipped
+    return {"sentences": lines}, "".join(to_json(line) + "\n" for line in lines).encode()
 
 
-def _score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[bytes, int]:
+def _score_pairs(
+    scorer: "SentenceScorer", pairs: list["MinimalPair"]
+) -> tuple[dict[str, Any], int]:
     """Return metrics of minimal pairs by file and overall, and the number of skipped pairs."""
     from metaseq_lm.evaluation.suites import OVERALL, build_suite
 
     results: Results = build_suite("pairs").score(pairs, scorer)
     summary = {name: {**group.metrics, "pairs": group.n} for name, group in results.items()}
     overall = summary.pop(OVERALL)
-    output = to_json({"overall": overall, "files": summary}, 1) + "\n"
-    return output.encode(), len(pairs) - results[OVERALL].n
+    return {"overall": overall, "files": summary}, len(pairs) - results[OVERALL].n
 
 
 def _run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
@@ -273,13 +280,16 @@ def _run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
         content = to_json(results.record(), 1) + "\n"
         _write_output(content.encode(), options.out)
     run_folder = suite_results.run_folder_of(checkpoint)
+    file: str | None = None
     if run_folder is None:
         say(f"{checkpoint} lies in no run folder, so the results are not kept; --out writes them")
     elif stored:
         file = relative_to_cwd(suite_results.file_of(run_folder, results))
         say(f"scored before, with the same data and options; to score again delete {file}")
     else:
-        say(f"written: {relative_to_cwd(suite_results.write(run_folder, results))}")
+        file = relative_to_cwd(suite_results.write(run_folder, results))
+        say(f"written: {file}")
+    show_result("score-suite", {**results.record(), "file": file})
     return 0
 
 

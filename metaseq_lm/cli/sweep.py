@@ -41,12 +41,13 @@ import contextlib
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli import NOT_OPTIONS
+from metaseq_lm.cli import JSON_HELP, NOT_OPTIONS
 from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import show
@@ -163,14 +164,7 @@ class ResubmitOptions:
 
 
 @dataclass(frozen=True)
-class StatusOptions:
-    """The options of `status`."""
-
-    json: bool = option(False, "status: print one JSON document")
-
-
-@dataclass(frozen=True)
-class SweepOptions(DefinitionOptions, SearchOptions, ResubmitOptions, StatusOptions):
+class SweepOptions(DefinitionOptions, SearchOptions, ResubmitOptions):
     """The options of `sweep`, except for launching."""
 
 
@@ -186,7 +180,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_key_flags(group, _NOT_SWEPT)
     add_options(parser.add_argument_group("search"), SearchOptions)
     add_options(parser.add_argument_group("launching again"), ResubmitOptions)
-    add_options(parser.add_argument_group("status"), StatusOptions)
     _add_launch(parser)
     # Not argparse's own help, because `sweep status --help` shows only the options of status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
@@ -209,7 +202,6 @@ def run(args: argparse.Namespace) -> int:
     options = read_options(SweepOptions, vars(args))
     if not verb:
         return _launch_sweep(args, options)
-    from metaseq_lm.core.files import to_json
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.searching import status_lines
     from metaseq_lm.sweeps.states import document, lines, states, summary
@@ -228,15 +220,12 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args, options)
     if verb == "status":
         rows = states(folder)
-        shown = (
-            to_json(document(rows), 1)
-            if options.json
-            else "\n".join([*status_lines(folder), *lines(rows), summary(rows)])
-        )
-        show(shown)
+        text = "\n".join([*status_lines(folder), *lines(rows), summary(rows)])
+        show_result("sweep-status", document(rows), text)
     else:
-        output = [f"cancelled {name}" for name in cancel(folder)]
-        show("\n".join(output or ["nothing was pending or running"]))
+        names = cancel(folder)
+        output = [f"cancelled {name}" for name in names] or ["nothing was pending or running"]
+        show_result("sweep-cancel", {"cancelled": names}, "\n".join(output))
     return 0
 
 
@@ -244,8 +233,7 @@ def _verb_parser(verb: str) -> argparse.ArgumentParser:
     """Return a parser with the options of a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=_VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
-    if verb == "status":
-        add_options(parser, StatusOptions)
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     if verb == "resubmit":
         add_options(parser, ResubmitOptions)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
@@ -325,9 +313,8 @@ def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
         from metaseq_lm.cli import main
 
         user_dir = ["--user-dir", args.user_dir] if args.user_dir else []
-        return main(["league", str(options.plan), "--dry-run", *user_dir])
-    if options.json:
-        raise UsageError("--json goes with 'metaseq-lm sweep status'")
+        json = ["--json"] if args.json else []
+        return main(["league", str(options.plan), "--dry-run", *user_dir, *json])
     if options.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
     plugins.load_all(args.user_dir)
@@ -350,12 +337,15 @@ def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
         _show_estimate(runs, definition, launch.max_parallel or 1, options.divide, options.rate)
         return 0
     if options.dry_run:
-        _show_plan(runs, definition)
-        for sentence in count_conditions(conditions_of_runs(runs, definition)):
+        planned = _show_plan(runs, definition)
+        conditions = count_conditions(conditions_of_runs(runs, definition))
+        for sentence in conditions:
             show(sentence)
-        if launch.executor == "slurm":
-            parameters = slurm_parameters(launch, out)
+        parameters = slurm_parameters(launch, out) if launch.executor == "slurm" else {}
+        if parameters:
             show("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
+        content = {"runs": planned, "conditions": conditions, "sbatch": parameters}
+        show_result("sweep-plan", content)
         return 0
     if launch.executor == "slurm":
         need_slurm()
@@ -390,7 +380,7 @@ def _launch_search(
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
-    from metaseq_lm.sweeps.states import AGAIN
+    from metaseq_lm.sweeps.states import AGAIN, document, states
     from metaseq_lm.sweeps.submit import need_slurm
 
     _, definition, launch, out = plan(content, args, options)
@@ -409,6 +399,7 @@ def _launch_search(
         is_over = searched.run(folder, settings, options.new_code)
         if not is_over:
             show(again_text(out))
+            show_result("sweep-status", document(states(folder)))
             return 0 if launch.executor == "slurm" else 1
         chosen = searched.choose()
         runs = searched.runs_of(chosen, definition.seeds)
@@ -516,6 +507,7 @@ def _show_estimate(
         settings.setdefault(str(run.values), run)
     seeds = len(runs) / len(settings)
     flops, seconds, conditions = 0.0, 0.0, []
+    rows: list[dict[str, Any]] = []
     for run, stage, config in composed(list(settings.values()), definition):
         name = ", ".join(
             [run.name.rpartition("-seed=")[0] or run.name, *filter(None, [stage.name])]
@@ -524,7 +516,9 @@ def _show_estimate(
             spent, took, condition = price_of_run(config, divisor, rate)
         except MetaseqError as error:
             show(f"{name}: not estimated: {error}")
+            rows.append({"name": name, "flops": None, "seconds": None, "error": str(error)})
             continue
+        rows.append({"name": name, "flops": spent, "seconds": took, "error": None})
         flops, seconds = flops + seeds * spent, seconds + seeds * took
         conditions.append(condition)
         show(f"{name}: {spent:.2g} FLOPs, {took / 3600:.2g} hours")
@@ -534,22 +528,29 @@ def _show_estimate(
         f"without validations, {seconds / 3600 / max_parallel:.2g} with --max-parallel "
         f"{max_parallel}"
     )
-    for sentence in count_conditions(conditions, "settings"):
+    sentences = count_conditions(conditions, "settings")
+    for sentence in sentences:
         show(sentence)
+    content = {"settings": rows, "runs": len(runs), "flops": flops, "seconds": seconds}
+    content |= {"max_parallel": max_parallel, "conditions": sentences}
+    show_result("sweep-estimate", content)
 
 
-def _show_plan(runs: list[Any], definition: "Definition") -> None:
-    """Print the command of every stage of every run."""
+def _show_plan(runs: list[Any], definition: "Definition") -> list[dict[str, Any]]:
+    """Print and return the command of every stage of every run."""
     from metaseq_lm.sweeps.job import Code
 
     code = Code(Path(), definition.user_dir, definition.config_dir)
-    for run in runs[:_MAX_LISTED]:
-        show(run.name)
-        for stage in run.stages:
-            command = ["metaseq-lm", "train", *stage.arguments, *code.arguments()]
-            show(f"  {shlex.join(command)}")
-    if len(runs) > _MAX_LISTED:
-        show(f"... and {len(runs) - _MAX_LISTED} more")
+    rows = [asdict(run) for run in runs]
+    for stage in (stage for row in rows for stage in row["stages"]):
+        stage["command"] = ["metaseq-lm", "train", *stage.pop("arguments"), *code.arguments()]
+    for row in rows[:_MAX_LISTED]:
+        show(row["name"])
+        for stage in row["stages"]:
+            show(f"  {shlex.join(stage['command'])}")
+    if len(rows) > _MAX_LISTED:
+        show(f"... and {len(rows) - _MAX_LISTED} more")
+    return rows
 
 
 def _launch_runs(
@@ -563,7 +564,7 @@ def _launch_runs(
     """Launch the runs with a state in `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
     from metaseq_lm.sweeps.progress import Progress
-    from metaseq_lm.sweeps.states import lines, states, summary
+    from metaseq_lm.sweeps.states import document, lines, states, summary
     from metaseq_lm.sweeps.submit import Batch, submit_slurm
 
     again = [*again, "diverged"] if options.diverged else again
@@ -575,6 +576,7 @@ def _launch_runs(
         show("\n".join([*(lines(reasons) if reasons else []), summary(current)]))
         if not todo:
             show("nothing to launch")
+            show_result("sweep-status", document(current))
             over = all(state.state == "finished" for state in current)
             return 0 if over or launch.executor == "slurm" else 1
         code = take_code(folder, options.new_code)
@@ -582,12 +584,14 @@ def _launch_runs(
             jobs = submit_slurm(folder, todo, launch, code)
             show("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
             show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
+            show_result("sweep-status", document(states(folder)))
             return 0
         try:
             run_locally([Batch(folder, todo, code)], launch, Progress(len(todo)).report)
         finally:
             current = states(folder)
             show(summary(current))
+        show_result("sweep-status", document(current))
         return 0 if all(state.state == "finished" for state in current) else 1
 
 

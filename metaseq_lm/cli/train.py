@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
 from metaseq_lm.core.memory import memory_error
 from metaseq_lm.core.options import add_options, option, read_options
@@ -181,6 +182,7 @@ def prepare(args: argparse.Namespace) -> int:
     """Carry out the options: print, check or train."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import as_dict
+    from metaseq_lm.core.files import as_numbers, read_json
     from metaseq_lm.core.loading import common_config, describe
     from metaseq_lm.distributed import launcher
     from metaseq_lm.distributed.step import step_of
@@ -202,12 +204,19 @@ def prepare(args: argparse.Namespace) -> int:
         show(describe(config))
         return 0
     if options.print_config:
-        sys.stdout.write(OmegaConf.to_yaml(as_dict(config)))  # escaped by YAML
+        content = as_dict(config)
+        if not args.json:
+            sys.stdout.write(OmegaConf.to_yaml(content))  # escaped by YAML
+        show_result("config", {"config": content})
         return 0
     is_launched = "RANK" in os.environ
     if options.nproc and not is_launched and options.nproc * step_of(os.environ).tasks > 1:
         return launcher.run(options.nproc, args.argv, config.save_dir)
-    return train(config, options.dry_run, _reset_parts(options.reset))
+    code = train(config, options.dry_run, _reset_parts(options.reset))
+    if args.json and not options.dry_run and os.environ.get("RANK", "0") == "0":
+        results = as_numbers(read_json(Path(config.save_dir) / "results.json"))
+        show_result("train", {"folder": config.save_dir, "results": results})
+    return code
 
 
 def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
@@ -298,9 +307,12 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
     run = None
     try:
         if dry_run:
-            _say_if_not_exported(price.dry_run(config))
+            parts, content = price.dry_run(config)
+            _say_if_not_exported(parts)
             if untried := effects.check_effects(config):
                 hint(f"the effect on results was not tried for {', '.join(untried)}")
+            if process_group.rank() == 0:
+                show_result("dry-run", {**content, "untried_effects": untried})
         else:
             run = TrainingRun(config, reset)
             _say_if_not_exported(run.parts)

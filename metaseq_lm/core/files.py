@@ -238,15 +238,17 @@ def is_altered(content: dict[str, Any]) -> bool:
         return True
 
 
-def as_text(value: Any) -> Any:
-    """Return a JSON value with texts instead of numbers that are not finite."""
+def _spell(number: float) -> str:
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def as_text(value: Any, spell: Callable[[float], Any] = _spell) -> Any:
+    """Return a JSON value with texts, or what `spell` returns, for numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: as_text(item) for key, item in value.items()}
+        return {key: as_text(item, spell) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_text(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+        return [as_text(item, spell) for item in value]
+    return spell(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_numbers(value: Any, depth: int = 20) -> Any:

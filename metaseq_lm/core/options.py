@@ -207,10 +207,11 @@ def _add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> No
     if item.default not in (None, "", (), False) and "default:" not in text:
         text += f" (default: {item.default})"
     if allowed.get("positional"):
-        parser.add_argument(item.name, help=text, **settings)
-        return
-    required = allowed.get("required", False)
-    parser.add_argument(flag_of(item.name), default=None, help=text, required=required, **settings)
+        action = parser.add_argument(item.name, help=text, **settings)
+    else:
+        settings |= {"default": None, "required": allowed.get("required", False)}
+        action = parser.add_argument(flag_of(item.name), help=text, **settings)
+    action.declared = item, kind  # for --help-json
 
 
 def read_options(schema: type, values: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one
 
 def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a replica: torchrun's variables, share of the cores, `shared`."""
-    cores = max(1, _usable_cores() // count)
+    cores = max(1, usable_cores() // count)
     variables = step.variables(rank, count) | {PARENT_DIES: os.getpid()}
     # The store's log would repeat our messages as stack traces.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
@@ -32,7 +32,7 @@ def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str])
     return {**defaults, **os.environ, **numbers, **shared}
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """Return how many cores this process may use; a job often has fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,8 @@ from metaseq_lm.training.price import (
 )
 
 
-def forecast(runner: Runner, contents: Contents) -> str:
-    """Return lines on the runs, FLOPs and hours of a request, and on the detectable effect."""
+def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
+    """Return runs, FLOPs and time of a request and the detectable effect, as values and lines."""
     lines, plan = [contents.title], runner.plan
     prices, rates, conditions = {}, {}, []
     for objective in runner.request.objectives:
@@ -79,14 +80,22 @@ def forecast(runner: Runner, contents: Contents) -> str:
         f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
         f"with {plan.comparison.baseline}, with {seeds} seeds each:"
     )
-    rows = read_archived(contents).rows()
+    rows, effects = read_archived(contents).rows(), []
     for budget in request.budgets:
         sd = _sd_of(rows, budget, plan.comparison.metric)
         effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)
+        effects.append({"budget": budget, "effect": effect, "sd": sd})
         lines.append(f"{flops_text(budget)} FLOPs: {_effect_text(effect, sd)}")
-    lines += count_conditions(conditions, "objectives")
+    sentences = count_conditions(conditions, "objectives")
+    lines += sentences
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
-    return "\n".join(lines)
+    content: dict[str, Any] = {"flops_per_update": prices, "excluded": excluded}
+    content["phases"] = {p: {"runs": counts[p], "flops": flops[p]} for p in PHASES if counts[p]}
+    content |= {"seconds": seconds, "max_parallel": slots, "conditions": sentences}
+    content |= {"comparisons": comparisons, "seeds": seeds, "detectable": effects}
+    return {"title": contents.title, **content, "comparison": asdict(plan.comparison)}, "\n".join(
+        lines
+    )
 
 
 def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.config import RunConfig, describe_tuned_loss
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.tuning import write_tuning
@@ -149,12 +150,12 @@ class Searched:
         from metaseq_lm.training.price import price_of_run
 
         search, seeds = self.search, len(self.definition.seeds)
-        flops, seconds = 0.0, 0.0
+        flops, seconds, rows = 0.0, 0.0, []
         for setting, (_, runs) in zip(settings, self.corner_runs()):
             for _, _, config in composed(runs[:1], self.definition, self.check):
                 price, took, _ = price_of_run(config, divisor, rate)
             per_flop = took / price
-            whole = int(search.flops // setting.run_flops)
+            whole = most = int(search.flops // setting.run_flops)
             trials = f"{whole} trials"
             if search.prune != "none":
                 most = int(search.flops // (search.rungs[0] * setting.run_flops))
@@ -166,14 +167,19 @@ class Searched:
             show(f"{setting.name}: search {search.flops:.2g} FLOPs, {hours:.2g} hours, {trials}")
             spent = search.flops + seeds * setting.run_flops
             flops, seconds = flops + spent, seconds + spent * per_flop
+            row = {"name": setting.name, "run_flops": setting.run_flops, "trials": [whole, most]}
+            rows.append({**row, "seconds": search.flops * per_flop, "flops": search.flops})
         parallel = self.launch.max_parallel or 1
         show(
             f"{len(settings) * seeds} runs with the chosen values ({len(settings)} x {seeds} "
             f"seeds); in all {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process without "
             f"validations, {seconds / 3600 / parallel:.2g} with --max-parallel {parallel}"
         )
-        for note in self.notes():
+        notes = self.notes()
+        for note in notes:
             show(note)
+        content = {"settings": rows, "runs": len(rows) * seeds, "flops": flops, "seconds": seconds}
+        show_result("search-plan", {**content, "max_parallel": parallel, "notes": notes})
 
     def require_same(self, folder: SweepFolder) -> None:
         """Raise UsageError if the folder holds another search, or a sweep without one.

@@ -241,10 +241,11 @@ def seconds_of_update(estimate: PriceEstimate) -> float:
     return float(sum(scale * took for scale, took in zip(estimate.scales, seconds, strict=True)))
 
 
-def dry_run(config: RunConfig) -> Parts:
+def dry_run(config: RunConfig) -> tuple[Parts, dict[str, Any]]:
     """Make one update of each kind, validate a batch, print results and cost; write nothing.
 
-    On a CPU the updates take a part of a batch, see `_DRY_ROWS`.
+    On a CPU the updates take a part of a batch, see `_DRY_ROWS`. Returns the parts of the run, and
+    what was printed.
     """
     check_installed(config.engine.loggers)
     config = prepare_config(config)
@@ -256,6 +257,7 @@ def dry_run(config: RunConfig) -> Parts:
     log.values("train", updates, 0.0, values)
     check_finite(updates, values)
     check_learns(updates, parts.task, parts.engine, estimate.logs)
+    valid: dict[str, float] = {}
     if config.trainer.valid_split:
         valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
         log.values("first batch of valid", updates, 0.0, valid)
@@ -270,9 +272,9 @@ def dry_run(config: RunConfig) -> Parts:
         "parameters are trained",
         is_result=True,
     )
-    for name, optimizer in parts.engine.optimizers.items():
-        if rules := optimizer.describe_rules():
-            log.message(f"optimizer {name} steps {rules}", is_result=True)
+    rules = {name: item.describe_rules() for name, item in parts.engine.optimizers.items()}
+    for name in filter(rules.get, rules):
+        log.message(f"optimizer {name} steps {rules[name]}", is_result=True)
     options = config.trainer
     total = options.max_update or _updates_of_budget(config, estimate.flops)
     log.message(
@@ -281,10 +283,14 @@ def dry_run(config: RunConfig) -> Parts:
         f"most{' with such a part, more with a whole batch' if is_part else ''}",
         is_result=True,
     )
-    for sentence in describe_conditions(conditions_before(config, estimate), REMEDY):
+    conditions = describe_conditions(conditions_before(config, estimate), REMEDY)
+    for sentence in conditions:
         log.message(sentence, is_result=True)
     log.close()
-    return parts
+    costs = {"updates": total, "flops_per_update": estimate.flops, "seconds_per_update": seconds}
+    costs |= {"divisor": estimate.divisor, "peak_memory_bytes": peak, "parameters": trained}
+    logs = {"optimizer_rules": rules, "train": values, "valid": valid}
+    return parts, {**costs, **logs, "conditions": conditions}
 
 
 def resolve_budget(config: RunConfig) -> RunConfig:

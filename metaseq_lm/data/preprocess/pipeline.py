@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy.typing as npt
 
+from metaseq_lm.core.documents import show_result, sizes_in
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder, full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.options import add_options, flag_of, read_options
@@ -289,6 +290,14 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest
+
+
+def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
+    """Make the dataset of a command; with --json print what was made."""
+    manifest, folder = preprocess(pipeline), pipeline.request.destdir
+    about = {"folder": str(folder), "kind": manifest.kind, "data_hash": manifest.data_hash}
+    parts = {"tokenizer": manifest.tokenizer, "splits": manifest.splits, "files": sizes_in(folder)}
+    show_result("preprocess", {**about, **parts})
 
 
 def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import document_in
 from league_plans import LARGE, SMALL, plan_with
 from matplotlib.figure import Figure
 
@@ -346,8 +347,9 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     assert main(["league", "predict"]) == 2
     assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[4]:g}"]) == 2
     assert "there are runs of it" in capsys.readouterr().err
-    assert main(["league", "predict", str(folder.path)]) == 0
-    assert "open" in capsys.readouterr().out
+    assert main(["league", "predict", str(folder.path), "--json"]) == 0
+    (row,) = document_in(capsys.readouterr().out, "league-predictions")["predictions"]
+    assert row["unscored"] == "open"
     (made,) = read_predictions(folder.path)
     assert (made.plan, len(made.code)) == (plan.hash, 16)
     assert made.prediction.value == pytest.approx(1 + 2.0**-5, abs=0.002)
