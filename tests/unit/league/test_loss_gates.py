@@ -215,8 +215,8 @@ def test_a_discriminator_is_judged_where_it_is_the_best(row: Row) -> None:
     run = row.runs[0]
     for line, loss, share in zip(run.log, [0.6, 0.3, 0.35], [0.2, 0.2, 0.1]):
         line |= {"discriminator": loss, "fakes": share}
-    loss, level = best_detection(run)
-    assert loss == 0.3 and level == pytest.approx(0.8 * np.log(1 / 0.8) + 0.2 * np.log(5))
+    term, loss, level = best_detection(run)
+    assert (term, loss) == ("discriminator", 0.3) and level == pytest.approx(0.8 * np.log(1 / 0.8) + 0.2 * np.log(5))
 
 
 @pytest.mark.parametrize(
