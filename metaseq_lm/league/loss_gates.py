@@ -31,12 +31,12 @@ def number(value: float) -> str:
 
 
 def by_share(
-    gate: str, count: int, of: int, actions: tuple[str, str], reason: str, metric: str = ""
+    found: Sequence[bool], gate: str, most: str, some: str, reason: str, metric: str = ""
 ) -> Iterator[Finding]:
-    """Yield a finding if any runs are affected: actions[0] if most are, else actions[1]."""
-    if count:
-        action = actions[0] if 2 * count > of else actions[1]
-        yield Finding(gate, action, f"{reason} ({count} of {of} runs)", metric)
+    """Yield a finding if it is found in any run: an action if in most of them, another in some."""
+    if any(found):
+        action = most if 2 * sum(found) > len(found) else some
+        yield Finding(gate, action, f"{reason} ({sum(found)} of {len(found)} runs)", metric)
 
 
 def lowest(run: Run, term: str) -> list[float]:
@@ -93,16 +93,13 @@ def _at_best(term: str, losses: Sequence[float]) -> str:
 
 @gate(LOSSES, {"ceiling": "the loss is no better than that of a uniform guess"})
 def ceiling(row: Row, context: Context) -> Iterator[Finding]:
-    """The loss of a uniform guess, ln V, is not beaten: there is nothing to score.
-
-    A model whose predictions collapse onto a few tokens is also above it.
-    """
+    """The loss of a uniform guess, ln V, is not beaten: there is nothing to score."""
     symbols = context.corpus.vocabulary if context.corpus else 0
     for term, losses in _best_terms(row).items() if symbols else ():
-        count = sum(loss >= math.log(symbols) for loss in losses)
+        found = [loss >= math.log(symbols) for loss in losses]
         reason = f"{_at_best(term, losses)}, no less than {number(math.log(symbols))}, the loss of "
         reason += f"a uniform guess among {symbols:,} symbols"
-        yield from by_share("ceiling", count, len(losses), (VOID, FLAG), reason)
+        yield from by_share(found, "ceiling", VOID, FLAG, reason)
 
 
 @gate(
@@ -122,25 +119,24 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
         level = (1 - share) * unigram
         copies = "and the copying of unmasked targets " if share else ""
         reason = f"{_at_best(term, losses)}; word frequencies {copies}reach {number(level)}"
-        count = sum(loss >= level - _PLATEAU for loss in losses)
-        yield from by_share("plateau", count, len(losses), (FLAG, NOTE), reason)
+        found = [loss >= level - _PLATEAU for loss in losses]
+        yield from by_share(found, "plateau", FLAG, NOTE, reason)
 
 
 @gate(LOSSES, {"trigrams": "the loss of a causal language model is not below that of trigrams"})
 def trigrams(row: Row, context: Context) -> Iterator[Finding]:
     """The loss of a causal language model is not below that of trigrams of the same text.
 
-    The finding is a note, because hidden states can serve scores before next-token predictions beat
-    counts. A model that predicts [SEP] has it in its loss, unlike the trigrams; in full rows it is
-    one easy target a row.
+    It is a note, because hidden states can serve scores before predictions beat counts. Unlike the
+    trigrams' loss, that of a model may include [SEP], one easy target a row.
     """
     known = context.corpus.trigram if context.corpus else None
     level = math.inf if known is None else known
     for term, losses in _best_terms(row).items():
         if any(run.terms.get(term) == CAUSAL_NLL for run in row.scored):
-            count = sum(loss >= level for loss in losses)
             reason = f"{_at_best(term, losses)}; trigrams of the same text reach {number(level)}"
-            yield from by_share("trigrams", count, len(losses), (NOTE, NOTE), reason)
+            found = [loss >= level for loss in losses]
+            yield from by_share(found, "trigrams", NOTE, NOTE, reason)
 
 
 @gate(LOSSES)
@@ -151,12 +147,12 @@ def undetected(row: Row, context: Context) -> Iterator[Finding]:
     them, gives fakes away by frequency: there the base rate is too mild a level.
     """
     best = [found for run in row.scored if (found := best_detection(run))]
-    count = sum(loss >= (1 - _DETECTED) * level for _, loss, level in best)
-    if count:
+    if best:
         terms, losses, levels = zip(*best)
         reason = f"{_at_best(terms[0], losses)}; the share of fakes alone reaches "
         reason += number(float(np.mean(levels)))
-        yield from by_share("plateau", count, len(best), (FLAG, NOTE), reason)
+        found = [loss >= (1 - _DETECTED) * level for _, loss, level in best]
+        yield from by_share(found, "plateau", FLAG, NOTE, reason)
 
 
 def best_detection(run: Run) -> tuple[str, float, float] | None:
@@ -177,11 +173,9 @@ def best_detection(run: Run) -> tuple[str, float, float] | None:
 def base_rate(run: Run, line: Mapping[str, Any]) -> float:
     """Return the loss, in nats, of a discriminator that only knows the share of fake tokens.
 
-    It is the entropy of the share of fakes among the tokens that may be replaced. Special tokens
-    are never taken for fakes and cost nothing. Logs of earlier versions have no share of
-    `candidates`, which then counts as 1: in rows of 25 tokens the result is 3 % too large for
-    replaced-token detection and 5 % too small for Electric. Return 0 if no share of fakes is
-    logged.
+    It is the entropy of the share of fakes among the tokens that may be replaced; special tokens
+    cost nothing. Logs of earlier versions have no share of `candidates`, which counts as 1: the
+    result is off by 3 to 5 % in rows of 25 tokens. Return 0 if no share of fakes is logged.
     """
     candidates, fakes = line.get("candidates") or 1.0, line.get("fakes") or 0.0
     if run.values.get("criterion.disc_positions") == "masked":
@@ -204,29 +198,27 @@ def first_best(row: Row, context: Context) -> Iterator[Finding]:
     if not curves:
         reason = "the runs have one validation or none, so that their course is not known; set "
         yield Finding("validations", NOTE, f"{reason}trainer.validate_interval_updates")
-    count = sum(int(np.argmin(values)) == 0 for values in curves)
+    found = [values[0] == values.min() for values in curves]
     reason = "the first validation is the best one: undertrained, or diverging"
-    yield from by_share("first best", count, len(curves), (FLAG, NOTE), reason)
+    yield from by_share(found, "first best", FLAG, NOTE, reason)
 
 
 @gate(LOSSES, {"diverged": "the last validation is much worse than the best one"})
 def diverged(row: Row, context: Context) -> Iterator[Finding]:
     """The last validation is worse than the best one by more than noise: the run diverged.
 
-    It has to be worse by more than the share LOST of the gain since the first validation, and by
-    more than STEPS times the median step from one validation to the next. Neither alone is enough:
-    a quarter of the gain is noise if the loss hardly falls, and a noisy loss that ends high has
-    still fallen.
+    It has to be worse by more than a share of the gain since the first validation, which alone is
+    noise if the loss hardly falls, and by more than some steps from one validation to the next,
+    which alone a noisy loss exceeds that has fallen.
     """
-    curves = [values for _, values in map(curve, row.scored) if len(values) > 2]
-    lost = []
-    for values in curves:
+    found, lost = [], []
+    for values in (values for _, values in map(curve, row.scored) if len(values) > 2):
         loss, step = float(values[-1] - values.min()), np.median(np.abs(np.diff(values)))
-        if loss > _LOST * (values[0] - values.min()) and loss > _STEPS * step:
-            lost.append(loss)
+        found.append(bool(loss > max(_LOST * (values[0] - values.min()), _STEPS * step)))
+        lost += [loss] * found[-1]
     most = f"{number(max(lost, default=0.0))}{' at most' * (len(lost) > 1)}"
     reason = f"the last validation is worse than the best one by {most}"
-    yield from by_share("diverged", len(lost), len(curves), (FLAG, NOTE), reason)
+    yield from by_share(found, "diverged", FLAG, NOTE, reason)
 
 
 @gate(LOSSES)
@@ -254,8 +246,8 @@ def still_falling(row: Row, context: Context) -> Iterator[Finding]:
 def _decay_start(run: Run) -> float:
     """Return the update at which the schedule starts to decay the rate to its end, or infinity.
 
-    `linear` and `polynomial` decay from update 0. Schedules without an end (`constant`,
-    `inverse_sqrt`, `damped_inverse_sqrt`) and unknown ones, such as a plug-in's, never do.
+    Schedules without an end, such as `inverse_sqrt`, and unknown ones, such as a plug-in's, never
+    do.
     """
     values = run.values
     name, total = values.get("schedule._name"), values.get("schedule.total_updates")

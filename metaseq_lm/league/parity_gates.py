@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from metaseq_lm.core.config import GROUPS
@@ -212,7 +213,7 @@ def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
         names = ", ".join(sorted(map(str, seeds)))
         reason = f"the runs of seeds {names} are identical: what trained them ignores the seed"
         yield Finding("identical runs", VOID, reason)
-    earlier = context.rows[: context.rows.index(row)] if row in context.rows else context.rows
+    earlier = takewhile(lambda other: other is not row, context.rows)
     others = {other.objective: other.scored for other in earlier if other.budget == row.budget}
     controls = {"its untrained control": row.untrained, "its shuffled control": row.shuffled}
     for name, runs in (others | controls).items():
@@ -258,8 +259,9 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("tuning", FLAG if others else NOTE, reason)
         return
     for key, value in tuning.chosen.items():
-        plausible = [value, *(values[key] for values, _ in tuning.shares[1:])]
-        chosen = list(dict.fromkeys(plausible))
+        chosen = [value]
+        for values, _ in tuning.shares[1:]:
+            chosen += [values[key]] * (values[key] not in chosen)
         for other in chosen:
             yield from _edge_of_grid(key, other, tuning.grid.get(key, ()), other == value)
         trained = _set(row.scored, key)

@@ -71,9 +71,9 @@ def constant(row: Row, context: Context) -> Iterator[Finding]:
     for metric, part in parts_of(row, context):
         name = sibling(part, SOFT + "{}accuracy")
         soft, chance = _values_of(row.scored, name), references(row.scored, name).get("chance", 0.5)
-        flat = sum(abs(value - chance) < _ROUNDING for value in soft)
+        flat = [abs(value - chance) < _ROUNDING for value in soft]
         reason = f"{part} comes from ties, up to rounding: the outputs are constant"
-        yield from by_share("constant", flat, len(soft), (VOID, FLAG), reason, metric)
+        yield from by_share(flat, "constant", VOID, FLAG, reason, metric)
 
 
 @gate(SCORES, {"ties": "more than 1 % of the items are ties"})
