@@ -23,11 +23,7 @@ _Seeds = dict[int | None, float]
 
 @gate(STATES, {"collapse": "seeds collapsed: in their states, layers or losses"})
 def collapse(row: Row, context: Context) -> Iterator[Finding]:
-    """Seeds collapsed; one is enough, since the mean with it describes neither kind of seed.
-
-    If several seeds collapse, the setting is the cause and not the seed, so the finding gives their
-    share.
-    """
+    """Seeds collapsed; one is enough, since the mean with it describes neither kind of seed."""
     narrow, gaps, strayed = _narrow_seeds(row), _layer_gaps(row), _strayed_seeds(row)
     least = f"{min(narrow.values(), default=0.0):.1%} of the most possible"
     most = f"{100 * max(gaps.values(), default=0.0):.1f} points less than from the embedding"
@@ -102,8 +98,8 @@ def _word_layers(run: Run) -> tuple[float, float, float] | None:
 def _strayed_seeds(row: Row) -> _Seeds:
     """Return how far the last loss of each outlying seed is above the median of all seeds.
 
-    A seed is outlying if the gap exceeds both _DEVIATIONS and the share LOST of the row's gain. The
-    gap is smaller where some seeds have passed a phase transition and others have not.
+    The gap has to exceed a share of the row's gain, too: it is smaller where some seeds have passed
+    a phase transition and others have not.
     """
     curves = {run.seed: values for run in row.scored if len(values := curve(run)[1]) > 1}
     if len(curves) < _FEWEST:

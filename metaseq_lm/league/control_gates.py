@@ -43,10 +43,7 @@ def references(runs: Sequence[Run], metric: str) -> dict[str, float]:
 
 
 def ceiling(runs: Sequence[Run], metric: str) -> float | None:
-    """Return the recorded score of the exact reader with the reach of a row's models, or None.
-
-    For a mean of metrics it is the mean of the parts' ceilings.
-    """
+    """Return the recorded score of the exact reader with the reach of a row's models, or None."""
     levels = (levels_of(run, metric) for run in runs)
     return next((known[EXACT] for known in levels if EXACT in known), None)
 
@@ -69,8 +66,7 @@ def _recorded_levels(suite: SuiteResults, metric: str) -> dict[str, float]:
     """Return the references of a metric, METRIC or GROUP.METRIC, in the results of a suite.
 
     Results of earlier versions lack references of means over groups. We average those of the
-    narrowest groups, except for SyntaxGym, where groups are its suites, whatever predictions these
-    have.
+    narrowest groups, for SyntaxGym those of its suites.
     """
     if metric in suite.references or not metric.endswith(MACRO):
         return dict(suite.references.get(metric, {}))
@@ -111,13 +107,11 @@ def _chance_above(row: Row, metric: str) -> float | None:
 def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
     """Return a clause on the mean best validation of each loss term that two settings share."""
     clauses = ""
-    for term in sorted({term for run in runs for term in run.losses}):
-        best, other = (
-            [value for run in each if term in run.losses for value in lowest(run, term)]
-            for each in (runs, others)
-        )
-        if best and other:
-            means = [number(float(np.mean(values))) for values in (best, other)]
+    for term in sorted({x for run in runs for x in run.losses}):
+        best = [value for run in runs for value in lowest(run, term)]
+        other = [value for run in others for value in lowest(run, term)]
+        if best and other and any(term in run.losses for run in others):
+            means = (number(float(np.mean(values))) for values in (best, other))
             clauses += f"; valid.{term} is {' at best against '.join(means)}"
     return clauses
 
@@ -149,11 +143,7 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
 
 @gate(CONTROLS)
 def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
-    """The untrained models of several objectives are the same, so that they are one control.
-
-    Such objectives differ in training alone, for example in the share of masked tokens. Only the
-    first row reports it.
-    """
+    """The untrained models of several objectives are the same, so that they are one control."""
     results = _suite_metrics(row.untrained)
     same = [other for other in context.rows if _suite_metrics(other.untrained) == results]
     names = list(dict.fromkeys(other.objective for other in same))
@@ -175,9 +165,8 @@ def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
 def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same objective on shuffled text: it shows no order.
 
-    The finding is a flag for the primary metric. Another metric may need no order, such as the
-    topic of a document; it gets a note if its score is above the untrained model's. The reason
-    includes the losses, which may differ where scores do not.
+    Another metric than the primary one may need no order, such as the topic of a document. The
+    reason includes the losses, which may differ where scores do not.
     """
     if not row.shuffled and row.budget in context.shuffled:
         yield Finding("shuffled", NOTE, "there is no control on shuffled text, which is planned")
@@ -229,10 +218,7 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
 
 @gate(CONTROLS, {"guessing": "not above a guess"}, GAIN)
 def guessing(row: Row, context: Context) -> Iterator[Finding]:
-    """The score is not above that of a guess, such as the most frequent class, or of counts.
-
-    The score has to be above it by more than the spread over seeds, see `differences`.
-    """
+    """The score is not above that of a guess, such as the most frequent class, or of counts."""
     for metric in context.metrics:
         scores, levels = row.scores(metric), references(row.scored, metric)
         lower = context.lower_is_better(metric)
@@ -257,8 +243,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
 def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
     """A part of a mean is below chance: the mean hides that the row follows a contradicted rule.
 
-    Such a part falls as the model learns the contradicted rule, for example agreement with the
-    nearest noun, so a higher mean need not mean a better model.
+    Such a part falls as the model learns that rule, for example agreement with the nearest noun.
     """
     for metric in context.metrics:
         for part in row.parts(metric):

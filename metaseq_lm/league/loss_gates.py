@@ -74,10 +74,7 @@ def unmasked_share(run: Run, term: str) -> float:
 
 
 def _best_terms(row: Row) -> dict[str, list[float]]:
-    """Return the smallest validation of each run for each cross-entropy over the vocabulary.
-
-    Objectives that are only validated do not count.
-    """
+    """Return the best losses of the runs by cross-entropy over the vocabulary that is trained."""
     terms: dict[str, list[float]] = {}
     for run in row.scored:
         for term, kind in sorted(run.terms.items()):
@@ -110,8 +107,7 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
 def plateau(row: Row, context: Context) -> Iterator[Finding]:
     """The loss could be that of word frequencies alone.
 
-    If masking leaves a share of the targets unchanged, a model without context may copy these: the
-    level is (1 - share) times the unigram's cross-entropy.
+    If masking leaves a share of the targets unchanged, a model without context may copy these.
     """
     unigram = context.corpus.unigram if context.corpus else math.inf
     for term, losses in _best_terms(row).items():

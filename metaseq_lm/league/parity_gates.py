@@ -8,17 +8,7 @@ from typing import Any
 from metaseq_lm.core.config import GROUPS
 from metaseq_lm.league.gate import RUNS, gate
 from metaseq_lm.league.loss_gates import number
-from metaseq_lm.league.standings import (
-    FLAG,
-    NOTE,
-    REFUSE,
-    VOID,
-    Choice,
-    Context,
-    Finding,
-    Row,
-    finished,
-)
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, finished
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number
 from metaseq_lm.reporting.settings import differing_suite_code, differing_suite_options, show
@@ -112,10 +102,7 @@ def same_data(row: Row, context: Context) -> Iterator[Finding]:
 
 @gate(RUNS, {"suites": "other items or options of a suite than the baseline"})
 def same_suites(row: Row, context: Context) -> Iterator[Finding]:
-    """Runs were scored with other items or options of a suite than those of the baseline.
-
-    Other code is only a note, since the scoring part of it may not have changed.
-    """
+    """Runs were scored with other items or options of a suite than those of the baseline."""
     runs = [*(context.baseline_of(row) or row).scored, *row.scored]
     codes: dict[str, str] = {}
     for metric in context.metrics:
@@ -130,14 +117,11 @@ def same_suites(row: Row, context: Context) -> Iterator[Finding]:
 
 @gate(RUNS, {"code": "other code than the baseline"})
 def same_code(row: Row, context: Context) -> Iterator[Finding]:
-    """Runs were trained with other code than the baseline.
-
-    It is a note for an added objective, and between shipped rows and others, since these cannot
-    have the code of the rows around them.
-    """
+    """Runs were trained with other code than the baseline."""
     base = context.baseline_of(row) or row
     codes = _recorded([*base.scored, *row.scored], "code")
     if len(codes) > 1:
+        # Such rows cannot have the code of the rows around them.
         is_expected = row.added or row.shipped != base.shipped
         reason = f"the hashes of the code differ ({', '.join(codes)})"
         yield Finding("code", NOTE if is_expected else REFUSE, reason)
@@ -147,10 +131,9 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
 def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
     """An option that the plan leaves open has another value than in the runs of the baseline.
 
-    A default or a preset changed between the code of the two. Only options of classes that both use
-    are compared, without options that an objective sets itself, options that runs of earlier
-    versions do not record, and options that follow from the number of updates, which a budget
-    decides.
+    A default or a preset changed between the code of the two. Options do not count that an
+    objective sets itself, that are of other classes or not recorded, or that follow from the number
+    of updates, which a budget decides.
     """
     base = context.baseline_of(row)
     if base is None or not (row.scored and base.scored):
@@ -277,7 +260,14 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         seeds = ", ".join(sorted(map(str, common)))
         reason = f"seed {seeds} tuned the options and is among the final ones"
         yield Finding("tuning", FLAG, reason)
-    yield from _tuned_elsewhere(row.budget, tuning, context.baseline_of(row))
+    if tuning.budget and _is_off(tuning.budget, row.budget):
+        reason = f"the options were tuned at {flops_text(tuning.budget)} FLOPs"
+        yield Finding("tuning", NOTE, reason)
+    baseline, flops = context.baseline_of(row), tuning.flops
+    other = baseline.tuning.flops if baseline and baseline.tuning else 0.0
+    if other and flops and _is_off(flops, other):
+        reason = f"tuning took {flops_text(flops)} FLOPs, {number(flops / other)} times those of "
+        yield Finding("tuning", NOTE, f"{reason}the baseline")
 
 
 def _edge_of_grid(key: str, value: Any, grid: Sequence[Any], is_first: bool) -> Iterator[Finding]:
@@ -287,14 +277,3 @@ def _edge_of_grid(key: str, value: Any, grid: Sequence[Any], is_first: bool) -> 
         tried = ", ".join(map(show, sorted(grid)))
         reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
         yield Finding("edge of the grid", FLAG if is_first else NOTE, reason)
-
-
-def _tuned_elsewhere(budget: float, tuning: Choice, baseline: Row | None) -> Iterator[Finding]:
-    """Yield notes on the budget and the cost of a tuning."""
-    if tuning.budget and _is_off(tuning.budget, budget):
-        reason = f"the options were tuned at {flops_text(tuning.budget)} FLOPs"
-        yield Finding("tuning", NOTE, reason)
-    other = baseline.tuning.flops if baseline and baseline.tuning else 0.0
-    if other and tuning.flops and _is_off(tuning.flops, other):
-        reason = f"tuning took {flops_text(tuning.flops)} FLOPs, {number(tuning.flops / other)} "
-        yield Finding("tuning", NOTE, f"{reason}times those of the baseline")

@@ -48,10 +48,7 @@ def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
 
 
 def _said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of `parts_of` for findings on all rows at once, which the first row gets.
-
-    Each part comes once; a part that is a metric of the plan comes with itself.
-    """
+    """Yield each part once, with a metric, for findings on all rows, which the first row gets."""
     of_part = {part: metric for metric, part in parts_of(row, context)}
     for part, metric in of_part.items() if row is context.rows[0] else ():
         yield part if part in context.metrics else metric, part
@@ -64,12 +61,10 @@ def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
 
 @gate(SCORES, {"constant": "all outputs are the same up to rounding"})
 def constant(row: Row, context: Context) -> Iterator[Finding]:
-    """All items are ties but for rounding: the model gives every sentence the same score.
-
-    Its soft accuracy is chance, which is 1/2 for two sentences.
-    """
+    """All items are ties but for rounding: the model gives every sentence the same score."""
     for metric, part in parts_of(row, context):
         name = sibling(part, SOFT + "{}accuracy")
+        # Then the soft accuracy is chance, which is 1/2 for two sentences.
         soft, chance = _values_of(row.scored, name), references(row.scored, name).get("chance", 0.5)
         flat = [abs(value - chance) < _ROUNDING for value in soft]
         reason = f"{part} comes from ties, up to rounding: the outputs are constant"
@@ -125,10 +120,7 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
 
 @gate(READINGS)
 def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
-    """A probe reads the embedding layer in most runs: it says nothing of what the encoder learnt.
-
-    The suite `probe` records the layer that it chose, 0 being the embedding layer.
-    """
+    """A probe reads the embedding layer in most runs: it tells nothing of the layers above."""
     every = [run for other in context.rows for run in other.scored]
     for metric, part in _said_once(row, context):
         layers = _values_of(every, sibling(part, "layer"))
@@ -141,10 +133,7 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
 
 @gate(READINGS)
 def reach(row: Row, context: Context) -> Iterator[Finding]:
-    """Surprisals of SyntaxGym see what follows a region in some rows, and not in others.
-
-    Results of earlier versions do not record it.
-    """
+    """Surprisals of SyntaxGym see what follows a region in some rows, and not in others."""
     for metric, part in _said_once(row, context):
         rows: dict[str, dict[str, None]] = {"causal": {}, "both": {}}
         for other in context.rows:

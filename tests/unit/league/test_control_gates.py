@@ -1,122 +1,19 @@
-"""Gates on controls: each planted fault is caught by name."""
+"""Gates on controls: levels of references, spreads, and what is no fault."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import league_rows as make
 import numpy as np
 import pytest
 from league_rows import BRACKETS, BUDGET, TOPIC
-from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, standing
+from league_standings import all_of, is_ranked, of_a_mean, only, standing
 from scipy import stats
 
-from metaseq_lm.league import control_gates
 from metaseq_lm.league.control_gates import ceiling, references
-from metaseq_lm.league.gate import Gate
 from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
-
-# Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
-MATCHED_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
-    "a control that wins": (
-        lambda row: replace(row, control=make.make_row("twin", 0.95)),
-        *("control", FLAG, "its control twin has the better"),
-    ),
-    "a control that draws": (
-        lambda row: replace(row, control=make.make_row("twin", 0.9)),
-        *("control", NOTE, "one of systems"),
-    ),
-    "no control": (
-        lambda row: replace(row, control=None),
-        *("control", NOTE, "no matched control"),
-    ),
-    "a control that was not run": (
-        lambda row: replace(row, control=None, control_name="twin"),
-        *("control", NOTE, "control twin was not run"),
-    ),
-    "a control without scores": (
-        lambda row: replace(row, control=replace(row.control, runs=())),
-        *("control", NOTE, "twin has no score"),
-    ),
-}
-# Faults of one metric: an edit of the row, the metric, gate, action and a part of the reason.
-FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
-    "no better than untrained": (
-        lambda row: replace(row, untrained=make.runs(4, 0.9, 500, end=4.6, topic=0.4)),
-        *(BRACKETS, "untrained", FLAG, "at the level of the untrained model (0.899 against 0.9"),
-    ),
-    "below untrained": (
-        lambda row: replace(row, untrained=make.runs(4, 0.95, 500, end=4.6, topic=0.4)),
-        *(BRACKETS, "below untrained", FLAG, "below the untrained model"),
-    ),
-    "a probe below untrained": (
-        lambda row: replace(row, untrained=make.runs(4, 0.5, 500, end=4.6, topic=0.7)),
-        *(TOPIC, "below untrained", FLAG, "topic.accuracy is below"),
-    ),
-    "no order learnt": (
-        lambda row: replace(row, shuffled=make.runs(4, 0.9, 600, topic=0.5)),
-        *(BRACKETS, "shuffled", FLAG, "it shows no order of words"),
-    ),
-    "no order needed": (
-        lambda row: replace(row, shuffled=make.runs(4, 0.5, 600)),
-        *(TOPIC, "shuffled", NOTE, "it needs no order of words"),
-    ),
-    "below the most frequent class": (
-        lambda row: make.change(row, make.with_references(chance=0.2, majority=0.7)),
-        *(TOPIC, "guessing", FLAG, "topic.accuracy is 0.599, not above majority (0.7)"),
-    ),
-    "a bag of words is as good": (
-        lambda row: make.change(row, make.with_references(chance=0.2, bag_of_words=0.6)),
-        *(TOPIC, "guessing", NOTE, "not above bag_of_words (0.6)"),
-    ),
-    "below chance": (
-        lambda row: replace(
-            make.change(row, make.with_references(chance=0.7)),
-            untrained=make.runs(4, 0.5, 500, end=4.6, topic=0.7),
-        ),
-        *(TOPIC, "below untrained", FLAG, "a rule that these items contradict"),
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", MATCHED_FAULTS)
-def test_faults_of_matched_controls_are_caught(fault: str, baseline: Row, row: Row) -> None:
-    plant, gate, action, reason = MATCHED_FAULTS[fault]
-    result = standing(baseline, plant(row))
-    finding = only(result.findings, gate)
-    assert finding.action == action and reason in finding.reason
-    assert is_ranked(result, BRACKETS) == (action == NOTE)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_controls_are_caught(fault: str, baseline: Row, row: Row) -> None:
-    plant, metric, gate, action, reason = FAULTS[fault]
-    result = standing(baseline, plant(row))
-    finding = only(result.findings, gate)
-    assert (finding.metric, finding.action) == (metric, action) and reason in finding.reason
-    assert is_ranked(result, metric) == (action == NOTE)
-    assert is_ranked(result, TOPIC if metric == BRACKETS else BRACKETS)
-
-
-SEEN_BELOW = ("loss_without_score", "part_below_chance", "shared_untrained")
-
-
-@pytest.mark.parametrize("gate", gates_of(control_gates), ids=lambda gate: gate.__name__)
-def test_every_gate_of_control_gates_sees_a_fault_above(
-    gate: Gate, baseline: Row, row: Row
-) -> None:
-    if gate.__name__ in SEEN_BELOW:
-        return
-    faulty = [
-        fault[0](row)
-        for fault in (
-            *MATCHED_FAULTS.values(),
-            *FAULTS.values(),
-        )
-    ]
-    assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
 
 
 @pytest.mark.parametrize("mean", [0.5, 0.9])
@@ -147,6 +44,11 @@ def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> N
     for gate, other in (("shuffled", r"3\.\d+"), ("control", r"2\.\d+")):
         reason = only(result.findings, gate).reason
         assert re.search(rf"; valid\.mlm is 2\.3\d at best against {other}$", reason)
+    # Some runs of earlier versions do not record which numbers are losses.
+    runs = make.change(row, make.with_results(losses=[]), range(7))
+    assert (
+        only(standing(baseline, replace(runs, control=twin)).findings, "control").reason == reason
+    )
     twin = make.change(twin, make.with_results(losses=["next_token"]))
     result = standing(baseline, replace(row, control=twin))
     assert "at best against" not in only(result.findings, "control").reason
@@ -206,11 +108,6 @@ def test_a_planned_control_on_shuffled_text_that_is_missing_is_said(
     assert standing(baseline, row).findings == ()
     finding = only(standing(baseline, row, shuffled=(BUDGET,)).findings, "shuffled")
     assert finding.action == NOTE and "planned" in finding.reason
-
-
-def test_no_untrained_control_is_said(baseline: Row, row: Row) -> None:
-    finding = only(standing(baseline, replace(row, untrained=())).findings, "untrained")
-    assert finding.action == NOTE and not finding.metric
 
 
 def test_a_control_without_a_score_is_said(baseline: Row, row: Row) -> None:
