@@ -155,10 +155,7 @@ def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
 
 def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
     """Return the metrics of suites of runs that finished, by seed."""
-    metrics: dict[Any, list[Mapping[str, float]]] = {}
-    for run in finished(runs):
-        metrics.setdefault(run.seed, []).extend(suite.metrics for suite in run.suites)
-    return metrics
+    return {run.seed: [suite.metrics for suite in run.suites] for run in finished(runs)}
 
 
 @gate(CONTROLS, {"shuffled": "not above the same objective on shuffled text"}, GAIN)

@@ -15,6 +15,11 @@ def standing(*rows: Row, **context: object) -> Standing:
     return examine(make.make_context(*rows, **context))[-1]
 
 
+def said(*rows: Row, **context: object) -> dict[str, Finding]:
+    """Return the findings on the last row by gate, the last one of each."""
+    return {finding.gate: finding for finding in standing(*rows, **context).findings}
+
+
 def only(findings: tuple[Finding, ...], gate: str) -> Finding:
     """Return the only finding of a gate."""
     (finding,) = [finding for finding in findings if finding.gate == gate]

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import league_rows as make
+import pytest
 from league_rows import BRACKETS, RATES
-from league_standings import is_ranked, only, standing
+from league_standings import is_ranked, only, said
 
 from metaseq_lm.league.gates import examine
+from metaseq_lm.league.parity_gates import tuned
 from metaseq_lm.league.standings import NOTE, Choice, Row
 
 
@@ -21,7 +23,7 @@ def test_pretrainings_of_their_own_are_not_shared(baseline: Row, row: Row) -> No
     row = make.change(row, make.with_results(pretraining={"flops": 0, "seconds": 0}))
     seeds = [{**run.values, "pretraining.seed": run.values["seed"]} for run in row.runs]
     runs = [replace(run, values=values) for run, values in zip(row.runs, seeds)]
-    assert standing(baseline, replace(row, runs=tuple(runs))).findings == ()
+    assert not said(baseline, replace(row, runs=tuple(runs)))
 
 
 def test_without_tuning_anywhere_it_is_a_note(baseline: Row, row: Row) -> None:
@@ -30,12 +32,19 @@ def test_without_tuning_anywhere_it_is_a_note(baseline: Row, row: Row) -> None:
         assert only(result.findings, "tuning").action == NOTE
 
 
-def test_names_have_no_edge(baseline: Row, row: Row) -> None:
-    tuning = Choice(
-        {"task.noise": ["mlm", "unigram"], "optimizer.lr": RATES}, {"task.noise": "mlm"}
-    )
-    row = make.change(replace(row, tuning=tuning), make.with_values(task__noise="mlm"))
-    assert standing(baseline, row).findings == ()
+@pytest.mark.parametrize("noise", [["mlm", "unigram"], [["mlm"], ["unigram"]]])
+def test_names_and_lists_have_no_edge(noise: list[object], baseline: Row, row: Row) -> None:
+    tuning = Choice({"task.noise": noise, "optimizer.lr": RATES}, {"task.noise": noise[0]})
+    row = make.change(replace(row, tuning=tuning), make.with_values(task__noise=noise[0]))
+    assert not said(baseline, row)
+
+
+def test_a_further_plausible_setting_at_the_edge_is_a_note(row: Row) -> None:
+    shares = tuple(({"optimizer.lr": rate}, 0.5) for rate in RATES[1:])
+    row = replace(row, tuning=replace(row.tuning, shares=shares))
+    row = make.change(row, make.with_values(optimizer__lr=RATES[2]), range(4))
+    (finding,) = tuned(row, make.make_context(row))
+    assert (finding.gate, finding.action) == ("edge of the grid", NOTE)
 
 
 def test_options_that_objectives_set_or_that_follow_the_budget_are_no_defaults(
@@ -50,9 +59,8 @@ def test_options_that_objectives_set_or_that_follow_the_budget_are_no_defaults(
     base |= {"schedule__end": 300, "trainer__max_update": 300, "model__width": 4}
     rows = make.change(baseline, make.with_values(**base)), changed
     options = {row.objective: frozenset({"model", "optimizer.eps"})}
-    gates = {finding.gate for finding in standing(*rows, options=options).findings}
-    assert "defaults" not in gates
-    finding = only(standing(*rows).findings, "defaults")
+    assert "defaults" not in said(*rows, options=options)
+    finding = said(*rows)["defaults"]
     assert "optimizer.eps 1, 2" in finding.reason and "model.width 4, 8" in finding.reason
     for key in ("task.rate", "schedule.end", "max_update", "criterion.new", "workers"):
         assert key not in finding.reason

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import league_rows as make
 from league_rows import BRACKETS, TOPIC
-from league_standings import all_of, of_a_mean, only, standing
+from league_standings import all_of, of_a_mean, only, said, standing
 
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.standings import NOTE, VOID, Finding, Row
@@ -28,7 +28,7 @@ def choices(**metrics: float) -> Callable[[Run], Run]:
 
 def gates_of_choices(baseline: Row, row: Row, metric: str, **metrics: float) -> dict[str, Finding]:
     rows = (make.change(each, choices(**metrics)) for each in (baseline, row))
-    return {f.gate: f for f in standing(*rows, metrics=(metric,)).findings}
+    return said(*rows, metrics=(metric,))
 
 
 def test_ties_and_constant_outputs_of_one_of_several_accuracies(baseline: Row, row: Row) -> None:
@@ -55,16 +55,16 @@ def test_a_change_of_phase_is_told_with_the_seeds_that_solve_it(baseline: Row, r
         edited = [edit(run) for edit, run in zip(suites, row.runs)]
         return replace(row, runs=tuple(edited), control=None)
 
-    result = standing(baseline, score([0.55, 0.6, 0.97, 0.98, 0.58, 0.99, 0.95, 0.62]))
-    finding = only(result.findings, "in transition")
+    spread = said(baseline, score([0.55, 0.6, 0.97, 0.98, 0.58, 0.99, 0.95, 0.62]))
+    finding = spread["in transition"]
     assert finding.action == NOTE and finding.metric == BRACKETS
     assert "from 0.55 to 0.99" in finding.reason and "4 of 8 seeds reach 0.9" in finding.reason
-    steady = standing(baseline, score([0.95, 0.96, 0.97, 0.98, 0.97, 0.99, 0.95, 0.96]))
-    assert "in transition" not in {f.gate for f in steady.findings}
+    steady = said(baseline, score([0.95, 0.96, 0.97, 0.98, 0.97, 0.99, 0.95, 0.96]))
+    assert "in transition" not in steady
     # sd .0663 and .062 of the .65 from chance to the best.
     for away, is_told in ((0.062, True), (0.058, False)):
-        spread = standing(baseline, score([0.8 - away, 0.8 + away] * 4))
-        assert ("in transition" in {f.gate for f in spread.findings}) == is_told
+        spread = said(baseline, score([0.8 - away, 0.8 + away] * 4))
+        assert ("in transition" in spread) == is_told
 
 
 def read_from(row: Row, *layers: int) -> Row:
