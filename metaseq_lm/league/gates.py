@@ -37,23 +37,23 @@ def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
 
 def examine(context: Context) -> list[Standing]:
     """Return the standings: each row with its findings, in the order of the context."""
-    found = {row: findings_of(row, context) for row in context.rows}
+    by_row = {row: findings_of(row, context) for row in context.rows}
     return [
-        Standing(row, (*findings, *_of_baseline(row, found, context)))
-        for row, findings in found.items()
+        Standing(row, (*findings, *_of_baseline(row, by_row, context)))
+        for row, findings in by_row.items()
     ]
 
 
 def _of_baseline(
-    row: Row, found: Mapping[Row, Sequence[Finding]], context: Context
+    row: Row, by_row: Mapping[Row, Sequence[Finding]], context: Context
 ) -> Iterator[Finding]:
-    """The baseline has no number: the row is refused, or, next to a flagged one, not tested."""
+    """Yield what follows from the baseline: a row is refused or, next to a flagged one, not tested."""
     name, baseline = context.baseline, context.baseline_of(row)
     if baseline is None and row.objective != name:
         reason = f"there are no runs of the baseline {name} at this budget"
         yield Finding("baseline", NOTE, reason)
     flags: dict[str, None] = {}
-    for finding in found[baseline] if baseline else ():
+    for finding in by_row[baseline] if baseline else ():
         if finding.action in (VOID, REFUSE):
             reason = f"the baseline {name}: {finding.reason}"
             yield Finding("baseline", REFUSE, reason, finding.metric)

@@ -31,12 +31,12 @@ def number(value: float) -> str:
 
 
 def by_share(
-    found: Sequence[bool], gate: str, most: str, some: str, reason: str, metric: str = ""
+    affected: Sequence[bool], gate: str, most: str, some: str, reason: str, metric: str = ""
 ) -> Iterator[Finding]:
-    """Yield a finding if it is found in any run: an action if in most of them, another in some."""
-    if any(found):
-        action = most if 2 * sum(found) > len(found) else some
-        yield Finding(gate, action, f"{reason} ({sum(found)} of {len(found)} runs)", metric)
+    """Yield a finding if any runs are affected: an action if in most of them, another in some."""
+    if any(affected):
+        action = most if 2 * sum(affected) > len(affected) else some
+        yield Finding(gate, action, f"{reason} ({sum(affected)} of {len(affected)} runs)", metric)
 
 
 def lowest(run: Run, term: str) -> list[float]:
@@ -93,10 +93,10 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
     """The loss of a uniform guess, ln V, is not beaten: there is nothing to score."""
     symbols = context.corpus.vocabulary if context.corpus else 0
     for term, losses in _best_terms(row).items() if symbols else ():
-        found = [loss >= math.log(symbols) for loss in losses]
+        affected = [loss >= math.log(symbols) for loss in losses]
         reason = f"{_at_best(term, losses)}, no less than {number(math.log(symbols))}, the loss of "
         reason += f"a uniform guess among {symbols:,} symbols"
-        yield from by_share(found, "ceiling", VOID, FLAG, reason)
+        yield from by_share(affected, "ceiling", VOID, FLAG, reason)
 
 
 @gate(
@@ -115,8 +115,8 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
         level = (1 - share) * unigram
         copies = "and the copying of unmasked targets " if share else ""
         reason = f"{_at_best(term, losses)}; word frequencies {copies}reach {number(level)}"
-        found = [loss >= level - _PLATEAU for loss in losses]
-        yield from by_share(found, "plateau", FLAG, NOTE, reason)
+        affected = [loss >= level - _PLATEAU for loss in losses]
+        yield from by_share(affected, "plateau", FLAG, NOTE, reason)
 
 
 @gate(LOSSES, {"trigrams": "the loss of a causal language model is not below that of trigrams"})
@@ -131,8 +131,8 @@ def trigrams(row: Row, context: Context) -> Iterator[Finding]:
     for term, losses in _best_terms(row).items():
         if any(run.terms.get(term) == CAUSAL_NLL for run in row.scored):
             reason = f"{_at_best(term, losses)}; trigrams of the same text reach {number(level)}"
-            found = [loss >= level for loss in losses]
-            yield from by_share(found, "trigrams", NOTE, NOTE, reason)
+            affected = [loss >= level for loss in losses]
+            yield from by_share(affected, "trigrams", NOTE, NOTE, reason)
 
 
 @gate(LOSSES)
@@ -142,13 +142,13 @@ def undetected(row: Row, context: Context) -> Iterator[Finding]:
     Noise with other frequencies than the data, uniform or from a generator that has not learnt
     them, gives fakes away by frequency: there the base rate is too mild a level.
     """
-    best = [found for run in row.scored if (found := best_detection(run))]
+    best = [at_best for run in row.scored if (at_best := best_detection(run))]
     if best:
         terms, losses, levels = zip(*best)
         reason = f"{_at_best(terms[0], losses)}; the share of fakes alone reaches "
         reason += number(float(np.mean(levels)))
-        found = [loss >= (1 - _DETECTED) * level for _, loss, level in best]
-        yield from by_share(found, "plateau", FLAG, NOTE, reason)
+        affected = [loss >= (1 - _DETECTED) * level for _, loss, level in best]
+        yield from by_share(affected, "plateau", FLAG, NOTE, reason)
 
 
 def best_detection(run: Run) -> tuple[str, float, float] | None:
@@ -157,13 +157,13 @@ def best_detection(run: Run) -> tuple[str, float, float] | None:
     That is the validation with the smallest ratio of the two, since the share of fakes changes
     while a generator learns. None for a run without validations of a discriminator.
     """
-    found = []
+    detections = []
     for term in (term for term, kind in run.terms.items() if kind == DETECTION):
         for line in run.log:
             level = base_rate(run, line) if line["kind"] == "valid" else 0.0
             if level > 0 and is_number(line.get(term)):
-                found.append((term, float(line[term]), level))
-    return min(found, key=lambda at: at[1] / at[2], default=None)
+                detections.append((term, float(line[term]), level))
+    return min(detections, key=lambda at: at[1] / at[2], default=None)
 
 
 def base_rate(run: Run, line: Mapping[str, Any]) -> float:
@@ -194,9 +194,9 @@ def first_best(row: Row, context: Context) -> Iterator[Finding]:
     if not curves:
         reason = "the runs have one validation or none, so that their course is not known; set "
         yield Finding("validations", NOTE, f"{reason}trainer.validate_interval_updates")
-    found = [values[0] == values.min() for values in curves]
+    affected = [values[0] == values.min() for values in curves]
     reason = "the first validation is the best one: undertrained, or diverging"
-    yield from by_share(found, "first best", FLAG, NOTE, reason)
+    yield from by_share(affected, "first best", FLAG, NOTE, reason)
 
 
 @gate(LOSSES, {"diverged": "the last validation is much worse than the best one"})
@@ -207,14 +207,14 @@ def diverged(row: Row, context: Context) -> Iterator[Finding]:
     noise if the loss hardly falls, and by more than some steps from one validation to the next,
     which alone a noisy loss exceeds that has fallen.
     """
-    found, lost = [], []
+    affected, lost = [], []
     for values in (values for _, values in map(curve, row.scored) if len(values) > 2):
         loss, step = float(values[-1] - values.min()), np.median(np.abs(np.diff(values)))
-        found.append(bool(loss > max(_LOST * (values[0] - values.min()), _STEPS * step)))
-        lost += [loss] * found[-1]
+        affected.append(bool(loss > max(_LOST * (values[0] - values.min()), _STEPS * step)))
+        lost += [loss] * affected[-1]
     most = f"{number(max(lost, default=0.0))}{' at most' * (len(lost) > 1)}"
     reason = f"the last validation is worse than the best one by {most}"
-    yield from by_share(found, "diverged", FLAG, NOTE, reason)
+    yield from by_share(affected, "diverged", FLAG, NOTE, reason)
 
 
 @gate(LOSSES)
