@@ -47,7 +47,7 @@ def examine(context: Context) -> list[Standing]:
 def _of_baseline(
     row: Row, by_row: Mapping[Row, Sequence[Finding]], context: Context
 ) -> Iterator[Finding]:
-    """Yield what follows from the baseline: a row is refused or, next to a flagged one, not tested."""
+    """Yield what follows from the findings on the baseline, or from its absence."""
     name, baseline = context.baseline, context.baseline_of(row)
     if baseline is None and row.objective != name:
         reason = f"there are no runs of the baseline {name} at this budget"
