@@ -1,23 +1,22 @@
 """Gates on upper bounds: exact readers of a world, its entropies, bounds that the plan states."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL
 from metaseq_lm.evaluation.grouping import STRICT
-from metaseq_lm.league.control_gates import exact_of, levels_of
+from metaseq_lm.league.control_gates import EXACT, levels_of
 from metaseq_lm.league.differences import side
 from metaseq_lm.league.gate import BOUNDS, gate
-from metaseq_lm.league.loss_gates import is_trained, number, unmasked_share
+from metaseq_lm.league.loss_gates import is_trained, lowest, number, unmasked_share
 from metaseq_lm.league.score_gates import ACCURACY, parts_of, sibling
 from metaseq_lm.league.standings import VOID, Context, Finding, Row, metric_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import OVERALL
 
 _LEVEL = 1e-3  # probability of an honest accuracy so far above its bound
-ROWS = "task.tokens_per_sample"
 
 
 @gate(BOUNDS, {"bound": "better than anything can be: above an exact reader, or below an entropy"})
@@ -27,25 +26,17 @@ def above_reader(row: Row, context: Context) -> Iterator[Finding]:
     The number of items is that of one seed, since all seeds are scored with the same items.
     """
     for metric, part in parts_of(row, context):
-        readers = [_reader_of(run, part) for run in row.scored]
-        scores = [run.metrics.get(part, math.nan) for run in row.scored]
-        above = [
-            f"{number(score)} of seed {run.seed}"
-            for run, score, reader in zip(row.scored, scores, readers)
-            if reader and is_above(score, *reader)
-        ]
-        bounds = [reader for reader in readers if reader]
-        if len(bounds) == len(scores) > 1 and is_above(float(np.mean(scores)), *max(bounds)):
-            above.insert(0, f"{number(float(np.mean(scores)))} in the mean over seeds")
+        readers = [(run, reader) for run in row.scored if (reader := _reader_of(run, part))]
+        scores = [run.metrics.get(part, math.nan) for run, _ in readers]
+        most, n = max((reader for _, reader in readers), default=(1.0, 0))
+        mean = float(np.mean(scores)) if len(scores) == len(row.scored) > 1 else math.nan
+        above = [f"{number(mean)} in the mean over seeds"] * is_above(mean, most, n)
+        for (run, reader), score in zip(readers, scores):
+            above += [f"{number(score)} of seed {run.seed}"] * is_above(score, *reader)
         if above:
-            accuracy, n = max(bounds)
-            yield Finding(
-                "bound",
-                VOID,
-                f"{part} is {', '.join(above)}, above the exact reader's {number(accuracy)} by "
-                f"more than the error of {n:,} items",
-                metric,
-            )
+            reason = f"{part} is {', '.join(above)}, above the exact reader's {number(most)} by "
+            reason += f"more than the error of {n:,} items"
+            yield Finding("bound", VOID, reason, metric)
 
 
 def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
@@ -58,11 +49,10 @@ def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
     match, count = ACCURACY.fullmatch(name), run.metrics.get(sibling(metric, "n"))
     if suite is None or count is None or not match or match["kind"]:
         return None
-    levels: Mapping[str, float] = levels_of(suite, metric.partition(".")[2])
+    levels = levels_of(run, metric)
     if not levels and count == suite.groups[OVERALL]["n"]:
-        levels = suite.references.get(name.removeprefix(STRICT), {})
-    exact = exact_of(run, suite, levels)
-    return None if exact is None else (exact, int(count))
+        levels = levels_of(run, f"{suite.name}.{name.removeprefix(STRICT)}")
+    return (levels[EXACT], int(count)) if EXACT in levels else None
 
 
 def is_above(accuracy: float, bound: float, items: int) -> bool:
@@ -83,30 +73,21 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
     If masking leaves a share of the targets unchanged, these may cost nothing.
     """
     exact = context.corpus.exact if context.corpus else None
-    for term, kind in _recorded_bounds(row).items() if exact else ():
-        assert exact is not None
-        runs = [run for run in row.scored if is_trained(run, term)]
-        below = []
-        for run, values in zip(runs, (run.series(f"valid.{term}")[1] for run in runs)):
-            room = int(run.values.get(ROWS) or exact.longest + 2) - 2
+    terms = {name: kind for run in row.scored for name, kind in run.recorded_terms.items()}
+    for term, kind in terms.items():
+        if exact is None or kind not in (CAUSAL_NLL, CLOZE_NLL):
+            continue
+        runs, below = [run for run in row.scored if is_trained(run, term)], []
+        for run in runs:
+            room = int(run.values.get("task.tokens_per_sample") or exact.longest + 2) - 2
             used = int(run.values.get("task.valid_size") or exact.documents)
             least = exact.least(kind, room, used) * (1 - unmasked_share(run, term))
-            if values and min(values) < least:
-                below.append((min(values), least))
+            below += [(value, least) for value in lowest(run, term) if value < least]
         if below:
             value, least = min(below)
-            yield Finding(
-                "bound",
-                VOID,
-                f"valid.{term} is {number(value)} nats at best, below {number(least)}, the {kind} "
-                f"entropy of the world less its error ({len(below)} of {len(runs)} runs)",
-            )
-
-
-def _recorded_bounds(row: Row) -> dict[str, str]:
-    """Return the kind of each term that an exact loss bounds, as the runs of a row record it."""
-    terms = {name: kind for run in row.scored for name, kind in run.recorded_terms.items()}
-    return {name: kind for name, kind in terms.items() if kind in (CAUSAL_NLL, CLOZE_NLL)}
+            reason = f"valid.{term} is {number(value)} nats at best, below {number(least)}, the "
+            reason += f"{kind} entropy of the world less its error ({len(below)} of {len(runs)} "
+            yield Finding("bound", VOID, f"{reason}runs)")
 
 
 @gate(BOUNDS)

@@ -15,25 +15,20 @@ _LEAKED = 0.1  # share of the tokens of valid from which its losses are training
 @gate(DATA, {"domain": "what is validated is of another domain than what is trained on"})
 def domain(row: Row, context: Context) -> Iterator[Finding]:
     """The valid split is of another domain than train."""
-    valid = context.corpus.valid if context.corpus else None
-    if valid is None or valid.shift <= SHIFTED:
-        return
-    intended = ", as the plan says" if context.corpus and context.corpus.shifted else ""
-    yield Finding(
-        "domain",
-        NOTE if intended else FLAG,
-        f"valid is of another domain than train{intended}: token frequencies diverge by "
-        f"{valid.divergence:.3f} nats, of documents drawn from train by {valid.usual:.3f}",
-    )
+    corpus = context.corpus
+    if corpus and corpus.valid and corpus.valid.shift > SHIFTED:
+        reason = f"valid is of another domain than train{', as the plan says' * corpus.shifted}: "
+        reason += f"token frequencies diverge by {corpus.valid.divergence:.3f} nats, of documents "
+        reason += f"drawn from train by {corpus.valid.usual:.3f}"
+        yield Finding("domain", NOTE if corpus.shifted else FLAG, reason)
 
 
 @gate(DATA, {"leak": "text that is validated stands in train, too"})
 def leak(row: Row, context: Context) -> Iterator[Finding]:
     """Documents or passages of the valid split are in train, too."""
     valid = context.corpus.valid if context.corpus else None
-    if valid is None:
-        return
-    shares = {"documents": valid.shared, f"passages of {WINDOW} tokens": valid.passages or 0.0}
+    documents, passages = (valid.shared, valid.passages or 0.0) if valid else (0.0, 0.0)
+    shares = {"documents": documents, f"passages of {WINDOW} tokens": passages}
     most = max(shares.values())
     if most > MANY_SHARED:
         texts = (f"{100 * share:.1f} % in {noun}" for noun, share in shares.items() if share)
@@ -46,7 +41,7 @@ def epochs(row: Row, context: Context) -> Iterator[Finding]:
     """The runs see their text more than once."""
     words = context.corpus.words if context.corpus else None
     counts = [run.costs["words"] or 0.0 for run in row.scored]
-    if words and counts and min(counts) > words:
+    if words and min(counts, default=0.0) > words:
         times = sum(counts) / len(counts) / words
         yield Finding("epochs", NOTE, f"the runs see their text {times:.1f} times")
 
@@ -61,17 +56,14 @@ def conditions(row: Row, context: Context) -> Iterator[Finding]:
 @gate(DATA)
 def not_judged(row: Row, context: Context) -> Iterator[Finding]:
     """Gates on the data cannot judge, as in archives of earlier versions. It is said once."""
-    if row is not context.rows[0]:
-        return
     corpus, unknown = context.corpus, []
     if corpus is None or corpus.valid is None:
         unknown.append("domain and leak, as it is not known how valid compares with train")
-    scored = [run for other in context.rows for run in other.scored]
-    without = sum(run.costs["words"] is None for run in scored)
+    words = [run.costs["words"] for other in context.rows for run in other.scored]
     if corpus is None or corpus.words is None:
         unknown.append("epochs, as it is not known how many words train has")
-    elif without:
-        count = f"{without} of {len(scored)} runs"
+    elif None in words:
+        count = f"{words.count(None)} of {len(words)} runs"
         unknown.append(f"epochs of {count}, as it is not known how many words they saw")
-    if unknown:
+    if unknown and row is context.rows[0]:
         yield Finding("not judged", NOTE, f"not judged: {'; '.join(unknown)}")

@@ -41,44 +41,41 @@ _VALID, _EOS, _NONE, DOCUMENTS, _SEGMENTS = "valid", "eos", "none", "documents",
 LENGTH, _FURTHER = 8, 3  # tokens of a row, and more of a longer one
 _MASKINGS = 4  # global batches, each with other masks
 MOST = 1024  # symbols to sum over; a sample of them in larger vocabularies
-_MULTIPLE = "vocab_multiple"  # option of a model
 _TOLERANCE = 1e-7  # of log-probabilities in float64
 _NOISE = 0.1  # standard deviation of the noise added to all weights
-# The log-probabilities (N, V) and the targets (N,) of each computed cross-entropy.
-Predictions = list[tuple[Tensor, Tensor]]
-Losses = list[tuple[int, float]]  # targets with their losses
+_Losses = list[tuple[int, float]]  # targets with their losses
 
 
 def examine(config: RunConfig) -> None:
     """Raise UsageError if predictions depend on tokens that the criterion does not declare.
 
-    Data other than token corpora, and criterions without `token_log_probs`, are not examined.
+    The error names the criterion, the check and the tokens. Data other than token corpora, and
+    scores of criterions without `token_log_probs`, are not examined.
     """
     config = prepare_config(config)
     config = config if config.trainer.max_update else with_updates(config, 1)
     longest = min(LENGTH + _FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
-    if longest < 4 or not all(
-        Path(config.data, name).exists() for name in (DICT_FILE, "valid.idx")
-    ):
+    files = [Path(config.data, name) for name in (DICT_FILE, f"{_VALID}.idx")]
+    if longest < 4 or not all(file.exists() for file in files):
         return
     engine = replace(config.engine, precision="fp64", device="cpu", compile=False)
     with tempfile.TemporaryDirectory() as room:
         segments = getattr(config.task, "sample_break_mode", _EOS) == _SEGMENTS
         rows = make_room(Path(config.data).resolve(), Path(room), longest, segments)
+        vocabulary = Vocabulary.load(Path(room, DICT_FILE))
         parts = build_parts(replace(config, engine=engine, data=room), dry_run=True)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for weight in parts.model.parameters():
                 noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
                 weight.add_(noise, alpha=_NOISE)
-        whole_task = parts.task
-        tasks = [*whole_task.tasks.values()] if isinstance(whole_task, HasParts) else [whole_task]
+        whole = parts.task
         with parts.evaluation_mode():
-            for task in tasks:
-                _LossExamination(parts, task, rows).run()
-            reading = task_read_as(whole_task)
+            for task in whole.tasks.values() if isinstance(whole, HasParts) else [whole]:
+                _Examination(parts, task, rows, vocabulary).check_losses()
+            reading = task_read_as(whole)
             if isinstance(reading.criterion, ScoresTokens):
-                _ScoreExamination(parts, reading, rows).run()
+                _Examination(parts, reading, rows, vocabulary).check_scores()
 
 
 def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.ndarray]:
@@ -95,11 +92,9 @@ def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.n
     symbols = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
     length = min(LENGTH, longest - 1)
     first: np.ndarray = draw.choice(symbols, length)
-    rows = [first]
+    rows = [first, *(first.copy() for _ in range(length))]
     for place in range(length):
-        changed = first.copy()
-        changed[place] = draw.choice(symbols[symbols != first[place]])
-        rows.append(changed)
+        rows[place + 1][place] = draw.choice(symbols[symbols != first[place]])
     rows.append(draw.choice(symbols, longest))
     with (
         IndexedWriter(room / _VALID, np.int32, documents=True) as writer,
@@ -114,11 +109,11 @@ def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.n
 
 
 class _CrossEntropies(TorchDispatchMode):
-    """Keeps the inputs of every cross-entropy that torch computes, whoever calls it."""
+    """Keeps the log-probabilities (N, V) and targets (N,) of every cross-entropy of torch."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.predictions: Predictions = []
+        self.predictions: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.nll_loss_forward.default and args[0].dim() == 2:
@@ -127,23 +122,25 @@ class _CrossEntropies(TorchDispatchMode):
 
 
 @dataclass
-class _LossExamination:
-    """Examines validation: predictions may depend only on declared tokens, never on the target.
+class _Examination:
+    """Examines a task: its predictions may depend only on declared tokens, never on the target.
 
     Attributes:
         parts: Networks and engine.
         task: The task, or one of several on the same networks.
         rows: The rows of the valid split, see `make_room`.
-        terms: The names of the metrics of the last validation.
+        vocabulary: The symbols.
+        terms: The names of the metrics of the validations.
     """
 
     parts: Parts
     task: Task
     rows: list[np.ndarray]
+    vocabulary: Vocabulary
     terms: set[str] = field(default_factory=set)
 
-    def run(self) -> None:
-        """Raise UsageError, which names the criterion, the check and the tokens."""
+    def check_losses(self) -> None:
+        """Check the losses of validation; raises UsageError."""
         if hasattr(self.task.config, "leave_unmasked_prob"):
             # The option declares that the model sees these targets.
             self.set_option(leave_unmasked_prob=0.0)
@@ -154,36 +151,36 @@ class _LossExamination:
         for name, stream in self.task.build_streams(_VALID).items():
             if len(stream.lengths) != len(self.rows):
                 continue  # it reads something other than the rows
-            self.check_visible(name, stream)
+            self.check_terms(name, stream)
             for number in range(_MASKINGS):
                 self.check_changes(name, stream, number)
-                self.check_company(name, stream, number)
+                pair = [0, len(self.rows) - 1]
+                apart = [x for i in range(2) for x in self.losses(name, stream, number, pair, i)]
+                together = self.losses(name, stream, number, pair)
+                self.compare(apart, together, "the rows and the padding beside it")
             for sample in range(len(self.rows)):
-                alone += _losses_of(self.predictions(name, stream, 0, [sample]))
+                alone += self.losses(name, stream, 0, [sample])
         if mode == DOCUMENTS:
             self.set_option(sample_break_mode=DOCUMENTS)
             packed = []
             for name, stream in self.task.build_streams(_VALID).items():
                 for sample in range(len(stream.lengths)):
-                    packed += _losses_of(self.predictions(name, stream, 0, [sample]))
+                    packed += self.losses(name, stream, 0, [sample])
             self.compare(alone, packed, "the documents packed with it")
 
     def set_option(self, **values: Any) -> None:
         """Set options of the task."""
         self.task.config = replace(self.task.config, **values)
 
-    def check_visible(self, name: str, stream: Stream) -> None:
+    def check_terms(self, name: str, stream: Stream) -> None:
         """Check that terms which claim a bound are cross-entropies that can be examined."""
-        has_targets, terms = False, set[str]()
-        for number in range(_MASKINGS):
-            has_targets |= any(
-                (x >= 0).any() for _, x in self.predictions(name, stream, number, [0])
-            )
-            kinds = self.parts.engine.record.loss_terms
-            terms |= {name for name in self.terms if kinds.get(name) in (CAUSAL_NLL, CLOZE_NLL)}
+        self.terms = set()
+        has_targets = any(self.losses(name, stream, number, [0]) for number in range(_MASKINGS))
+        kinds, bounds = self.parts.engine.record.loss_terms, (CAUSAL_NLL, CLOZE_NLL)
+        terms = [term for term in sorted(self.terms) if kinds.get(term) in bounds]
         if terms and not has_targets:
             self.refuse(
-                f"{', '.join(sorted(terms))} is no cross-entropy of torch, so what it sees is not "
+                f"{', '.join(terms)} is no cross-entropy of torch, so what it sees is not "
                 "known; compute it by torch.nn.functional.cross_entropy, or name it otherwise"
             )
 
@@ -202,29 +199,18 @@ class _LossExamination:
             for place, observed in changed.items():
                 of_place = targets == int(self.rows[0][place])
                 of_place &= observed[call][1] == int(self.rows[place + 1][place])
-                differs = ((log_probs - observed[call][0]).abs() > _TOLERANCE).any(-1)
-                if bool((of_place & differs).any()) and not self.task.criterion.sees_targets:
-                    self.refuse(f"the prediction of token {place + 1} depends on that token itself")
-                for later in range(place + 1, len(self.rows[0])):
-                    if score_reach_of(self.task) != "causal" or later not in changed:
+                for other, then in changed.items():
+                    differs = ((log_probs - then[call][0]).abs() > _TOLERANCE).any(-1)
+                    reason = f"the prediction of token {place + 1} depends on "
+                    if not (of_place & differs).any():
                         continue
-                    differs = ((log_probs - changed[later][call][0]).abs() > _TOLERANCE).any(-1)
-                    if bool((of_place & differs).any()):
-                        self.refuse(
-                            f"the prediction of token {place + 1} depends on token {later + 1}, "
-                            "which stands behind it, and it declares the reach causal"
-                        )
+                    if other == place and not self.task.criterion.sees_targets:
+                        self.refuse(f"{reason}that token itself")
+                    if other > place and score_reach_of(self.task) == "causal":
+                        reason += f"token {other + 1}, which stands behind it, and it declares the "
+                        self.refuse(f"{reason}reach causal")
 
-    def check_company(self, name: str, stream: Stream, number: int) -> None:
-        """Check that a row has the same losses alone and padded next to a longer row."""
-        pair = [0, len(self.rows) - 1]
-        together = _losses_of(self.predictions(name, stream, number, pair))
-        alone = []
-        for place in range(2):
-            alone += _losses_of(self.predictions(name, stream, number, pair, place))
-        self.compare(alone, together, "the rows and the padding beside it")
-
-    def compare(self, alone: Losses, together: Losses, company: str) -> None:
+    def compare(self, alone: _Losses, together: _Losses, company: str) -> None:
         """Refuse losses that depend on `company`; other masks, with other targets, may differ."""
         pairs = list(zip(sorted(alone), sorted(together)))
         is_same = len(alone) == len(together) and all(x[0] == y[0] for x, y in pairs)
@@ -233,101 +219,78 @@ class _LossExamination:
 
     def predictions(
         self, name: str, stream: Stream, number: int, samples: list[int], only: int | None = None
-    ) -> Predictions:
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return the predictions of a micro-batch of samples, or of the one at index `only`."""
         chosen = np.array(samples)
         rows = np.arange(len(chosen)) if only is None else np.array([only])
         width = int(stream.lengths[chosen[rows]].max())
         batch = stream.micro_batch(number, chosen, rows, width, rows)
-        mode = _CrossEntropies()
         passes: Passes = {name: [self.parts.engine.to_device([batch])]}
+        mode = _CrossEntropies()
         with mode:
             scored = self.task.evaluate(self.parts.engine, self.parts.model, passes)
-        self.terms = set(scored.metrics)
+        self.terms |= set(scored.metrics)
         return mode.predictions
 
-    def refuse(self, reason: str) -> None:
-        """Raise UsageError with the name of the criterion."""
-        refuse(self.task, reason)
+    def losses(
+        self, name: str, stream: Stream, number: int, samples: list[int], only: int | None = None
+    ) -> _Losses:
+        """Return the losses of `predictions`."""
+        losses: _Losses = []
+        for log_probs, targets in self.predictions(name, stream, number, samples, only):
+            known = targets[targets >= 0]
+            chosen = log_probs[targets >= 0].gather(1, known.unsqueeze(1)).squeeze(1)
+            losses += zip(known.tolist(), (-chosen).tolist())
+        return losses
 
-
-def _losses_of(predictions: Predictions) -> Losses:
-    """Return each target with its loss."""
-    losses: Losses = []
-    for log_probs, targets in predictions:
-        known = targets >= 0
-        chosen = log_probs[known].gather(1, targets[known].unsqueeze(1)).squeeze(1)
-        losses += list(zip(targets[known].tolist(), (-chosen).tolist()))
-    return losses
-
-
-@dataclass
-class _ScoreExamination:
-    """Examines sentence scores; attributes as in `_LossExamination`, of the task that is read."""
-
-    parts: Parts
-    task: Task
-    rows: list[np.ndarray]
-
-    def run(self) -> None:
-        """Raise UsageError, which names the criterion, the check and the tokens."""
+    def check_scores(self) -> None:
+        """Check the scores of sentences; raises UsageError."""
         try:
-            base = self.scores([self.rows[0]])[0]
+            (base,) = self.scores(self.rows[:1])
         except UsageError:  # a configuration without scores, such as ELECTRA with a masked LM
             return
-        if score_reach_of(self.task) == "causal":
-            for place in range(1, len(base)):
-                changed = self.scores([self.rows[place + 1]])[0]
-                if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
-                    refuse(
-                        self.task,
-                        f"scores before token {place + 1} depend on it, and it declares the reach "
-                        "causal",
-                    )
+        for place in range(1, len(base)) if score_reach_of(self.task) == "causal" else ():
+            (changed,) = self.scores([self.rows[place + 1]])
+            if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
+                reason = f"scores before token {place + 1} depend on it, and it declares the reach "
+                self.refuse(f"{reason}causal")
         company = self.scores([self.rows[0], self.rows[-1]])[0]
         if np.abs(company - base).max() > _TOLERANCE:
-            refuse(self.task, "the scores of a row depend on the rows and the padding beside it")
-        if self.task.criterion.normalised:
-            for place in (0, len(base) // 2, len(base) - 1):
-                self.check_sum(place)
+            self.refuse("the scores of a row depend on the rows and the padding beside it")
+        for place in (0, len(base) // 2, len(base) - 1) if self.task.criterion.normalised else ():
+            self.check_sum(place)
 
     def check_sum(self, place: int) -> None:
         """Check that the probabilities of all symbols at a place sum to 1, or to less for a part.
 
         A token that is not predicted scores 0 for every symbol.
         """
-        vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
-        symbols = np.arange(len(vocabulary))
+        symbols = np.arange(len(self.vocabulary))
         # A model with more outputs than symbols gives the unused outputs a share.
-        is_whole = len(symbols) <= MOST and getattr(self.parts.config.model, _MULTIPLE, 1) <= 1
+        is_whole = getattr(self.parts.config.model, "vocab_multiple", 1) <= 1
         if len(symbols) > MOST:
-            symbols = np.random.default_rng(1).choice(symbols, MOST, replace=False)
+            symbols, is_whole = np.random.default_rng(1).choice(symbols, MOST, replace=False), False
         rows = np.repeat(self.rows[0][None], len(symbols), axis=0)
         rows[:, place] = symbols
         scores = [score[place] for score in self.scores(list(rows), place)]
-        if not any(scores):
-            return
         total = float(np.exp(scores).sum())
-        if total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE):
-            refuse(
-                self.task,
+        if any(scores) and (total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE)):
+            self.refuse(
                 f"the probabilities of {'all' if is_whole else 'some'} symbols at token "
                 f"{place + 1} sum to {total:.6g}; a criterion of other scores declares "
-                "normalised = False",
+                "normalised = False"
             )
 
     def scores(self, rows: list[np.ndarray], place: int | None = None) -> list[np.ndarray]:
         """Return the scores of the tokens of rows; if `place` is given, 0 everywhere else."""
-        vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
+        vocabulary = self.vocabulary
         lengths = np.array([len(row) + 2 for row in rows])
         tokens = np.full((len(rows), lengths.max()), vocabulary.pad, np.int64)
         scored = np.zeros(tokens.shape, bool)
         for i, row in enumerate(rows):
-            ends = [vocabulary.cls(self.task.text_token)], [vocabulary.sep]
-            tokens[i, : len(row) + 2] = np.concatenate([ends[0], row, ends[1]])
-            scored[i, 1 : len(row) + 1] = True
-            if place is not None:
-                scored[i] = np.arange(len(scored[i])) == place + 1
+            ends = vocabulary.cls(self.task.text_token), vocabulary.sep
+            tokens[i, : len(row) + 2] = [ends[0], *row, ends[1]]
+            scored[i, 1 : len(row) + 1] = place is None or np.arange(len(row)) == place
         batch = ScoredBatch(
             tokens=as_tensor(tokens),
             layout=layout_of(lengths, int(lengths.max())),
@@ -341,7 +304,7 @@ class _ScoreExamination:
         )
         return [value[1 : len(row) + 1] for value, row in zip(values.double().numpy(), rows)]
 
-
-def refuse(task: Task, reason: str) -> None:
-    """Raise UsageError that names the criterion of a task."""
-    raise UsageError(f"criterion {task.run_config.criterion._name} is refused: {reason}")
+    def refuse(self, reason: str) -> None:
+        """Raise UsageError with the name of the criterion."""
+        name = self.task.run_config.criterion._name
+        raise UsageError(f"criterion {name} is refused: {reason}")

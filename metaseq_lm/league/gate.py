@@ -1,9 +1,6 @@
 """The registry of gates: checks that void, refuse, flag or note a row of a league.
 
-A gate is a function of a row and a context that yields findings. A plug-in registers its own:
-
-    @gate(SCORES, {"too few items": "fewer than 500 items"})
-    def few_items(row: Row, context: Context) -> Iterator[Finding]: ...
+A gate is a function of a row and a context that yields findings (docs/reference/gates.md).
 """
 
 from __future__ import annotations
@@ -61,8 +58,7 @@ def gate(
 
 def registered_gates() -> list[Gate]:
     """Return all gates ordered by stage, and within a stage by registration."""
-    entries = sorted(GATES.entries.values(), key=lambda entry: _stages[entry.name])
-    return [entry.value for entry in entries]
+    return [GATES.entries[name].value for name in sorted(GATES.entries, key=_stages.__getitem__)]
 
 
 def said_of(finding: str) -> str:

@@ -1,8 +1,9 @@
 """The gates of a league and their findings on its rows.
 
-They judge rows by the content of runs and archives: validations, costs, hashes and results of
-suites. docs/reference/gates.md lists the gates with remedies.
+docs/reference/gates.md lists the gates with remedies.
 """
+
+from collections.abc import Iterator, Mapping, Sequence
 
 from metaseq_lm.core.registry import Registry
 from metaseq_lm.league import (
@@ -35,33 +36,29 @@ def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
 
 
 def examine(context: Context) -> list[Standing]:
-    """Return the standings: each row with its findings, in the order of the context.
+    """Return the standings: each row with its findings, in the order of the context."""
+    by_row = {row: findings_of(row, context) for row in context.rows}
+    return [
+        Standing(row, (*findings, *_of_baseline(row, by_row, context)))
+        for row, findings in by_row.items()
+    ]
 
-    A row is refused if its baseline is void or refused, and gets a finding if it is flagged.
-    """
-    standings = {row: Standing(row, findings_of(row, context)) for row in context.rows}
-    return [_with_baseline(standing, standings, context) for standing in standings.values()]
 
-
-def _with_baseline(
-    standing: Standing, standings: dict[Row, Standing], context: Context
-) -> Standing:
-    """Return a standing with the findings that follow from its baseline."""
-    row, baseline = standing.row, context.baseline_of(standing.row)
-    if row.objective == context.baseline:
-        return standing
-    if baseline is None:
-        reason = f"there are no runs of the baseline {context.baseline} at this budget"
-        return Standing(row, (*standing.findings, Finding("baseline", NOTE, reason)))
-    further, flags = [], []
-    for finding in standings[baseline].findings:
+def _of_baseline(
+    row: Row, by_row: Mapping[Row, Sequence[Finding]], context: Context
+) -> Iterator[Finding]:
+    """Yield what follows from the findings on the baseline, or from its absence."""
+    name, baseline = context.baseline, context.baseline_of(row)
+    if baseline is None and row.objective != name:
+        reason = f"there are no runs of the baseline {name} at this budget"
+        yield Finding("baseline", NOTE, reason)
+    flags: dict[str, None] = {}
+    for finding in by_row[baseline] if baseline else ():
         if finding.action in (VOID, REFUSE):
-            reason = f"the baseline {context.baseline}: {finding.reason}"
-            further.append(Finding("baseline", REFUSE, reason, finding.metric))
+            reason = f"the baseline {name}: {finding.reason}"
+            yield Finding("baseline", REFUSE, reason, finding.metric)
         elif finding.action == FLAG and finding.metric in ("", context.primary):
-            flags.append(finding.gate)
+            flags[finding.gate] = None
     if flags:
-        gates = ", ".join(dict.fromkeys(flags))
-        reason = f"nothing is tested against the baseline {context.baseline}, flagged: {gates}"
-        further.append(Finding("baseline", NOTE, reason, context.primary))
-    return Standing(row, (*standing.findings, *further))
+        reason = f"nothing is tested against the baseline {name}, flagged: {', '.join(flags)}"
+        yield Finding("baseline", NOTE, reason, context.primary)

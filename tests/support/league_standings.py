@@ -1,25 +1,23 @@
 """Standings of rows with chosen numbers, and queries of their findings."""
 
 from dataclasses import replace
-from types import ModuleType
 
 import league_rows as make
 from league_rows import BRACKETS, TOPIC
 
-from metaseq_lm.league.gate import Gate, registered_gates
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.standings import ACTIONS, NOTE, Finding, Row, Standing
 from metaseq_lm.reporting.runs import Run
 
 
-def gates_of(module: ModuleType) -> list[Gate]:
-    """Return the gates of a module."""
-    return [gate for gate in registered_gates() if gate.__module__ == module.__name__]
-
-
 def standing(*rows: Row, **context: object) -> Standing:
     """Return the standing of the last row."""
     return examine(make.make_context(*rows, **context))[-1]
+
+
+def said(*rows: Row, **context: object) -> dict[str, Finding]:
+    """Return the findings on the last row by gate, the last one of each."""
+    return {finding.gate: finding for finding in standing(*rows, **context).findings}
 
 
 def only(findings: tuple[Finding, ...], gate: str) -> Finding:

@@ -1,122 +1,19 @@
-"""Gates on controls: each planted fault is caught by name."""
+"""Gates on controls: levels of references, spreads, and what is no fault."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import league_rows as make
 import numpy as np
 import pytest
 from league_rows import BRACKETS, BUDGET, TOPIC
-from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, standing
+from league_standings import all_of, is_ranked, of_a_mean, only, said, standing
 from scipy import stats
 
-from metaseq_lm.league import control_gates
 from metaseq_lm.league.control_gates import ceiling, references
-from metaseq_lm.league.gate import Gate
 from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
-
-# Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
-MATCHED_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
-    "a control that wins": (
-        lambda row: replace(row, control=make.make_row("twin", 0.95)),
-        *("control", FLAG, "its control twin has the better"),
-    ),
-    "a control that draws": (
-        lambda row: replace(row, control=make.make_row("twin", 0.9)),
-        *("control", NOTE, "one of systems"),
-    ),
-    "no control": (
-        lambda row: replace(row, control=None),
-        *("control", NOTE, "no matched control"),
-    ),
-    "a control that was not run": (
-        lambda row: replace(row, control=None, control_name="twin"),
-        *("control", NOTE, "control twin was not run"),
-    ),
-    "a control without scores": (
-        lambda row: replace(row, control=replace(row.control, runs=())),
-        *("control", NOTE, "twin has no score"),
-    ),
-}
-# Faults of one metric: an edit of the row, the metric, gate, action and a part of the reason.
-FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
-    "no better than untrained": (
-        lambda row: replace(row, untrained=make.runs(4, 0.9, 500, end=4.6, topic=0.4)),
-        *(BRACKETS, "untrained", FLAG, "at the level of the untrained model (0.899 against 0.9"),
-    ),
-    "below untrained": (
-        lambda row: replace(row, untrained=make.runs(4, 0.95, 500, end=4.6, topic=0.4)),
-        *(BRACKETS, "below untrained", FLAG, "below the untrained model"),
-    ),
-    "a probe below untrained": (
-        lambda row: replace(row, untrained=make.runs(4, 0.5, 500, end=4.6, topic=0.7)),
-        *(TOPIC, "below untrained", FLAG, "topic.accuracy is below"),
-    ),
-    "no order learnt": (
-        lambda row: replace(row, shuffled=make.runs(4, 0.9, 600, topic=0.5)),
-        *(BRACKETS, "shuffled", FLAG, "it shows no order of words"),
-    ),
-    "no order needed": (
-        lambda row: replace(row, shuffled=make.runs(4, 0.5, 600)),
-        *(TOPIC, "shuffled", NOTE, "it needs no order of words"),
-    ),
-    "below the most frequent class": (
-        lambda row: make.change(row, make.with_references(chance=0.2, majority=0.7)),
-        *(TOPIC, "guessing", FLAG, "topic.accuracy is 0.599, not above majority (0.7)"),
-    ),
-    "a bag of words is as good": (
-        lambda row: make.change(row, make.with_references(chance=0.2, bag_of_words=0.6)),
-        *(TOPIC, "guessing", NOTE, "not above bag_of_words (0.6)"),
-    ),
-    "below chance": (
-        lambda row: replace(
-            make.change(row, make.with_references(chance=0.7)),
-            untrained=make.runs(4, 0.5, 500, end=4.6, topic=0.7),
-        ),
-        *(TOPIC, "below untrained", FLAG, "a rule that these items contradict"),
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", MATCHED_FAULTS)
-def test_faults_of_matched_controls_are_caught(fault: str, baseline: Row, row: Row) -> None:
-    plant, gate, action, reason = MATCHED_FAULTS[fault]
-    result = standing(baseline, plant(row))
-    finding = only(result.findings, gate)
-    assert finding.action == action and reason in finding.reason
-    assert is_ranked(result, BRACKETS) == (action == NOTE)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_controls_are_caught(fault: str, baseline: Row, row: Row) -> None:
-    plant, metric, gate, action, reason = FAULTS[fault]
-    result = standing(baseline, plant(row))
-    finding = only(result.findings, gate)
-    assert (finding.metric, finding.action) == (metric, action) and reason in finding.reason
-    assert is_ranked(result, metric) == (action == NOTE)
-    assert is_ranked(result, TOPIC if metric == BRACKETS else BRACKETS)
-
-
-SEEN_BELOW = ("loss_without_score", "part_below_chance", "shared_untrained")
-
-
-@pytest.mark.parametrize("gate", gates_of(control_gates), ids=lambda gate: gate.__name__)
-def test_every_gate_of_control_gates_sees_a_fault_above(
-    gate: Gate, baseline: Row, row: Row
-) -> None:
-    if gate.__name__ in SEEN_BELOW:
-        return
-    faulty = [
-        fault[0](row)
-        for fault in (
-            *MATCHED_FAULTS.values(),
-            *FAULTS.values(),
-        )
-    ]
-    assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
 
 
 @pytest.mark.parametrize("mean", [0.5, 0.9])
@@ -125,9 +22,8 @@ def test_a_control_that_is_the_baseline_is_left_to_the_verdict(
 ) -> None:
     """Whether it wins or draws; a flag would keep an equal row from being called so."""
     worse = replace(make.make_row("mine", mean), control=baseline)
-    assert not [f for f in standing(baseline, worse).findings if f.gate == "control"]
-    twin = make.make_row("twin", 0.95)
-    assert only(standing(baseline, replace(worse, control=twin)).findings, "control")
+    assert "control" not in said(baseline, worse)
+    assert "control" in said(baseline, replace(worse, control=make.make_row("twin", 0.95)))
 
 
 def test_rows_with_the_same_untrained_models_have_one_control(baseline: Row, row: Row) -> None:
@@ -143,40 +39,43 @@ def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> N
     """Of terms that both have."""
     shuffled = make.runs(4, 0.9, 600, end=3.6, topic=0.5)
     twin = make.make_row("twin", 0.95)
-    result = standing(baseline, replace(row, shuffled=shuffled, control=twin))
+    gates = said(baseline, replace(row, shuffled=shuffled, control=twin))
     for gate, other in (("shuffled", r"3\.\d+"), ("control", r"2\.\d+")):
-        reason = only(result.findings, gate).reason
-        assert re.search(rf"; valid\.mlm is 2\.3\d at best against {other}$", reason)
+        beside = rf"; valid\.mlm is 2\.3\d at best against {other}$"
+        assert re.search(beside, gates[gate].reason)
+    # Some runs of earlier versions do not record which numbers are losses.
+    runs = replace(make.change(row, make.with_results(losses=[]), range(7)), control=twin)
+    assert said(baseline, runs)["control"] == gates["control"]
     twin = make.change(twin, make.with_results(losses=["next_token"]))
-    result = standing(baseline, replace(row, control=twin))
-    assert "at best against" not in only(result.findings, "control").reason
+    reason = said(baseline, replace(row, control=twin))["control"].reason
+    assert "at best against" not in reason
 
 
 def test_a_score_that_nothing_was_learnt_for_has_no_note_on_order(baseline: Row, row: Row) -> None:
     row = replace(row, shuffled=make.runs(4, 0.5, 600), untrained=make.runs(4, 0.5, 500, end=4.6))
-    assert "shuffled" not in {finding.gate for finding in standing(baseline, row).findings}
+    assert "shuffled" not in said(baseline, row)
 
 
-def test_a_loss_that_improves_while_a_probe_falls(baseline: Row, row: Row) -> None:
-    untrained = make.runs(4, 0.5, 500, end=4.6, topic=0.7)
-    finding = only(
-        standing(baseline, replace(row, untrained=untrained)).findings, "loss without score"
-    )
-    assert finding.action == NOTE and TOPIC in finding.reason and BRACKETS not in finding.reason
-    # A loss that is no better, and a score that is no worse.
-    for end, topic in ((2.0, 0.7), (4.6, 0.6)):
-        untrained = make.runs(4, 0.5, 500, end=end, topic=topic)
-        assert "loss without score" not in {
-            f.gate for f in standing(baseline, replace(row, untrained=untrained)).findings
-        }
+# The last two: a loss that is no better, and a score that is no worse.
+@pytest.mark.parametrize(
+    "end, topic, falls", [(4.6, 0.7, True), (2, 0.7, False), (4.6, 0.6, False)]
+)
+def test_a_loss_that_improves_while_a_probe_falls(
+    end: float, topic: float, falls: bool, baseline: Row, row: Row
+) -> None:
+    row = replace(row, untrained=make.runs(4, 0.5, 500, end=end, topic=topic))
+    finding = said(baseline, row).get("loss without score")
+    assert bool(finding) == falls
+    if finding:
+        assert finding.action == NOTE
+        assert TOPIC in finding.reason and BRACKETS not in finding.reason
 
 
 def test_one_run_of_a_control_has_the_spread_of_the_row(baseline: Row, row: Row) -> None:
     row = replace(row, untrained=row.untrained[:1])
-    assert standing(baseline, row).findings == ()
-    alone = replace(row, runs=row.runs[:1])
-    finding = only(standing(baseline, alone, metrics=(BRACKETS,)).findings, "untrained")
-    assert "no spread" in finding.reason
+    assert not said(baseline, row)
+    alone = said(baseline, replace(row, runs=row.runs[:1]), metrics=(BRACKETS,))
+    assert "no spread" in alone["untrained"].reason
 
 
 def test_a_level_is_exceeded_by_the_spread_over_seeds(baseline: Row, row: Row) -> None:
@@ -188,7 +87,7 @@ def test_a_level_is_exceeded_by_the_spread_over_seeds(baseline: Row, row: Row) -
         changed = make.change(row, make.with_references(chance=level))
         controls = make.runs(4, 0.5, 500, end=4.6, topic=untrained)
         changed = replace(changed, untrained=controls)
-        return {f.gate: f for f in standing(baseline, changed, metrics=(TOPIC,)).findings}
+        return said(baseline, changed, metrics=(TOPIC,))
 
     assert "guessing" not in findings(mean - 1.01 * edge)
     for level in (mean - 0.99 * edge, mean, mean + 1.01 * edge):
@@ -199,37 +98,19 @@ def test_a_level_is_exceeded_by_the_spread_over_seeds(baseline: Row, row: Row) -
         assert ("contradict" in reason) == is_below
 
 
-def test_a_planned_control_on_shuffled_text_that_is_missing_is_said(
-    baseline: Row, row: Row
-) -> None:
-    row = replace(row, shuffled=())
-    assert standing(baseline, row).findings == ()
-    finding = only(standing(baseline, row, shuffled=(BUDGET,)).findings, "shuffled")
-    assert finding.action == NOTE and "planned" in finding.reason
-
-
-def test_no_untrained_control_is_said(baseline: Row, row: Row) -> None:
-    finding = only(standing(baseline, replace(row, untrained=())).findings, "untrained")
-    assert finding.action == NOTE and not finding.metric
-
-
-def test_a_control_without_a_score_is_said(baseline: Row, row: Row) -> None:
+def test_a_control_that_is_missing_or_has_no_score_is_said(baseline: Row, row: Row) -> None:
+    missing = replace(row, shuffled=())
+    assert not said(baseline, missing)
+    assert "planned" in said(baseline, missing, shuffled=(BUDGET,))["shuffled"].reason
     failed = tuple(make.with_results(status="failed")(run) for run in row.untrained)
-    finding = only(
-        standing(baseline, replace(row, untrained=failed), metrics=(BRACKETS,)).findings,
-        "untrained",
-    )
-    assert finding.action == NOTE and "no score" in finding.reason
-    finding = only(
-        standing(baseline, replace(row, shuffled=failed), metrics=(BRACKETS,)).findings, "shuffled"
-    )
-    assert finding.action == NOTE and "no score" in finding.reason
+    for control in ("untrained", "shuffled"):
+        finding = said(baseline, replace(row, **{control: failed}))[control]
+        assert (finding.action, finding.metric) == (NOTE, TOPIC) and "no score" in finding.reason
 
 
 def test_a_mean_is_beside_the_mean_of_chance(baseline: Row, row: Row) -> None:
     bad = make.change(row, make.with_references(chance=0.99))
-    gates = {f.gate for f in standing(*of_a_mean(baseline, bad), metrics=("both",)).findings}
-    assert "guessing" in gates
+    assert "guessing" in said(*of_a_mean(baseline, bad), metrics=("both",))
 
 
 @pytest.mark.parametrize(
@@ -283,8 +164,7 @@ def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> Non
     assert not is_ranked(result, "both") and is_ranked(result, BRACKETS)
     # At chance up to the spread over seeds is not below it.
     bad = make.change(row, make.with_references(chance=0.6))
-    result = standing(*of_a_mean(baseline, bad), metrics=("both",))
-    assert "part below chance" not in {f.gate for f in result.findings}
+    assert "part below chance" not in said(*of_a_mean(baseline, bad), metrics=("both",))
 
 
 MACRO = "blimp.accuracy_macro"
@@ -326,7 +206,7 @@ def test_a_mean_over_groups_is_beside_chance(
 ) -> None:
     def gates(value: float) -> dict[str, Finding]:
         rows = [with_macro(each, value, suite, **recorded) for each in (baseline, row)]
-        return {f.gate: f for f in standing(*rows, metrics=(MACRO,)).findings}
+        return said(*rows, metrics=(MACRO,))
 
     assert f"not above chance ({chance:g})" in gates(chance)["guessing"].reason
     assert "guessing" not in gates(chance + 0.04)
@@ -339,8 +219,7 @@ def test_a_mean_over_groups_below_chance_is_told_of_a_mean_with_it(baseline: Row
         row = with_macro(row, 0.3)
         return make.change(row, lambda run: replace(run, means={"both": (MACRO, BRACKETS)}))
 
-    result = standing(both(baseline), both(row), metrics=("both",))
-    finding = only(result.findings, "part below chance")
+    finding = said(both(baseline), both(row), metrics=("both",))["part below chance"]
     assert f"{MACRO} is 0.301, below chance, 0.4" in finding.reason
 
 
@@ -355,5 +234,5 @@ def test_a_change_of_phase_of_a_mean_over_groups_is_measured_from_chance(
         groups = {**macro.groups, "overall": {"n": 9, "metrics": metrics}}
         runs.append(replace(run, suites=(*others, replace(macro, groups=groups))))
     spread = replace(with_macro(row, 0.1), runs=tuple(runs))
-    result = standing(with_macro(baseline, 0.5), spread, metrics=(MACRO,))
-    assert "sd 11% of the way from chance" in only(result.findings, "in transition").reason
+    gates = said(with_macro(baseline, 0.5), spread, metrics=(MACRO,))
+    assert "sd 11% of the way from chance" in gates["in transition"].reason

@@ -10,7 +10,7 @@ from league_rows import ALIKE, SYMBOLS, UNIGRAM, change, make_context, make_row,
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.corpus import Corpus, check_domain, from_about, read_corpus
-from metaseq_lm.league.data_gates import domain, epochs, leak, not_judged
+from metaseq_lm.league.data_gates import conditions, domain, epochs, leak, not_judged
 
 FILE = Path("runs.jsonl")
 
@@ -55,6 +55,13 @@ def test_a_leak_says_what_stands_in_train() -> None:
     ):
         (finding,) = leak(row, make_context(row, corpus=corpus(valid=valid)))
         assert finding.reason == f"tokens of valid also stand in train: {reason}"
+
+
+def test_runs_that_did_otherwise_than_asked_are_counted() -> None:
+    cut = {"cut": {"valid": 0.25}}
+    row = change(make_row("causal", 0.8), with_results(conditions=cut), [0, 1, 2])
+    (finding,) = conditions(row, make_context(row))
+    assert finding.action == "note" and finding.reason.startswith("3 of 8 runs: rows that are cut")
 
 
 def test_epochs_are_counted_in_words() -> None:

@@ -305,7 +305,7 @@ def test_every_gate_that_hides_or_flags_has_a_meaning():
     named = set()
     for module in (control_gates, gates, loss_gates, parity_gates, score_gates):
         source = inspect.getsource(module)
-        named |= set(re.findall(r'(?:Finding|by_share)\(\s*"([a-z ]+)"', source))
+        named |= set(re.findall(r'(?:Finding\(|by_share\(\w+,)\s*"([a-z ]+)"', source))
     notes = {"validations", "still falling", "loss without score", "in transition"}
     notes |= {"shared control", "embedding layer", "reach"}
     assert len(named) > 20
