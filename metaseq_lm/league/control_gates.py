@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.evaluation.grouping import MACRO, SEPARATOR
-from metaseq_lm.league.differences import against, compare, side
+from metaseq_lm.league.differences import compare, side
 from metaseq_lm.league.gate import CONTROLS, GAIN, LEARNING, gate
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import (
@@ -253,7 +253,7 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
 
 def _is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> bool:
     """Return whether scores are worse than a level, such as chance, by more than their spread."""
-    difference = against(scores, level, lower_is_better)
+    difference = compare(scores, level, lower_is_better)
     return difference is not None and difference.sign < 0
 
 
@@ -269,7 +269,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
         for names, action in ((_GUESSES, FLAG), (_COUNTS, NOTE)):
             unbeaten, error = [], ""
             for name in names:
-                result = against(scores, levels[name], lower) if name in levels else None
+                result = compare(scores, levels[name], lower) if name in levels else None
                 if result is not None and result.sign <= 0:
                     unbeaten.append(f"{name} ({number(levels[name])})")
                     error = result.error_text
