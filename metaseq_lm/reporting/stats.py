@@ -1,9 +1,9 @@
 """Tests of scores over seeds, one score a seed: p, intervals, power, seeds that decide.
 
-`report`, the league and its gates all use these functions. The test of verdicts, `Test()`, takes
-the larger p of two tests: a permutation test, which needs equal spreads but no normal distribution,
-and Welch's t test, which needs no equal spreads. Where a row scatters more than its baseline, the
-permutation test alone errs twice as often as it should (docs/results/league.md).
+`report`, the league and its gates use these functions. DEFAULT_TEST takes the larger p of two tests:
+a permutation test, which needs equal spreads but no normal distribution, and Welch's t test, which
+needs no equal spreads. Where a row scatters more than its baseline, a permutation test alone errs
+twice as often as it should (docs/results/league.md).
 """
 
 import math
@@ -65,26 +65,19 @@ class Test:
     centre: str = "mean"
 
     def p(self, *samples: np.ndarray, errors: Errors = ()) -> float:
-        """Return p of a sample and its baseline, reproducibly.
+        """Return p of a sample and its baseline; two-sided p is twice the smaller one-sided p.
 
-        The controls of both may follow. Welch's test then contrasts four means. No permutation of
-        four samples is an exact test of equal gains: labels "trained" permuted within each side
-        test that training adds nothing to either. We permute the scores minus the mean of their
+        If the controls of both follow, Welch's test contrasts four means. No permutation of four
+        samples is an exact test of equal gains: labels "trained" permuted within each side test
+        that training adds nothing to either. We permute the scores minus the mean of their
         controls, which is exact if these means are known; otherwise p is too small, and only guards
-        against seeds that agree by chance. `errors` enter Welch's test.
+        against seeds that agree by chance. `errors` are those of Welch's test.
         """
-        return max(self._p(name, samples, errors) for name in self.name.split(" and "))
-
-    def _p(self, name: str, samples: Sequence[np.ndarray], errors: Errors) -> float:
-        """Return p of a single test; two-sided p is twice the smaller one-sided p."""
-        if name == "welch":
-            tails = _welch(samples, errors)
-        else:
-            x, y, *controls = samples
-            if controls:
-                x, y = (side - control.mean() for side, control in zip((x, y), controls))
-            tails = _TAILS[name](x, y, self.centre)
-        return tails[0] if self.sides == 1 else min(1.0, 2 * min(tails))
+        values = []
+        for name in self.name.split(" and "):
+            tails = _tails(name, samples, errors, self.centre)
+            values.append(tails[0] if self.sides == 1 else min(1.0, 2 * min(tails)))
+        return max(values)
 
     def smallest_p(self, n: int, m: int) -> float:
         """Return the smallest p that `n` against `m` seeds can have, 0 for t tests."""
@@ -108,56 +101,51 @@ class Test:
         for one true difference among `comparisons`). Scores are normal with equal spreads. Welch's
         test is simulated, with an error of about 1 point, and the permutation test with it for up
         to 8 seeds against 8; leaving that out makes the power up to 5 points too high for up to 28
-        comparisons. Student's t is exact. Other tests use it at the largest level that they attain
-        and with the efficiency of their statistic: simulated permutation tests of 3 to 7 scores
-        have a detectable difference within 4 %.
+        comparisons. Student's t is exact. Other tests are taken as a t test at the largest level
+        that they attain, with the efficiency of their statistic; simulated permutation tests of 3
+        to 7 scores have a detectable difference within 4 %.
         """
         from scipy.stats import nct
 
         tail = level / (self.sides * comparisons)
         ratio = effect / sd if sd else math.copysign(math.inf, effect or -1.0)
         if "welch" in self.name:
-            limits = _significant_from(*sizes, tail, permutes="permutation" in self.name)
+            limits = _significant_from(*sizes, tail, self.name != "welch")
             return float(((limits <= ratio) & np.isfinite(limits)).mean())
-        critical, unit = self._noncentral(sizes, tail)
+        critical, error = self._noncentral(sizes, tail)
         if not critical or math.isinf(ratio):
             return float(critical > 0 and ratio > 0)
-        return float(nct.sf(critical, sum(sizes) - 2, ratio / unit))
+        return float(nct.sf(critical, sum(sizes) - 2, ratio / error))
 
     def detectable(
-        self,
-        sizes: tuple[int, int],
-        sd: float = 1.0,
-        level: float = LEVEL,
-        comparisons: int = 1,
+        self, sizes: tuple[int, int], sd: float = 1.0, level: float = LEVEL, comparisons: int = 1
     ) -> float | None:
         """Return the true difference for which `power` is POWER; None if none is enough."""
         from scipy.optimize import brentq
 
         tail = level / (self.sides * comparisons)
         if "welch" in self.name:
-            limits = _significant_from(*sizes, tail, permutes="permutation" in self.name)
+            limits = _significant_from(*sizes, tail, self.name != "welch")
             effect = float(np.quantile(limits, POWER, method="higher"))
             return effect * sd if math.isfinite(effect) else None
-        critical, unit = self._noncentral(sizes, tail)
+        critical, error = self._noncentral(sizes, tail)
         if not critical:
             return None
-        highest = (2 * critical + 10) * unit
-        reached = brentq(
-            lambda x: self.power(sizes, x, 1.0, level, comparisons) - POWER, 0.0, highest
-        )
-        return float(reached) * sd
+
+        def excess(effect: float) -> float:
+            return self.power(sizes, effect, 1.0, level, comparisons) - POWER
+
+        return float(brentq(excess, 0.0, (2 * critical + 10) * error)) * sd
 
     def _noncentral(self, sizes: tuple[int, int], tail: float) -> tuple[float, float]:
         """Return the critical t (0 if no p is below `tail`) and the error of an sd of 1."""
         from scipy.stats import t as student_t
 
-        exact = self.name in ("permutation", "mann-whitney")
-        if exact and math.comb(sum(sizes), sizes[0]) <= ASSIGNMENTS:
-            ways = assignments(*sizes)  # without ties
-            is_ranks = self.name == "mann-whitney"
-            statistics = ways @ np.arange(sum(sizes)) if is_ranks else np.arange(len(ways))
-            levels = np.cumsum(np.unique(statistics, return_counts=True)[1]) / len(ways)
+        is_ranks, count = self.name == "mann-whitney", math.comb(sum(sizes), sizes[0])
+        if (is_ranks or self.name == "permutation") and count <= ASSIGNMENTS:
+            # Without ties each assignment has a statistic of its own, but for sums of ranks.
+            ranks = assignments(*sizes) @ np.arange(sum(sizes)) if is_ranks else np.arange(count)
+            levels = np.cumsum(np.unique(ranks, return_counts=True)[1]) / count
             tail = max(levels[levels < tail], default=0.0)
         efficiency = _EFFICIENCY.get(self.name, _EFFICIENCY.get(self.centre, 1.0))
         error = math.sqrt(sum(1 / n for n in sizes) / efficiency)
@@ -239,10 +227,19 @@ def welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, 
         return np.sqrt(total), total**2 / parts
 
 
-def mean_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[float, float]:
-    """Return `welch_error` as numbers; 0 and infinity for samples without spread."""
+def mean_error(
+    *samples: np.ndarray, errors: Errors = (), pooled: bool = False
+) -> tuple[float, float]:
+    """Return `welch_error` as numbers, or that of Student's t test of two samples if `pooled`.
+
+    It is 0 with infinite degrees of freedom for samples without spread.
+    """
     if not errors and sum(map(np.ptp, samples)) <= _rounding(samples):
         return 0.0, math.inf
+    if pooled:
+        sizes = [len(x) for x in samples]
+        sd = pooled_sd(*samples) or 0.0
+        return sd * math.sqrt(sum(1 / n for n in sizes)), sum(sizes) - 2.0
     error, freedom = welch_error(*samples, errors=errors)
     return float(error), float(freedom)
 
@@ -275,8 +272,20 @@ def _rounding(samples: Sequence[np.ndarray]) -> float:
 # ---------------------------------------------------------------- one-sided p of single tests
 
 
-def _welch(samples: Sequence[np.ndarray], errors: Errors = ()) -> Tails:
-    """Return the tails of Welch's t test of a difference, see `difference_of`.
+def _tails(name: str, samples: Sequence[np.ndarray], errors: Errors, centre: str) -> Tails:
+    """Return the one-sided p of a single test."""
+    if name in ("welch", "t"):
+        return _t_tails(samples, errors, pooled=name == "t")
+    x, y, *controls = samples
+    if controls:
+        x, y = (side - control.mean() for side, control in zip((x, y), controls))
+    if name == "mann-whitney":
+        return _rank_tails(x, y)
+    return (_permutation if name == "permutation" else _bootstrap)(x, y, centre)
+
+
+def _t_tails(samples: Sequence[np.ndarray], errors: Errors, pooled: bool) -> Tails:
+    """Return the tails of Student's or Welch's t test of a difference, see `difference_of`.
 
     They are 0 where the test cannot speak against a difference: for a sample of one score, and for
     different means without spread.
@@ -286,23 +295,13 @@ def _welch(samples: Sequence[np.ndarray], errors: Errors = ()) -> Tails:
     difference = difference_of(*samples)
     if abs(difference) <= _rounding(samples):
         difference = 0.0
-    if min(map(len, samples)) < 2:
-        return (0.0, 0.0) if difference else (1.0, 1.0)
-    error, freedom = mean_error(*samples, errors=errors)
+    error, freedom = 0.0, math.inf
+    if min(map(len, samples)) > 1:
+        error, freedom = mean_error(*samples, errors=errors, pooled=pooled)
     if not error:
-        return float(difference <= 0), float(difference >= 0)
+        return float(difference == 0), float(difference == 0)
     upper, lower = student_t.sf([difference / error, -difference / error], freedom)
     return float(upper), float(lower)
-
-
-def _student(x: np.ndarray, y: np.ndarray, _: str) -> Tails:
-    """Return the tails of Student's t test with pooled deviations."""
-    from scipy.stats import ttest_ind
-
-    if np.ptp(x) + np.ptp(y) <= _rounding((x, y)):  # without spread, scores differ or are equal
-        return _welch((x, y))
-    greater, less = (ttest_ind(x, y, alternative=side).pvalue for side in ("greater", "less"))
-    return float(greater), float(less)
 
 
 def _permutation(x: np.ndarray, y: np.ndarray, centre: str) -> Tails:
@@ -345,7 +344,7 @@ def _shares(values: np.ndarray, observed: float, tolerance: float, added: int = 
     return (at_least + added) / total, (at_most + added) / total
 
 
-def _mann_whitney(x: np.ndarray, y: np.ndarray, _: str) -> Tails:
+def _rank_tails(x: np.ndarray, y: np.ndarray) -> Tails:
     """Return the tails of the U test: exact for few scores, else the normal approximation.
 
     The approximation is too bold for few scores, and scipy's exact p does not allow ties: in that
@@ -359,10 +358,6 @@ def _mann_whitney(x: np.ndarray, y: np.ndarray, _: str) -> Tails:
         return _permutation(ranks[: len(x)], ranks[len(x) :], "mean")
     greater, less = (mannwhitneyu(x, y, alternative=side).pvalue for side in ("greater", "less"))
     return float(greater), float(less)
-
-
-_TAILS = {"permutation": _permutation, "bootstrap": _bootstrap}
-_TAILS |= {"mann-whitney": _mann_whitney, "t": _student}
 
 
 @lru_cache(maxsize=8)
