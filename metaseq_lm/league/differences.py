@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metaseq_lm.league.loss_gates import number
-from metaseq_lm.reporting.stats import LEVEL, half_width, mean_error, pooled_sd
+from metaseq_lm.reporting.stats import LEVEL, half_width, mean_error
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def compare(
     error, freedom = math.nan, math.nan
     if min(map(len, samples)) > 1:
         error, freedom = mean_error(*samples)
-    elif y.ndim and (sd := pooled_sd(x, y)) is not None:
-        error, freedom = sd * math.sqrt(1 / len(x) + 1 / len(y)), len(x) + len(y) - 2.0
+    elif sum(map(len, samples)) > 2:
+        error, freedom = mean_error(*samples, pooled=True)
     return Difference(float(x.mean()), float(y.mean()), error, freedom, lower_is_better)
 
 

@@ -240,7 +240,7 @@ def contrast(samples: Samples, level: float, errors: Errors = ()) -> Contrast:
         errors: Errors in addition to the variance over seeds.
     """
     arrays = [checked(scores) for scores in samples]
-    if len(arrays) > 2 and np.array_equal(*arrays[2:]):
+    if len(arrays) > 2 and np.array_equal(arrays[2], arrays[3]):
         arrays = arrays[:2]
     errors = tuple(error for error in errors if error.variance > 0)
     tests_nothing = len(arrays) > 2 and min(map(len, arrays)) < 2

@@ -24,7 +24,6 @@ from metaseq_lm.reporting.stats import (
 
 DETECTABLE = f"detectable ({POWER:.0%} power)".replace("%", " %")
 UNIT = "a seed, which counts as an independent pre-training"
-_AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
 
 
 def choose_test(name: str, sides: int, spread: str) -> Test:
@@ -198,8 +197,8 @@ class Significance:
         if min(smallest.values()) * count < LEVEL:
             return line
         times = f"Times {count} comparisons that is" if count > 1 else "That is"
-        enough = [n for n in range(FEWEST, 20) if smallest_p(n, n) * count < LEVEL]
-        remedy = f"{enough[0]} seeds a setting" if enough else "fewer comparisons"
+        enough = (n for n in range(FEWEST, 20) if smallest_p(n, n) * count < LEVEL)
+        remedy = next((f"{n} seeds a setting" for n in enough), "fewer comparisons")
         return f"{line} {times} not below {LEVEL}: nothing can be significant; {remedy} would do."
 
 
@@ -227,11 +226,10 @@ def compare(
         comparison = Comparison(setting, base)
         if base is not None and not comparison.is_baseline:
             comparison = compare_pair(setting, base, metric, test)
-            if with_detectable and comparison.p is not None:
-                sd = pooled_sd(_scores(setting, metric), _scores(base, metric))
-                sizes = (seeds, seeds) if seeds else comparison.sizes
-                reach = test.detectable(sizes, sd or 0.0)
-                comparison = replace(comparison, detectable=reach)
+        if base is not None and with_detectable and comparison.p is not None:
+            sd = pooled_sd(_scores(setting, metric), _scores(base, metric)) or 0.0
+            sizes = (seeds, seeds) if seeds else comparison.sizes
+            comparison = replace(comparison, detectable=test.detectable(sizes, sd))
         comparisons.append(comparison)
     # The same runs under two labels are one hypothesis.
     p_values = {c.hypothesis: c.p for c in comparisons if c.p is not None}
@@ -253,12 +251,10 @@ def compare_pair(setting: Setting, base: Setting, metric: Metric, test: Test) ->
         return replace(comparison, other_function=describe(metric.name, differing))
     if min(comparison.sizes) < FEWEST:
         return comparison
-    sign = -1.0 if metric.lower_is_better else 1.0
-    difference = float(_AVERAGES[test.centre](x) - _AVERAGES[test.centre](y))
-    is_ahead = sign * difference >= 0
-    return replace(
-        comparison, p=test.p(sign * x, sign * y), difference=difference, is_ahead=is_ahead
-    )
+    sign, average = (-1.0 if metric.lower_is_better else 1.0), getattr(np, test.centre)
+    difference = float(average(x) - average(y))
+    p, is_ahead = test.p(sign * x, sign * y), sign * difference >= 0
+    return replace(comparison, p=p, difference=difference, is_ahead=is_ahead)
 
 
 def _pair_up(

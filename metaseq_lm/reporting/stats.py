@@ -1,7 +1,7 @@
 """Tests of scores over seeds, one score a seed: p, intervals, power, seeds that decide.
 
-`report`, the league and its gates use these functions. DEFAULT_TEST takes the larger p of two tests:
-a permutation test, which needs equal spreads but no normal distribution, and Welch's t test, which
+`report`, the league and its gates use these functions. DEFAULT_TEST takes the larger p of a
+permutation test, which needs equal spreads but no normal distribution, and Welch's t test, which
 needs no equal spreads. Where a row scatters more than its baseline, a permutation test alone errs
 twice as often as it should (docs/results/league.md).
 """
@@ -57,7 +57,7 @@ class Test:
     Attributes:
         name: One of TESTS; "permutation and welch" takes the larger p of both.
         sides: 2, or 1 if "larger than the baseline" was the only question before the runs.
-        centre: "mean" or "median", for "permutation" and "bootstrap".
+        centre: "mean" or "median"; tests in OF_MEANS have means.
     """
 
     name: str = TESTS[0]
@@ -81,11 +81,12 @@ class Test:
 
     def smallest_p(self, n: int, m: int) -> float:
         """Return the smallest p that `n` against `m` seeds can have, 0 for t tests."""
-        exact = 1 / math.comb(n + m, n)
-        smallest = {"permutation": max(exact, 1 / (1 + ASSIGNMENTS)), "mann-whitney": exact}
-        smallest["bootstrap"] = 1 / (1 + RESAMPLES)
-        parts = self.name.split(" and ")
-        return min(1.0, self.sides * max(smallest.get(part, 0.0) for part in parts))
+        least = 1 / math.comb(n + m, n)
+        if "permutation" in self.name:
+            least = max(least, 1 / (1 + ASSIGNMENTS))
+        elif self.name != "mann-whitney":
+            least = 1 / (1 + RESAMPLES) if self.name == "bootstrap" else 0.0
+        return min(1.0, self.sides * least)
 
     def power(
         self,
@@ -159,19 +160,15 @@ class Test:
         With `equivalence`, equal rows are also called equivalent within ± `effect` with this
         probability. None if more than MOST_SEEDS are needed.
         """
-
-        def is_enough(n: int) -> bool:
-            shown = self.power((n, n), effect, sd, level, comparisons)
-            same = equivalence_power(n, effect, sd, level) if equivalence else 1.0
-            return min(shown, same) >= POWER
-
-        if not is_enough(MOST_SEEDS):
-            return None
-        low, high = 1, MOST_SEEDS  # low is not enough, high is
+        low, high = 1, MOST_SEEDS + 1  # low is not enough, high is
+        n = MOST_SEEDS
         while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if is_enough(middle) else (middle, high)
-        return high
+            power = self.power((n, n), effect, sd, level, comparisons)
+            if equivalence:
+                power = min(power, equivalence_power(n, effect, sd, level))
+            low, high = (low, n) if power >= POWER else (n, high)
+            n = (low + high) // 2
+        return high if high <= MOST_SEEDS else None
 
 
 DEFAULT_TEST = Test()
@@ -182,9 +179,7 @@ def holm(p: Sequence[float]) -> list[float]:
     # scipy corrects false discovery rates only.
     order = np.argsort(p, kind="stable")
     raw = np.minimum(1.0, np.arange(len(p), 0, -1) * np.asarray(p, float)[order])
-    corrected = np.empty(len(p))
-    corrected[order] = np.maximum.accumulate(raw)
-    return [float(value) for value in corrected]
+    return [float(x) for x in np.maximum.accumulate(raw)[np.argsort(order)]]
 
 
 # ---------------------------------------------------------------- differences of means
@@ -202,11 +197,9 @@ def pooled_sd(*samples: np.ndarray) -> float | None:
     """
     variance = 0.0
     for x, y in zip(samples[::2], samples[1::2]):
-        freedom = len(x) + len(y) - 2
-        if not freedom:
+        if not (freedom := len(x) + len(y) - 2):
             return None
-        squares = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y))
-        variance += squares / freedom
+        variance += float(sum(((side - side.mean()) ** 2).sum() for side in (x, y))) / freedom
     return math.sqrt(variance)
 
 
@@ -287,7 +280,7 @@ def _tails(name: str, samples: Sequence[np.ndarray], errors: Errors, centre: str
 def _t_tails(samples: Sequence[np.ndarray], errors: Errors, pooled: bool) -> Tails:
     """Return the tails of Student's or Welch's t test of a difference, see `difference_of`.
 
-    They are 0 where the test cannot speak against a difference: for a sample of one score, and for
+    One is 0 where the test cannot speak against a difference: for a sample of one score, and for
     different means without spread.
     """
     from scipy.stats import t as student_t
@@ -299,7 +292,7 @@ def _t_tails(samples: Sequence[np.ndarray], errors: Errors, pooled: bool) -> Tai
     if min(map(len, samples)) > 1:
         error, freedom = mean_error(*samples, errors=errors, pooled=pooled)
     if not error:
-        return float(difference == 0), float(difference == 0)
+        return float(difference <= 0), float(difference >= 0)
     upper, lower = student_t.sf([difference / error, -difference / error], freedom)
     return float(upper), float(lower)
 
