@@ -91,8 +91,8 @@ def to_document(
     """Return a table for JSON: its rows as csv has them, the test, and the notes."""
     test = None
     if significance:
-        how = significance.test
-        test = {"name": how.name, "of": how.centre, "sides": how.sides, "level": LEVEL}
+        used = significance.test
+        test = {"name": used.name, "of": used.centre, "sides": used.sides, "level": LEVEL}
         test |= {
             "unit": UNIT,
             "family": significance.family,

@@ -165,12 +165,12 @@ class Significance:
     def describe(self) -> str:
         """Return the test, its sides and unit, the baseline and the family of the correction."""
         within = f" with equal {', '.join(self.keys)}" if self.keys else ""
-        asked = "better than" if self.test.sides == 1 else "better or worse than"
+        alternative = "better than" if self.test.sides == 1 else "better or worse than"
         count = len(self.family)
         once = ", the same runs under several labels counted once" * (count < len(self.tested))
         return (
-            f"p: {describe_test(self.test)} ({asked} the baseline {self.baseline}{within}); the "
-            f"unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the {count} comparisons "
+            f"p: {describe_test(self.test)} ({alternative} the baseline {self.baseline}{within}); "
+            f"the unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the {count} comparisons "
             f"of this table{once}."
         )
 
