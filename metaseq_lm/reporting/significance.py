@@ -170,8 +170,8 @@ class Significance:
         once = ", the same runs under several labels counted once" * (count < len(self.tested))
         return (
             f"p: {describe_test(self.test)} ({alternative} the baseline {self.baseline}{within}); "
-            f"the unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the {count} comparisons "
-            f"of this table{once}."
+            f"the unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the {count} "
+            f"comparisons of this table{once}."
         )
 
     def describe_detectable(self) -> str:
