@@ -82,7 +82,7 @@ compare() { # metric, folder of the table, stage and label of the baseline, othe
     read -ra names <<< "$stage $5"
     there "${names[@]}"
     [ -d "$runs/$stage" ] && [ ${#folders[@]} -gt 1 ] || return 0
-    metaseq report "${folders[@]}" --metric "$metric" --spread range --test mann-whitney --baseline "label=$label" \
+    metaseq report "${folders[@]}" --metric "$metric" --spread range --test mann-whitney --sides 1 --baseline "label=$label" \
         --out "$report/$place" "${@:6}"
 }
 compare valid.score students multi Multi 'multi_multi single_multi second_multi'

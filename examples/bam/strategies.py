@@ -21,7 +21,8 @@ from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.significance import DETECTABLE, FEWEST, detectable, holm, p_value
+from metaseq_lm.reporting.significance import DETECTABLE
+from metaseq_lm.reporting.stats import FEWEST, Test, holm, pooled_sd
 
 SCORE = re.compile(r"valid\.(.+)_score")
 BASELINES = ["Single", "Multi"]
@@ -136,7 +137,8 @@ def tested(cells: Cells, left_out: Sequence[str] = ()) -> dict[tuple[str, str], 
                 continue
             others = [cells.get(baseline, {}).get(column, []) for baseline in BASELINES]
             if min(len(values), *map(len, others)) >= FEWEST:
-                found[label, column] = max(p_value(values, o, False, "bootstrap") for o in others)
+                p = [Test("bootstrap", sides=1).p(*map(np.array, (values, o))) for o in others]
+                found[label, column] = max(p)
     return dict(zip(found, holm(list(found.values()))))
 
 
@@ -184,10 +186,10 @@ def claims(cells: Cells, left_out: Sequence[str] = ()) -> list[str]:
     pairs += [(one, other, "RTE") for one, other in RTE if "RTE" not in left_out]
     lines = [f"| better | than | on | difference | {DETECTABLE} |", "|---" * 5 + "|"]
     for one, other, column in pairs:
-        x, y = (cells.get(label, {}).get(column, []) for label in (one, other))
+        x, y = (np.array(cells.get(label, {}).get(column, [])) for label in (one, other))
         if min(len(x), len(y)) < FEWEST:
             continue
-        least = detectable(x, y, "permutation")
+        least = Test("permutation", sides=1).detectable((len(x), len(y)), pooled_sd(x, y) or 0.0)
         reach = "never" if least is None else f"{100 * least:.1f}"
         difference = 100 * float(np.mean(x) - np.mean(y))
         lines.append(f"| {one} | {other} | {column.split()[0]} | {difference:+.1f} | {reach} |")

@@ -21,7 +21,7 @@ from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.significance import FEWEST, holm
+from metaseq_lm.reporting.stats import FEWEST, holm
 
 ALL = 1.0  # the share of all labels
 SEVERAL = "3 sets"

@@ -36,7 +36,7 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.images import normalised
 from metaseq_lm.methods.cvt.vision import CVTVisionTask, PositionHeads
 from metaseq_lm.reporting.folders import read_runs
-from metaseq_lm.reporting.significance import FEWEST, detectable
+from metaseq_lm.reporting.stats import FEWEST, Test, pooled_sd
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.restore import open_run
 
@@ -221,12 +221,13 @@ def spread(values: np.ndarray, digits: int) -> str:
 def difference(values: np.ndarray, base: np.ndarray) -> str:
     """Return by how much the mean of values (seeds,) is above that of `base`.
 
-    In brackets stands the true difference that a t test would find with a probability of 0.8.
+    In brackets stands the true difference that a one-sided t test would find with a probability of
+    0.8.
     """
     text = f"{values.mean() - base.mean():+.1f}"
     if min(len(values), len(base)) < FEWEST:
         return text
-    least = detectable(values.tolist(), base.tolist(), "t")
+    least = Test("t", sides=1).detectable((len(values), len(base)), pooled_sd(values, base) or 0.0)
     return text if least is None else f"{text} ({least:.1f})"
 
 

@@ -42,7 +42,7 @@ words() { # general or ncbi
     [ -d "$out/data/$1" ] || bash "$here/prepare.sh" "$out/data" "$1"
 }
 table() { # folder of the table, metric, label of the baseline, runs and more
-    metaseq report "${@:4}" --metric "$2" --baseline "label=$3" --out "$report/$1"
+    metaseq report "${@:4}" --metric "$2" --baseline "label=$3" --sides 1 --out "$report/$1"
 }
 keep() { # name, metric, options: all runs of an experiment, as a table and in one file
     mkdir -p "$report"
@@ -169,7 +169,7 @@ figure_4_7() {
     images
     sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt model.width=0.125 \
         trainer.max_update=1000
-    keep figure_4_7 test.accuracy --baseline label=supervised --test t --detectable
+    keep figure_4_7 test.accuracy --baseline label=supervised --test t --sides 1 --detectable
     python "$here/figure_4_7.py" "$runs/figure_4_7" --out "$report"
 }
 

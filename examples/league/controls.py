@@ -21,13 +21,12 @@ from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.differences import compare
-from metaseq_lm.league.gains import Gain, gain_contrast
 from metaseq_lm.league.plan_files import named_plan
 from metaseq_lm.league.standings import Row, metric_of, seed_scores
-from metaseq_lm.league.verdict import detectable, difference_of, pooled_sd
+from metaseq_lm.league.verdict import Gain, contrast
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
-from metaseq_lm.reporting.significance import LEVEL
+from metaseq_lm.reporting.stats import DEFAULT_TEST, LEVEL, difference_of, pooled_sd
 from metaseq_lm.reporting.table import Cell, Table
 
 SIGNS = {1: " +", 0: "", -1: " -"}
@@ -73,7 +72,7 @@ def beside_baseline(rows: list[Row], baseline: str, metric: Metric) -> Iterator[
             continue
         sd = pooled_sd(*samples)
         assert sd is not None  # there are degrees of freedom
-        reach = detectable(count, sd)
+        reach = DEFAULT_TEST.detectable((count, count), sd)
         seen = "never" if reach is None else metric.text(reach, 2)
         difference = metric.text(difference_of(*samples), 2)
         row_of_table = [metric.name, row.objective, flops_text(row.budget), str(count)]
@@ -88,8 +87,8 @@ def beside_gain(row: Row, base: Row, metric: Metric) -> tuple[str, str]:
         if not untrained:
             return "-", "-"
         gains.append(Gain(side.scores(metric.name), untrained))
-    contrast = gain_contrast(*gains, LEVEL)
-    return metric.text(contrast.difference, 2), p_text(contrast.p)
+    between = contrast(gains[0].over(gains[1]), LEVEL)
+    return metric.text(between.difference, 2), p_text(between.p)
 
 
 def without_models(rows: list[Row], metrics: list[Metric]) -> tuple[list[str], list[list[str]]]:

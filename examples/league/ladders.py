@@ -53,7 +53,7 @@ from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predic
 from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
-from metaseq_lm.reporting.significance import LEVEL
+from metaseq_lm.reporting.stats import LEVEL
 from metaseq_lm.reporting.table import Cell, Table
 
 DRAWS = 1_000  # of a simulated interval

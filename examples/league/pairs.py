@@ -21,7 +21,7 @@ from metaseq_lm.league.standings import metric_of
 from metaseq_lm.league.verdict import contrast
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, p_text
-from metaseq_lm.reporting.significance import LEVEL, holm
+from metaseq_lm.reporting.stats import LEVEL, holm
 from metaseq_lm.reporting.table import Cell, Table
 
 FEWEST = 3  # seeds of each side
@@ -45,7 +45,7 @@ def main() -> None:
     if len(names) < 2:
         raise UsageError(f"no two objectives have {FEWEST} scored seeds at {budget} FLOPs")
     pairs = list(combinations(names, 2))
-    contrasts = [contrast(scores[a], scores[b], LEVEL) for a, b in pairs]
+    contrasts = [contrast((scores[a], scores[b]), LEVEL) for a, b in pairs]
     lines = []
     for (ahead, behind), item, corrected in zip(
         pairs, contrasts, holm([item.p for item in contrasts])

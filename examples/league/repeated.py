@@ -17,9 +17,10 @@ from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.plan_files import EPOCHS, OBJECTIVES, named_plan
 from metaseq_lm.league.standings import Row, metric_of
-from metaseq_lm.league.verdict import UNDECIDED, Decision, Rule, decide_all, detectable
+from metaseq_lm.league.verdict import UNDECIDED, Decision, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, p_text, summarise
+from metaseq_lm.reporting.stats import DEFAULT_TEST
 from metaseq_lm.reporting.table import Cell, Table
 
 LOSS = "valid.loss"
@@ -92,7 +93,7 @@ def primary_table(pairs: Sequence[Pair], league: LeagueRuns, title: str) -> Tabl
         )
     sizes = min(min(map(len, pair.scores(metric.name))) for pair in pairs)
     sd = statistics.mean((d.sd or 0) ** 2 for d in decisions) ** 0.5
-    effect = detectable(sizes, sd, comparison.level, len(pairs))
+    effect = DEFAULT_TEST.detectable((sizes, sizes), sd, comparison.level, len(pairs))
     seen = f"a difference of {metric.text(effect, 1)}" if effect else "no difference"
     notes.append(
         f"With {sizes} seeds each, and an sd over seeds of {metric.text(sd, 1)}, {seen} is seen in "

@@ -26,24 +26,17 @@ import numpy as np
 
 from metaseq_lm.league.choice import plausible_settings, sd_of_choice, shares_of_best
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.gains import Gain, decide_gains
 from metaseq_lm.league.verdict import (
     BETTER,
     EQUIVALENT,
     VERDICTS,
     WORSE,
+    Gain,
     Rule,
-    assignments,
     decide_all,
-    detectable,
-    difference_p,
-    permutation_p,
-    power,
-    seeds_to_decide,
-    welch_p,
 )
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.significance import LEVEL, holm
+from metaseq_lm.reporting.stats import DEFAULT_TEST, LEVEL, Test, assignments, holm
 
 SEEDS = (4, 5, 8, 10)
 GROUP = 7
@@ -61,7 +54,8 @@ class Population:
     sd: float
 
 
-TESTS = {"permutation": permutation_p, "Welch": welch_p, "both": difference_p}
+PERMUTATION, WELCH = Test("permutation"), Test("welch")
+TESTS = {"permutation": PERMUTATION.p, "Welch": WELCH.p, "both": DEFAULT_TEST.p}
 
 
 def normal(sd: float) -> Draw:
@@ -116,7 +110,7 @@ def conditions() -> Iterator[tuple[str, int, int, float]]:
         for seeds in SEEDS:
             for comparisons in (1, GROUP, 4 * GROUP) if name == "normal" else (1, GROUP):
                 effects = [0.0, SMALLEST_EFFECT]
-                limit = detectable(seeds, 1.0, comparisons=comparisons)
+                limit = DEFAULT_TEST.detectable((seeds, seeds), comparisons=comparisons)
                 if name == "normal" and limit:
                     effects.append(limit)
                 for effect in effects:
@@ -213,23 +207,16 @@ def pairs_p(
     scores: np.ndarray, base: np.ndarray, untrained: np.ndarray, base_untrained: np.ndarray
 ) -> float:
     """Return p of the permutation of gains of single seeds, each with an untrained model."""
-    return permutation_p(scores - untrained, base - base_untrained)
-
-
-def shifted_p(
-    scores: np.ndarray, base: np.ndarray, untrained: np.ndarray, base_untrained: np.ndarray
-) -> float:
-    """Return p of the permutation of scores less the mean of the untrained models."""
-    return permutation_p(scores - untrained.mean(), base - base_untrained.mean())
+    return PERMUTATION.p(scores - untrained, base - base_untrained)
 
 
 GAIN_TESTS = {
     "trained or not": trained_or_not_p,
     "pairs": pairs_p,
-    "scores less mean": shifted_p,
-    "Welch": welch_p,
+    "scores less mean": PERMUTATION.p,
+    "Welch": WELCH.p,
 }
-BOTH = "both"  # the last two, what `decide_gains` has
+BOTH = "both"  # the last two, what `decide_all` has
 
 
 def draw_gains(
@@ -269,7 +256,7 @@ def simulate_gains(
     counts, first = Counter(dict.fromkeys((*tests, BOTH), 0)), Counter()
     for _ in range(leagues):
         pairs = draw_gains(rng, condition, sizes, effect)
-        decisions = decide_gains(pairs, rule)
+        decisions = decide_all([gain.over(base) for gain, base in pairs], rule)
         corrected = {BOTH: [decision.corrected for decision in decisions]}
         for test, p_of in tests.items():
             values = []
@@ -413,7 +400,10 @@ def claims() -> list[list[str]]:
     """Return the power that is claimed for the smallest effect, as rows of a pivot."""
     rows = []
     for count in (1, GROUP, 4 * GROUP):
-        texts = [per_cent(power(n, SMALLEST_EFFECT, 1.0, comparisons=count), 1) for n in SEEDS]
+        texts = [
+            per_cent(DEFAULT_TEST.power((n, n), SMALLEST_EFFECT, comparisons=count), 1)
+            for n in SEEDS
+        ]
         rows.append(["claimed", str(count), *texts])
     return rows
 
@@ -422,8 +412,11 @@ def plan_rows() -> list[list[str]]:
     """Return what can be detected, in sd, and the seeds that decide, by number of comparisons."""
     rows = []
     for comparisons in (1, 3, 7, 14, 28):
-        reach = [detectable(n, 1.0, comparisons=comparisons) for n in SEEDS]
-        seeds = [seeds_to_decide(1.0, Rule(e, comparisons=comparisons)) for e in (1, 1.5, 2, 3)]
+        reach = [DEFAULT_TEST.detectable((n, n), comparisons=comparisons) for n in SEEDS]
+        seeds = [
+            DEFAULT_TEST.seeds_that_decide(effect, 1.0, LEVEL, comparisons)
+            for effect in (1, 1.5, 2, 3)
+        ]
         texts = ["never" if effect is None else f"{effect:.2f}" for effect in reach]
         rows.append([str(comparisons), *texts, *map(str, seeds)])
     return rows

@@ -50,6 +50,6 @@ tuned=("$out"/{start,meta}/{SST-2,SST-5,SNLI})
 metaseq report "${tuned[@]}" --metric valid.accuracy --curve valid.accuracy --columns task.labelled \
     --out "$out/report"
 for name in SST-2 SST-5 SNLI; do # is any better than going on as before?
-    metaseq report "$out"/{start,meta}/$name --metric valid.accuracy --baseline label=k0 \
+    metaseq report "$out"/{start,meta}/$name --metric valid.accuracy --baseline label=k0 --sides 1 \
         --out "$out/report/$name"
 done

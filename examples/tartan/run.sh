@@ -52,7 +52,7 @@ for pair in citation_intent:f1_macro sciie:f1_macro chemprot:accuracy; do
     set=${pair%:*} metric=test.${pair#*:}
     for baseline in "tapt" "dapt_tapt" "'fine-tuned, 3 epochs'"; do
         name=${baseline//[^a-z0-9]/_}
-        metaseq report "${systems[@]}" --metric "$metric" --where task.labelled=$set --baseline "label=$baseline" \
+        metaseq report "${systems[@]}" --metric "$metric" --where task.labelled=$set --baseline "label=$baseline" --sides 1 \
             --out "$out/report/$set-$name"
     done
     metaseq report "$out/runs"/{meta,meta_same_head} --metric "$metric" --where task.labelled=$set --curve 'train.alpha_*' \

@@ -53,7 +53,8 @@ from metaseq_lm.reporting.plots import (
 )
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
-from metaseq_lm.reporting.significance import FEWEST, LEVEL, POWER, TESTS, compare
+from metaseq_lm.reporting.significance import choose_test, compare
+from metaseq_lm.reporting.stats import FEWEST, LEVEL, POWER, TESTS
 from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
 from metaseq_lm.reporting.watch import follow, runs_go_on
 
@@ -92,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="test whether settings are better than the one with this label or config value, "
+        help="test whether settings differ from the one with this label or config value, "
         "all other keys of the table being equal (default: no test)",
     )
     add(
@@ -106,15 +107,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--test",
         choices=TESTS,
-        default="permutation",
-        help="of means, or of medians with --spread range; t: always of means (default: "
-        "%(default)s)",
+        default=TESTS[0],
+        help="of means, with --spread range of medians but for welch and t; permutation and welch: "
+        "the larger p of both, as in a league (default: %(default)s)",
+    )
+    add(
+        "--sides",
+        type=int,
+        choices=(1, 2),
+        default=2,
+        help='1: only "better than the baseline" was asked before the runs (default: %(default)s)',
     )
     add(
         "--detectable",
         action="store_true",
         help="with --baseline: columns with the difference from it, and with the true one that the "
-        f"test would find (p below {LEVEL}, one-sided, before Holm) with a probability of "
+        f"test would find (p below {LEVEL}, before Holm) with a probability of "
         f"{POWER:.0%}%, with these numbers of seeds and their scatter",
     )
     add(
@@ -272,8 +280,9 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
     metric = choose_metric(runs, args.metric, args.better)
     curves = _choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows, args.pairs) if key])
+    test = choose_test(args.test, args.sides, args.spread)
     if args.pairs:
-        table = pair_table(settings, metric, args.pairs, args.test, args.spread)
+        table = pair_table(settings, metric, args.pairs, test)
         table = replace(table, notes=[*table.notes, *planned])
         return _write_table(table, "pairs", args.out, output_formats)
     controls = _choose_controls(settings, args.control)
@@ -287,8 +296,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
                 settings,
                 metric,
                 args.baseline,
-                args.test,
-                args.spread,
+                test,
                 with_detectable=args.detectable,
                 seeds=args.seeds,
             )

@@ -1,9 +1,8 @@
 """Texts of the cells of standings: scores, gains, differences with their intervals."""
 
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
-from metaseq_lm.league.gains import Gain
 from metaseq_lm.league.standings import REFUSE, VOID
-from metaseq_lm.league.verdict import Decision, Rule
+from metaseq_lm.league.verdict import Decision, Gain, Rule
 from metaseq_lm.reporting.numbers import Metric, p_text, summarise
 
 

@@ -17,8 +17,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from metaseq_lm.league.verdict import Error
-from metaseq_lm.reporting.significance import POWER
+from metaseq_lm.reporting.stats import POWER, Error
 
 FEWEST = 3  # tuning seeds that make a choice part of the experiment
 MOST = 3  # settings of which final seeds run

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.evaluation.grouping import MACRO, SEPARATOR
-from metaseq_lm.league.differences import Difference, against, compare, side
+from metaseq_lm.league.differences import Difference, compare, side
 from metaseq_lm.league.gate import CONTROLS, GAIN, LEARNING, gate
 from metaseq_lm.league.loss_gates import curve, lowest, number
 from metaseq_lm.league.standings import (
@@ -100,7 +100,7 @@ def _chance_above(row: Row, metric: str) -> float | None:
     """Return the chance of a metric if a row's scores are below it by more than their spread."""
     chance = references(row.scored, metric).get("chance")
     lower = metric_of(metric, row.runs).lower_is_better
-    result = None if chance is None else against(row.scores(metric), chance, lower)
+    result = None if chance is None else compare(row.scores(metric), chance, lower)
     return chance if result is not None and result.sign < 0 else None
 
 
@@ -222,7 +222,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
         for names, action in ((_GUESSES, FLAG), (_COUNTS, NOTE)):
             unbeaten, error = [], ""
             for name in (name for name in names if name in levels):
-                result = against(scores, levels[name], lower)
+                result = compare(scores, levels[name], lower)
                 if result is not None and result.sign <= 0:
                     unbeaten.append(f"{name} ({number(levels[name])})")
                     error = result.error_text

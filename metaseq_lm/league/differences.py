@@ -1,11 +1,9 @@
 """Differences of scores as gates see them: is a sample better than another, or than a level?
 
-A score exceeds another, or a level such as chance, if the difference of the means over seeds is
-more than Student's t standard errors, two-sided at LEVEL, with Welch's degrees of freedom. This is
-a screen, not the test of the league's verdicts. Without any effect 2.4 % of normal samples are
-called better (8 seeds against 8), 2.5 % (8 against 4) or 3.0 % (8 against 3), and equal shares
-worse. 2 standard errors in place of the quantile, which is 2.2, 2.4 and 2.7, would err in 3.2, 4.3
-and 5.5 %; where the control scatters twice as much, in 5.7 % (8 against 4) in place of 3.0 %.
+A score exceeds another, or a level such as chance, if Welch's 1 - LEVEL interval of the difference
+of the means over seeds is above 0. This is a screen, not the test of the league's verdicts. Without
+any effect 2.4 % of normal samples are called better (8 seeds against 8), 2.5 % (8 against 4) or
+3.0 % (8 against 3), and equal shares worse.
 """
 
 import math
@@ -15,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metaseq_lm.league.loss_gates import number
-from metaseq_lm.league.verdict import welch_error
-from metaseq_lm.reporting.significance import LEVEL
+from metaseq_lm.reporting.stats import LEVEL, half_width, mean_error
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,9 @@ class Difference:
     @property
     def sign(self) -> int:
         """1 if the first is better by more than chance, -1 if the second is, else 0."""
-        from scipy.stats import t as student_t
-
         difference = self.other - self.mean if self.lower_is_better else self.mean - self.other
-        if math.isnan(self.error):
-            return 0
-        limit = float(student_t.isf(LEVEL / 2, self.freedom)) * self.error if self.error else 0.0
-        return int(difference > limit) - int(-difference > limit)
+        width = half_width(self.error, self.freedom, LEVEL / 2)
+        return int(difference > width) - int(-difference > width)
 
     @property
     def text(self) -> str:
@@ -60,43 +53,23 @@ class Difference:
 
 
 def compare(
-    scores: Sequence[float], others: Sequence[float], lower_is_better: bool
+    scores: Sequence[float], others: Sequence[float] | float, lower_is_better: bool
 ) -> Difference | None:
-    """Return the difference of two samples of scores, None if one is empty.
+    """Return the difference of scores from others, or from a fixed level; None if one is empty.
 
-    A sample of one score is given the variance of the other sample.
+    A single score has the spread of the other sample. Against a level, or another single score, it
+    has none and is neither better nor worse.
     """
-    if not len(scores) or not len(others):
-        return None
     x, y = np.asarray(scores, dtype=float), np.asarray(others, dtype=float)
-    error, freedom = math.nan, math.nan
-    if min(len(x), len(y)) > 1:
-        error, freedom = _error_of(x, y)
-    elif max(len(x), len(y)) > 1:
-        spread, freedom = max(x, y, key=len), float(max(len(x), len(y)) - 1)
-        error = float(spread.std(ddof=1)) * math.sqrt(1 / len(x) + 1 / len(y))
-    return Difference(float(x.mean()), float(y.mean()), error, freedom, lower_is_better)
-
-
-def against(scores: Sequence[float], level: float, lower_is_better: bool) -> Difference | None:
-    """Return the difference of a sample of scores from a fixed level, None if it is empty.
-
-    A single score has no spread, so it is neither better nor worse.
-    """
-    if not len(scores):
+    if not x.size or not y.size:
         return None
-    x, error = np.asarray(scores, dtype=float), math.nan
-    if len(x) > 1:
-        error = float(x.std(ddof=1)) / math.sqrt(len(x)) if np.ptp(x) else 0.0
-    return Difference(float(x.mean()), level, error, len(x) - 1.0, lower_is_better)
-
-
-def _error_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return the standard error of the difference of two samples, and its degrees of freedom."""
-    if not (np.ptp(x) or np.ptp(y)):
-        return 0.0, math.nan
-    error, freedom = welch_error(x, y)
-    return float(error), float(freedom)
+    samples = (x, y) if y.ndim else (x,)
+    error, freedom = math.nan, math.nan
+    if min(map(len, samples)) > 1:
+        error, freedom = mean_error(*samples)
+    elif sum(map(len, samples)) > 2:
+        error, freedom = mean_error(*samples, pooled=True)
+    return Difference(float(x.mean()), float(y.mean()), error, freedom, lower_is_better)
 
 
 def side(lower_is_better: bool) -> str:

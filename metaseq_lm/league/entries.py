@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metaseq_lm.league.choice import choice_error
-from metaseq_lm.league.gains import Gain, decide_gains
 from metaseq_lm.league.gate import lacked_by
 from metaseq_lm.league.items import Items, item_errors
 from metaseq_lm.league.predictions import Outcome
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
-from metaseq_lm.league.verdict import WORSE, Decision, Errors, Rule, decide_all
+from metaseq_lm.league.verdict import WORSE, Decision, Gain, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
+from metaseq_lm.reporting.stats import Errors
 
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 Scores = Mapping[str, Sequence[float]]
@@ -156,11 +156,11 @@ class Standings:
                 errors[i] = self.errors(name, entry, base)
                 gain, base_gain = entry.gain(name), base.gain(name)
                 if gain and base_gain:
-                    gains[i] = gain, base_gain
+                    gains[i] = gain.over(base_gain)
                     of_gains.append(self.errors(name, entry, base, of_gains=True))
         judged = decide_all(list(scores.values()), self.rule, list(errors.values()))
         decisions = dict(zip(scores, judged))
-        on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule, of_gains)))
+        on_gains = dict(zip(gains, decide_all(list(gains.values()), self.rule, of_gains)))
         by_kind = {kind.name: self._decide_kind(kind) for kind in self.kinds}
         entries = []
         for i, entry in enumerate(self.entries):

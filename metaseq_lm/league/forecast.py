@@ -19,8 +19,8 @@ from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.prices import Prices
 from metaseq_lm.league.runner import Runner
 from metaseq_lm.league.standings import Row
-from metaseq_lm.league.verdict import detectable
 from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.reporting.stats import DEFAULT_TEST
 from metaseq_lm.runs.conditions import count_conditions
 from metaseq_lm.tasks import with_updates
 from metaseq_lm.training.parts import prepare_config
@@ -83,7 +83,9 @@ def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
     rows, effects = read_archived(contents).rows(), []
     for budget in request.budgets:
         sd = _sd_of(rows, budget, plan.comparison.metric)
-        effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)
+        effect = DEFAULT_TEST.detectable(
+            (seeds, seeds), 1.0 if sd is None else sd, level, comparisons
+        )
         effects.append({"budget": budget, "effect": effect, "sd": sd})
         lines.append(f"{flops_text(budget)} FLOPs: {_effect_text(effect, sd)}")
     sentences = count_conditions(conditions, "objectives")

@@ -13,8 +13,8 @@ import numpy as np
 
 from metaseq_lm.evaluation.suites import SHARE
 from metaseq_lm.league.standings import seed_scores
-from metaseq_lm.league.verdict import Error, Errors
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.stats import Error, Errors
 from metaseq_lm.runs.suite_results import HITS, OVERALL
 
 _ACCURACY = "accuracy"

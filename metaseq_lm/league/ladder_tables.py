@@ -27,9 +27,8 @@ from metaseq_lm.league.rungs import (
     ladder_of,
     objectives_of,
 )
-from metaseq_lm.league.verdict import difference_p
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
-from metaseq_lm.reporting.significance import holm
+from metaseq_lm.reporting.stats import DEFAULT_TEST, holm
 from metaseq_lm.reporting.table import Cell, Table
 
 _NONE = "-"
@@ -323,7 +322,7 @@ def decision_accuracies(standings: Standings) -> list[DecisionAccuracy]:
     ladders = [ladder_of(standings, name, is_compared) for name in objectives_of(standings)]
     at_top = [x for x in ladders if top in x.budgets and len(x.scores[-1]) > 1]
     pairs = list(combinations(at_top, 2))
-    corrected = holm([difference_p(one.scores[-1], other.scores[-1]) for one, other in pairs])
+    corrected = holm([DEFAULT_TEST.p(one.scores[-1], other.scores[-1]) for one, other in pairs])
     level = standings.rule.level
     decided = [pair for pair, p in zip(pairs, corrected) if p < level]
     accuracies = []

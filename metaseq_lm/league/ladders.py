@@ -17,7 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from metaseq_lm.league.verdict import checked, difference_p
+from metaseq_lm.league.verdict import checked
+from metaseq_lm.reporting.stats import DEFAULT_TEST
 
 DRAWS = 10_000
 Ends = tuple[float, float]
@@ -110,7 +111,7 @@ class Crossover:
         interval: Interval over the draws that cross; None if none does.
         none: Probability that the means keep their order, as the share of draws that do.
         p: Two-sided p of a crossing: the first objective is ahead at one end of the ladder and the
-            second at the other. It is the larger p of the two differences (`verdict.difference_p`),
+            second at the other. It is the larger p of the two differences (`DEFAULT_TEST`),
             as both have to hold; 1 if the means do not cross.
     """
 
@@ -138,7 +139,7 @@ def crossover(
     first, last = (one.means[i] - other.means[i] for i in (0, -1))
     p = 1.0
     if first * last < 0:
-        p = max(difference_p(one.scores[i], other.scores[i]) for i in (0, -1))
+        p = max(DEFAULT_TEST.p(one.scores[i], other.scores[i]) for i in (0, -1))
     return Crossover(
         None if math.isnan(observed) else math.exp(observed),
         ends and (math.exp(ends[0]), math.exp(ends[1])),

@@ -8,7 +8,8 @@ from typing import Any
 
 from metaseq_lm.core.output import clean, escape_markdown, inert
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.significance import LEVEL, Significance
+from metaseq_lm.reporting.significance import UNIT, Significance
+from metaseq_lm.reporting.stats import LEVEL
 from metaseq_lm.reporting.table import Cell, Table
 
 _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
@@ -90,8 +91,14 @@ def to_document(
     """Return a table for JSON: its rows as csv has them, the test, and the notes."""
     test = None
     if significance:
-        test = {"name": significance.test, "of": significance.centre, "level": LEVEL}
-        test |= {"baseline": significance.baseline, "keys": list(significance.keys)}
+        used = significance.test
+        test = {"name": used.name, "of": used.centre, "sides": used.sides, "level": LEVEL}
+        test |= {
+            "unit": UNIT,
+            "family": significance.family,
+            "baseline": significance.baseline,
+            "keys": list(significance.keys),
+        }
     return {
         "metric": metric.name,
         "better": "lower" if metric.lower_is_better else "higher",

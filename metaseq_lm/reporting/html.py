@@ -12,7 +12,7 @@ from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
-from metaseq_lm.reporting.significance import LEVEL, Significance
+from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
 NAMES = 3  # names of folders in a title
@@ -78,8 +78,8 @@ class Report:
                 continue
             score = summarise(item.setting.scores(self.metric.name), self.spread)
             text = score.text(self.metric) if score else "-"
-            verdict = "better" if item.holm < LEVEL else "not shown to be better"
-            rows.append([item.setting.name, text, item.baseline.name, p_text(item.holm), verdict])
+            name, verdict = item.setting.name, self.compared.verdict(item)
+            rows.append([name, text, item.baseline.name, p_text(item.holm), verdict])
         head = ["setting", self.metric.title, "baseline", "p (Holm)", "verdict"]
         table = text_table(head, rows, right=(self.metric.title, "p (Holm)"))
         return Section("Verdicts", self.compared.notes(), tables=[table] if rows else [])

@@ -1,14 +1,7 @@
-"""Significance tests: is a setting better than the baseline, beyond the noise of seeds?
+"""Significance of settings against a baseline: comparisons of a table and notes on their test."""
 
-Tests are one-sided and unpaired: the alternative is that the setting is better, in the direction of
-the metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N.
-If there are few assignments of the scores, all are enumerated and p is exact.
-"""
-
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,27 +9,53 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
 from metaseq_lm.reporting.settings import Setting, describe, scored_functions, show, where
+from metaseq_lm.reporting.stats import (
+    ASSIGNMENTS,
+    DEFAULT_TEST,
+    FEWEST,
+    LEVEL,
+    OF_MEANS,
+    POWER,
+    RESAMPLES,
+    Test,
+    holm,
+    pooled_sd,
+)
 
-RESAMPLES = 10_000
-LEVEL = 0.05
-FEWEST = 3  # seeds; with fewer no p-value can be small
-TESTS = ("permutation", "bootstrap", "mann-whitney", "t")
-POWER = 0.8  # probability of finding a detectable difference
-# Asymptotic efficiency of tests of ranks or medians against Student's t, for normal scores.
-_EFFICIENCY = {"mann-whitney": 3 / math.pi, "median": 2 / math.pi}
 DETECTABLE = f"detectable ({POWER:.0%} power)".replace("%", " %")
-_AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
+UNIT = "a seed, which counts as an independent pre-training"
+
+
+def choose_test(name: str, sides: int, spread: str) -> Test:
+    """Return a test of medians for the spread "range", if it can be one, else of means."""
+    is_median = spread == "range" and name not in OF_MEANS
+    return Test(name, sides, "median" if is_median else "mean")
+
+
+def describe_test(test: Test) -> str:
+    """Return the test and its sides in words."""
+    drawn = f"all assignments of the scores, or {ASSIGNMENTS:,} random ones where there are more"
+    names = {
+        "permutation": f"permutation test of {test.centre}s, {drawn}",
+        "bootstrap": f"bootstrap test of {test.centre}s, {RESAMPLES:,} resamples (lenient for few "
+        "seeds)",
+        "mann-whitney": "Mann-Whitney U test",
+        "welch": "Welch's t test of means",
+        "t": "Student's t test of means, deviations pooled",
+    }
+    names["permutation and welch"] = f"larger p of Welch's t test and a {names['permutation']}"
+    return f"{names[test.name]}, unpaired, {('one', 'two')[test.sides - 1]}-sided"
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The test of a setting against its baseline: p, also after Holm; None if not tested.
 
-    `sizes` are the numbers of seeds of both, `difference` is the difference of their centres, and
-    `detectable` is the true difference that the test finds with a probability of POWER, see
-    `detectable`. `baseline` is None if no baseline equals the setting in the other keys, and the
-    setting itself for a baseline. `other_function` is the reason why their scores have different
-    functions, "" if they have one function.
+    `sizes` are the numbers of seeds of both, `difference` is the difference of their centres,
+    `is_ahead` says whether the setting is at least as good by it, and `detectable` is the true
+    difference that the test finds with a probability of POWER. `baseline` is None if no baseline
+    equals the setting in the other keys, and the setting itself for a baseline. `other_function` is
+    the reason why their scores have different functions, "" if they have one function.
     """
 
     setting: Setting
@@ -45,6 +64,7 @@ class Comparison:
     p: float | None = None
     holm: float | None = None
     difference: float | None = None
+    is_ahead: bool = False
     detectable: float | None = None
     other_function: str = ""
 
@@ -82,24 +102,43 @@ class Significance:
 
     comparisons: list[Comparison]
     baseline: str
-    test: str
-    centre: str
+    test: Test
     keys: tuple[str, ...]
     with_detectable: bool = False
     seeds: int | None = None  # of each setting, for `detectable`; None: the existing ones
 
+    @property
+    def tested(self) -> list[Comparison]:
+        """The comparisons with a p."""
+        return [c for c in self.comparisons if c.p is not None]
+
+    @property
+    def family(self) -> list[str]:
+        """The names of the settings whose p Holm corrects together; equal runs count once."""
+        names: dict[Any, str] = {}
+        for c in self.tested:
+            names.setdefault(c.hypothesis, c.setting.name)
+        return list(names.values())
+
+    def verdict(self, comparison: Comparison) -> str:
+        """Return "better" or "worse" if p is below LEVEL after Holm, else that it is neither."""
+        is_shown = comparison.holm is not None and comparison.holm < LEVEL
+        if self.test.sides == 1:
+            return "better" if is_shown else "not shown to be better"
+        return ("better" if comparison.is_ahead else "worse") if is_shown else "no difference shown"
+
     def notes(self) -> list[str]:
         """Return notes on the test, its result, the smallest possible p, and omissions."""
-        tested = [c for c in self.comparisons if c.p is not None]
-        lines = [self.describe(len({c.hypothesis for c in tested}), len(tested))]
-        if tested:
-            better = []
+        lines = [self.describe()]
+        if tested := self.tested:
+            shown = []
             for c in tested:
                 if c.holm is not None and c.holm < LEVEL:
-                    better.append(f"{c.setting.name} (p = {p_text(c.holm)})")
-            lines.append(f"Significant at {LEVEL} after Holm: {'; '.join(better) or 'none'}.")
-            if self.test != "t":
-                lines.append(self.describe_smallest_p(tested))
+                    word = f"{self.verdict(c)}, " * (self.test.sides == 2)
+                    shown.append(f"{c.setting.name} ({word}p = {p_text(c.holm)})")
+            lines.append(f"Significant at {LEVEL} after Holm: {'; '.join(shown) or 'none'}.")
+            if self.test.smallest_p(*tested[0].sizes):
+                lines.append(self.describe_smallest_p())
             if self.with_detectable:
                 lines.append(self.describe_detectable())
         if len({id(c.baseline) for c in self.comparisons if c.baseline}) > 1:
@@ -123,47 +162,43 @@ class Significance:
             )
         return ""
 
-    def describe(self, count: int, shown: int) -> str:
-        """Return the test, the alternative, the baseline and the correction in one sentence."""
-        test = {
-            "permutation": f"permutation test of {self.centre}s, all assignments of the scores, or "
-            f"{RESAMPLES:,} random ones where there are more",
-            "bootstrap": f"bootstrap test of {self.centre}s, {RESAMPLES:,} resamples "
-            "(lenient for few seeds)",
-            "mann-whitney": "Mann-Whitney U test",
-            "t": "Student's t test of means, deviations pooled",
-        }[self.test]
+    def describe(self) -> str:
+        """Return the test, its sides and unit, the baseline and the family of the correction."""
         within = f" with equal {', '.join(self.keys)}" if self.keys else ""
-        once = ", the same runs under several labels counted once" * (count < shown)
+        alternative = "better than" if self.test.sides == 1 else "better or worse than"
+        count = len(self.family)
+        once = ", the same runs under several labels counted once" * (count < len(self.tested))
         return (
-            f"p: {test}, unpaired, one-sided (better than the baseline {self.baseline}{within}); "
-            f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this "
-            f"table{once}."
+            f"p: {describe_test(self.test)} ({alternative} the baseline {self.baseline}{within}); "
+            f"the unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the {count} "
+            f"comparisons of this table{once}."
         )
 
     def describe_detectable(self) -> str:
         """Return a note on the column of detectable differences and its computation."""
         of_seeds = f" of {self.seeds} seeds each" if self.seeds else ""
-        method = "exact (noncentral t)"
-        if self.test != "t":
-            method = "approximated by the noncentral t at the level that the test attains"
+        method = "approximated by the noncentral t at the level that the test attains"
+        if self.test.name == "t":
+            method = "exact (noncentral t)"
+        elif "welch" in self.test.name:
+            method = "simulated"
         return (
-            f"{DETECTABLE}: the true difference of {self.centre}s{of_seeds} for which p, one-sided "
-            f"and before Holm, falls below {LEVEL} with a probability of {POWER}, if scores are "
-            f"normal with the pooled sd of the two: {method}."
+            f"{DETECTABLE}: the true difference of {self.test.centre}s{of_seeds} for which p, "
+            f"before Holm, falls below {LEVEL} with a probability of {POWER}, if scores are normal "
+            f"with the pooled sd of the two: {method}."
         )
 
-    def describe_smallest_p(self, tested: Sequence[Comparison]) -> str:
+    def describe_smallest_p(self) -> str:
         """Return a note on the smallest p that the numbers of seeds allow, and a remedy."""
-        count = len({c.hypothesis for c in tested})
-        smallest = {c.sizes: smallest_p(self.test, *c.sizes) for c in tested}
+        count, smallest_p = len(self.family), self.test.smallest_p
+        smallest = {c.sizes: smallest_p(*c.sizes) for c in self.tested}
         bounds = [f"{p:.2g} for {n} seeds against {m}" for (n, m), p in smallest.items()]
         line = f"p cannot fall below about {'; '.join(bounds)}."
         if min(smallest.values()) * count < LEVEL:
             return line
         times = f"Times {count} comparisons that is" if count > 1 else "That is"
-        enough = [n for n in range(FEWEST, 20) if smallest_p(self.test, n, n) * count < LEVEL]
-        remedy = f"{enough[0]} seeds a setting" if enough else "fewer comparisons"
+        enough = (n for n in range(FEWEST, 20) if smallest_p(n, n) * count < LEVEL)
+        remedy = next((f"{n} seeds a setting" for n in enough), "fewer comparisons")
         return f"{line} {times} not below {LEVEL}: nothing can be significant; {remedy} would do."
 
 
@@ -171,62 +206,55 @@ def compare(
     settings: Sequence[Setting],
     metric: Metric,
     baseline: Sequence[str],
-    test: str = "permutation",
-    spread: str = "sd",
+    test: Test = DEFAULT_TEST,
     with_detectable: bool = False,
     seeds: int | None = None,
 ) -> Significance:
     """Compare each setting with the baseline that is equal in all other shown keys.
 
-    `baseline` are KEY=VALUE conditions; a word alone is a label. Medians are compared for the
-    spread "range", else means. With `with_detectable` each comparison has the difference that its
-    seeds could show, or that `seeds` seeds of each setting with the same scatter could show. Raises
-    UsageError for an unknown key or value, and if nothing is left to compare.
+    `baseline` are KEY=VALUE conditions; a word alone is a label. With `with_detectable` each
+    comparison has the difference that its seeds could show, or that `seeds` seeds of each setting
+    with the same scatter could show. Raises UsageError for an unknown key or value, and if nothing
+    is left to compare.
     """
     conditions = [word if "=" in word else f"label={word}" for word in baseline]
     named = {condition.partition("=")[0] for condition in conditions}
     shown = settings[0].shown if settings else ()
     keys = tuple(key for key in shown if key not in named)
-    centre = "median" if spread == "range" and test != "t" else "mean"
     comparisons = []
     for setting, base in _pair_up(settings, conditions, keys):
         comparison = Comparison(setting, base)
-        if base is not None and base.content != setting.content:
-            comparison = compare_pair(setting, base, metric, test, centre)
-            if with_detectable and comparison.p is not None:
-                scores, base_scores = (
-                    list(item.seed_means(metric.name).values()) for item in (setting, base)
-                )
-                reach = detectable(scores, base_scores, test, centre, seeds)
-                comparison = replace(comparison, detectable=reach)
+        if base is not None and not comparison.is_baseline:
+            comparison = compare_pair(setting, base, metric, test)
+        if base is not None and with_detectable and comparison.p is not None:
+            sd = pooled_sd(_scores(setting, metric), _scores(base, metric)) or 0.0
+            sizes = (seeds, seeds) if seeds else comparison.sizes
+            comparison = replace(comparison, detectable=test.detectable(sizes, sd))
         comparisons.append(comparison)
     # The same runs under two labels are one hypothesis.
     p_values = {c.hypothesis: c.p for c in comparisons if c.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values()))))
     comparisons = [replace(c, holm=corrected.get(c.hypothesis)) for c in comparisons]
-    return Significance(
-        comparisons, ", ".join(conditions), test, centre, keys, with_detectable, seeds
-    )
+    return Significance(comparisons, ", ".join(conditions), test, keys, with_detectable, seeds)
 
 
-def compare_pair(
-    setting: Setting, base: Setting, metric: Metric, test: str, centre: str
-) -> Comparison:
+def _scores(setting: Setting, metric: Metric) -> np.ndarray:
+    """Return a score for each seed."""
+    return np.array(list(setting.seed_means(metric.name).values()), dtype=float)
+
+
+def compare_pair(setting: Setting, base: Setting, metric: Metric, test: Test) -> Comparison:
     """Return the comparison of a setting with its baseline, before Holm's correction."""
-    scores = list(setting.seed_means(metric.name).values())
-    base_scores = list(base.seed_means(metric.name).values())
-    sizes = len(scores), len(base_scores)
+    x, y = (_scores(item, metric) for item in (setting, base))
+    comparison = Comparison(setting, base, (len(x), len(y)))
     if differing := scored_functions(metric.name, [setting, base]):
-        return Comparison(setting, base, sizes, other_function=describe(metric.name, differing))
-    if min(sizes) < FEWEST:
-        return Comparison(setting, base, sizes)
-    return Comparison(
-        setting,
-        base,
-        sizes,
-        p=p_value(scores, base_scores, metric.lower_is_better, test, centre),
-        difference=float(_AVERAGES[centre](scores) - _AVERAGES[centre](base_scores)),
-    )
+        return replace(comparison, other_function=describe(metric.name, differing))
+    if min(comparison.sizes) < FEWEST:
+        return comparison
+    sign, average = (-1.0 if metric.lower_is_better else 1.0), getattr(np, test.centre)
+    difference = float(average(x) - average(y))
+    p, is_ahead = test.p(sign * x, sign * y), sign * difference >= 0
+    return replace(comparison, p=p, difference=difference, is_ahead=is_ahead)
 
 
 def _pair_up(
@@ -258,152 +286,3 @@ def _pair_up(
             "Name a key in --baseline to compare across its values."
         )
     return pairs
-
-
-def _oriented(scores: Sequence[float], lower_is_better: bool) -> np.ndarray:
-    """Return scores as an array in which larger is better."""
-    return (-1.0 if lower_is_better else 1.0) * np.asarray(scores, dtype=float)
-
-
-def p_value(
-    a: Sequence[float], b: Sequence[float], lower_is_better: bool, test: str, centre: str = "mean"
-) -> float:
-    """Return p of "the scores `a` are not better than `b`", reproducibly.
-
-    `test` is one of TESTS, `centre` is "mean" or "median" (not used by mann-whitney).
-    """
-    x, y = (_oriented(scores, lower_is_better) for scores in (a, b))
-    if test == "bootstrap":
-        return bootstrap(x, y, centre)
-    if test == "t":
-        return student(x, y)
-    return _mann_whitney(x, y) if test == "mann-whitney" else permutation(x, y, centre)
-
-
-def detectable(
-    a: Sequence[float],
-    b: Sequence[float],
-    test: str,
-    centre: str = "mean",
-    seeds: int | None = None,
-) -> float | None:
-    """Return the true difference that a test of the scores finds with a probability of POWER.
-
-    With `seeds`, each side has this number of scores, with the same scatter. The test finds a
-    difference if p is below LEVEL, one-sided. Scores are taken as normal with the pooled deviation
-    of `a` and `b`. The result is exact for "t". Other tests use Student's t at the largest level
-    that they attain, divided by the root of their efficiency: simulated permutation tests of means
-    of 3 to 7 scores differ by at most 4 %. Return None if no difference is enough, as for 3 seeds
-    against 3 in a permutation test.
-    """
-    from scipy.optimize import brentq
-    from scipy.stats import nct
-    from scipy.stats import t as student_t
-
-    variance = np.average([np.var(a, ddof=1), np.var(b, ddof=1)], weights=[len(a) - 1, len(b) - 1])
-    sizes = (seeds, seeds) if seeds else (len(a), len(b))
-    level, freedom = attainable_level(test, *sizes), sum(sizes) - 2
-    if not level:
-        return None
-    critical = student_t.isf(level, freedom)
-    shift = brentq(lambda x: nct.sf(critical, freedom, x) - POWER, 0.0, 2 * critical + 10)
-    efficiency = _EFFICIENCY.get(test, _EFFICIENCY.get(centre, 1.0)) if test != "t" else 1.0
-    error = math.sqrt(variance * sum(1 / n for n in sizes) / efficiency)
-    return float(shift * error)
-
-
-def attainable_level(test: str, n: int, m: int) -> float:
-    """Return the largest p below LEVEL that `n` against `m` scores can have, 0 without one."""
-    count = math.comb(n + m, n)
-    if test in ("t", "bootstrap") or count > RESAMPLES:
-        return LEVEL
-    statistics: Any = range(count)  # without ties every assignment has a different statistic
-    if test == "mann-whitney":
-        statistics = [sum(ranks) for ranks in combinations(range(n + m), n)]
-    _, counts = np.unique(statistics, return_counts=True)
-    levels = np.cumsum(counts[::-1]) / count
-    return float(max(levels[levels < LEVEL], default=0.0))
-
-
-def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
-    """Return p of the difference of centres over the assignments of the pooled scores.
-
-    Up to RESAMPLES assignments are all enumerated, so p is exact; else we draw random ones.
-    """
-    from scipy.stats import permutation_test
-
-    average = _AVERAGES[centre]
-    observed = average(x) - average(y)
-    tolerance = rounding_error(x, y)
-
-    def difference(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndarray:
-        differences: np.ndarray = average(first, axis=axis) - average(second, axis=axis)
-        return np.where(abs(differences - observed) <= tolerance, observed, differences)
-
-    rng = np.random.default_rng(0)
-    test = permutation_test(
-        (x, y), difference, n_resamples=RESAMPLES, alternative="greater", rng=rng
-    )
-    return float(test.pvalue)
-
-
-def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
-    """Return p of the difference of centres over resamples of both, shifted to one centre."""
-    average = _AVERAGES[centre]
-    common = average(np.concatenate([x, y]))
-    rng = np.random.default_rng(0)
-    resamples = []
-    for scores in (x, y):
-        shifted = scores - average(scores) + common
-        resamples.append(rng.choice(shifted, size=(RESAMPLES, len(scores))))
-    differences = average(resamples[0], axis=1) - average(resamples[1], axis=1)
-    observed = average(x) - average(y)
-    exceeding = int((differences >= observed - rounding_error(x, y)).sum())
-    return (1 + exceeding) / (1 + RESAMPLES)
-
-
-def rounding_error(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the difference that averages of the same scores may have in other orders of sums."""
-    return float(1e-12 * max(np.abs(x).max(), np.abs(y).max()))
-
-
-def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
-    """Return p of the Mann-Whitney U test: exact for few scores, else the normal approximation.
-
-    The approximation is too bold for few scores, and scipy's exact p does not allow ties: in that
-    case we permute the ranks, which is the same test.
-    """
-    from scipy.stats import mannwhitneyu, rankdata
-
-    pooled = np.concatenate([x, y])
-    if min(len(x), len(y)) <= 8 and len(np.unique(pooled)) < len(pooled):
-        ranks = rankdata(pooled)
-        return permutation(ranks[: len(x)], ranks[len(x) :])
-    return float(mannwhitneyu(x, y, alternative="greater").pvalue)
-
-
-def student(x: np.ndarray, y: np.ndarray) -> float:
-    """Return p of the one-sided Student's t test with pooled deviations."""
-    from scipy.stats import ttest_ind
-
-    tolerance = rounding_error(x, y)
-    if np.ptp(x) + np.ptp(y) <= tolerance:  # without scatter, scores differ or are equal
-        return float(x.mean() - y.mean() <= tolerance)
-    return float(ttest_ind(x, y, alternative="greater").pvalue)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm-Bonferroni, which is valid for any dependence."""
-    order = np.argsort(p, kind="stable")
-    raw = np.minimum(1.0, np.arange(len(p), 0, -1) * np.asarray(p, float)[order])
-    corrected = np.empty(len(p))
-    corrected[order] = np.maximum.accumulate(raw)
-    return [float(value) for value in corrected]
-
-
-def smallest_p(test: str, n: int, m: int) -> float:
-    """Return the smallest p that `n` against `m` seeds can have; a t test has none."""
-    exact, sampled = 1 / math.comb(n + m, n), 1 / (1 + RESAMPLES)
-    if test == "mann-whitney":
-        return exact
-    return sampled if test == "bootstrap" else max(exact, sampled)

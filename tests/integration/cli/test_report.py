@@ -101,7 +101,8 @@ def test_a_sweep_by_one_command(tmp_path, capsys):
             make_run(sweep / name / "finetune", score, label=label, seed=seed, init_from=start)
     (sweep / "sweep.json").write_text(json.dumps({"runs": planned}))
     out = tmp_path / "out"
-    assert main(["report", str(sweep), "--baseline", "label=MLM", "--out", str(out)]) == 0
+    argv = ["report", str(sweep), "--baseline", "label=MLM", "--sides", "1", "--out", str(out)]
+    assert main(argv) == 0
     text = (out / "table.txt").read_text(encoding="utf-8")
     soft = next(line for line in text.splitlines() if line.startswith("soft"))
     assert re.search(r" 3  +72.00 ± 1.00 \*  +73.00  +(0.02\d|0.03\d)  +\1 ", soft)

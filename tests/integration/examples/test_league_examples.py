@@ -12,7 +12,7 @@ import pytest
 from imported import imported
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.verdict import difference_p
+from metaseq_lm.reporting.stats import DEFAULT_TEST
 
 LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
 LINES = [json.loads(line) for line in (LEAGUE / "verdicts.jsonl").read_text().splitlines()]
@@ -69,7 +69,7 @@ def test_power_is_what_is_claimed(verdicts: Any) -> None:
     for line in LINES:
         if line.get("population") == "normal" and line.get("effect") and "comparisons" in line:
             seeds, comparisons = line["seeds"], line["comparisons"]
-            claim = verdicts.power(seeds, line["effect"], 1.0, comparisons=comparisons)
+            claim = DEFAULT_TEST.power((seeds, seeds), line["effect"], comparisons=comparisons)
             share = line["first"].get("worse", 0) / line["leagues"]
             # The error of the claim itself, and Holm's gain beside the first step.
             assert abs(share - claim) <= 0.04 + error(max(claim, 0.05), line["leagues"]), line
@@ -186,7 +186,7 @@ def test_a_metric_leaves_its_control_or_does_not(
     assert [*row, "-8.04", "0.0022"] in lines
     assert ["probes", "3.92", "13.87", "61.37"] in lines  # chance, majority, word
     scores = np.random.default_rng(0).normal(scale=0.01876, size=(600, 2, 6))
-    seen = [difference_p(x + 0.0346, y) < 0.05 for x, y in scores]
+    seen = [DEFAULT_TEST.p(x + 0.0346, y) < 0.05 for x, y in scores]
     assert sum(seen) / len(seen) == pytest.approx(0.8, abs=0.05)
 
 

@@ -11,9 +11,10 @@ from league_standings import of_a_mean
 from metaseq_lm.evaluation.suites import BLOCKS, hits_of
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.items import Items, item_errors, items_of
-from metaseq_lm.league.verdict import Error, Rule
+from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.stats import Error
 from metaseq_lm.runs.suite_results import OVERALL
 
 SIDE = [0.6, 0.61, 0.62, 0.63, 0.6, 0.61, 0.62, 0.63]

@@ -1,101 +1,35 @@
 import math
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 
-from metaseq_lm.league import verdict
 from metaseq_lm.league.verdict import (
     BETTER,
     EQUIVALENT,
     UNDECIDED,
     WORSE,
+    Gain,
     Rule,
-    decide,
+    contrast,
     decide_all,
-    detectable,
-    difference_p,
-    equivalence_power,
-    permutation_p,
-    power,
-    seeds_to_decide,
-    welch_interval,
-    welch_p,
 )
-from metaseq_lm.reporting.significance import POWER, permutation
+from metaseq_lm.reporting.stats import interval
 
 EIGHT = np.linspace(-1, 1, 8)  # mean 0
 
 
+def decide(scores, baseline, rule):
+    return decide_all([(scores, baseline)], rule)[0]
+
+
+def decide_gains(pairs, rule):
+    return decide_all([gain.over(base) for gain, base in pairs], rule)
+
+
 def shifted(by, scale=1.0):
     return list(by + scale * EIGHT)
-
-
-@pytest.mark.parametrize("n, m", [(4, 4), (5, 5), (3, 5), (8, 8)])
-def test_p_is_that_of_all_assignments(n, m):
-    rng = np.random.default_rng(n)
-    x, y = rng.normal(0.8, size=n), rng.normal(size=m)
-    expected = stats.permutation_test(
-        (x, y), lambda a, b: a.mean() - b.mean(), n_resamples=math.inf, alternative="two-sided"
-    ).pvalue
-    assert permutation_p(x, y) == pytest.approx(expected, rel=1e-12)
-    assert permutation_p(y, x) == pytest.approx(expected, rel=1e-12)
-
-
-def test_p_of_equal_sizes_is_the_share_of_differences_as_large():
-    x, y = np.array([3.0, 1.0, 4.0, 1.5]), np.array([0.5, 2.0, 2.5, 0.0])
-    pooled, differences = np.concatenate([x, y]), []
-    for drawn in combinations(range(8), 4):
-        rest = [i for i in range(8) if i not in drawn]
-        differences.append(abs(pooled[list(drawn)].mean() - pooled[rest].mean()))
-    share = np.mean(np.array(differences) >= abs(x.mean() - y.mean()) - 1e-12)
-    assert permutation_p(x, y) == pytest.approx(share)
-
-
-def test_p_of_many_scores_is_sampled_and_agrees_with_the_one_sided_test():
-    rng = np.random.default_rng(5)
-    x, y = rng.normal(0.5, size=12), rng.normal(size=14)
-    assert math.comb(26, 12) > verdict.ASSIGNMENTS
-    assert permutation_p(x, y) == pytest.approx(2 * permutation(x, y), rel=0.15)
-    assert permutation_p(x + 100, y) == 2 / (verdict.ASSIGNMENTS + 1)
-
-
-@pytest.mark.parametrize("n, least", [(3, 1 / 10), (4, 1 / 35), (5, 1 / 126), (8, 1 / 6435)])
-def test_separated_scores_have_the_least_p(n, least):
-    p = permutation_p(np.arange(n) + 100.0, np.arange(float(n)))
-    assert p == pytest.approx(least, rel=1e-12)
-
-
-def test_a_difference_passes_the_permutation_test_and_welch():
-    rng = np.random.default_rng(9)
-    narrow, wide = rng.normal(scale=0.1, size=8), rng.normal(size=8)
-    for shift in (0.3, 1.0, 2.0):
-        x = wide + shift
-        by_welch = stats.ttest_ind(x, narrow, equal_var=False).pvalue
-        assert welch_p(x, narrow) == pytest.approx(by_welch)
-        both = permutation_p(x, narrow), by_welch
-        assert difference_p(x, narrow) == pytest.approx(max(both))
-        assert decide(x, narrow, Rule(0.1)).p == pytest.approx(max(both))
-    assert both[1] > both[0]  # without Welch's test p would be too small
-    assert difference_p(np.ones(8), np.zeros(8)) == pytest.approx(1 / 6435)
-
-
-def test_equal_scores_are_no_evidence_in_spite_of_rounding():
-    assert permutation_p(np.array([0.1, 0.2, 0.3]), np.array([0.3, 0.2, 0.1])) == 1.0
-    assert permutation_p(np.full(8, 0.7), np.full(8, 0.7)) == 1.0
-
-
-@pytest.mark.parametrize("sizes", [(8, 8), (4, 9)])
-def test_the_interval_is_that_of_welch(sizes):
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(3, 2, size=sizes[0]), rng.normal(size=sizes[1])
-    expected = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.9)
-    assert welch_interval(x, y, level=0.05) == pytest.approx(tuple(expected))
-
-
-# ---------------------------------------------------------------- verdicts
 
 
 @pytest.mark.parametrize("lower, better, worse", [(False, BETTER, WORSE), (True, WORSE, BETTER)])
@@ -119,7 +53,7 @@ def test_a_significant_difference_may_be_negligible_or_of_unsettled_size():
 
 def test_equivalent_is_an_interval_within_the_smallest_effect():
     x, y = np.array(shifted(0.1)), np.array(shifted(0))
-    low, high = welch_interval(x, y, level=0.05)
+    low, high = interval(x, y, level=0.05)
     reach = max(-low, high)
     assert decide(x, y, Rule(reach * 1.01)).verdict == EQUIVALENT
     assert decide(x, y, Rule(reach * 0.99)).verdict == UNDECIDED
@@ -150,7 +84,6 @@ def test_too_few_seeds_never_decide_and_say_how_many_would():
     assert three.text == "undecided: 4 seeds each would show a difference as large as this"
     # However small the difference that matters is: the spread allows no verdict on that one.
     assert decide([10, 11, 12], [1, 2, 3], Rule(0.01)).seeds == 4
-    assert seeds_to_decide(1.0, Rule(0.01)) is None
     assert decide([10, 11, 12, 13], [1, 2, 3, 4], Rule(1.0)).verdict == BETTER
     four = decide([10, 11, 12, 13], [1, 2, 3, 4], Rule(1.0, comparisons=2))
     assert four.verdict == UNDECIDED
@@ -209,45 +142,77 @@ def test_rules_outside_their_range_are_refused(wrong, word):
         Rule(**wrong)
 
 
-# ---------------------------------------------------------------- plans
+# ---------------------------------------------------------------- gains
+
+RNG = np.random.default_rng(3)
 
 
-def test_power_is_the_inverse_of_what_is_detectable():
-    for n, comparisons in [(4, 1), (5, 3), (8, 7), (10, 28)]:
-        effect = detectable(n, 0.3, comparisons=comparisons)
-        assert power(n, effect, 0.3, comparisons=comparisons) == pytest.approx(POWER, abs=1e-3)
-        assert effect == pytest.approx(0.3 * detectable(n, 1.0, comparisons=comparisons))
-    assert detectable(4, 1.0, comparisons=2) is None
-    assert power(4, 100.0, 1.0, comparisons=2) == power(1, 100.0, 1.0) == 0.0
-    assert power(8, 1.0, 0.0) == 1.0
+def gain(level, untrained, scale=1.0, controls=8):
+    return Gain(level + scale * EIGHT, untrained + scale * EIGHT[:controls])
 
 
-def test_power_of_the_least_p_is_the_probability_of_separation():
-    def density(y, n=4, effect=2.5):
-        return n * stats.norm.pdf(y) * stats.norm.cdf(y) ** (n - 1) * stats.norm.sf(y - effect) ** n
-
-    separated = integrate.quad(density, -8, 8)[0]
-    assert power(4, 2.5, 1.0) == pytest.approx(separated, abs=0.02)
-
-
-def test_power_approaches_that_of_the_normal_distribution():
-    n, effect = 400, 0.25
-    shift = effect / math.sqrt(2 / n)
-    assert power(n, effect, 1.0) == pytest.approx(stats.norm.sf(1.96 - shift), abs=0.01)
-    reach = effect / math.sqrt(2 / n) - 1.645
-    assert equivalence_power(n, effect, 1.0) == pytest.approx(
-        2 * stats.norm.cdf(reach) - 1, abs=5e-3
+def test_a_gain_has_the_interval_of_welch_and_the_spread_of_its_control():
+    scores, untrained = RNG.normal(0.7, 0.03, 8), RNG.normal(0.5, 0.01, 6)
+    one = Gain(scores, untrained)
+    test = stats.ttest_ind(scores, untrained, equal_var=False)
+    expected = test.confidence_interval(0.9)
+    assert one.interval(0.05) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert one.mean == pytest.approx(scores.mean() - untrained.mean())
+    pairs = np.subtract.outer(scores, untrained)  # of all runs and all untrained models
+    assert one.sd == pytest.approx(
+        math.hypot(np.std(pairs.mean(axis=1), ddof=1), np.std(pairs.mean(axis=0), ddof=1))
     )
+    alone = Gain([0.7], [0.5, 0.6])
+    assert (alone.sd, alone.interval(0.05)) == (None, None)
 
 
-def test_seeds_to_decide_are_the_least_that_do_both():
-    rule = Rule(0.02, comparisons=7)
-    n = seeds_to_decide(0.015, rule)
-    both = [
-        min(power(k, 0.02, 0.015, comparisons=7), equivalence_power(k, 0.02, 0.015))
-        for k in (n - 1, n)
-    ]
-    assert both[0] < POWER <= both[1]
-    assert seeds_to_decide(5.0, rule) is None
-    assert [equivalence_power(3, effect, 0.0) for effect in (0.0, 0.1)] == [0.0, 1.0]
-    assert seeds_to_decide(0.0, rule) == 6  # the least with 2 / C(2n, n) < .05 / 7
+def test_a_head_start_is_no_gain():
+    """The row is better before training and gains as much: its score is better, its gain is not."""
+    ahead, base = gain(20, 10), gain(12, 2)
+    assert decide(ahead.scores, base.scores, Rule(2.0)).verdict == BETTER
+    (decision,) = decide_gains([(ahead, base)], Rule(2.0))
+    assert decision.verdict == EQUIVALENT and decision.difference == pytest.approx(0)
+
+
+@pytest.mark.parametrize("lower, better, worse", [(False, BETTER, WORSE), (True, WORSE, BETTER)])
+def test_the_direction_turns_the_verdict_on_a_gain(lower, better, worse):
+    rule = Rule(0.5, lower_is_better=lower)
+    pairs = [(gain(20, 1), gain(10, 0)), (gain(10, 1), gain(20, 0))]
+    assert [d.verdict for d in decide_gains(pairs, rule)] == [better, worse]
+
+
+def test_the_same_untrained_models_leave_the_test_of_the_scores():
+    """They are one sample: as two their spread would be counted twice, and it cancels."""
+    scores, base, untrained = EIGHT + 5, EIGHT * 0.5, EIGHT * 20
+    (decision,) = decide_gains([(Gain(scores, untrained), Gain(base, untrained))], Rule(1.0))
+    assert vars(decision) == vars(decide(scores, base, Rule(1.0)))
+    apart = Gain(base, untrained + 0.001)
+    assert decide_gains([(Gain(scores, untrained), apart)], Rule(1.0))[0].verdict == UNDECIDED
+
+
+def test_controls_without_spread_leave_the_test_of_the_scores():
+    scores, base = EIGHT + 5, EIGHT * 0.5
+    item = contrast((scores, base, [1.0, 1.0], [2.0, 2.0, 2.0]), 0.05)
+    expected = decide(scores, base + -1.0, Rule(1.0))
+    assert item.difference == pytest.approx(expected.difference)
+    assert item.p == pytest.approx(expected.p)
+    # Controls without spread have no degrees of freedom.
+    assert item.interval == pytest.approx(expected.interval)
+
+
+def test_single_untrained_models_decide_nothing():
+    one = Gain(EIGHT + 50, [0.0])
+    (decision,) = decide_gains([(one, gain(0, 0))], Rule(1.0))
+    assert (decision.verdict, decision.p, decision.interval) == (UNDECIDED, 1.0, None)
+
+
+def test_gains_are_corrected_for_the_comparisons_of_the_plan():
+    pairs = [(gain(9, 0), gain(0, 1)), (gain(0, 0), gain(0, 1))]
+    first = decide_gains(pairs, Rule(0.1, comparisons=7))[0]
+    assert first.corrected == pytest.approx(7 * first.p) and first.verdict == BETTER
+
+
+@pytest.mark.parametrize("scores, untrained", [([], [0.5]), ([0.5], []), ([0.5], [math.nan])])
+def test_gains_need_finite_scores(scores, untrained):
+    with pytest.raises(ValueError, match="finite"):
+        Gain(scores, untrained)

@@ -107,7 +107,7 @@ def test_verdicts_come_first_and_what_repeats_it_last(tmp_path):
     assert (first, second, third) == ("Verdicts", "Controls and checks", "Scores")
     assert last == "To repeat it"
     verdicts = {row[0]: row[-1] for row in Page(text).tables[0][1:]}
-    assert verdicts == {"soft": "better", "low": "not shown to be better"}
+    assert verdicts == {"soft": "better", "low": "no difference shown"}
     end = text[text.rindex(last) :]
     assert "metaseq-lm report runs" in end and "metaseq-lm train soft" in end
 

@@ -11,7 +11,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.pairs import pair_table
 from metaseq_lm.reporting.settings import group
-from metaseq_lm.reporting.significance import holm
+from metaseq_lm.reporting.stats import Test as SeedTest
+from metaseq_lm.reporting.stats import holm
 from metaseq_lm.reporting.table import choose_metric
 
 KEY = "task.labelled"
@@ -33,7 +34,7 @@ def test_pairs_have_the_two_sided_p_of_scipy(lower: bool, tmp_path: Path) -> Non
     scores = make_all(tmp_path)
     runs = find_runs([tmp_path])
     metric = choose_metric(runs, "test.accuracy", "lower" if lower else "higher")
-    table = pair_table(group(runs), metric, "label", "t", "sd")
+    table = pair_table(group(runs), metric, "label", SeedTest("t"))
     expected = {}
     for name, (one, other) in product("xy", combinations(CENTRES, 2)):
         sides = scores[one, name], scores[other, name]
@@ -55,7 +56,7 @@ def test_a_permutation_of_five_seeds_has_twice_the_exact_p(tmp_path: Path) -> No
     make_all(tmp_path)
     runs = find_runs([tmp_path])
     metric = choose_metric(runs, "test.accuracy")
-    table = pair_table(group(runs), metric, "label", "permutation", "sd")
+    table = pair_table(group(runs), metric, "label", SeedTest("permutation"))
     apart = [line for line in table.records if line["setting"].startswith("c")]
     assert [line["p"] for line in apart] == pytest.approx([2 / 252] * 4)
 
@@ -64,7 +65,7 @@ def test_nothing_to_compare(tmp_path: Path) -> None:
     make_all(tmp_path, seeds=2)
     runs = find_runs([tmp_path])
     with pytest.raises(UsageError, match="no two settings differ in 'label' alone and have 3"):
-        pair_table(group(runs), choose_metric(runs, "test.accuracy"), "label", "t", "sd")
+        pair_table(group(runs), choose_metric(runs, "test.accuracy"), "label", SeedTest("t"))
 
 
 def test_report_prints_and_writes_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,5 +81,7 @@ def test_report_prints_and_writes_pairs(tmp_path: Path, capsys: pytest.CaptureFi
     assert "corrected for the 1 pairs" in capsys.readouterr().out
     assert main([*argv, "--baseline", "label=a"]) == 2
     assert "--pairs is a table of its own" in capsys.readouterr().err
+    assert main([*argv, "--sides", "1"]) == 2
+    assert "--sides" in capsys.readouterr().err
     assert main([*argv, "optimizer.nothing"]) == 2
     assert "optimizer.nothing" in capsys.readouterr().err
