@@ -16,10 +16,10 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
-from metaseq_lm.league.by_kind import describe_kinds
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
+from metaseq_lm.league.describe import describe_kinds
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import (
     ADDED_SCHEMA,
@@ -184,6 +184,7 @@ class LeagueRuns:
             self.outcomes(),
             len(self.plan.tuning.seeds),
             [self.metric(name) for name in comparison.kinds],
+            (self.plan.name, self.plan.hash),
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
@@ -594,6 +595,21 @@ def _labels_of(names: Iterable[str]) -> set[str]:
     return {label_of(phase, name) for name in names for phase in PHASES}
 
 
+def shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:
+    """Return the standings of `budgets` (default: all), of which all rows are tested.
+
+    Raises UsageError if there are no rows.
+    """
+    standings = league.standings()
+    if budgets:
+        shown = [entry for entry in standings.entries if entry.budget in budgets]
+        predicted = [item for item in standings.predictions if item.budget in budgets]
+        standings = replace(standings, entries=shown, predictions=predicted)
+    if not standings.entries:
+        raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
+    return standings
+
+
 def write_report(
     league: LeagueRuns,
     folder: Path | None,
@@ -609,13 +625,7 @@ def write_report(
     `about`, a sentence names the kinds of labels in which it is better. Raises UsageError if there
     are no rows.
     """
-    standings = league.standings()
-    if budgets:
-        shown = [entry for entry in standings.entries if entry.budget in budgets]
-        predicted = [item for item in standings.predictions if item.budget in budgets]
-        standings = replace(standings, entries=shown, predictions=predicted)
-    if not standings.entries:
-        raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
+    standings = shown_standings(league, budgets)
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
     sentences = filter(None, (describe_kinds(standings, name) for name in about))
     return "\n".join([terminal_text(standings, paths), *sentences])

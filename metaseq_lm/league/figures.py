@@ -1,4 +1,4 @@
-"""Figures of a league: the standings at each budget, and the ladder of budgets."""
+"""Figures of a league: the standings at each budget, scores by kind of labels, the ladder."""
 
 from pathlib import Path
 from textwrap import fill
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaseq_lm.league.cells import gain_text, interval_title, score_text, summary_text
+from metaseq_lm.league.columns import interval_title, short_name, value_of, verdict_text
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladder_tables import Meeting, curve_intervals, interval_name, meetings
 from metaseq_lm.league.rungs import is_compared, ladder_of, objectives_of
@@ -31,6 +31,8 @@ _WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
 _ROW, LINE = 0.34, 0.15  # inches: the least height of a row of a panel, a line of its text
 _START = 2.5  # the lowest budget over the x at which untrained models are drawn
 _BAND = 0.1  # inches: half the height of an untrained model's band
+_KINDS = 7.5, 3.2  # inches: the figure of kinds, a panel
+_SPREAD = 0.8  # share of a kind's place that its rows take
 
 
 def draw_standings(standings: Standings, path: Path) -> None:
@@ -40,7 +42,7 @@ def draw_standings(standings: Standings, path: Path) -> None:
     Void and refused rows are hollow, flagged rows are grey.
     """
     metric = standings.primary
-    panels = [standings.at(budget, metric) for budget in standings.budgets]
+    panels = [standings.at(budget) for budget in standings.budgets]
     heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(_WIDTH)
@@ -101,23 +103,23 @@ def _mark_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> Non
     metric, name = standings.primary, entry.objective
     if entry.about(metric.name, VOID, REFUSE):
         low, high = _axis_ends(standings)
-        mark(axes, (low + high) / 2, y, standings.verdict_text(entry), name=name)
+        mark(axes, (low + high) / 2, y, verdict_text(standings, entry), name=name)
         return
     if scores := scaled(entry.scores.get(metric.name, ()), metric):
-        text = score_text(standings, entry, metric)
-        value = f"{text} ({len(scores)} seeds), {standings.verdict_text(entry)}"
+        text = value_of("score", standings, entry).wide
+        value = f"{text} ({len(scores)} seeds), {verdict_text(standings, entry)}"
         mark(axes, sum(scores) / len(scores), y, value, name=name)
-    for control, values in (("untrained", entry.untrained), ("shuffled", entry.shuffled)):
-        if scores := scaled(values.get(metric.name, ()), metric):
-            text = summary_text(values, metric)
-            mark(axes, sum(scores) / len(scores), y, text, name=f"{name}, {control}")
+    for control in ("untrained", "shuffled"):
+        value = value_of(control, standings, entry)
+        if value.mean is not None:
+            mark(axes, value.mean * metric.scale, y, value.wide, name=f"{name}, {control}")
 
 
 def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
     """Return the texts left and right of a row: its name, and its verdicts."""
-    decision = entry.stated_gain(standings.primary.name)
+    decision = standings.stated_gain(entry)
     on_gain = f"\ngain: {decision.verdict}" if decision else ""
-    return fill(entry.objective, 20), fill(standings.verdict_text(entry), 26) + on_gain
+    return fill(entry.objective, 20), fill(verdict_text(standings, entry), 26) + on_gain
 
 
 def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
@@ -241,7 +243,7 @@ def _draw_gains(
         xs.append(entry.budget * shift)
         means.append(gain.mean * metric.scale)
         at = f"{flops_text(entry.budget)} FLOPs"
-        mark(axes, xs[-1], means[-1], gain_text(gain, metric), at)
+        mark(axes, xs[-1], means[-1], value_of("gain", standings, entry).wide, at)
         if ends := gain.interval(level):
             axes.plot([xs[-1]] * 2, scaled(ends, metric), color=style.colour, linewidth=1.2)
     look: Any = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
@@ -310,7 +312,7 @@ def _draw_steps(
             xs.append(x)
             means.append(sum(scores) / len(scores))
             at = f"{flops_text(entry.budget)} FLOPs"
-            mark(axes, x, means[-1], score_text(standings, entry, metric), at)
+            mark(axes, x, means[-1], value_of("score", standings, entry).wide, at)
     look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
     axes.plot(xs, means, markersize=7, **look)
     for budget, ends in curve_intervals(standings, entries[0].objective).items():
@@ -322,5 +324,68 @@ def _draw_steps(
         x = min(standings.budgets) / _START * shift
         look = {"markersize": 7, "markerfacecolor": "none"}
         axes.plot([x], [summary.centre], style.marker, color=style.colour, **look)
-        known = next(entry.untrained for entry in entries if entry.untrained.get(metric.name))
-        mark(axes, x, summary.centre, summary_text(known, metric), "no training")
+        known = next(entry for entry in entries if entry.untrained.get(metric.name))
+        text = value_of("untrained", standings, known).wide
+        mark(axes, x, summary.centre, text, "no training")
+
+
+# ---------------------------------------------------------------- kinds of labels
+
+
+def draw_kinds(standings: Standings, path: Path) -> None:
+    """Draw the scores of each kind of labels and of untrained models, a panel for each budget.
+
+    Dots are seeds, a mark with a line is their mean ± sd; the verdict on the kind is below.
+    """
+    styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
+    heights = [_KINDS[1]] * len(standings.budgets)
+    with canvas(len(heights), path, stacked=heights) as (figure, grid):
+        figure.set_figwidth(_KINDS[0])
+        for axes, budget in zip(grid, standings.budgets):
+            axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
+            axes.set_ylabel("score (%)" if standings.primary.percent else "score")
+            axes.set_xticks(range(len(standings.kinds)), map(short_name, standings.kinds))
+            axes.set_xlim(-0.5, len(standings.kinds) - 0.5)
+            axes.grid(visible=False, axis="x")
+            axes.axhline(0, color=CONTROL, linewidth=1.2)
+            entries = {e.objective: e for e in standings.entries if e.budget == budget}
+            for i, (name, style) in enumerate(styles.items()):
+                shift = _SPREAD * ((i + 0.5) / len(styles) - 0.5)
+                if name in entries:
+                    with series(axes, name):
+                        _draw_kinds_of(axes, standings, entries[name], style, shift)
+        legend(
+            figure,
+            styles,
+            "small: a seed; large: mean ± sd; grey and open: mean of untrained models; below: "
+            f"+ better than {standings.baseline}, - worse, = equivalent, ? flagged",
+        )
+
+
+def _draw_kinds_of(
+    axes: "Axes", standings: Standings, entry: Entry, style: Style, shift: float
+) -> None:
+    """Draw the kinds of a row, each moved sideways from its place by `shift`.
+
+    Each has seeds, mean ± sd with the mark of the verdict below, and the untrained model.
+    """
+    colour = style.colour
+    for place, kind in enumerate(standings.kinds):
+        view, x, scale = standings.about(kind), place + shift, kind.scale
+        untrained, value = (value_of(name, view, entry) for name in ("untrained", "score"))
+        if untrained.mean is not None:
+            look: Any = {"color": CONTROL, "markersize": 5, "markerfacecolor": "none"}
+            axes.plot([x], [untrained.mean * scale], style.marker, **look)
+            name = f"{short_name(kind)}, untrained"
+            mark(axes, x, untrained.mean * scale, untrained.wide, name)
+        if value.mean is None:
+            continue
+        scores, mean, sd = scaled(entry.scores[kind.name], kind), value.mean, value.sd or 0.0
+        axes.plot([x] * len(scores), scores, style.marker, color=colour, markersize=2.5, alpha=0.45)
+        ends = [(mean - sd) * scale, (mean + sd) * scale]
+        axes.plot([x] * 2, ends, color=colour, linewidth=1.4)
+        axes.plot([x], [mean * scale], style.marker, color=colour, markersize=6)
+        mark(axes, x, mean * scale, value.wide, short_name(kind))
+        look = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        look |= {"ha": "center", "va": "bottom", "fontsize": "small", "color": colour}
+        axes.annotate(value.sign, (x, 0.0), xytext=(0, 1), **look)

@@ -53,7 +53,6 @@ from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting.archive import read, read_about, write
 from metaseq_lm.reporting.drawing import collect
-from metaseq_lm.reporting.formats import numeric_columns
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
@@ -599,7 +598,7 @@ def test_numbers_of_ladders_and_predictions_are_columns_of_numbers():
     outcomes = [Outcome(registered(), False, True), Outcome(registered(budget=2e12), True)]
     tables = ladder_tables(replace(league, predictions=outcomes))
     texts = [
-        [title for title, number in zip(t.head, numeric_columns(t.head, t.rows)) if not number]
+        [title for title, number in zip(t.head, t.right) if not number]
         for t in tables
     ]
     assert texts == [
