@@ -8,6 +8,7 @@
   metaseq-lm league report L --watch     the same, and again whenever results change
   metaseq-lm league report               print the rows that ship with the package
   metaseq-lm league report objectives    the same of another plan that ships, also: epochs
+  metaseq-lm league report L --json      the standings as one JSON document
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
 exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
@@ -29,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import check_folder
+from metaseq_lm.core.files import check_folder, to_json
 from metaseq_lm.core.options import add_options, flag_of, option, read_options
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.secrets import masked
@@ -93,6 +94,9 @@ class LeagueOptions:
         "report: write the page again whenever results change, until the league is over; it "
         "reloads itself",
     )
+    json: bool = option(
+        False, "report: print the standings as one JSON document, and write no page"
+    )
     dry_run: bool = option(
         False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
     )
@@ -109,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "metaseq-lm league [PLAN.yaml] --out L [options]\n"
         "       metaseq-lm league report [L | PLAN.yaml] [--budgets A,B] [--out FOLDER] "
-        "[--archive FILE] [--watch]\n"
+        "[--archive FILE] [--watch] [--json]\n"
         "       metaseq-lm league predict L [--budgets A,B] [--objectives A,B]"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -135,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     if words[:1] == [_REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
-        used = ["archive", "out", "budgets", "watch", "user_dir"]
+        used = ["archive", "out", "budgets", "watch", "user_dir", "json"]
         _check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
         if options.user_dir:  # to register its gates
             _plugin_check(options.user_dir)
@@ -143,6 +147,10 @@ def run(args: argparse.Namespace) -> int:
             named_plan(words[1]) if len(words) > 1 else None,
             masked(["metaseq-lm", *args.argv]),
         )
+        if options.json:
+            if options.watch or options.out or options.archive:
+                raise UsageError("--json prints one document: no --watch, --out, --archive")
+            return print_json(path, options)
         if options.watch:
             return watch(path, options, command)
         return report(path, options, command)
@@ -156,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
         return predict(Path(words[1]), options)
     if not args.added:
         _check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
-    for name in ("archive", "watch"):
+    for name in ("archive", "watch", "json"):
         if getattr(options, name):
             raise UsageError(f"--{name} goes with 'metaseq-lm league report L'")
     return _run_league(args, options, words)
@@ -210,6 +218,18 @@ def report(
     if options.archive is not None:
         write_archive(options.archive, runs)
     show(write_report(runs, folder, options.budgets, command, reload, about))
+    return 0
+
+
+def print_json(source: Path | None, options: LeagueOptions) -> int:
+    """Print the standings of a folder, or those shipped with a plan, as JSON."""
+    from metaseq_lm.league.assembly import read_league, shown_standings
+    from metaseq_lm.league.page import standings_document
+    from metaseq_lm.league.plan_files import LAPTOP
+
+    runs = read_league(source or LAPTOP)
+    _check_budgets(runs.contents.plan, options.budgets)
+    show(to_json(standings_document(shown_standings(runs, options.budgets)), 1))
     return 0
 
 

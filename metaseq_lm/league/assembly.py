@@ -184,7 +184,7 @@ class LeagueRuns:
             self.outcomes(),
             len(self.plan.tuning.seeds),
             [self.metric(name) for name in comparison.kinds],
-            (self.plan.name, self.plan.hash),
+            (self.contents.plan.name, self.contents.plan.hash),
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:

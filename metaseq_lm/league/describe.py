@@ -227,43 +227,45 @@ def describe_answer(standings: Standings) -> str:
     if not compared:
         return f"Nothing is decided: no row was compared with the baseline {base}."
     budget, count = max(compared), len(standings.budgets)
-    which = f", the largest of {count} budgets," * (count > 1 and budget == standings.budgets[-1])
-    text = f"At {flops_text(budget)} FLOPs a run{which} {_describe_overall(standings, budget)}"
-    leads, ahead, level = [], [], []
+    which = f", the largest of {count} budgets" * (count > 1 and budget == standings.budgets[-1])
+    text = f"At {flops_text(budget)} FLOPs a run{which}, {_describe_overall(standings, budget)}"
+    leads: dict[str, list[str]] = {}
+    level = []
     for kind in standings.kinds:
         view, name = standings.about(kind), short_name(kind)
         if leader := _leader(view, budget):
-            difference, p = _difference_texts(view, leader, with_interval=False)
-            leads.append(f"{leader.objective} in {name} ({difference}, p {p})")
+            difference = replace(value_of("difference", view, leader), interval=None).narrow
+            lead = f"{name} ({difference}, p {value_of('p', view, leader).wide})"
+            leads.setdefault(leader.objective, []).append(lead)
         elif _is_ahead(view, budget):
-            ahead.append(name)
+            leads.setdefault(base, []).append(name)
         else:
             level.append(name)
-    clauses = [f"the lead is with {listed(leads)}"] if leads else []
-    clauses += [f"with {base} in {listed(ahead)}"] if ahead else []
+    clauses = [f"{leader} leads in {listed(names)}" for leader, names in leads.items()]
     clauses += [f"none is shown to be better than {base} in {listed(level)}"] if level else []
-    return f"{text}{'; by kind of end task ' * bool(clauses)}{'; '.join(clauses)}."
+    return f"{text}{'; by kind of end task, ' * bool(clauses)}{listed(clauses or [''])}."
 
 
 def _describe_overall(standings: Standings, budget: float) -> str:
-    """Return who leads by the primary metric, or that nobody is shown to."""
+    """Return who leads by the primary metric, with difference, interval and p; or nobody."""
     base, name = standings.baseline, standings.primary.name
-    groups = by_verdict(standings, budget)
+    groups, leader = by_verdict(standings, budget), _leader(standings, budget)
     counts = ", ".join(f"{len(entries)} {verdict}" for verdict, entries in groups.items())
-    if leader := _leader(standings, budget):
-        difference, p = _difference_texts(standings, leader)
-        lead = f"{leader.objective} is better than {base} in {name} by {difference}, p {p}"
-    elif _is_ahead(standings, budget):
-        nearest = groups[WORSE][0]
-        difference, p = _difference_texts(standings, nearest)
-        lead = (
-            f"{base} leads in {name}; the nearest, {nearest.objective}, is at {difference}, p {p}"
+    is_ahead = _is_ahead(standings, budget)
+    if leader is None and not is_ahead:
+        is_open = set(groups) <= {UNDECIDED, NOT_RANKED[FLAG]}
+        outcome = (
+            "nothing is decided" if is_open else "none is shown to be better than the baseline"
         )
-    elif set(groups) <= {UNDECIDED, NOT_RANKED[FLAG]}:
-        lead = f"nothing is decided in {name} beside {base}"
-    else:
-        lead = f"none is shown to be better than {base} in {name}"
-    return f"{lead} ({counts})"
+        return f"{outcome} in {name} (baseline {base}: {counts})"
+    nearest = leader or groups[WORSE][0]
+    text = f"{nearest.objective} leads in {name} beside {base}, by"
+    if is_ahead:
+        text = f"{base} leads in {name} and the nearest, {nearest.objective}, differs by"
+    value, p = (value_of(key, standings, nearest) for key in ("difference", "p"))
+    size = replace(value, interval=None).narrow + " points" * standings.metric.percent
+    ends = f"{interval_title(standings.rule)} {replace(value, mean=None).narrow}, "
+    return f"{text} {size} ({ends if value.interval else ''}p {p.wide}; {counts})"
 
 
 def _is_ahead(standings: Standings, budget: float) -> bool:
@@ -277,19 +279,6 @@ def _leader(standings: Standings, budget: float) -> Entry | None:
     better = by_verdict(standings, budget).get(BETTER, [])
     ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered
     return ranked[0] if ranked else None
-
-
-def _difference_texts(
-    standings: Standings, entry: Entry, with_interval: bool = True
-) -> tuple[str, str]:
-    """Return the difference of a row from the baseline with its interval, and p."""
-    value = value_of("difference", standings, entry)
-    unit = " points" * standings.metric.percent
-    difference = replace(value, interval=None).narrow + unit
-    if with_interval and value.interval:
-        ends = replace(value, mean=None).narrow
-        difference += f" ({interval_title(standings.rule)} {ends})"
-    return difference, value_of("p", standings, entry).wide
 
 
 def describe_certainty(standings: Standings) -> list[str]:

@@ -38,21 +38,23 @@ def league_page(
     certainty += [*describe_decisions(standings), *describe_origins(standings)]
     sections = [
         Section("Standings", drawings=[first], tables=[overview(standings)]),
-        Section("Why rows are not ranked", tables=[barring]),
+        Section(barring.title, tables=[replace(barring, title="")]),
         Section("How sure this is", [*standings.remarks, *certainty]),
     ]
+    main = replace(tables[0], title="All columns", notes=[])
     of_metrics = tuple(f"{metric.name}: " for metric in standings.metrics)
-    for table in (replace(tables[0], notes=[]), *tables[1:], *others, _reference_table(standings)):
+    for table in (main, *tables[1:], *others, _reference_table(standings)):
         # The tables of findings have the reasons.
         notes = [note for note in table.notes if not note.startswith(of_metrics)]
-        title = "All columns" if table.title == standings.title else table.title.partition(":")[0]
-        sections.append(Section(title, tables=[replace(table, notes=notes)], closed=True))
+        title, *about = table.title.split(": ", 1)
+        shown = replace(table, title=about[0].capitalize() if about else "", notes=notes)
+        sections.append(Section(title, tables=[shown], closed=True))
     sections += [
         Section(f"Figure: {name}", drawings=[drawing], closed=True)
         for name, drawing in drawn.items()
     ]
-    about = [*standings.notes, *repeat.notes]
-    sections.append(Section(repeat.title, about, texts=repeat.texts, closed=True))
+    origin = [*standings.notes, *repeat.notes]
+    sections.append(Section(repeat.title, origin, texts=repeat.texts, closed=True))
     lead = describe_question(standings), describe_answer(standings)
     return Page(standings.plan[0] or standings.title, sections, reload, lead, standings.title)
 

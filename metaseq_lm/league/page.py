@@ -150,6 +150,7 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         ]
         rows.append({**record(standings, entry), "findings": findings, "shipped": entry.shipped})
     name, plan_hash = standings.plan
+    compared = sum(entry.decision is not None for entry in standings.entries)
     return {
         "schema": _SCHEMA,
         "plan": {"name": name, "hash": plan_hash},
@@ -161,7 +162,7 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         "rule": {
             "level": rule.level,
             "smallest_effect": rule.smallest_effect,
-            "comparisons": rule.comparisons,
+            "comparisons": max(rule.comparisons, compared),
             "sides": 2,
         },
         "rows": rows,

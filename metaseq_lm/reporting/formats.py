@@ -144,12 +144,12 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
     Args:
         table: The table.
         identifier: Its id on the page.
-        name: What to call it if it has no title.
+        name: What to call it, by default its title.
         most: Rows to show before a reader asks for more, 0 for all.
     """
     from markupsafe import Markup
 
-    title, lines = clean(table.title) or clean(name), []
+    label, lines = clean(name) or clean(table.title), []
     is_folded = 0 < most < len(table.rows)
     for i, row in enumerate(table.rows):
         cells = [_html_cell(cell, is_right) for cell, is_right in zip(row, table.right)]
@@ -168,9 +168,9 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
         "</table></div>\n{}"
     ).format(
         Markup(fold).format(len(table.rows)) if is_folded else "",
-        title,
+        label,
         identifier,
-        title,
+        label,
         Markup(' data-most="{}"').format(most) if is_folded else "",
         Markup("<caption>{}</caption>").format(clean(table.title)) if table.title else "",
         Markup().join(head),

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,15 @@ def test_the_sentence_on_an_objective_names_the_kinds_by_verdict() -> None:
     assert describe_kinds(standings, "causal") == describe_kinds(standings, "other") == ""
     small = league(*standings.entries, row("causal", BASE, 1e10), row("mine", BASE, 1e10))
     assert describe_kinds(small, "mine").startswith("mine at 1.0e12 FLOPs: better than causal in")
+
+
+def test_the_answer_names_who_leads_in_which_kind() -> None:
+    league_of_two = league(row("causal", BASE), row("mine", MINE), row("low", BASE | {"left": 0.4}))
+    answer = describe_answer(league_of_two)
+    overall, _, kinds = answer.partition("by kind of end task")
+    assert "mine leads in balanced" in overall and "p 0." in overall and "points" in overall
+    assert re.search(r"mine leads in right \(\+40\.0, p .*\) and adapted \(\+10\.0", kinds)
+    assert "causal leads in left" in kinds and "at end and either" in kinds.rpartition("none")[2]
 
 
 @pytest.mark.parametrize("count, budgets", [(10, 2), (10, 3), (14, 2), (40, 1)])

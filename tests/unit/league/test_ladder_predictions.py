@@ -597,10 +597,7 @@ def test_numbers_of_ladders_and_predictions_are_columns_of_numbers():
     league = standings(entries("flat", FLAT), entries("steep", STEEP), entries("low", [0.5] * 4))
     outcomes = [Outcome(registered(), False, True), Outcome(registered(budget=2e12), True)]
     tables = ladder_tables(replace(league, predictions=outcomes))
-    texts = [
-        [title for title, number in zip(t.head, t.right) if not number]
-        for t in tables
-    ]
+    texts = [[title for title, number in zip(t.head, t.right) if not number] for t in tables]
     assert texts == [
         ["objective"],
         ["objective", "reached by"],

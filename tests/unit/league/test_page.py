@@ -10,17 +10,16 @@ from matplotlib.figure import Figure
 
 from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, score_gates
 from metaseq_lm.league.assembly import LeagueRuns, repeat
+from metaseq_lm.league.describe import describe_answer, describe_verdicts
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights, row_texts
 from metaseq_lm.league.folder import Added, Contents
 from metaseq_lm.league.gate import said_of
-from metaseq_lm.league.describe import describe_answer, describe_verdicts
-from metaseq_lm.league.html import finding_tables, overview
+from metaseq_lm.league.html import finding_tables
 from metaseq_lm.league.page import (
     gains_table,
     other_tables,
     secondary_table,
-    standings_document,
     standings_table,
     write_page,
 )
@@ -133,6 +132,41 @@ def test_what_a_plan_has_no_runs_of_is_named(mixed):
 def test_a_baseline_that_is_not_ranked_decides_nothing():
     league = standings(entry("masked", 0.6, findings=[EDGE]), entry("causal", 0.9))
     assert [e.decision for e in league.entries] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "scores, findings, words",
+    [
+        ((0.9, 0.3), (), ("one leads", "+30.0 points", "90 % interval", "1 better, 1 worse")),
+        ((0.5, 0.3), (), ("masked leads", "the nearest, one, differs by -10.0", "2 worse")),
+        ((0.61, 0.6), (), ("none is shown to be better", "2 equivalent")),
+        ((0.6, 0.6), (), ("nothing is decided", "2 undecided")),
+        ((0.9, 0.3), (EDGE,), ("Nothing is decided", "masked")),
+    ],
+)
+def test_the_answer_is_computed_from_the_verdicts(scores, findings, words):
+    rows = [entry(name, score) for name, score in zip(("one", "two"), scores)]
+    league = standings(entry("masked", 0.6, findings=findings), *rows)
+    answer = describe_answer(league if "undecided" not in words[1] else wide(league))
+    for word in words:
+        assert word in answer
+
+
+def wide(league):
+    """The same league with a smallest effect that nothing reaches."""
+    return replace(league, rule=Rule(0.001)).decided()
+
+
+def test_the_page_has_the_answer_first_and_twelve_rows(tmp_path):
+    rows = [entry(f"o{i}", 0.5 + i / 50) for i in range(14)]
+    write_page(replace(standings(entry("masked", 0.6), *rows), plan=("small", "h1")), tmp_path)
+    text = (tmp_path / "standings.html").read_text()
+    assert re.search(r"<h1>small</h1>\s*<p.*\s*<p class=\"lead\">At 1.0e10 FLOPs", text)
+    assert text.index('class="lead"') < text.index("plan 0123") < text.index("<svg")
+    body = text[text.index('id="table-1-1"') :].partition("</table>")[0]
+    assert body.count("<tr>") == 13 and body.count('<tr class="more">') == 3
+    open_part, *folded = re.split(r'<details id="part-', text)
+    assert len(re.findall("<h2", open_part)) == 2 and len(folded) == 4
 
 
 def test_no_format_has_the_number_of_a_void_or_refused_row(mixed, tmp_path):
