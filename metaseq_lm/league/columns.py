@@ -37,8 +37,10 @@ GAINS = (
 KINDS = ("budget", "objective", "labels", "score", "difference", "interval", "p", "verdict")
 OTHERS = ("budget", "objective", "other")
 OVERVIEW = ("objective", "budget", "score", "kind", "difference", "interval", "p", "verdict")
-SCREEN = ("objective", "seeds", "score", "choice", "part", "difference", "verdict")
-SCREEN += ("gain", "gain verdict")
+SCREEN = (
+    *("objective", "seeds", "score", "choice", "part", "difference", "verdict"),
+    *("gain", "gain verdict"),
+)
 # The columns of csv and JSON, whether or not a table shows them.
 _RECORD = ("objective", "budget", "score", "untrained", "shuffled", "choice")
 _DECISION = ("difference", "interval", "p", "verdict")
@@ -103,25 +105,21 @@ class Value:
     @property
     def brief(self) -> str:
         """The mean with the mark of a gate: "63?"; "-" for a hidden one."""
-        return self._brief_mean + DOUBT * bool(self.marks and self._brief_mean != NONE)
+        mean = replace(self, sd=None).brief_spread
+        return mean + DOUBT * bool(self.marks and mean != NONE)
 
     @property
     def brief_spread(self) -> str:
         """Mean and sd: "61 ±3"; "-" for a hidden one."""
-        has_spread = self._brief_mean != NONE and self.sd is not None
+        numbers = [] if self.mean is None or self.hidden else [self.mean]
+        numbers += [self.sd] if numbers and self.sd is not None else []
         digits = 0 if self.metric.percent else None
-        return self._brief_mean + (f" ±{self.metric.text(self.sd or 0, digits)}" * has_spread)
+        return " ±".join(self.metric.text(x, digits) for x in numbers) or NONE
 
     @property
     def sign(self) -> str:
         """The mark of the verdict, "+", "-", "=" or none, and that of a gate."""
         return "" if self.hidden else _SIGNS.get(self.verdict, "") + DOUBT * bool(self.marks)
-
-    @property
-    def _brief_mean(self) -> str:
-        digits = 0 if self.metric.percent else None
-        is_shown = self.mean is not None and not self.hidden
-        return self.metric.text(self.mean or 0.0, digits) if is_shown else NONE
 
     def cell(self, is_best: bool = False) -> Cell:
         """Return the cell of a table."""
@@ -132,20 +130,23 @@ class Value:
         """Return mean ± sd, "-" without a mean."""
         if self.mean is None:
             return NONE
-        spread = "" if self.sd is None else f" ± {self._number_text(self.sd, digits, False)}"
-        return self._number_text(self.mean, digits, self.is_signed) + spread
+        spread = "" if self.sd is None else f" ± {self._number_text(self.sd, digits)}"
+        return self._signed_text(self.mean, digits) + spread
 
     def _ends_text(self, digits: int | None = None) -> str:
         """Return the ends of the interval."""
-        ends = self.interval or ()
-        return " to ".join(self._number_text(end, digits, self.is_signed) for end in ends)
+        return " to ".join(self._signed_text(end, digits) for end in self.interval or ())
 
-    def _number_text(self, number: float, digits: int | None, is_signed: bool) -> str:
+    def _signed_text(self, number: float, digits: int | None) -> str:
+        """Return a number, with its sign if it has one."""
+        return "+" * (self.is_signed and number >= 0) + self._number_text(number, digits)
+
+    def _number_text(self, number: float, digits: int | None) -> str:
         """Return a number, by default with the digits of the largest one of the value."""
         if digits is None:
             numbers = [x for x in (self.mean, self.sd, *(self.interval or ())) if x is not None]
             digits = self.metric.decimals(max(map(abs, numbers)))
-        return "+" * (is_signed and number >= 0) + self.metric.text(number, digits)
+        return self.metric.text(number, digits)
 
 
 Show = Callable[[Standings, Entry], Value]
@@ -207,11 +208,18 @@ def title_of(name: str) -> str:
 
 
 def value_of(name: str, standings: Standings, entry: Entry) -> Value:
-    """Return what a column says about a row, by the metric of the standings."""
-    value = COLUMNS.entries[name].value(standings, entry)
+    """Return what a column says about a row, by the metric of the standings.
+
+    A column of a plug-in has no number of a void or refused row, either.
+    """
+    registered = COLUMNS.entries[name]
+    value = registered.value(standings, entry)
     if not isinstance(value, Value):
-        raise UsageError(f"column {name!r} of {COLUMNS.entries[name].origin}: no Value: {value!r}")
-    return value
+        raise UsageError(f"column {name!r} of {registered.origin}: {value!r} is no Value")
+    reason = "" if registered.is_of_package else why_hidden(standings, entry)
+    if not reason or value.text is not None:
+        return value
+    return Value(dict.fromkeys(value.record), hidden=reason)
 
 
 def shown_columns(
@@ -251,7 +259,8 @@ def column_table(
             view = about.about(metric) if metric else about
             value = value_of(name, view, entry)
             best = view.best(entry.budget) if shown.has_best and rows is None else None
-            line.append(value.cell(bool(best) and value.wide == value_of(name, view, best).wide))
+            is_best = best is not None and value.wide == value_of(name, view, best).wide
+            line.append(value.cell(is_best))
         lines.append(line)
     return Table(title, head, lines, list(notes))
 
@@ -269,8 +278,8 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     for kind in standings.kinds:
         for name in _DECISION:
             line |= value_of(name, standings.about(kind), entry).record
-    for metric in (*standings.metrics[1:], *standings.parts, *standings.kinds):
-        line[metric.name] = _score(standings.about(metric), entry).mean
+    for other in (*standings.metrics[1:], *standings.parts, *standings.kinds):
+        line[other.name] = _score(standings.about(other), entry).mean
     for name, _, metric in shown_columns(standings, plugin_columns()):
         value = value_of(name, standings.about(metric) if metric else standings, entry)
         key = f"{name} of {metric.name}" if metric else name
@@ -565,6 +574,6 @@ def _gain_p(standings: Standings, entry: Entry) -> Value:
 def _gain_verdict(standings: Standings, entry: Entry) -> Value:
     """Verdict on the gain beside the baseline's, secondary to that on the score."""
     decision, stated = entry.gain_decision, standings.stated_gain(entry)
-    line = {"gain_verdict": decision.verdict if decision else None}
+    line: dict[str, Any] = {"gain_verdict": decision.verdict if decision else None}
     line |= {"gain_seeds_that_decide": decision.seeds if decision else None}
     return Value(line, text=stated.text if stated else "", short=stated.verdict if stated else "")

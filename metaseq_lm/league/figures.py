@@ -113,14 +113,14 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> Non
             continue
         x, sd = value.mean * metric.scale, (value.sd or 0.0) * metric.scale
         if key == "untrained":
-            ends, look = [y - _BAND, y + _BAND], {"color": CONTROL}
-            axes.fill_betweenx(ends, x - sd, x + sd, alpha=0.3, linewidth=0, **look)
-            axes.plot([x] * 2, ends, linewidth=1.2, **look)
+            ends, grey = [y - _BAND, y + _BAND], CONTROL
+            axes.fill_betweenx(ends, x - sd, x + sd, color=grey, alpha=0.3, linewidth=0)
+            axes.plot([x] * 2, ends, color=grey, linewidth=1.2)
         else:
             axes.plot([x], [y], "x", color=CONTROL, markersize=6)
         if not is_hollow:
             mark(axes, x, y, value.wide, name=f"{name}, {key}")
-    look = {"markersize": 5, "markeredgewidth": 0.8, "alpha": 1.0 if is_hollow else 0.55}
+    look: Any = {"markersize": 5, "markeredgewidth": 0.8, "alpha": 1.0 if is_hollow else 0.55}
     scores = _scaled(entry.scores.get(metric.name, ()), metric)
     face = "none" if is_hollow else colour
     axes.plot(scores, [y] * len(scores), "o", color=colour, markerfacecolor=face, **look)

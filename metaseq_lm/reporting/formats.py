@@ -86,10 +86,10 @@ def to_markdown(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return a line with unrounded numbers for each setting or cell; fractions stay fractions."""
     out = io.StringIO()
-    head = list(table.records[0]) if table.records else table.head
+    head = dict.fromkeys(key for record in table.records for key in record) or table.head
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(inert, head))
-    writer.writerows([inert(record[key]) for key in head] for record in table.records)
+    writer.writerows([inert(record.get(key)) for key in head] for record in table.records)
     return out.getvalue()
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.columns import _RECORD, COLUMNS, SCREEN, Value, column, value_of
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.page import standings_table
+from metaseq_lm.league.standings import VOID, Finding
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting.numbers import Metric
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 SHARE = Metric("share", percent=True, lower_is_better=False)
 LOSS = Metric("loss", percent=False, lower_is_better=True)
+VOIDED = Finding("ceiling", VOID, "x")
 ENDS = (-0.101, -0.062)
 
 
@@ -86,6 +89,12 @@ def test_a_plug_in_column_applies_to_metrics_and_returns_a_value() -> None:
     table = standings_table(league())
     assert table.head[-1] == "n of share" and table.rows[0][-1].text == "b"
     assert table.records[0]["n of share"] == "b" and "never" not in table.records[0]
+    first, second = league().entries
+    void = replace(league(), entries=[first, replace(second, findings=[VOIDED])])
+    column("mean", title="mean")(lambda s, e: Value({"of_row": 1}, SHARE, 0.5))
+    table = standings_table(void)
+    assert [row[-1].text for row in table.rows] == ["50.00", "void"]
+    assert [record["of_row"] for record in table.records] == [1, None]
     column("bad", title="bad")(lambda s, e: 3)
     with pytest.raises(UsageError, match="'bad'"):
         value_of("bad", league(), league().entries[0])
