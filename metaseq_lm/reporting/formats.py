@@ -153,8 +153,8 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
     is_folded = 0 < most < len(table.rows)
     for i, row in enumerate(table.rows):
         cells = [_html_cell(cell, is_right) for cell, is_right in zip(row, table.right)]
-        more = Markup(' class="more"' if is_folded and i >= most else "")
-        lines.append(Markup("<tr{}>{}</tr>\n").format(more, Markup().join(cells)))
+        look = Markup(' class="more"' if is_folded and i >= most else "")
+        lines.append(Markup("<tr{}>{}</tr>\n").format(look, Markup().join(cells)))
     head = [
         Markup('<th scope="col"{}>{}</th>').format(
             Markup(' class="number"' * is_right), clean(text)
