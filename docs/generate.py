@@ -82,8 +82,20 @@ def main() -> None:
 
     plugins.load_all(None)
     pages = dict([*command_pages(), *option_pages(), *method_pages(), *api_pages(), *traces()])
+    pages["<!-- columns -->"] = column_list()
     plugins.load(str(ROOT / "user_dir"))  # the references are those of the package alone
     json.dump({**pages, **dict(objective_tables())}, sys.stdout)
+
+
+def column_list() -> str:
+    """Return the columns of standings with their titles."""
+    from metaseq_lm.league.columns import COLUMNS, title_of
+
+    rows = [
+        (code(name), escape(title_of(name)), escape(COLUMNS.entry(name).summary))
+        for name in COLUMNS.names()
+    ]
+    return table(("column", "title", "what"), rows)
 
 
 def command_pages() -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@
   metaseq-lm league report L --watch     the same, and again whenever results change
   metaseq-lm league report               print the rows that ship with the package
   metaseq-lm league report objectives    the same of another plan that ships, also: epochs
+  metaseq-lm league report L --json      the standings as one JSON document
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
 exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
@@ -133,8 +134,6 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.league.plan_files import named_plan
 
     words = [*args.words, *args.overrides]
-    if args.json and not options.dry_run and words[:1] != [_PREDICT]:
-        raise UsageError("--json goes with --dry-run and with 'metaseq-lm league predict L'")
     if words[:1] == [_REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
@@ -147,6 +146,8 @@ def run(args: argparse.Namespace) -> int:
             masked(["metaseq-lm", *args.argv]),
         )
         if options.watch:
+            if args.json:
+                raise UsageError("--watch prints the standings again and again: no --json")
             return watch(path, options, command)
         return report(path, options, command)
     if words[:1] == [_PREDICT]:
@@ -200,7 +201,7 @@ def report(
     and reloads itself after `reload` seconds, 0 for never. Objectives in `about` get a sentence on
     kinds of labels if the plan has these.
     """
-    from metaseq_lm.league.assembly import read_league, write_archive, write_report
+    from metaseq_lm.league.assembly import read_league, show_report, write_archive
     from metaseq_lm.league.plan_files import LAPTOP
 
     plan_or_folder = source or LAPTOP
@@ -212,7 +213,7 @@ def report(
     _check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
-    show(write_report(runs, folder, options.budgets, command, reload, about))
+    show_report(runs, folder, options.budgets, command, reload, about)
     return 0
 
 

@@ -62,10 +62,15 @@ def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, A
     """Return a row for each registered name of one kind or all kinds."""
     from metaseq_lm import plugins
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
+    from metaseq_lm.league.columns import COLUMNS, title_of
     from metaseq_lm.league.gates import gate_registry
 
     plugins.load_all(user_dir)
-    return _rows_of({**ALL, "dataset_kind": DATASET_KINDS, "gate": gate_registry()}, kind)
+    further = {"dataset_kind": DATASET_KINDS, "gate": gate_registry(), "column": COLUMNS}
+    rows = _rows_of({**ALL, **further}, kind)
+    return [
+        row | {"title": title_of(row["name"])} if row["kind"] == "column" else row for row in rows
+    ]
 
 
 def _rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:
@@ -115,7 +120,8 @@ def _registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
         for row in members:
             tasks = f" (task {', '.join(row['tasks'])})" if row.get("tasks") else ""
             module = f"  [{row['module']}]" if "module" in row else ""
-            yield f"  {row['name']:<28}{row['summary']}{tasks}{module}"
+            title = f"{row['title']}: " if "title" in row else ""
+            yield f"  {row['name']:<28}{title}{row['summary']}{tasks}{module}"
 
 
 def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:

@@ -39,7 +39,7 @@ from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, title_of
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.page import Page, render
+from metaseq_lm.reporting.page import render
 from metaseq_lm.reporting.pairs import pair_table
 from metaseq_lm.reporting.plots import (
     Pictures,
@@ -344,7 +344,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
                 table, settings, metric, args.spread, compared, controls, samples, command
             )
             title = f"{title_of(args.paths)}: {table.title}"
-            page = Page(title, content.sections(drawings, notes), reload)
+            page = replace(content.page(title, drawings, notes), reload=reload)
             write_atomic(paths[-1], render(page).encode())
     show(_written_list(paths))
     return 0

@@ -12,14 +12,15 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
-from metaseq_lm.league.by_kind import describe_kinds
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
+from metaseq_lm.league.describe import describe_kinds
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import (
     ADDED_SCHEMA,
@@ -32,7 +33,7 @@ from metaseq_lm.league.folder import (
 )
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.items import Items, items_of
-from metaseq_lm.league.page import REPEAT, write_page
+from metaseq_lm.league.page import REPEAT, standings_document, write_page
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_archive
 from metaseq_lm.league.predictions import (
@@ -184,6 +185,7 @@ class LeagueRuns:
             self.outcomes(),
             len(self.plan.tuning.seeds),
             [self.metric(name) for name in comparison.kinds],
+            (self.contents.plan.name, self.contents.plan.hash),
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
@@ -594,20 +596,10 @@ def _labels_of(names: Iterable[str]) -> set[str]:
     return {label_of(phase, name) for name in names for phase in PHASES}
 
 
-def write_report(
-    league: LeagueRuns,
-    folder: Path | None,
-    budgets: Sequence[float] = (),
-    command: str = "",
-    reload: int = 0,
-    about: Sequence[str] = (),
-) -> str:
-    """Return the standings as text for a terminal; write their page into `folder`, if given.
+def shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:
+    """Return the standings of `budgets` (default: all), of which all rows are tested.
 
-    All rows are tested, but only rows of `budgets` (default: all) are shown. The page names
-    `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in
-    `about`, a sentence names the kinds of labels in which it is better. Raises UsageError if there
-    are no rows.
+    Raises UsageError if there are no rows.
     """
     standings = league.standings()
     if budgets:
@@ -616,9 +608,29 @@ def write_report(
         standings = replace(standings, entries=shown, predictions=predicted)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
+    return standings
+
+
+def show_report(
+    league: LeagueRuns,
+    folder: Path | None,
+    budgets: Sequence[float] = (),
+    command: str = "",
+    reload: int = 0,
+    about: Sequence[str] = (),
+) -> None:
+    """Print the standings, for a terminal or as JSON; write their page into `folder`, if given.
+
+    All rows are tested, but only rows of `budgets` (default: all) are shown. The page names
+    `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in
+    `about`, a sentence names the kinds of labels in which it is better. Raises UsageError if there
+    are no rows.
+    """
+    standings = shown_standings(league, budgets)
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
     sentences = filter(None, (describe_kinds(standings, name) for name in about))
-    return "\n".join([terminal_text(standings, paths), *sentences])
+    text = "\n".join([terminal_text(standings, paths), *sentences])
+    show_result("standings", standings_document(standings), text)
 
 
 def repeat(league: LeagueRuns, command: str) -> Section:

@@ -1,6 +1,6 @@
 """The standings of a league: rows with scores, controls, findings of gates, and verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metaseq_lm.league.choice import choice_error
@@ -76,21 +76,8 @@ class Entry:
         hidden = self.about(metric, VOID, REFUSE)
         return Gain(scores, untrained) if scores and untrained and not hidden else None
 
-    def stated(self, metric: str) -> Decision | None:
-        """Return the decision if it holds for the row; for an unranked row only "worse" does."""
-        return self.decision if self.holds(self.decision, metric) else None
-
-    def stated_gain(self, metric: str) -> Decision | None:
-        """Return the decision on the gain if it holds for the row, see `stated`."""
-        return self.gain_decision if self.holds(self.gain_decision, metric) else None
-
-    def stated_of(self, kind: str) -> Decision | None:
-        """Return the decision on a kind of labels if it holds for the row, see `stated`."""
-        decision = self.of_kinds.get(kind)
-        return decision if self.holds(decision, kind) else None
-
     def holds(self, decision: Decision | None, metric: str) -> bool:
-        """Return whether a decision may be stated for the row."""
+        """Return whether a decision holds for the row; for an unranked row only "worse" does."""
         return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
 
 
@@ -99,7 +86,7 @@ class Standings:
     """The content of a page.
 
     Attributes:
-        title: The name of the plan and its hash.
+        title: The name of the plan and its hash, as lists name the league.
         metrics: The metrics, the primary one first.
         baseline: The objective that all others are compared with.
         rule: The rule of the verdicts.
@@ -111,6 +98,8 @@ class Standings:
         predictions: Predictions made before rows ran.
         tuning_seeds: The seeds of each trial.
         kinds: The means of kinds of labels, each with its own verdicts; () for most plans.
+        plan: The name of the plan and its hash, apart.
+        focus: The metric that a column is about; None for the primary one.
     """
 
     title: str
@@ -125,6 +114,8 @@ class Standings:
     predictions: Sequence[Outcome] = ()
     tuning_seeds: int = 1
     kinds: Sequence[Metric] = ()
+    plan: tuple[str, str] = ("", "")
+    focus: Metric | None = None
 
     @property
     def primary(self) -> Metric:
@@ -132,48 +123,105 @@ class Standings:
         return self.metrics[0]
 
     @property
+    def metric(self) -> Metric:
+        """The metric that columns are about."""
+        return self.focus or self.primary
+
+    def about(self, metric: Metric) -> "Standings":
+        """Return the same rows for columns about another metric; their order stays the same."""
+        return replace(self, focus=None if metric == self.primary else metric)
+
+    def decision(self, entry: Entry) -> Decision | None:
+        """Return the decision on a row by the metric in focus; None for an untested one."""
+        return entry.of_kinds.get(self.focus.name) if self.focus else entry.decision
+
+    def stated(self, entry: Entry) -> Decision | None:
+        """Return the decision on a row by the metric in focus if it holds for the row."""
+        decision = self.decision(entry)
+        return decision if entry.holds(decision, self.metric.name) else None
+
+    def stated_gain(self, entry: Entry) -> Decision | None:
+        """Return the decision on the gain of a row if it holds for the row."""
+        decision = entry.gain_decision
+        return decision if entry.holds(decision, self.primary.name) else None
+
+    @property
     def budgets(self) -> list[float]:
         """The budgets of the rows, the smallest first."""
         return sorted({entry.budget for entry in self.entries})
+
+    @property
+    def ordered(self) -> list[Entry]:
+        """The rows by budget, those of a budget as `at` has them."""
+        return [entry for budget in self.budgets for entry in self.at(budget)]
+
+    def at(self, budget: float) -> list[Entry]:
+        """Return the rows of a budget: ranked from best to worst, then flagged, then others."""
+        present = [entry for entry in self.entries if entry.budget == budget]
+        return sorted(present, key=lambda entry: _rank_key(entry, self.primary))
+
+    def best(self, budget: float) -> Entry | None:
+        """Return the best row of a budget by the metric in focus; None if less than two rank."""
+        present = [e for e in self.entries if e.budget == budget and e.is_ranked(self.metric.name)]
+        keys = [_rank_key(entry, self.metric) for entry in present]
+        return present[keys.index(min(keys))] if len(present) > 1 else None
 
     def decided(self) -> "Standings":
         """Return the standings with decisions on every tested row that has a ranked baseline.
 
         Decisions on gains are a family of their own, with the same comparisons and a separate
-        correction. So are the decisions on each kind of labels.
+        correction. So are the decisions on each kind of labels; there the baseline need only be
+        tested: at the level of untrained models it may not see what the labels describe.
         """
-        name, baselines = self.primary.name, {}
-        for entry in self.entries:
-            if entry.objective == self.baseline and entry.is_ranked(name):
-                baselines[entry.budget] = entry
-        scores, gains = {}, {}
-        errors: dict[int, Errors] = {}
-        of_gains: list[Errors] = []
-        for i, entry in enumerate(self.entries):
-            base = baselines.get(entry.budget)
-            if base and base is not entry and entry.is_tested(name):
-                scores[i] = entry.scores[name], base.scores[name]
-                errors[i] = self.errors(name, entry, base)
-                gain, base_gain = entry.gain(name), base.gain(name)
-                if gain and base_gain:
-                    gains[i] = gain.over(base_gain)
-                    of_gains.append(self.errors(name, entry, base, of_gains=True))
-        judged = decide_all(list(scores.values()), self.rule, list(errors.values()))
-        decisions = dict(zip(scores, judged))
-        on_gains = dict(zip(gains, decide_all(list(gains.values()), self.rule, of_gains)))
-        by_kind = {kind.name: self._decide_kind(kind) for kind in self.kinds}
+        name = self.primary.name
+        pairs = self._pairs(name, Entry.is_ranked)
+        decisions = self._decide(self.primary, pairs)
+        gains, errors = {}, []
+        for i, (entry, base) in pairs.items():
+            gain, base_gain = entry.gain(name), base.gain(name)
+            if gain and base_gain:
+                gains[i] = gain.over(base_gain)
+                errors.append(self.errors(name, entry, base, of_gains=True))
+        on_gains = dict(zip(gains, decide_all(list(gains.values()), self.rule, errors)))
+        by_kind = {
+            kind.name: self._decide(kind, self._pairs(kind.name, Entry.is_tested))
+            for kind in self.kinds
+        }
         entries = []
         for i, entry in enumerate(self.entries):
             of_kinds = {kind: of[i] for kind, of in by_kind.items() if i in of}
+            decision, gain_decision = decisions.get(i), on_gains.get(i)
             entries.append(
-                replace(
-                    entry,
-                    decision=decisions.get(i),
-                    gain_decision=on_gains.get(i),
-                    of_kinds=of_kinds,
-                )
+                replace(entry, decision=decision, gain_decision=gain_decision, of_kinds=of_kinds)
             )
         return replace(self, entries=entries)
+
+    def _pairs(
+        self, name: str, may_be_baseline: Callable[[Entry, str], bool]
+    ) -> dict[int, tuple[Entry, Entry]]:
+        """Return each tested row with the baseline of its budget, by the number of the row."""
+        bases = {
+            entry.budget: entry
+            for entry in self.entries
+            if entry.objective == self.baseline and may_be_baseline(entry, name)
+        }
+        pairs = {}
+        for i, entry in enumerate(self.entries):
+            base = bases.get(entry.budget)
+            if base and base is not entry and entry.is_tested(name):
+                pairs[i] = entry, base
+        return pairs
+
+    def _decide(
+        self, metric: Metric, pairs: Mapping[int, tuple[Entry, Entry]]
+    ) -> dict[int, Decision]:
+        """Return the decisions on a metric, by the number of the row."""
+        name, rule = metric.name, self.rule
+        if metric != self.primary:
+            rule = replace(rule, lower_is_better=metric.lower_is_better)
+        scores = [(entry.scores[name], base.scores[name]) for entry, base in pairs.values()]
+        errors = [self.errors(name, *pair) for pair in pairs.values()]
+        return dict(zip(pairs, decide_all(scores, rule, errors)))
 
     def errors(self, name: str, entry: Entry, base: Entry, of_gains: bool = False) -> Errors:
         """Return the errors of the difference of two rows of a budget, other than seeds.
@@ -205,67 +253,10 @@ class Standings:
         """Whether the test items are part of the error."""
         return any(entry.items for entry in self.entries)
 
-    def _decide_kind(self, kind: Metric) -> dict[int, Decision]:
-        """Return the decisions on a kind of labels, by the number of the row.
-
-        A baseline at the level of untrained models still counts: it may not see what the labels
-        describe.
-        """
-        name, pairs, errors = kind.name, {}, []
-        tested = {i: entry for i, entry in enumerate(self.entries) if entry.is_tested(name)}
-        bases = {e.budget: e for e in tested.values() if e.objective == self.baseline}
-        for i, entry in tested.items():
-            base = bases.get(entry.budget)
-            if base and base is not entry:
-                pairs[i] = entry.scores[name], base.scores[name]
-                errors.append(self.errors(name, entry, base))
-        rule = replace(self.rule, lower_is_better=kind.lower_is_better)
-        return dict(zip(pairs, decide_all(list(pairs.values()), rule, errors)))
-
     @property
     def has_gains(self) -> bool:
         """Whether any row has a gain over untrained models."""
         return any(entry.gain(self.primary.name) for entry in self.entries)
-
-    def at(self, budget: float, metric: Metric) -> list[Entry]:
-        """Return the rows of a budget: ranked from best to worst, then flagged, then others."""
-        present = [entry for entry in self.entries if entry.budget == budget]
-        return sorted(present, key=lambda entry: _rank_key(entry, metric))
-
-    def verdict_text(self, entry: Entry, kind: str = "") -> str:
-        """Return the verdict on a row, or on a kind of labels, in words, or why there is none."""
-        name = kind or self.primary.name
-        decided, stated = entry.decision, entry.stated(name)
-        if kind:
-            decided, stated = entry.of_kinds.get(kind), entry.stated_of(kind)
-        for action in (VOID, REFUSE, FLAG):
-            if findings := entry.about(name, action):
-                gates = ", ".join(dict.fromkeys(finding.gate for finding in findings))
-                return f"{stated.text if stated else NOT_RANKED[action]}: {gates}"
-        if not entry.scores.get(name):
-            return "no scores"
-        if entry.objective == self.baseline:
-            return "baseline"
-        return decided.text if decided else "no baseline to compare with"
-
-    def marks(self, entry: Entry, metric: str) -> list[str]:
-        """Return the letters of the gates that flag a metric of a row."""
-        letters = self.letters(metric)
-        return sorted({letters[finding.gate] for finding in entry.about(metric, FLAG)})
-
-    def letters(self, metric: str) -> dict[str, str]:
-        """Return the letter of each gate that flags a row, first those of rows with a number."""
-        gates: dict[str, None] = {}
-        entries = [entry for budget in self.budgets for entry in self.at(budget, self.primary)]
-        entries.sort(key=lambda entry: bool(entry.about(metric, VOID, REFUSE)))
-        for entry in entries:
-            gates.update(dict.fromkeys(f.gate for f in entry.about(metric, FLAG)))
-        return {gate: letter(i) for i, gate in enumerate(gates)}
-
-
-def letter(i: int) -> str:
-    """Return the i-th of a, b, ..., z, aa, ab, ..."""
-    return (letter(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
 
 
 def _rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:

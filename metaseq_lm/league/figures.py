@@ -1,12 +1,13 @@
-"""Figures of a league: the standings at each budget, and the ladder of budgets."""
+"""Figures of a league: the standings at each budget, scores by kind of labels, the ladder."""
 
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaseq_lm.league.cells import gain_text, interval_title, score_text, summary_text
+from metaseq_lm.league.columns import interval_title, short_name, value_of, verdict_text
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladder_tables import Meeting, curve_intervals, interval_name, meetings
 from metaseq_lm.league.rungs import is_compared, ladder_of, objectives_of
@@ -31,6 +32,8 @@ _WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
 _ROW, LINE = 0.34, 0.15  # inches: the least height of a row of a panel, a line of its text
 _START = 2.5  # the lowest budget over the x at which untrained models are drawn
 _BAND = 0.1  # inches: half the height of an untrained model's band
+_KINDS = 7.5, 3.2  # inches: the figure of kinds, a panel
+_SPREAD = 0.8  # share of a kind's place that its rows take
 
 
 def draw_standings(standings: Standings, path: Path) -> None:
@@ -40,7 +43,7 @@ def draw_standings(standings: Standings, path: Path) -> None:
     Void and refused rows are hollow, flagged rows are grey.
     """
     metric = standings.primary
-    panels = [standings.at(budget, metric) for budget in standings.budgets]
+    panels = [standings.at(budget) for budget in standings.budgets]
     heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(_WIDTH)
@@ -49,11 +52,8 @@ def draw_standings(standings: Standings, path: Path) -> None:
             draw_panel(axes, standings, entries)
             axes.set_xlim(_axis_ends(standings))
         grid[-1].set_xlabel(metric.axis)
-        legend(
-            figure,
-            _reference_styles(standings),
-            _describe_marks(standings),
-        )
+        styles = _reference_styles(standings) or {"mean": Style(_DARK, "", "|")}
+        legend(figure, styles, _describe_marks(standings))
 
 
 def _axis_ends(standings: Standings) -> tuple[float, float]:
@@ -72,12 +72,10 @@ def _axis_ends(standings: Standings) -> tuple[float, float]:
 
 def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None:
     """Draw the rows of one budget, the best at the top; y is in inches."""
-    metric = standings.primary
     heights = row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
-        _draw_row(axes, y, entry, metric, _colour_of(entry, standings))
-        _mark_row(axes, y, standings, entry)
+        _draw_row(axes, y, standings, entry)
     axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
     names, words = zip(*(row_texts(standings, entry) for entry in entries))
@@ -89,35 +87,14 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
         side.set_tick_params(length=0, labelsize="small")
     for label, entry in zip(beside.get_yticklabels(), entries):
         label.set_color(_colour_of(entry, standings))
-    values = standings.references.get(metric.name, {}).values()
-    for value, (name, style) in zip(values, _reference_styles(standings).items()):
-        look: Any = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.2}
-        with series(axes, name):
-            axes.axvline(value * metric.scale, zorder=1, **look)
-
-
-def _mark_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
-    """Mark the values of a row: its mean with the verdict, and its controls."""
-    metric, name = standings.primary, entry.objective
-    if entry.about(metric.name, VOID, REFUSE):
-        low, high = _axis_ends(standings)
-        mark(axes, (low + high) / 2, y, standings.verdict_text(entry), name=name)
-        return
-    if scores := scaled(entry.scores.get(metric.name, ()), metric):
-        text = score_text(standings, entry, metric)
-        value = f"{text} ({len(scores)} seeds), {standings.verdict_text(entry)}"
-        mark(axes, sum(scores) / len(scores), y, value, name=name)
-    for control, values in (("untrained", entry.untrained), ("shuffled", entry.shuffled)):
-        if scores := scaled(values.get(metric.name, ()), metric):
-            text = summary_text(values, metric)
-            mark(axes, sum(scores) / len(scores), y, text, name=f"{name}, {control}")
+    _draw_references(axes, standings, axes.axvline)
 
 
 def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
     """Return the texts left and right of a row: its name, and its verdicts."""
-    decision = entry.stated_gain(standings.primary.name)
+    decision = standings.stated_gain(entry)
     on_gain = f"\ngain: {decision.verdict}" if decision else ""
-    return fill(entry.objective, 20), fill(standings.verdict_text(entry), 26) + on_gain
+    return fill(entry.objective, 20), fill(verdict_text(standings, entry), 26) + on_gain
 
 
 def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
@@ -126,28 +103,37 @@ def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
     return [max(_ROW, LINE * count + 0.06) for count in counts]
 
 
-def _draw_row(axes: "Axes", y: float, entry: Entry, metric: Metric, colour: str) -> None:
-    """Draw the seeds of a row with their mean, over its controls."""
-    if untrained := scaled(entry.untrained.get(metric.name, ()), metric):
-        summary = summarise(untrained)
-        assert summary is not None
-        low, high, grey = summary.low, summary.high, CONTROL
-        axes.fill_betweenx([y - _BAND, y + _BAND], low, high, color=grey, alpha=0.3, linewidth=0)
-        axes.plot([summary.centre] * 2, [y - _BAND, y + _BAND], color=CONTROL, linewidth=1.2)
-    if shuffled := scaled(entry.shuffled.get(metric.name, ()), metric):
-        axes.plot([sum(shuffled) / len(shuffled)], [y], "x", color=CONTROL, markersize=6)
-    if scores := scaled(entry.scores.get(metric.name, ()), metric):
-        is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
-        face = "none" if is_hollow else colour
-        look: Any = {"markersize": 5, "markeredgewidth": 0.8, "markerfacecolor": face}
-        alpha = 1.0 if is_hollow else 0.55
-        axes.plot(scores, [y] * len(scores), "o", color=colour, alpha=alpha, **look)
+def _draw_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
+    """Draw the seeds of a row with their mean and verdict, over its controls."""
+    metric, name, colour = standings.primary, entry.objective, _colour_of(entry, standings)
+    is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
+    controls = {key: value_of(key, standings, entry) for key in ("untrained", "shuffled")}
+    for key, value in controls.items():
+        if value.mean is None:
+            continue
+        x, sd = value.mean * metric.scale, (value.sd or 0.0) * metric.scale
+        if key == "untrained":
+            ends, grey = [y - _BAND, y + _BAND], CONTROL
+            axes.fill_betweenx(ends, x - sd, x + sd, color=grey, alpha=0.3, linewidth=0)
+            axes.plot([x] * 2, ends, color=grey, linewidth=1.2)
+        else:
+            axes.plot([x], [y], "x", color=CONTROL, markersize=6)
         if not is_hollow:
-            mean = sum(scores) / len(scores)
-            axes.plot([mean], [y], "|", color=colour, markersize=16, markeredgewidth=2.4)
+            mark(axes, x, y, value.wide, name=f"{name}, {key}")
+    look: Any = {"markersize": 5, "markeredgewidth": 0.8, "alpha": 1.0 if is_hollow else 0.55}
+    scores = _scaled(entry.scores.get(metric.name, ()), metric)
+    face = "none" if is_hollow else colour
+    axes.plot(scores, [y] * len(scores), "o", color=colour, markerfacecolor=face, **look)
+    score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
+    if is_hollow:
+        mark(axes, sum(_axis_ends(standings)) / 2, y, verdict, name=name)
+    elif score.mean is not None:
+        x = score.mean * metric.scale
+        axes.plot([x], [y], "|", color=colour, markersize=16, markeredgewidth=2.4)
+        mark(axes, x, y, f"{score.wide} ({len(scores)} seeds), {verdict}", name=name)
 
 
-def scaled(scores: Any, metric: Metric) -> list[float]:
+def _scaled(scores: Any, metric: Metric) -> list[float]:
     """Return scores in the unit that is shown."""
     return [score * metric.scale for score in scores]
 
@@ -161,12 +147,20 @@ def _colour_of(entry: Entry, standings: Standings) -> str:
 
 
 def _reference_styles(standings: Standings) -> dict[str, Style]:
-    """Return the style of each reference of the primary metric, or an entry for the mean."""
+    """Return the style of each reference of the primary metric."""
     metric = standings.primary
-    styles = {}
-    for i, (name, value) in enumerate(standings.references.get(metric.name, {}).items()):
-        styles[f"{name} {metric.text(value)}"] = control_style(i)
-    return styles or {"mean": Style(_DARK, "", "|")}
+    values = standings.references.get(metric.name, {}).items()
+    return {f"{name} {metric.text(x)}": control_style(i) for i, (name, x) in enumerate(values)}
+
+
+def _draw_references(axes: "Axes", standings: Standings, draw: Callable[..., Any]) -> None:
+    """Draw the references of the primary metric as lines across a panel."""
+    metric = standings.primary
+    values = standings.references.get(metric.name, {}).values()
+    for value, (name, style) in zip(values, _reference_styles(standings).items()):
+        with series(axes, name):
+            look: Any = {"linestyle": style.dash, "linewidth": 1.2, "zorder": 1}
+            draw(value * metric.scale, color=style.colour, **look)
 
 
 def _describe_marks(standings: Standings) -> str:
@@ -217,12 +211,8 @@ def draw_ladder(standings: Standings, path: Path) -> None:
                     _draw_gains(gains, standings, entries, style, shift)
         for pair in established:
             _draw_crossover(axes, standings, pair)
-        values = standings.references.get(metric.name, {}).values()
-        lines = _reference_styles(standings) if values else {}
-        for value, (name, style) in zip(values, lines.items()):
-            look: Any = {"color": CONTROL, "linestyle": style.dash, "linewidth": 1.2}
-            with series(axes, name):
-                axes.axhline(value * metric.scale, **look)
+        _draw_references(axes, standings, axes.axhline)
+        lines = _reference_styles(standings)
         legend(figure, styles | lines, _describe_ladder(standings, bool(established)))
         for panel in others:  # `canvas` names the axis of only the first panel of a row
             axes.set_title(metric.axis, fontsize="small")
@@ -241,9 +231,9 @@ def _draw_gains(
         xs.append(entry.budget * shift)
         means.append(gain.mean * metric.scale)
         at = f"{flops_text(entry.budget)} FLOPs"
-        mark(axes, xs[-1], means[-1], gain_text(gain, metric), at)
+        mark(axes, xs[-1], means[-1], value_of("gain", standings, entry).wide, at)
         if ends := gain.interval(level):
-            axes.plot([xs[-1]] * 2, scaled(ends, metric), color=style.colour, linewidth=1.2)
+            axes.plot([xs[-1]] * 2, _scaled(ends, metric), color=style.colour, linewidth=1.2)
     look: Any = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
     axes.plot(xs, means, markersize=5, **look)
 
@@ -257,10 +247,10 @@ def _draw_predictions(
         prediction = outcome.registered.prediction
         if prediction.objective != objective or prediction.metric != metric.name:
             continue
-        x, ends = prediction.budget * shift, scaled(prediction.interval, metric)
+        x, ends = prediction.budget * shift, _scaled(prediction.interval, metric)
         axes.plot([x] * 2, ends, color=style.colour, linewidth=1.2, linestyle=":")
         look: Any = {"markersize": 7, "markerfacecolor": "none", "color": style.colour}
-        (y,) = scaled([prediction.value], metric)
+        (y,) = _scaled([prediction.value], metric)
         axes.plot([x], [y], style.marker, **look)
         at = f"{flops_text(prediction.budget)} FLOPs"
         mark(axes, x, y, f"{y:.4g}", at, f"{objective}, predicted")
@@ -298,29 +288,86 @@ def _draw_steps(
     axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
 ) -> None:
     """Draw an objective over its budgets times `shift`, so that objectives do not overlap."""
-    metric = standings.primary
+    metric, colour, marker = standings.primary, style.colour, style.marker
     xs, means = [], []
     for entry in sorted(entries, key=lambda entry: entry.budget):
-        scores = scaled(entry.scores.get(metric.name, ()), metric)
-        x = entry.budget * shift
-        is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
-        look: Any = {"markersize": 3, "markerfacecolor": "none" if is_hollow else style.colour}
-        axes.plot([x] * len(scores), scores, style.marker, color=style.colour, alpha=0.5, **look)
-        if scores and not is_hollow:
+        scores, x = _scaled(entry.scores.get(metric.name, ()), metric), entry.budget * shift
+        value = value_of("score", standings, entry)
+        look: Any = {"markersize": 3, "markerfacecolor": "none" if value.hidden else colour}
+        axes.plot([x] * len(scores), scores, marker, color=colour, alpha=0.5, **look)
+        if value.mean is not None:
             xs.append(x)
-            means.append(sum(scores) / len(scores))
-            at = f"{flops_text(entry.budget)} FLOPs"
-            mark(axes, x, means[-1], score_text(standings, entry, metric), at)
-    look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
-    axes.plot(xs, means, markersize=7, **look)
+            means.append(value.mean * metric.scale)
+            mark(axes, x, means[-1], value.wide, f"{flops_text(entry.budget)} FLOPs")
+    axes.plot(xs, means, color=colour, linestyle=style.dash, marker=marker, markersize=7)
     for budget, ends in curve_intervals(standings, entries[0].objective).items():
-        axes.plot([budget * shift] * 2, scaled(ends, metric), color=style.colour, linewidth=1.2)
-    untrained = [
-        x for entry in entries for x in scaled(entry.untrained.get(metric.name, ()), metric)
-    ]
-    if summary := summarise(untrained):
-        x = min(standings.budgets) / _START * shift
-        look = {"markersize": 7, "markerfacecolor": "none"}
-        axes.plot([x], [summary.centre], style.marker, color=style.colour, **look)
-        known = next(entry.untrained for entry in entries if entry.untrained.get(metric.name))
-        mark(axes, x, summary.centre, summary_text(known, metric), "no training")
+        axes.plot([budget * shift] * 2, _scaled(ends, metric), color=colour, linewidth=1.2)
+    known = [entry for entry in entries if entry.untrained.get(metric.name)]
+    if known:
+        untrained = [score for entry in known for score in entry.untrained[metric.name]]
+        x, y = min(standings.budgets) / _START * shift, np.mean(_scaled(untrained, metric))
+        axes.plot([x], [y], marker, color=colour, markersize=7, markerfacecolor="none")
+        text = value_of("untrained", standings, known[0]).wide
+        mark(axes, x, float(y), text, "no training")
+
+
+# ---------------------------------------------------------------- kinds of labels
+
+
+def draw_kinds(standings: Standings, path: Path) -> None:
+    """Draw the scores of each kind of labels and of untrained models, a panel for each budget.
+
+    Dots are seeds, a mark with a line is their mean ± sd; the verdict on the kind is below.
+    """
+    styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
+    heights = [_KINDS[1]] * len(standings.budgets)
+    with canvas(len(heights), path, stacked=heights) as (figure, grid):
+        figure.set_figwidth(_KINDS[0])
+        for axes, budget in zip(grid, standings.budgets):
+            axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
+            axes.set_ylabel("score (%)" if standings.primary.percent else "score")
+            axes.set_xticks(range(len(standings.kinds)), map(short_name, standings.kinds))
+            axes.set_xlim(-0.5, len(standings.kinds) - 0.5)
+            axes.grid(visible=False, axis="x")
+            axes.axhline(0, color=CONTROL, linewidth=1.2)
+            entries = {e.objective: e for e in standings.entries if e.budget == budget}
+            for i, (name, style) in enumerate(styles.items()):
+                shift = _SPREAD * ((i + 0.5) / len(styles) - 0.5)
+                if name in entries:
+                    with series(axes, name):
+                        _draw_kinds_of(axes, standings, entries[name], style, shift)
+        legend(
+            figure,
+            styles,
+            "small: a seed; large: mean ± sd; grey and open: mean of untrained models; below: "
+            f"+ better than {standings.baseline}, - worse, = equivalent, ? flagged",
+        )
+
+
+def _draw_kinds_of(
+    axes: "Axes", standings: Standings, entry: Entry, style: Style, shift: float
+) -> None:
+    """Draw the kinds of a row, each moved sideways from its place by `shift`.
+
+    Each has seeds, mean ± sd with the mark of the verdict below, and the untrained model.
+    """
+    colour = style.colour
+    for place, kind in enumerate(standings.kinds):
+        view, x, scale = standings.about(kind), place + shift, kind.scale
+        untrained, value = (value_of(name, view, entry) for name in ("untrained", "score"))
+        if untrained.mean is not None:
+            look: Any = {"color": CONTROL, "markersize": 5, "markerfacecolor": "none"}
+            axes.plot([x], [untrained.mean * scale], style.marker, **look)
+            name = f"{short_name(kind)}, untrained"
+            mark(axes, x, untrained.mean * scale, untrained.wide, name)
+        if value.mean is None:
+            continue
+        scores, mean, sd = _scaled(entry.scores[kind.name], kind), value.mean, value.sd or 0.0
+        axes.plot([x] * len(scores), scores, style.marker, color=colour, markersize=2.5, alpha=0.45)
+        ends = [(mean - sd) * scale, (mean + sd) * scale]
+        axes.plot([x] * 2, ends, color=colour, linewidth=1.4)
+        axes.plot([x], [mean * scale], style.marker, color=colour, markersize=6)
+        mark(axes, x, mean * scale, value.wide, short_name(kind))
+        look = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        look |= {"ha": "center", "va": "bottom", "fontsize": "small", "color": colour}
+        axes.annotate(value.sign, (x, 0.0), xytext=(0, 1), **look)

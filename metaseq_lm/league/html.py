@@ -1,84 +1,82 @@
-"""The sections of a league's page: verdicts, controls and gates, tables and figures, the plan."""
+"""The page of a league in the order of a reader: answer, picture, table, reasons, the rest."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from metaseq_lm.league.describe import describe_origins, describe_rule
-from metaseq_lm.league.entries import NOT_RANKED, Entry, Standings
-from metaseq_lm.league.parts import describe_parts
+from metaseq_lm.league.columns import NOT_RANKED, OVERVIEW, column_table, letters
+from metaseq_lm.league.describe import (
+    describe_answer,
+    describe_certainty,
+    describe_origins,
+    describe_question,
+)
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.ladder_tables import describe_crossovers, describe_decisions
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
-from metaseq_lm.league.verdict import VERDICTS
 from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import flops_text
-from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
+from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.table import Table
 
-_FIRST = ("FLOPs", "objective", "verdict")  # columns of the standings
-_FINDING = ("FLOPs", "objective", "gate", "action", "of", "reason")
 _ACTIONS = (VOID, REFUSE, FLAG)  # actions that exclude a row, in this order
+_FINDING = ("objective", "FLOPs", "gate", "action", "of", "reason")
+_PICTURES = ("kinds", "ladder", "standings")  # the first that is drawn is next to the answer
 
 
-def league_sections(
-    standings: Standings, tables: Sequence[Table], drawings: Sequence[Drawing], repeat: Section
-) -> list[Section]:
-    """Return the sections; the first table has the standings."""
-    main, *others = tables
-    about = [*describe_origins(standings), *standings.remarks, describe_rule(standings)]
-    return [
-        Section(
-            "Verdicts",
-            about,
-            tables=[verdict_table(standings), _main_table(standings, main)],
-        ),
-        Section(
-            "Controls and gates",
-            describe_parts(standings),
-            tables=[*_reference_tables(standings), *finding_tables(standings)],
-        ),
-        Section("Figures", drawings=drawings),
-        *(_other_section(standings, table) for table in others),
-        Section(repeat.title, [*standings.notes, *repeat.notes], texts=repeat.texts),
+def league_page(
+    standings: Standings,
+    tables: Sequence[Table],
+    drawings: Sequence[Drawing],
+    repeat: Section,
+    reload: int = 0,
+) -> Page:
+    """Return the page; the first table has the standings."""
+    drawn = {drawing.name: drawing for drawing in drawings}
+    first = drawn.pop(next(name for name in _PICTURES if name in drawn))
+    barring, *others = finding_tables(standings)
+    certainty = [*describe_certainty(standings), *describe_crossovers(standings)]
+    certainty += [*describe_decisions(standings), *describe_origins(standings)]
+    sections = [
+        Section("Standings", drawings=[first], tables=[overview(standings)]),
+        Section(barring.title, tables=[replace(barring, title="")]),
+        Section("How sure this is", [*standings.remarks, *certainty]),
     ]
-
-
-def _main_table(standings: Standings, table: Table) -> HtmlTable:
-    """Return the table of standings with the verdict next to the objective."""
-    order = [*_FIRST, *(title for title in table.head if title not in _FIRST)]
-    columns = [table.head.index(title) for title in order]
-    rows = [[row[i] for i in columns] for row in table.rows]
-    moved = Table(table.title, order, rows, [])
-    return html_table(moved, f"Standings by {standings.primary.title}, mean ± sd over seeds")
-
-
-def _other_section(standings: Standings, table: Table) -> Section:
-    """Return a section with a table, named after the start of its title.
-
-    Notes on findings about single metrics are left out, since the findings have them.
-    """
+    main = replace(tables[0], title="All columns", notes=[])
     of_metrics = tuple(f"{metric.name}: " for metric in standings.metrics)
-    notes = [note for note in table.notes if not note.startswith(of_metrics)]
-    return Section(table.title.partition(":")[0], tables=[html_table(table, table.title, notes)])
+    for table in (main, *tables[1:], *others, _reference_table(standings)):
+        # The tables of findings have the reasons.
+        notes = [note for note in table.notes if not note.startswith(of_metrics)]
+        title, *about = table.title.split(": ", 1)
+        shown = replace(table, title=about[0].capitalize() if about else "", notes=notes)
+        sections.append(Section(title, tables=[shown], closed=True))
+    sections += [
+        Section(f"Figure: {name}", drawings=[drawing], closed=True)
+        for name, drawing in drawn.items()
+    ]
+    origin = [*standings.notes, *repeat.notes]
+    sections.append(Section(repeat.title, origin, texts=repeat.texts, closed=True))
+    lead = describe_question(standings), describe_answer(standings)
+    return Page(standings.plan[0] or standings.title, sections, reload, lead, standings.title)
 
 
-def verdict_table(standings: Standings) -> HtmlTable:
-    """Return the objectives by verdict, a row for each budget."""
-    name, rows = standings.primary.name, []
-    for budget in standings.budgets:
-        by_verdict: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
-        outside = []
-        for entry in standings.at(budget, standings.primary):
-            if decision := entry.stated(name):
-                by_verdict[decision.verdict].append(entry.objective)
-            elif not entry.is_ranked(name):
-                outside.append(entry.objective)
-        names = [", ".join(objectives) for objectives in (*by_verdict.values(), outside)]
-        rows.append([flops_text(budget), *names])
-    title = f"Beside {standings.baseline}, by {standings.primary.title}"
-    return text_table(["FLOPs", *VERDICTS, "not ranked"], rows, right=("FLOPs",), title=title)
+def overview(standings: Standings) -> Table:
+    """Return the scores with their verdicts, by kind of labels if there are any."""
+    rows = [
+        (standings, entry) for budget in standings.budgets[::-1] for entry in standings.at(budget)
+    ]
+    has_kinds, has_budgets = bool(standings.kinds), len(standings.budgets) > 1
+    unused = {"budget"} if not has_budgets else set()
+    unused |= {"difference", "interval", "p"} if has_kinds else set()
+    names = [name for name in OVERVIEW if name not in unused]
+    note = (
+        f"Mean ± sd over seeds, with the mark of the verdict beside {standings.baseline}: "
+        "+ better, - worse, = equivalent, none undecided; ? a gate flags it."
+    )
+    return column_table(standings, names, "", [note] * has_kinds, rows)
 
 
-def _reference_tables(standings: Standings) -> list[HtmlTable]:
-    """Return a table of scores that need no training; [] without such scores."""
+def _reference_table(standings: Standings) -> Table:
+    """Return a table of scores that need no training."""
     known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
     names: dict[str, None] = {}
     for values in known.values():
@@ -88,33 +86,27 @@ def _reference_tables(standings: Standings) -> list[HtmlTable]:
         if values:
             texts = [metric.text(values[name]) if name in values else "-" for name in names]
             rows.append([metric.title, *texts])
-    title = "What needs no training"
-    return [text_table(["metric", *names], rows, right=tuple(names), title=title)] if rows else []
+    return Table.of_texts(["metric", *names], rows, tuple(names), "What needs no training")
 
 
-def finding_tables(standings: Standings) -> list[HtmlTable]:
-    """Return tables of findings: why rows are not ranked and, closed, the other findings."""
-    barring: list[tuple[Entry, Finding]] = []
-    others: list[tuple[Entry, Finding]] = []
-    notes: list[tuple[Entry, Finding]] = []
-    for budget in standings.budgets:
-        for entry in standings.at(budget, standings.primary):
-            for finding in entry.findings:
-                is_primary = finding.metric in ("", standings.primary.name)
-                rows = notes if finding.action == NOTE else barring if is_primary else others
-                rows.append((entry, finding))
-    barring.sort(key=lambda pair: _ACTIONS.index(pair[1].action))
+def finding_tables(standings: Standings) -> list[Table]:
+    """Return the findings that exclude rows, those that exclude other numbers, and the notes."""
+    groups: dict[str, list[tuple[Entry, Finding]]] = {
+        "Why rows are not ranked": [],
+        "Why numbers of other metrics are not ranked": [],
+        "Notes of gates": [],
+    }
+    barring, others, notes = groups.values()
+    for entry in standings.ordered:
+        for finding in entry.findings:
+            is_primary = finding.metric in ("", standings.primary.name)
+            group = notes if finding.action == NOTE else barring if is_primary else others
+            group.append((entry, finding))
+    barring.sort(key=lambda pair: (-pair[0].budget, _ACTIONS.index(pair[1].action)))
     tables = []
-    for title, rows in (
-        ("What bars rows from the ranking", barring),
-        ("What bars numbers of other metrics", others),
-        ("Notes, which bar nothing", notes),
-    ):
-        if rows:
-            texts = [_finding_row(standings, *row) for row in rows]
-            closed = "" if rows is barring else f"{title} ({len(rows)})"
-            table = text_table(_FINDING, texts, right=("FLOPs",), title=title, closed=closed)
-            tables.append(replace(table, look="small"))
+    for title, pairs in groups.items():
+        rows = [_finding_row(standings, *pair) for pair in pairs]
+        tables.append(Table.of_texts(_FINDING, rows, ("FLOPs",), title))
     return tables
 
 
@@ -122,7 +114,9 @@ def _finding_row(standings: Standings, entry: Entry, finding: Finding) -> list[s
     """Return a row of a table of findings; a flag has the letter next to the score."""
     action = NOT_RANKED.get(finding.action, finding.action)
     if finding.action == FLAG:
-        letters = standings.letters(finding.metric or standings.primary.name)
-        action = f"{action} ({letters[finding.gate]})" if finding.gate in letters else action
+        metrics = {metric.name: metric for metric in standings.metrics}
+        about = standings.about(metrics.get(finding.metric, standings.primary))
+        by_gate = letters(about)
+        action = f"{action} ({by_gate[finding.gate]})" if finding.gate in by_gate else action
     of = finding.metric or "all metrics"
-    return [flops_text(entry.budget), entry.objective, finding.gate, action, of, finding.reason]
+    return [entry.objective, flops_text(entry.budget), finding.gate, action, of, finding.reason]

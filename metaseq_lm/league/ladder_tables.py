@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.league.cells import signed
+from metaseq_lm.league.columns import Value, verdict_text
 from metaseq_lm.league.curves import bounds_of
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladders import (
@@ -402,7 +402,7 @@ def _why_unscored(standings: Standings, outcome: Outcome) -> str:
         return "its runs do not say when they began"
     if not outcome.is_before:
         return "made after its runs began"
-    return standings.verdict_text(entry) if entry else "no scores"
+    return verdict_text(standings, entry) if entry else "no scores"
 
 
 def predictions_table(standings: Standings) -> Table:
@@ -425,7 +425,8 @@ def predictions_table(standings: Standings) -> Table:
         else:
             is_inside = "yes" if low <= value <= high else "no"
             row += [Cell(metric.text(value)), Cell(is_inside, number=False)]
-            row += [Cell(signed(x - value, metric, None)) for x in expectations(prediction)]
+            errors = [x - value for x in expectations(prediction)]
+            row += [Value({}, metric, x, is_signed=True).cell() for x in errors]
         rows.append(row)
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
     head += ["held out", "mean", "inside", "error", "error of the last budget"]

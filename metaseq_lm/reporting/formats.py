@@ -1,16 +1,21 @@
-"""Writers of a table: plain text, Markdown, csv, LaTeX."""
+"""Back ends of a table: plain text, Markdown, csv, LaTeX, JSON, html."""
 
 import csv
 import io
+import math
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.output import clean, escape_markdown, inert
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.significance import UNIT, Significance
 from metaseq_lm.reporting.stats import LEVEL
 from metaseq_lm.reporting.table import Cell, Table
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
@@ -27,18 +32,22 @@ _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
 }
 
 
+# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
+_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
+_LONG = 24  # characters of a text that may be broken into lines
+
+
 def to_text(table: Table) -> str:
     """Return the table for a terminal; a star marks the best."""
-    right = numeric_columns(table.head, table.rows)
     columns = []
     for j, title in enumerate(table.head):
         cells = [row[j] for row in table.rows]
-        columns.append(_text_column(title, cells, right[j]))
+        columns.append(_text_column(title, cells, table.right[j]))
     head, *rows = zip(*columns)
     rule = ["-" * width(title) for title in head]
     out = [clean(table.title), ""]
     out += ["  ".join(line).rstrip() for line in (head, rule, *rows)]
-    if any(cell.best for row in table.rows for cell in row):
+    if table.has_best:
         out += ["", "* best"]
     if table.notes:
         out += ["", *map(clean, table.notes)]
@@ -61,7 +70,7 @@ def _text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]
 
 def to_markdown(table: Table) -> str:
     """Return the table in GitHub's Markdown; the best is bold."""
-    rule = ["---:" if right else "---" for right in numeric_columns(table.head, table.rows)]
+    rule = ["---:" if right else "---" for right in table.right]
     lines = [[escape_markdown(title) for title in table.head], rule]
     for row in table.rows:
         texts = []
@@ -78,10 +87,10 @@ def to_markdown(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return a line with unrounded numbers for each setting or cell; fractions stay fractions."""
     out = io.StringIO()
-    head = list(table.records[0]) if table.records else table.head
+    head = dict.fromkeys(key for record in table.records for key in record) or table.head
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(inert, head))
-    writer.writerows([inert(record[key]) for key in head] for record in table.records)
+    writer.writerows([inert(record.get(key)) for key in head] for record in table.records)
     return out.getvalue()
 
 
@@ -104,15 +113,14 @@ def to_document(
         "better": "lower" if metric.lower_is_better else "higher",
         "spread": spread,
         "test": test,
-        "rows": table.records,
-        "notes": table.notes,
+        "rows": list(table.records),
+        "notes": list(table.notes),
     }
 
 
 def to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
-    right = numeric_columns(table.head, table.rows)
-    columns = "".join("r" if is_right else "l" for is_right in right)
+    columns = "".join("r" if is_right else "l" for is_right in table.right)
     lines = []
     for row in table.rows:
         texts = []
@@ -137,19 +145,77 @@ def to_tex(table: Table) -> str:
     return "\n".join(out) + "\n"
 
 
+def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Markup":
+    """Return the table in a box that scrolls by itself; page.js sorts and filters it.
+
+    Args:
+        table: The table.
+        identifier: Its id on the page.
+        name: What to call it, by default its title.
+        most: Rows to show before a reader asks for more, 0 for all.
+    """
+    from markupsafe import Markup
+
+    label, lines = clean(name) or clean(table.title), []
+    is_folded = 0 < most < len(table.rows)
+    for i, row in enumerate(table.rows):
+        cells = [_html_cell(cell, is_right) for cell, is_right in zip(row, table.right)]
+        look = Markup(' class="more"' if is_folded and i >= most else "")
+        lines.append(Markup("<tr{}>{}</tr>\n").format(look, Markup().join(cells)))
+    head = [
+        Markup('<th scope="col"{}>{}</th>').format(
+            Markup(' class="number"' * is_right), clean(text)
+        )
+        for text, is_right in zip(table.head, table.right)
+    ]
+    fold = '<details class="rows"><summary>All {} rows</summary></details>\n'
+    return Markup(
+        '{}<div class="wide" tabindex="0" role="region" aria-label="{}">\n'
+        '<table id="{}" data-name="{}"{}>{}\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n'
+        "</table></div>\n{}"
+    ).format(
+        Markup(fold).format(len(table.rows)) if is_folded else "",
+        label,
+        identifier,
+        label,
+        Markup(' data-most="{}"').format(most) if is_folded else "",
+        Markup("<caption>{}</caption>").format(clean(table.title)) if table.title else "",
+        Markup().join(head),
+        Markup().join(lines),
+        Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
+        if table.has_best
+        else "",
+    )
+
+
+def _html_cell(cell: Cell, is_right: bool) -> "Markup":
+    """Return a cell with its class and the number that it is sorted by."""
+    from markupsafe import Markup
+
+    value = sort_value(cell)
+    classes = ["number"] if is_right else ["long"] * (len(cell.text) > _LONG)
+    attributes = (
+        {"class": " ".join([*classes, *["best"] * cell.best])} if classes or cell.best else {}
+    )
+    if value is not None:
+        attributes["data-value"] = str(value)
+    elif is_right or cell.is_absent:
+        attributes["data-absent"] = ""
+    texts = [Markup(' {}="{}"').format(key, text) for key, text in attributes.items()]
+    return Markup("<td{}>{}</td>").format(Markup().join(texts), clean(cell.text))
+
+
+def sort_value(cell: Cell) -> float | None:
+    """Return the number to sort a cell by, None without a number."""
+    value = cell.value
+    if value is None and cell.number and (match := _LEADING.match(cell.text)):
+        value = float(match[1].replace(",", ""))
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _tex_line(cells: Sequence[str]) -> str:
     """Return the cells of a row as a line of LaTeX."""
     return "    " + " & ".join(cells) + r" \\"
-
-
-def numeric_columns(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Return which columns have only numbers, absent values aside, and are right-aligned."""
-    numeric = []
-    for j in range(len(head)):
-        column = [row[j] for row in rows]
-        present = [cell for cell in column if not cell.is_absent]
-        numeric.append(all(cell.number for cell in present or column))
-    return numeric
 
 
 def width(text: str) -> int:

@@ -1,14 +1,14 @@
 """The page of `metaseq-lm report`, and the page of samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaseq_lm.core.files import LARGEST_JSON, read_bounded
 from metaseq_lm.core.output import clean, seconds_text
 from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
-from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
+from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
@@ -50,76 +50,92 @@ class Report:
             runs += setting.runs
         return runs
 
-    def sections(self, drawings: Sequence[Drawing], notes: Sequence[str]) -> list[Section]:
-        """Return the sections of the page; `notes` are about the figures."""
-        differences = _difference_table(self.settings)
-        details = [_run_table(self.settings, self.metric)]
-        return [
-            self.verdicts(),
+    def page(self, title: str, drawings: Sequence[Drawing], notes: Sequence[str]) -> Page:
+        """Return the page; `notes` are about the figures."""
+        scores = [drawing for drawing in drawings if drawing.name.startswith("score")]
+        first = (scores or [*drawings])[:1]
+        others = [drawing for drawing in drawings if drawing not in first]
+        texts = [("This page", self.command)] if self.command else []
+        origin = [*describe_software(self.runs), *hashes_of(self.runs)]
+        sections = [
+            Section("Scores", drawings=first, tables=[replace(self.table, title="", notes=[])]),
             self.checks(),
-            Section("Scores", tables=[html_table(self.table, self.table.title, [])]),
-            Section("Figures", notes, drawings),
-            Section("Samples", texts=self.samples),
-            Section(
-                "What else the settings differ in", tables=[differences] if differences else []
-            ),
-            Section("Runs", tables=details),
-            self.repeat(),
+            self.verdicts(),
+            Section("Further figures", notes, others, closed=True),
+            Section("Samples", texts=self.samples, closed=True),
+            Section("Configs", tables=[_difference_table(self.settings)], closed=True),
+            Section("Runs", tables=[_run_table(self.settings, self.metric)], closed=True),
+            Section("To repeat it", origin, (), [_command_table(self.settings)], texts, True),
         ]
+        lead = f"Which setting is best by {self.metric.title}?", self.answer()
+        return Page(title, sections, 0, lead)
 
-    def verdicts(self) -> Section:
-        """Return the result of the tests for each setting, or which setting is best."""
+    def answer(self) -> str:
+        """Return which settings are shown to be better than their baseline, or the best ones."""
         if self.compared is None:
-            note = "Nothing was tested: --baseline KEY=VALUE names a setting to compare with."
-            return Section("Verdicts", [*self.best(), note])
-        rows = []
-        for item in self.compared.comparisons:
-            if item.holm is None or item.baseline is None:  # a note explains it
-                continue
-            score = summarise(item.setting.scores(self.metric.name), self.spread)
-            text = score.text(self.metric) if score else "-"
-            name, verdict = item.setting.name, self.compared.verdict(item)
-            rows.append([name, text, item.baseline.name, p_text(item.holm), verdict])
-        head = ["setting", self.metric.title, "baseline", "p (Holm)", "verdict"]
-        table = text_table(head, rows, right=(self.metric.title, "p (Holm)"))
-        return Section("Verdicts", self.compared.notes(), tables=[table] if rows else [])
+            best = self.best()
+            untested = "Nothing was tested; --baseline KEY=VALUE names a setting to compare with."
+            return f"Best by the mean: {', '.join(best)}. {untested}" if best else untested
+        tested = [item for item in self.compared.comparisons if item.holm is not None]
+        better = [
+            f"{item.setting.name} (p {p_text(item.holm)})"
+            for item in tested
+            if self.compared.verdict(item) == "better"
+        ]
+        if not better:
+            return f"None of {len(tested)} settings is shown to be better than its baseline."
+        return f"Better than the baseline, of {len(tested)} that were tested: {', '.join(better)}."
 
     def best(self) -> list[str]:
-        """Return a sentence on the settings marked as best in the table; [] if none is."""
-        if len(self.table.records) != len(self.settings):  # a table of one key against another
+        """Return the settings marked as best in the table; [] for one key against another."""
+        if len(self.table.records) != len(self.settings):
             return []
         names = []
         for setting, line in zip(self.settings, self.table.records):
             if line.get("is_best") and (score := summarise(setting.scores(self.metric.name))):
                 names.append(f"{setting.name} ({self.metric.text(score.centre)})")
-        return [f"Best by {self.metric.title}: {', '.join(names)}."] if names else []
+        return names
+
+    def verdicts(self) -> Section:
+        """Return the results of the tests; empty without tests."""
+        if self.compared is None:
+            return Section("How sure this is")
+        rows = []
+        for item in self.compared.comparisons:
+            if item.holm is None or item.baseline is None:  # a note explains it
+                continue
+            score, verdict = self._score_text(item.setting), self.compared.verdict(item)
+            rows.append([item.setting.name, score, item.baseline.name, p_text(item.holm), verdict])
+        head = ["setting", self.metric.title, "baseline", "p (Holm)", "verdict"]
+        table = Table.of_texts(head, rows, (self.metric.title, "p (Holm)"))
+        return Section("How sure this is", self.compared.notes(), tables=[table])
 
     def checks(self) -> Section:
         """Return the scores of controls, and notes on missing, omitted or wrong results."""
         tested = set(self.compared.notes()) if self.compared else set()
         notes = [note for note in self.table.notes if note not in tested]
-        rows = []
-        for control in self.controls:
-            score = summarise(control.scores(self.metric.name), self.spread)
-            text = score.text(self.metric) if score else "-"
-            rows.append([control.name, str(score.n if score else 0), text])
-        head = ["control", "seeds", self.metric.title]
-        tables = [text_table(head, rows, right=head[1:])] if rows else []
+        head, name = ["control", "seeds", self.metric.title], self.metric.name
+        rows = [
+            [control.name, str(len(control.scores(name))), self._score_text(control)]
+            for control in self.controls
+        ]
         if not notes:
             notes = ["All runs have a score, and none is marked as changed or incomplete."]
-        return Section("Controls and checks", notes, tables=tables)
+        return Section("Controls and checks", notes, tables=[Table.of_texts(head, rows, head[1:])])
 
-    def repeat(self) -> Section:
-        """Return the commands, hashes and versions behind the numbers."""
-        rows = []
-        for setting in self.settings:
-            if command := _command_of(setting.runs[0].path):
-                rows.append([setting.name, command])
-        closed = "The command of the first run of each setting"
-        commands = text_table(["setting", "command"], rows, look="small", closed=closed)
-        texts = [("This page", self.command)] if self.command else []
-        notes = [*describe_software(self.runs), *hashes_of(self.runs)]
-        return Section("To repeat it", notes, tables=[commands] if rows else [], texts=texts)
+    def _score_text(self, setting: Setting) -> str:
+        """Return the score of a setting with its spread, "-" without one."""
+        score = summarise(setting.scores(self.metric.name), self.spread)
+        return score.text(self.metric) if score else "-"
+
+
+def _command_table(settings: Sequence[Setting]) -> Table:
+    """Return the command of the first run of each setting."""
+    rows = []
+    for setting in settings:
+        if command := _command_of(setting.runs[0].path):
+            rows.append([setting.name, command])
+    return Table.of_texts(["setting", "command of its first run"], rows)
 
 
 def _command_of(folder: Path) -> str:
@@ -138,24 +154,17 @@ def title_of(paths: Sequence[str | Path]) -> str:
     return ", ".join(names[:NAMES]) + rest
 
 
-def _difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
-    """Return the config values of settings that their names do not show; None without any.
-
-    A value of None is left out.
-    """
-    if not any(len(setting.values) > len(setting.shown) for setting in settings):
-        return None
+def _difference_table(settings: Sequence[Setting]) -> Table:
+    """Return the config values of settings that their names do not show, but None."""
     rows = []
     for setting in settings:
-        words = []
-        for key, value in setting.values.items():
-            if key not in setting.shown and value is not None:
-                words.append(f"{key}={show(value)}")
-        rows.append([setting.name, ", ".join(words)])
-    return text_table(["setting", "config"], rows, look="small")
+        hidden = {key: value for key, value in setting.values.items() if key not in setting.shown}
+        words = [f"{key}={show(value)}" for key, value in hidden.items() if value is not None]
+        rows += [[setting.name, ", ".join(words)]] if hidden else []
+    return Table.of_texts(["setting", "config"], rows)
 
 
-def _run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
+def _run_table(settings: Sequence[Setting], metric: Metric) -> Table:
     """Return a table of all runs with seed, score, end, cost, hashes and folder."""
     rows = []
     for setting in settings:
@@ -178,7 +187,7 @@ def _run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
             )
     head = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
     head += ["data", "code", "folder"]
-    return HtmlTable(head, rows, look="small")
+    return Table("", head, rows)
 
 
 # ---------------------------------------------------------------- samples

@@ -39,6 +39,8 @@
       sorted.sort((a, b) => (a.key === null) - (b.key === null)
         || (a.key !== null && sign * compare(a.key, b.key)) || a.i - b.i);
       body.append(...sorted.map((item) => item.row));
+      const most = Number(table.dataset.most) || rows.length;
+      sorted.forEach((item, i) => item.row.classList.toggle("more", i >= most));
     }
     heads.forEach((head, column) => {
       const button = make("button", { type: "button", id: `${table.id}-${column}` }, head.textContent);
@@ -63,11 +65,14 @@
     const count = make("span", { role: "status" });
     const tools = make("div", { class: "tools" });
     tools.append(input, count);
-    table.closest(".wide").before(tools);
+    const box = table.closest(".wide"), fold = box.previousElementSibling;
+    const folds = fold && fold.matches("details.rows");
+    (folds ? fold : box).before(tools);
     const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
     function filter() {
       const words = input.value.toLowerCase().split(/\s+/).filter((word) => word && word !== "-");
       let shown = 0;
+      if (folds && words.length) fold.open = true;
       rows.forEach((row, i) => {
         row.hidden = !words.every((word) =>
           /^-\D/.test(word) ? !texts[i].includes(word.slice(1)) : texts[i].includes(word));

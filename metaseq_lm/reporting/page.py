@@ -7,17 +7,15 @@ script, an image or a connection.
 
 import base64
 import hashlib
-import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.output import clean, present_time
 from metaseq_lm.reporting.drawing import Drawing
-from metaseq_lm.reporting.formats import numeric_columns
+from metaseq_lm.reporting.formats import to_html
 from metaseq_lm.reporting.styles import ON_DARK
 from metaseq_lm.reporting.svg import swatch
 from metaseq_lm.reporting.table import Cell, Table
@@ -25,81 +23,47 @@ from metaseq_lm.reporting.table import Cell, Table
 _TEMPLATE, _STYLE, SCRIPT = (
     Path(__file__).with_name(f"page.{end}") for end in ("html", "css", "js")
 )
-# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
-_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class HtmlTable:
-    """A table of a page.
-
-    Attributes:
-        head: The titles of the columns.
-        rows: The cells.
-        title: Title above the table.
-        notes: Sentences below it.
-        look: "small" or "".
-        closed: If not "", the table is hidden behind this text until it is opened.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    title: str = ""
-    notes: Sequence[str] = ()
-    look: str = ""
-    closed: str = ""
-
-    @cached_property
-    def right(self) -> list[bool]:
-        """Which columns are numbers, right-aligned and sorted as numbers."""
-        return numeric_columns(self.head, self.rows)
-
-    @property
-    def has_best(self) -> bool:
-        """Whether any cell is marked as the best."""
-        return any(cell.best for row in self.rows for cell in row)
+_MOST = 12  # rows of an open table that are shown at first
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section: notes, figures, tables, then texts with their headings."""
+    """A section: figures, tables, notes, then texts with their headings.
+
+    A closed one shows only its title until it is opened.
+    """
 
     title: str
     notes: Sequence[str] = ()
     drawings: Sequence[Drawing] = ()
-    tables: Sequence[HtmlTable] = ()
+    tables: Sequence[Table] = ()
     texts: Sequence[tuple[str, str]] = ()
+    closed: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.notes or self.drawings or self.tables or self.texts)
+        has_rows = any(table.rows for table in self.tables)
+        return not (self.notes or self.drawings or has_rows or self.texts)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page; it reloads itself after `reload` seconds if it follows runs, 0 for never."""
+    """A page in the order of a reader: title, question, answer, sections.
+
+    Attributes:
+        title: The title.
+        sections: The sections.
+        reload: Seconds after which it reloads itself, since it follows runs; 0 for never.
+        lead: The question and the answer; () for none.
+        source: What the page is about in small print, such as the hash of a plan.
+    """
 
     title: str
     sections: Sequence[Section]
     reload: int = 0
-
-
-def html_table(table: Table, title: str = "", notes: Sequence[str] | None = None) -> HtmlTable:
-    """Return a table for a page, with `notes` or else its own."""
-    below = table.notes if notes is None else notes
-    return HtmlTable(table.head, table.rows, title, below)
-
-
-def text_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), **options: Any
-) -> HtmlTable:
-    """Return a table of texts; `right` names the columns of numbers."""
-    numbers = [title in right for title in head]
-    cells = [
-        [Cell(text, number=is_number) for text, is_number in zip(row, numbers)] for row in rows
-    ]
-    return HtmlTable(head, cells, **options)
+    lead: Sequence[str] = ()
+    source: str = ""
 
 
 def render(page: Page) -> str:
@@ -117,13 +81,14 @@ def render(page: Page) -> str:
     script = source(SCRIPT)
     shown = [section for section in page.sections if not section.is_empty]
     return environment.from_string(source(_TEMPLATE)).render(
-        page=Page(page.title, shown, page.reload),
+        page=replace(page, sections=shown),
         time=present_time(),
         style=Markup(style),
         script=Markup(script),
         style_hash=_hash_source(style),
         script_hash=_hash_source(script),
-        sort_value=sort_value,
+        to_html=to_html,
+        most=_MOST,
         swatch=swatch,
         value_table=value_table,
     )
@@ -145,15 +110,7 @@ def _without_control_characters(value: Any) -> Any:
     return clean(value) if type(value) is str else value
 
 
-def sort_value(cell: Cell) -> float | None:
-    """Return the number to sort a cell by, None without a number."""
-    value = cell.value
-    if value is None and cell.number and (match := _LEADING.match(cell.text)):
-        value = float(match[1].replace(",", ""))
-    return value if value is not None and math.isfinite(value) else None
-
-
-def value_table(drawing: Drawing) -> HtmlTable:
+def value_table(drawing: Drawing) -> Table:
     """Return the values of a figure as a table, for readers who cannot see it."""
     marks = drawing.marks
     columns = {
@@ -164,4 +121,4 @@ def value_table(drawing: Drawing) -> HtmlTable:
         "value": [Cell(mark.value) for mark in marks],
     }
     shown = {title: cells for title, cells in columns.items() if any(c.text for c in cells)}
-    return HtmlTable(list(shown), list(zip(*shown.values())), look="small")
+    return Table(drawing.name, list(shown), list(zip(*shown.values())))

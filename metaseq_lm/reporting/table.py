@@ -1,7 +1,8 @@
 """Tables of scores over seeds: a row for each setting, or one config key against another."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -54,13 +55,50 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table for any writer: title, head, rows, notes below, and raw `records` for csv."""
+    """A table for any writer of `formats`.
+
+    Attributes:
+        title: Its title, "" for none.
+        head: The titles of the columns.
+        rows: The cells.
+        notes: Sentences below it.
+        records: The raw values of each row, for csv and JSON.
+    """
 
     title: str
-    head: list[str]
-    rows: list[list[Cell]]
-    notes: list[str]
-    records: list[dict[str, Any]] = field(default_factory=list)
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    records: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of_texts(
+        cls,
+        head: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        right: Sequence[str] = (),
+        title: str = "",
+    ) -> "Table":
+        """Return a table of texts; `right` names the columns of numbers."""
+        cells = [
+            [Cell(text, number=name in right) for name, text in zip(head, row)] for row in rows
+        ]
+        return cls(title, head, cells)
+
+    @cached_property
+    def right(self) -> list[bool]:
+        """Which columns have only numbers, absent values aside, and are right-aligned."""
+        numeric = []
+        for j in range(len(self.head)):
+            column = [row[j] for row in self.rows]
+            present = [cell for cell in column if not cell.is_absent]
+            numeric.append(all(cell.number for cell in present or column))
+        return numeric
+
+    @property
+    def has_best(self) -> bool:
+        """Whether any cell is marked as the best."""
+        return any(cell.best for row in self.rows for cell in row)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ pytestmark = [
 ]
 ATTACKS = ("<img src=x onerror=document.title='attacked'>", "</script><script>alert(1)</script>")
 WIDE, NARROW = 1280, 390
-TABLE = "#table-3-1"  # of scores
-COSTS = "#figure-4-2"
+TABLE = "#table-1-1"  # of scores
+COSTS = "#figure-1-1"
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_numbers_of_a_league_are_sorted_by_size(league: Path, tab: Browser) -> N
 def test_arrow_keys_go_along_a_ladder(league: Path, tab: Browser) -> None:
     """From untrained models through the budgets, to what is predicted."""
     tab.open(league)
-    ladder = "#figure-2-2"
+    ladder = "#figure-1-1"
     tab(f"document.querySelector('{ladder} .scroll').focus()")
     tip = f"document.querySelector('{ladder} .tip').textContent"
     texts = [tab(tip)]

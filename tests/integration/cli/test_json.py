@@ -43,6 +43,7 @@ CASES = [
     ("score", "score run --input text.txt"),
     ("score", "score run --input text.txt --tokens --out scores.jsonl"),
     ("score-pairs", "score run --input pairs.jsonl --pairs"),
+    ("standings", "league report balanced"),
     ("score-suite", "score run --suite pairs --data pairs.jsonl"),
     ("rerank", "rerank --dev lists.json --test lists.json run"),
     ("report", "report s --metric valid.loss"),

@@ -2,18 +2,21 @@
 
 import csv
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from league_plans import plan_with
 
-from metaseq_lm.league.by_kind import describe_kinds, kind_mark, kinds_table
+from metaseq_lm.league.columns import value_of
+from metaseq_lm.league.describe import describe_answer, describe_kinds
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.page import standings_table, write_page
+from metaseq_lm.league.gates import gate_registry
+from metaseq_lm.league.page import kinds_table, other_tables, standings_table, write_page
 from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
 from metaseq_lm.league.standings import FLAG, VOID, Finding
-from metaseq_lm.league.terminal import SCREEN, terminal_text
+from metaseq_lm.league.terminal import SIZE, terminal_text
 from metaseq_lm.league.verdict import Rule, decide_all
 from metaseq_lm.reporting.formats import to_csv
 from metaseq_lm.reporting.numbers import Metric
@@ -36,6 +39,11 @@ def league(*entries):
     metrics = [Metric("balanced", **percent), *kinds]
     rule = Rule(0.03, comparisons=2)
     return Standings("x, plan 01", metrics, "causal", rule, entries, kinds=kinds).decided()
+
+
+def sign(standings, entry, kind):
+    """The mark of the verdict on a kind."""
+    return value_of("score", standings.about(kind), entry).sign
 
 
 def test_kinds_are_the_innermost_means_below_the_primary_one_then_the_secondary_ones() -> None:
@@ -61,12 +69,13 @@ def test_each_kind_has_verdicts_of_its_own_corrected_among_themselves() -> None:
     assert [entry.of_kinds["left"].corrected for entry in (mine, other)] == [
         decision.corrected for decision in alone
     ]
-    by_kind = {kind.name: kind_mark(mine, kind) for kind in standings.kinds}
+    by_kind = {kind.name: sign(standings, mine, kind) for kind in standings.kinds}
     assert by_kind == dict(zip(KINDS, ("-", "+", "+", "=", "=", "+")))
 
 
 def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
     """While a row at the level of no training is neither better nor equivalent."""
+    assert "untrained" in gate_registry().entries  # what its findings lack is known
     blind = Finding("untrained", FLAG, "x", "right")
     standings = league(
         row("causal", BASE, findings=[blind]),
@@ -75,7 +84,7 @@ def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
         row("void", MINE, findings=[Finding("ceiling", VOID, "x", "right")]),
     )
     right = standings.kinds[1]
-    marks = {entry.objective: kind_mark(entry, right) for entry in standings.entries}
+    marks = {entry.objective: sign(standings, entry, right) for entry in standings.entries}
     assert marks == {"causal": "?", "mine": "+", "flat": "?", "void": ""}
     lines = {line.split()[0]: line for line in terminal_text(standings).splitlines()}
     assert "90 ±1 +" in lines["mine"] and "50 ±1  ?" in lines["causal"].replace("? ", " ?")
@@ -96,6 +105,15 @@ def test_the_sentence_on_an_objective_names_the_kinds_by_verdict() -> None:
     assert describe_kinds(small, "mine").startswith("mine at 1.0e12 FLOPs: better than causal in")
 
 
+def test_the_answer_names_who_leads_in_which_kind() -> None:
+    league_of_two = league(row("causal", BASE), row("mine", MINE), row("low", BASE | {"left": 0.4}))
+    answer = describe_answer(league_of_two)
+    overall, _, kinds = answer.partition("by kind of end task")
+    assert "mine leads in balanced" in overall and "p 0." in overall and "points" in overall
+    assert re.search(r"mine leads in right \(\+40\.0, p .*\) and adapted \(\+10\.0", kinds)
+    assert "causal leads in left" in kinds and "at end and either" in kinds.rpartition("none")[2]
+
+
 @pytest.mark.parametrize("count, budgets", [(10, 2), (10, 3), (14, 2), (40, 1)])
 def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -> None:
     names = ["causal", *(f"objective_with_a_long_name_{i}" for i in range(1, count))]
@@ -103,11 +121,11 @@ def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -
     sizes = [10.0 ** (10 + i) for i in range(budgets)]
     entries = [row(n, MINE, b, flag if n == names[3] else ()) for b in sizes for n in names]
     lines = terminal_text(league(*entries), [Path("L/report/standings.txt")]).splitlines()
-    assert max(map(len, lines)) <= SCREEN[1]
+    assert max(map(len, lines)) <= SIZE[1]
     shown = [line for line in lines if line.startswith(("causal", "objective_"))]
     whole = count * budgets <= 20
     assert len(shown) == (count * budgets if whole else count)
-    assert len(lines) <= SCREEN[0] or count > SCREEN[0]
+    assert len(lines) <= SIZE[0] or count > SIZE[0]
     assert whole or budgets == 1 or lines[-1].startswith("1.0e10")
     assert any("L/report" in line for line in lines)
 
@@ -115,14 +133,15 @@ def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -
 def test_tables_have_the_verdict_of_each_kind() -> None:
     standings = league(row("causal", BASE), row("mine", MINE))
     table = kinds_table(standings)
-    assert table is not None and len(table.rows) == 2 * len(KINDS)
+    assert len(table.rows) == 2 * len(KINDS)
     verdicts = {(r[1].text, r[2].text): r[-1].text for r in table.rows}
     assert verdicts["mine", "left"].startswith("worse") and verdicts["causal", "left"] == "baseline"
     lines = list(csv.DictReader(io.StringIO(to_csv(standings_table(standings)))))
     (mine,) = [line for line in lines if line["objective"] == "mine"]
     assert mine["right_verdict"] == "better" and float(mine["right_difference"]) > 0.3
     plain = replace(standings, kinds=()).decided()
-    assert kinds_table(plain) is None and "right_verdict" not in to_csv(standings_table(plain))
+    assert not other_tables(replace(plain, metrics=plain.metrics[:1]))
+    assert "right_verdict" not in to_csv(standings_table(plain))
 
 
 def test_the_page_has_a_figure_of_the_kinds_with_their_values(tmp_path: Path) -> None:

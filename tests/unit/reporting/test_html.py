@@ -8,14 +8,14 @@ from synthetic import make_run
 
 from metaseq_lm.reporting.drawing import collect, thinned
 from metaseq_lm.reporting.folders import find_runs
+from metaseq_lm.reporting.formats import sort_value, to_html
 from metaseq_lm.reporting.html import Report, title_of
-from metaseq_lm.reporting.page import Page as Content
-from metaseq_lm.reporting.page import html_table, render, sort_value, value_table
+from metaseq_lm.reporting.page import render, value_table
 from metaseq_lm.reporting.plots import Pictures, draw_costs, draw_curves
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import compare
 from metaseq_lm.reporting.styles import COLOURS, CONTROL, ON_DARK
-from metaseq_lm.reporting.table import Cell, choose_metric, setting_table
+from metaseq_lm.reporting.table import Cell, Table, choose_metric, setting_table
 
 VOID = {"meta", "br"}
 EVIL = "<script>alert(1)</script>"
@@ -56,7 +56,7 @@ def render_report(runs, metric=None, baseline=(), drawings=(), notes=(), **optio
     compared = compare(settings, metric, baseline) if baseline else None
     table = setting_table(settings, metric, significance=compared)
     report = Report(table, settings, metric, compared=compared, **options)
-    return render(Content("runs: a title", report.sections(drawings, notes)))
+    return render(report.page("runs: a title", drawings, notes))
 
 
 def page_of(tmp_path, **options):
@@ -95,7 +95,7 @@ def test_table_settings_and_runs_are_on_the_page(tmp_path):
     assert runs[1][2] == "failed after 9 updates (exit code 1): no memory"
 
 
-def test_verdicts_come_first_and_what_repeats_it_last(tmp_path):
+def test_the_answer_comes_first_and_what_repeats_it_last(tmp_path):
     for label, centre in (("hard", 0.5), ("soft", 0.8), ("low", 0.49)):
         for seed in range(1, 6):
             make_run(
@@ -103,10 +103,12 @@ def test_verdicts_come_first_and_what_repeats_it_last(tmp_path):
             )
     (tmp_path / "runs" / "soft1" / "command.txt").write_text("metaseq-lm train soft\n")
     text = page_of(tmp_path, baseline=["label=hard"], command="metaseq-lm report runs")
-    first, second, third, *_, last = headings(text)
-    assert (first, second, third) == ("Verdicts", "Controls and checks", "Scores")
+    head = text[text.index("<h1>") : text.index("<main>")]
+    assert re.search(r'class="lead">[^<]*soft \(p ', head) and "low" not in head
+    *first, last = headings(text)
+    assert first[:3] == ["Scores", "Controls and checks", "How sure this is"]
     assert last == "To repeat it"
-    verdicts = {row[0]: row[-1] for row in Page(text).tables[0][1:]}
+    verdicts = {row[0]: row[-1] for row in Page(text).tables[1][1:]}
     assert verdicts == {"soft": "better", "low": "no difference shown"}
     end = text[text.rindex(last) :]
     assert "metaseq-lm report runs" in end and "metaseq-lm train soft" in end
@@ -118,7 +120,7 @@ def test_a_report_without_a_baseline_says_that_nothing_was_tested(tmp_path):
     controls = [s for s in group(find_runs([tmp_path / "runs"])) if s.values["label"] == "hard"]
     text = page_of(tmp_path, controls=controls)
     assert "Nothing was tested" in text and "soft (80.00)" in text
-    assert Page(text).tables[0][1] == ["hard", "1", "50.00"]
+    assert Page(text).tables[1][1] == ["hard", "1", "50.00"]
 
 
 def test_every_value_is_escaped(tmp_path):
@@ -162,9 +164,7 @@ def test_figures_have_their_values_as_titles_table_and_alternative_text(tmp_path
     assert page.tags.count("circle") == 2 * 3 + 2
     by_flops = next(t for t in page.tables if t[0] == ["series", "at", "value"] and len(t) == 3)
     assert by_flops[2] == ["soft", "1.0e12 FLOPs", "83.00 ± 1.41 (2 seeds)"]
-    (alternative,) = [v for n, v in page.attributes if n == "aria-label" and "in the table" in v][
-        1:
-    ]
+    alternative, _ = [v for n, v in page.attributes if n == "aria-label" and "in the table" in v]
     assert "soft: 83.00 ± 1.41 (2 seeds) at 1.0e12 FLOPs" in alternative
     keys = {costs.keys["hard"], costs.keys["soft"]}
     for key in keys:
@@ -220,6 +220,14 @@ def test_what_a_cell_is_sorted_by(text, value, number):
     assert sort_value(Cell(text, value=value)) == number
 
 
+def test_rows_of_a_long_table_are_folded():
+    cells = [[Cell(f"<{i}>")] for i in range(14)]
+    text = to_html(Table("t & u", ["a"], cells), "x", most=12)
+    assert text.count('class="more"') == 2 and "&lt;13&gt;" in text and "t &amp; u" in text
+    assert "more" not in to_html(Table("", ["a"], cells[:12]), "x", most=12)
+    assert Page(text).tables[0][14] == ["<13>"]
+
+
 def test_a_text_has_no_number_to_be_sorted_by():
     assert sort_value(Cell("10 points", number=False)) is None
     assert sort_value(Cell("ten points", number=False, value=10.0)) == 10.0
@@ -231,7 +239,7 @@ def test_an_absent_value_leaves_a_column_of_numbers(tmp_path):
         metrics = {"test": {} if score is None else {"accuracy": score}}
         make_run(tmp_path / str(i), optimizer={"lr": rate}, results={"metrics": metrics})
     settings = group(find_runs([tmp_path]))
-    table = html_table(setting_table(settings, choose_metric(find_runs([tmp_path]), None)))
+    table = setting_table(settings, choose_metric(find_runs([tmp_path]), None))
     numbers = [title for title, right in zip(table.head, table.right) if right]
     assert numbers == [title for title in table.head if title != "label"]
     cells = {row[1].text: row[1] for row in table.rows}
