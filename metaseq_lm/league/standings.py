@@ -15,6 +15,7 @@ from metaseq_lm.league.choice import sd_of_choice
 from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import metric_of as metric_of
 
 # Actions of findings, most severe first.
 VOID = "void"  # no number is shown, only the reason
@@ -233,23 +234,3 @@ def _scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
             by_seed.setdefault(run.seed, []).append(run.metrics[metric])
     seeds = sorted(by_seed, key=lambda seed: seed or 0)
     return {seed: math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds}
-
-
-def metric_of(name: str, runs: Sequence[Run]) -> Metric:
-    """Return a metric with its direction and unit.
-
-    Smaller is better if the name says so, or if the metric is a loss term of a run. A mean of
-    metrics has the direction and unit of its parts.
-    """
-    losses = {term for run in runs for term in run.losses}
-    parts = []
-    for part in runs[0].parts_of(name) if runs else (name,):
-        values = [run.metrics[part] for run in runs if part in run.metrics]
-        is_loss = part.partition(".")[2] in losses
-        parts.append(Metric.of(part, values, "lower" if is_loss else None))
-    return Metric(
-        name,
-        all(part.percent for part in parts),
-        all(part.lower_is_better for part in parts),
-        any(part.guessed for part in parts),
-    )

@@ -16,6 +16,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import is_loss
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 from metaseq_lm.runs.suite_results import SuiteResults
 
@@ -58,7 +59,7 @@ class Setting:
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
         """Return the runs' common values of `keys`, in a form for comparing and hashing."""
-        return tuple(_identity_of(self.runs[0], key) for key in keys)
+        return tuple(map(self.runs[0].identity_of, keys))
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
@@ -139,8 +140,7 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     keys = list(keys)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        values = tuple(_identity_of(run, key) for key in keys)
-        groups.setdefault(values, []).append(run)
+        groups.setdefault(tuple(map(run.identity_of, keys)), []).append(run)
     shown = _telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
@@ -148,26 +148,20 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
 
 
-def _identity_of(run: Run, key: str) -> tuple[str, Any]:
-    """Return the value of a config key in a form for comparing and hashing."""
-    return run.identities[key] if key in run.values else identity(run.value(key))
-
-
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
     Seeds, paths and keys that do not affect results are left out.
     """
-    sources: set[str] = set()
-    keys: dict[str, None] = {}
+    keys = dict.fromkeys(key for run in runs for key in run.values)
     for run in runs:
-        sources |= run.sources
-        keys.update(dict.fromkeys(run.compared_keys))
+        for key in run.sources:
+            keys.pop(key, None)
     differing = []
     for key in keys:
-        values = {_identity_of(run, key) for run in runs}
-        if key not in sources and len(values) > 1:
-            differing.append(key)
+        if len({run.identity_of(key) for run in runs}) > 1:
+            if any(run.is_compared(key) for run in runs if key in run.values):
+                differing.append(key)
     return differing
 
 
@@ -317,6 +311,37 @@ def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
 # ---------------------------------------------------------------- functions of a metric
 
 
+def metric_of(name: str, runs: Sequence[Run], better: str | None = None) -> Metric:
+    """Return a metric with its direction and unit, those of its parts if it is a mean.
+
+    `better` ("higher", "lower") is the direction. By default it is that of the name, or else the
+    one in which the best checkpoint was chosen by it; a loss term is better if it is smaller.
+    """
+    parts = next((run.parts_of(name) for run in runs if name in run.means), (name,))
+    described = [_describe_metric(part, runs, better) for part in parts]
+    return Metric(
+        name,
+        all(part.percent for part in described),
+        all(part.lower_is_better for part in described),
+        any(part.guessed for part in described),
+    )
+
+
+def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metric:
+    """Return a metric that is no mean, see `metric_of`."""
+    values = [run.metrics[name] for run in runs if name in run.metrics]
+    metric = Metric.of(name, values, better)
+    if not metric.guessed:
+        return metric
+    bare = name.partition(".")[2]
+    chosen = [run for run in runs if run.values.get("trainer.best_checkpoint_metric") == bare]
+    maximize = chosen[-1].values.get("trainer.maximize_best_checkpoint_metric") if chosen else None
+    if maximize is None and any(bare in run.losses for run in runs):
+        maximize = False
+    known = {True: "higher", False: "lower"}.get(maximize) if maximize is not None else None
+    return Metric.of(name, values, known)
+
+
 def _is_of_objective(metric: str, run: Run) -> bool:
     """Return whether a metric measures the training objective of a run, not an end task.
 
@@ -337,18 +362,21 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
     of them. A missing value, such as the hash of a run's data, does not count.
     """
     runs = list(runs)
+    if len(parts := distinct(", ".join(run.parts_of(metric)) for run in runs)) > 1:
+        return {f"means.{metric}": "; ".join(parts)}
     if differing_suites := differing_suite_options(metric, runs):
         return differing_suites
     if not any(_is_of_objective(metric, run) for run in runs):
         return {}
-    keys = dict.fromkeys(key for run in runs for key in run.loss_keys)
+    every = dict.fromkeys(key for run in runs for key in run.values)
+    keys = ["data_hash", *(key for key in every if key.startswith(("task.", "criterion.")))]
     names = {run.values.get("criterion._name") for run in runs}
     if len({run.evaluates_as for run in runs}) == 1 < len(names):
-        keys = {key: None for key in keys if not key.endswith("._name")}
+        keys = [key for key in keys if not key.endswith("._name")]
     differing = {}
     for key in keys:
         values = distinct(run.values[key] for run in runs if run.values.get(key) is not None)
-        if len(values) > 1:
+        if len(values) > 1 and any(run.determines_loss(key) for run in runs):
             differing[key] = ", ".join(map(show, values))
     return differing
 

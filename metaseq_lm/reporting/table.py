@@ -24,6 +24,7 @@ from metaseq_lm.reporting.settings import (
     distinct,
     group_by,
     hidden_keys,
+    metric_of,
     remedy,
     repeated,
     scored_functions,
@@ -73,8 +74,6 @@ class CostColumn:
 
 
 _ABSENT = ("", "-", show(None))
-_BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
-_MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
 _COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
@@ -86,34 +85,20 @@ _NAMED_METRICS = 40  # metrics in a message; a suite may have hundreds
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
     """Return the metric called `name`, by default test.accuracy or that of the best checkpoint.
 
-    If its name does not determine whether higher is better, the configs of the runs do. Raises
-    UsageError, naming the known metrics, if no finished run has it; any name is accepted while no
-    run has finished.
+    Raises UsageError, naming the known metrics, if no finished run has it; any name is accepted
+    while no run has finished.
     """
-    known: dict[str, None] = {}
-    maximize_by_name: dict[str, Any] = {}
-    for run in runs:
-        known.update(dict.fromkeys(run.metrics))
-        best = run.values.get(_BEST_CHECKPOINT)
-        if best and isinstance(best, str):
-            maximize_by_name[best] = run.values.get(_MAXIMIZE)
+    known = dict.fromkeys(name for run in runs for name in run.metrics)
     if name is None:
-        name = _default_metric(list(known), list(maximize_by_name))
+        best = dict.fromkeys(run.values.get("trainer.best_checkpoint_metric") for run in runs)
+        name = _default_metric(list(known), list(filter(None, best)))
     elif known and name not in known:
         hint = suggestion(name, list(known))
         raise UsageError(
             f"no run has the metric '{name}'.{hint} Metrics: "
             f"{abbreviated(list(known), _NAMED_METRICS)}."
         )
-    values = [run.metrics[name] for run in runs if name in run.metrics]
-    metric = Metric.of(name, values, better)
-    bare_name = name.partition(".")[2]
-    maximize = maximize_by_name.get(bare_name)
-    if maximize is None and any(bare_name in run.losses for run in runs):
-        maximize = False
-    if metric.guessed and isinstance(maximize, bool):
-        return Metric.of(name, values, "higher" if maximize else "lower")
-    return metric
+    return metric_of(name, runs, better)
 
 
 def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
