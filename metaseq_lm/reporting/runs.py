@@ -35,9 +35,9 @@ from metaseq_lm.core.metric_names import CAUSAL_NLL, DETECTION, NLL
 from metaseq_lm.core.options import DATA, LOSS, NOTHING, SPEED
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
-from metaseq_lm.runs.plan import read_plan_hash
+from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 from metaseq_lm.runs.suite_results import SuiteResults
-from metaseq_lm.runs.tuning import read_trial, read_tuning
+from metaseq_lm.runs.tuning import TRIAL_FILE, TUNING_FILE, read_trial, read_tuning
 
 _PAUSED = "pause_flops"  # the limit at which a search stops its trials
 _MAX_WORDS = "trainer.max_words"
@@ -427,8 +427,9 @@ def read_run(folder: Path) -> Run:
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
+    names = set(os.listdir(folder))
     suites: list[SuiteResults] = []
-    if (folder / suite_results.FOLDER).is_dir():
+    if suite_results.FOLDER in names:
         suites, remarks = suite_results.of_last_checkpoint(folder)
         notes += remarks
     return Run(
@@ -439,9 +440,9 @@ def read_run(folder: Path) -> Run:
         tuple(notes),
         frozenset(sources),
         suites=tuple(suites),
-        plan=read_plan_hash(folder),
-        tuning=read_tuning(folder),
-        trial=read_trial(folder),
+        plan=read_plan_hash(folder) if PLAN_FILE in names else "",
+        tuning=read_tuning(folder) if TUNING_FILE in names else {},
+        trial=read_trial(folder) if TRIAL_FILE in names else {},
     )
 
 

@@ -59,7 +59,7 @@ class Setting:
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
         """Return the runs' common values of `keys`, in a form for comparing and hashing."""
-        return tuple(map(self.runs[0].identity_of, keys))
+        return tuple(_identity_of(self.runs[0], key) for key in keys)
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
@@ -140,12 +140,18 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     keys = list(keys)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(map(run.identity_of, keys)), []).append(run)
+        groups.setdefault(tuple(_identity_of(run, key) for key in keys), []).append(run)
     shown = _telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
         settings.append(Setting({key: same[0].value(key) for key in keys}, shown, same))
     return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
+
+
+def _identity_of(run: Run, key: str) -> tuple[str, Any]:
+    """Return the value of a config key, or its default, in a form for comparing and hashing."""
+    known = run.identities.get(key)
+    return run.identity_of(key) if known is None else known
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -159,9 +165,9 @@ def _differing_keys(runs: Sequence[Run]) -> list[str]:
             keys.pop(key, None)
     differing = []
     for key in keys:
-        if len({run.identity_of(key) for run in runs}) > 1:
-            if any(run.is_compared(key) for run in runs if key in run.values):
-                differing.append(key)
+        is_same = len({_identity_of(run, key) for run in runs}) == 1
+        if not is_same and any(run.is_compared(key) for run in runs if key in run.values):
+            differing.append(key)
     return differing
 
 
@@ -362,8 +368,10 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
     of them. A missing value, such as the hash of a run's data, does not count.
     """
     runs = list(runs)
-    if len(parts := distinct(", ".join(run.parts_of(metric)) for run in runs)) > 1:
-        return {f"means.{metric}": "; ".join(parts)}
+    if any(metric in run.means for run in runs):
+        parts = distinct(", ".join(run.parts_of(metric)) for run in runs)
+        if len(parts) > 1:
+            return {f"means.{metric}": "; ".join(parts)}
     if differing_suites := differing_suite_options(metric, runs):
         return differing_suites
     if not any(_is_of_objective(metric, run) for run in runs):
@@ -375,6 +383,8 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         keys = [key for key in keys if not key.endswith("._name")]
     differing = {}
     for key in keys:
+        if len({run.identities.get(key) for run in runs}) == 1:
+            continue
         values = distinct(run.values[key] for run in runs if run.values.get(key) is not None)
         if len(values) > 1 and any(run.determines_loss(key) for run in runs):
             differing[key] = ", ".join(map(show, values))
@@ -414,7 +424,8 @@ def _differing_facts(
 ) -> dict[str, str]:
     """Return the facts, with values, that differ between the results of a metric's suites."""
     differing = {}
-    for part in dict.fromkeys(part for run in runs for part in run.parts_of(metric)):
+    mean = [run for run in runs if metric in run.means]
+    for part in dict.fromkeys(part for run in mean for part in run.parts_of(metric)) or [metric]:
         suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
         facts = list(map(facts_of, suites))
         for key in dict.fromkeys(key for values in facts for key in values):
