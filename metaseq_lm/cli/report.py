@@ -453,7 +453,7 @@ def draw(
             f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
         )
         return paths, notes
-    if not any(setting.scored(metric.name) for setting in pictures.settings):
+    if not any(setting.scored_by(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:
         paths.append(out / _file_name("score_by", pictures.along))

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,8 +26,71 @@ _SUITE_REMEDY = "score all runs with the same data and options"
 _SUITE_PREFIX = "suites."
 
 
+class RunGroup:
+    """Runs that differ in nothing but their seed, with their scores by metric and seed."""
+
+    runs: Sequence[Run]
+
+    @cached_property
+    def scored(self) -> list[Run]:
+        """The runs that finished."""
+        return finished(self.runs)
+
+    def scored_by(self, metric: str) -> list[Run]:
+        """Return the finished runs with a finite value of `metric`."""
+        return [run for run, reason in self._reasons(metric) if reason is None]
+
+    def unscored(self, metric: str) -> list[tuple[Run, str]]:
+        """Return the other runs, each with the reason for its missing score."""
+        return [(run, reason) for run, reason in self._reasons(metric) if reason is not None]
+
+    def _reasons(self, metric: str) -> list[tuple[Run, str | None]]:
+        """Return the runs, each with the reason for its missing score, if it has none."""
+        if metric not in self._known_reasons:
+            self._known_reasons[metric] = [(run, run.why_unscored(metric)) for run in self.runs]
+        return self._known_reasons[metric]
+
+    @cached_property
+    def _known_reasons(self) -> dict[str, list[tuple[Run, str | None]]]:
+        return {}
+
+    def scores(self, metric: str) -> list[float]:
+        """Return one value of `metric` per scored run, in the order of `scored_by`."""
+        return [run.metrics[metric] for run in self.scored_by(metric)]
+
+    def scored_by_seed(self, metric: str) -> dict[Any, list[Run]]:
+        """Return the scored runs of each seed."""
+        return _by_seed(self.scored_by(metric))
+
+    def seed_means(self, metric: str) -> dict[Any, float]:
+        """Return the score of each seed, see the function `seed_means`."""
+        return seed_means(self.runs, metric)
+
+
+def finished(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that finished."""
+    return [run for run in runs if run.why_unended() is None]
+
+
+def seed_means(runs: Sequence[Run], metric: str) -> dict[Any, float]:
+    """Return the mean score of each seed, ascending; only finite scores of finished runs."""
+    by_seed = _by_seed(run for run in runs if run.why_unscored(metric) is None)
+    means = {}
+    for seed in sorted(by_seed, key=lambda seed: seed or 0):
+        means[seed] = math.fsum(run.metrics[metric] for run in by_seed[seed]) / len(by_seed[seed])
+    return means
+
+
+def _by_seed(runs: Iterable[Run]) -> dict[Any, list[Run]]:
+    """Return the runs of each seed."""
+    by_seed: dict[Any, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    return by_seed
+
+
 @dataclass(frozen=True, eq=False)
-class Setting:
+class Setting(RunGroup):
     """The runs with equal values of all keys in `values`: the label and keys that differ.
 
     `shown` are the keys that are enough to tell settings apart; they form the name.
@@ -36,10 +99,6 @@ class Setting:
     values: dict[str, Any]
     shown: tuple[str, ...]
     runs: list[Run]
-    # By metric: the scored runs, and the others with the reason for the missing score.
-    _by_metric: dict[str, tuple[list[Run], list[tuple[Run, str]]]] = field(
-        default_factory=dict, repr=False
-    )
 
     @property
     def name(self) -> str:
@@ -66,45 +125,6 @@ class Setting:
         """Config and results of the runs without labels: equal for the same runs."""
         keys = [key for key in self.values if bare_key(key) != "label"]
         return (self.identity(keys), *sorted(run.outcome for run in self.runs))
-
-    def scored(self, metric: str) -> list[Run]:
-        """Return the finished runs with a finite value of `metric`."""
-        return self._split(metric)[0]
-
-    def unscored(self, metric: str) -> list[tuple[Run, str]]:
-        """Return the other runs, each with the reason for its missing score."""
-        return self._split(metric)[1]
-
-    def _split(self, metric: str) -> tuple[list[Run], list[tuple[Run, str]]]:
-        if metric not in self._by_metric:
-            scored: list[Run] = []
-            unscored: list[tuple[Run, str]] = []
-            for run in self.runs:
-                reason = run.why_unscored(metric)
-                if reason is None:
-                    scored.append(run)
-                else:
-                    unscored.append((run, reason))
-            self._by_metric[metric] = scored, unscored
-        return self._by_metric[metric]
-
-    def scores(self, metric: str) -> list[float]:
-        """Return one value of `metric` per scored run, in the order of `scored`."""
-        return [run.metrics[metric] for run in self.scored(metric)]
-
-    def scored_by_seed(self, metric: str) -> dict[Any, list[Run]]:
-        """Return the scored runs of each seed."""
-        runs: dict[Any, list[Run]] = {}
-        for run in self.scored(metric):
-            runs.setdefault(run.seed, []).append(run)
-        return runs
-
-    def seed_means(self, metric: str) -> dict[Any, float]:
-        """Return the score of each seed, averaged over its runs."""
-        means = {}
-        for seed, runs in self.scored_by_seed(metric).items():
-            means[seed] = sum(run.metrics[metric] for run in runs) / len(runs)
-        return means
 
 
 def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
@@ -440,7 +460,7 @@ def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[st
     """Return `differing_functions` of the scored runs in settings or cells."""
     runs = []
     for setting in settings:
-        runs += setting.scored(metric) if setting else []
+        runs += setting.scored_by(metric) if setting else []
     return differing_functions(metric, runs)
 
 

@@ -298,7 +298,7 @@ def _best_of(
 
 def _count_text(setting: Setting, metric: Metric) -> str:
     """Return the number of scored runs, or 3/4 if some of all runs are missing."""
-    scored = len(setting.scored(metric.name))
+    scored = len(setting.scored_by(metric.name))
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
 
@@ -308,7 +308,7 @@ def cost_of(setting: Setting, metric: Metric, cost: str, spread: str = "sd") -> 
     `cost` is one of `Run.costs`.
     """
     costs = []
-    for run in setting.scored(metric.name):
+    for run in setting.scored_by(metric.name):
         value = run.costs[cost]
         if value is None:
             return None
@@ -359,7 +359,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
             f"them; {remedy(differing)}."
         )
-    scored = [run for setting in settings for run in setting.scored(metric.name)]
+    scored = [run for setting in settings for run in setting.scored_by(metric.name)]
     if differing := differing_suite_code(metric.name, scored):
         codes = "; ".join(f"{key}: {values}" for key, values in differing.items())
         lines.append(
@@ -377,7 +377,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
                 count, names = len(runs), ", ".join(run.name for run in runs)
                 lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
-            hashes = {str((run.results or {}).get(kind)) for run in setting.scored(metric.name)}
+            hashes = {str((run.results or {}).get(kind)) for run in setting.scored_by(metric.name)}
             if len(hashes) > 1:
                 lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
     for setting in settings:
