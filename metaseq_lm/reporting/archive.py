@@ -154,11 +154,9 @@ def read(path: Path) -> list[Run]:
     incomplete, or has a damaged line.
     """
     runs: list[Run] = []
-    header: dict[str, Any] = {}
-    expected: int | None = 0  # number of runs up to the next header or the end
-    # Maps the line number of each header to the header and the rows after it.
-    archives: dict[int, tuple[dict[str, Any], list[bytes]]] = {}
-    following: list[bytes] = []
+    # The number of the line of each header, the header, and the rows after it.
+    archives: list[tuple[int, dict[str, Any], list[bytes]]] = []
+    place = path.resolve()
     try:
         rows = _read_content(path).splitlines() or [b""]
     except ValueError as error:
@@ -167,15 +165,11 @@ def read(path: Path) -> list[Run]:
         try:
             line = json.loads(row)
             if "format" in line:
-                _check_count(path, len(runs), expected)
-                header = _checked_header(f"{path}:{number}", line)
-                count = line.get("runs")
-                expected = None if count is None else len(runs) + count
-                following = []
-                archives[number] = line, following
+                archives.append((number, _checked_header(f"{path}:{number}", line), []))
             else:
+                _, header, following = archives[-1]
                 following.append(row + b"\n")
-                runs.append(_parse_run(path.resolve(), line, header))
+                runs.append(_parse_run(place, line, header))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             if not archives:
                 raise UsageError(
@@ -185,10 +179,14 @@ def read(path: Path) -> list[Run]:
             raise MetaseqError(
                 f"{path}:{number}: not a run of an archive ({error}): {row[:60]!r}. {_RESTORE_HINT}"
             ) from error
-    _check_count(path, len(runs), expected)
-    for number, (first, following) in archives.items():
-        if is_altered(first) or first.get("rows") != checksum(b"".join(following)):
-            lacking = {"checksum", "rows"} - first.keys()
+    for number, header, following in archives:
+        if header.get("runs") not in (None, len(following)):
+            raise MetaseqError(
+                f"{path}: damaged: its runs are {len(following)}, and were {header['runs']} when "
+                f"it was written. {_RESTORE_HINT}"
+            )
+        if is_altered(header) or header.get("rows") != checksum(b"".join(following)):
+            lacking = {"checksum", "rows"} - header.keys()
             say(
                 f"{path}:{number}: warning: the archive that starts here was changed after it was "
                 f"written{', or lacks its checksums from the start' * bool(lacking)}"
@@ -240,15 +238,6 @@ def _read_content(path: Path) -> bytes:
     if len(content) > LARGEST_LOG:
         raise ValueError(f"more than {LARGEST_LOG:,} bytes when unpacked")
     return content
-
-
-def _check_count(path: Path, count: int, expected: int | None) -> None:
-    """Raise MetaseqError if the number of runs is not `expected`; None skips the check."""
-    if expected is not None and count != expected:
-        raise MetaseqError(
-            f"{path}: damaged: its runs are {count}, and were {expected} when it was written. "
-            f"{_RESTORE_HINT}"
-        )
 
 
 def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:

@@ -212,12 +212,9 @@ def hidden_keys(settings: Sequence[Setting]) -> list[str]:
         labels.setdefault(setting.values.get("label"), []).append(setting)
     hidden = []
     for key in settings[0].values:
-        if key in settings[0].shown:
-            continue
-        for same in labels.values():
-            if len({setting.identity([key]) for setting in same}) > 1:
-                hidden.append(key)
-                break
+        counts = [len({setting.identity([key]) for setting in same}) for same in labels.values()]
+        if key not in settings[0].shown and max(counts) > 1:
+            hidden.append(key)
     return hidden
 
 
@@ -239,10 +236,9 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
                 f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
             )
         allowed.setdefault(key, set()).add(_canonical(value))
-    matching = []
-    for run in runs:
-        if all(show(run.values.get(key)) in values for key, values in allowed.items()):
-            matching.append(run)
+    matching = list(runs)
+    for key, values in allowed.items():
+        matching = [run for run in matching if show(run.values.get(key)) in values]
     if not matching:
         raise UsageError(f"no run meets all {option} conditions together; drop one of them.")
     return matching
@@ -359,13 +355,13 @@ def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metr
     metric = Metric.of(name, values, better)
     if not metric.guessed:
         return metric
-    bare = name.partition(".")[2]
-    chosen = [run for run in runs if run.values.get("trainer.best_checkpoint_metric") == bare]
-    maximize = chosen[-1].values.get("trainer.maximize_best_checkpoint_metric") if chosen else None
-    if maximize is None and any(bare in run.losses for run in runs):
-        maximize = False
-    known = {True: "higher", False: "lower"}.get(maximize) if maximize is not None else None
-    return Metric.of(name, values, known)
+    bare, maximize = name.partition(".")[2], None
+    for run in runs:
+        if run.values.get("trainer.best_checkpoint_metric") == bare:
+            maximize = run.values.get("trainer.maximize_best_checkpoint_metric")
+    if maximize is None and not any(bare in run.losses for run in runs):
+        return metric
+    return Metric.of(name, values, "higher" if maximize else "lower")
 
 
 def _is_of_objective(metric: str, run: Run) -> bool:
