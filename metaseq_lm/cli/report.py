@@ -19,17 +19,18 @@ The page of a sweep while it runs; it reloads itself:
 import argparse
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import clean, show
-from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
@@ -53,301 +54,275 @@ from metaseq_lm.reporting.plots import (
 )
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
-from metaseq_lm.reporting.significance import choose_test, compare
-from metaseq_lm.reporting.stats import FEWEST, LEVEL, POWER, TESTS
+from metaseq_lm.reporting.significance import Significance, choose_test, compare
+from metaseq_lm.reporting.stats import FEWEST, LEVEL, POWER, TESTS, Test
 from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
 from metaseq_lm.reporting.watch import follow, runs_go_on
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
 _READABLE = 14  # readable number of series in a picture
-_FORMATS = ("text", "md", "csv", "tex", "png", "html")
 _DRAWN = ("png", "html")
+_FORMATS = (*WRITERS, *_DRAWN)
+_CONDITIONS: dict[str, Any] = {"nargs": "+", "repeated": True, "metavar": "KEY=VALUE"}
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of `report`."""
+
+    paths: tuple[str, ...] = option(
+        (),
+        "a run folder, a folder of runs, e.g. of a sweep, or a file that --archive wrote",
+        positional=True,
+        nargs="+",
+        metavar="RUN_OR_FOLDER",
+    )
+    metric: str | None = option(
+        None,
+        "final metric to compare (default: test.accuracy, or the one that chose the best "
+        "checkpoint)",
+    )
+    better: str | None = option(
+        None,
+        "which end of the metric is best (default: by its name, lower for a loss, or as the runs "
+        "say)",
+        choices=("higher", "lower"),
+    )
+    spread: str = option(
+        "sd", "sd: mean ± sample sd; range: median [min, max]", choices=("sd", "range")
+    )
+    baseline: tuple[str, ...] = option(
+        (),
+        "test whether settings differ from the one with this label or config value, all other "
+        "keys of the table being equal (default: no test)",
+        **_CONDITIONS,
+    )
+    pairs: str | None = option(
+        None,
+        "in place of the table: all pairs of settings that differ in this key alone, tested "
+        "two-sided (default: no test; KEY: label)",
+        nargs="?",
+        const="label",
+        metavar="KEY",
+    )
+    test: str = option(
+        TESTS[0],
+        "of means, with --spread range of medians but for welch and t; permutation and welch: the "
+        "larger p of both, as in a league",
+        choices=TESTS,
+    )
+    sides: int = option(
+        2, '1: only "better than the baseline" was asked before the runs', choices=(1, 2)
+    )
+    detectable: bool = option(
+        False,
+        "with --baseline: columns with the difference from it, and with the true one that the "
+        f"test would find (p below {LEVEL}, before Holm) with a probability of "
+        f"{POWER:.0%}, with these numbers of seeds and their scatter",
+    )
+    seeds: int | None = option(
+        None,
+        "with --detectable: what N seeds of each setting would find (default: as many as there "
+        "are)",
+    )
+    rows: str | None = option(
+        None, "config key down the table (default: one row a setting)", metavar="KEY"
+    )
+    columns: str | None = option(
+        None,
+        "config key across the table and over the panels of pictures (default: none)",
+        metavar="KEY",
+    )
+    mean: bool = option(
+        False,
+        "with --columns: a last column with the mean over the others, e.g. of a benchmark's tasks",
+    )
+    format: tuple[str, ...] = option(
+        (),
+        f"comma-separated from {', '.join(_FORMATS)} (default: all with --out, else text)",
+        choices=_FORMATS,
+        metavar="LIST",
+    )
+    out: Path | None = option(None, "write files into this folder (default: print)", metavar="DIR")
+    watch: bool = option(
+        False,
+        "with --out: write the files again whenever results change, until all runs are over; the "
+        "page reloads itself (default: once)",
+    )
+    archive: Path | None = option(
+        None,
+        "keep the runs of this table in a file that report reads like their folders: settings, "
+        "results, validation curves; no checkpoints, no curves of training",
+        metavar="FILE",
+    )
+    where: tuple[str, ...] = option(
+        (),
+        "only runs with this config value; two values of one key keep both (default: all)",
+        **_CONDITIONS,
+    )
+    stage: str | None = option(
+        None,
+        "runs of this stage of a sweep (default: the last, which ends in the score)",
+        metavar="NAME",
+    )
+    choose: str | None = option(
+        None,
+        "of runs that differ in this config key only (e.g. optimizer.lr), those of the value with "
+        "the best validation metric, the one that chose their checkpoints (default: all)",
+        metavar="KEY",
+    )
+    choose_by: str | None = option(
+        None,
+        "with --choose: the final metric whose mean is to be best, e.g. valid.accuracy (default: "
+        "the one that chose the checkpoints)",
+        metavar="METRIC",
+    )
+    control: tuple[str, ...] = option(
+        (),
+        "draw the scores of settings with this value as lines across the pictures of scores, e.g. "
+        "label=untrained (default: none)",
+        **_CONDITIONS,
+    )
+    expected_best: bool = option(
+        False,
+        "in place of the table: the best score of a search's trials against the FLOPs of tuning, "
+        "and with --out a picture of it",
+    )
+    x: str | None = option(
+        None, "draw the score against this config key (default: none)", metavar="KEY"
+    )
+    curve: tuple[str, ...] = option(
+        (),
+        "draw these logged metrics over updates, e.g. train.loss; a pattern such as "
+        "'train.alpha_*' draws all it matches in one picture, a panel for each setting (default: "
+        "the valid metric of the same name as --metric)",
+        nargs="+",
+        repeated=True,
+        metavar="METRIC",
+    )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of the output."""
+        return self.format or (_FORMATS if self.out else ("text",))
+
+    def __post_init__(self) -> None:
+        is_pivot = self.rows is not None or self.columns is not None
+        is_drawn = self.curve or self.x or self.control or not {*_DRAWN}.isdisjoint(self.formats)
+        few = self.seeds is not None and self.seeds < FEWEST
+        for is_mistake, message in (
+            (self.watch and (not self.out or self.archive), "--watch: give --out, no --archive"),
+            (not self.out and is_drawn, "pictures and pages are files: say with --out DIR where"),
+            (self.baseline and is_pivot, "--baseline: leave --rows and --columns out"),
+            (self.pairs and (self.baseline or is_pivot), "--pairs: leave --baseline, --rows out"),
+            (self.detectable and not self.baseline, "--detectable: give --baseline as well"),
+            (self.seeds and not self.detectable, "--seeds: give --detectable as well"),
+            (few, f"--seeds {self.seeds}: a test needs {FEWEST} of each setting"),
+            (self.mean and not self.columns, "--mean: give --columns KEY as well"),
+            (self.choose_by and not self.choose, "--choose-by: give --choose KEY as well"),
+        ):
+            if is_mistake:
+                raise UsageError(message)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add = parser.add_argument
-    add(
-        "paths",
-        nargs="+",
-        metavar="RUN_OR_FOLDER",
-        help="a run folder, a folder of runs, e.g. of a sweep, or a file that --archive wrote",
-    )
-    metric = "(default: test.accuracy, or the one that chose the best checkpoint)"
-    add("--metric", help=f"final metric to compare {metric}")
-    add(
-        "--better",
-        choices=("higher", "lower"),
-        help="which end of the metric is best (default: by its name, lower for a loss, or as the "
-        "runs say)",
-    )
-    add(
-        "--spread",
-        choices=("sd", "range"),
-        default="sd",
-        help="sd: mean ± sample sd; range: median [min, max] (default: %(default)s)",
-    )
-    add(
-        "--baseline",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="test whether settings differ from the one with this label or config value, "
-        "all other keys of the table being equal (default: no test)",
-    )
-    add(
-        "--pairs",
-        nargs="?",
-        const="label",
-        metavar="KEY",
-        help="in place of the table: all pairs of settings that differ in this key alone, tested "
-        "two-sided (default: no test; KEY: label)",
-    )
-    add(
-        "--test",
-        choices=TESTS,
-        default=TESTS[0],
-        help="of means, with --spread range of medians but for welch and t; permutation and welch: "
-        "the larger p of both, as in a league (default: %(default)s)",
-    )
-    add(
-        "--sides",
-        type=int,
-        choices=(1, 2),
-        default=2,
-        help='1: only "better than the baseline" was asked before the runs (default: %(default)s)',
-    )
-    add(
-        "--detectable",
-        action="store_true",
-        help="with --baseline: columns with the difference from it, and with the true one that the "
-        f"test would find (p below {LEVEL}, before Holm) with a probability of "
-        f"{POWER:.0%}%, with these numbers of seeds and their scatter",
-    )
-    add(
-        "--seeds",
-        type=int,
-        metavar="N",
-        help="with --detectable: what N seeds of each setting would find (default: as many as "
-        "there are)",
-    )
-    add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
-    columns = "config key across the table and over the panels of pictures (default: none)"
-    add("--columns", metavar="KEY", help=columns)
-    add(
-        "--mean",
-        action="store_true",
-        help="with --columns: a last column with the mean over the others, e.g. of a benchmark's "
-        "tasks",
-    )
-    add(
-        "--format",
-        type=formats,
-        metavar="LIST",
-        help=f"comma-separated from {', '.join(_FORMATS)} (default: all with --out, else text)",
-    )
-    add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
-    add(
-        "--watch",
-        action="store_true",
-        help="with --out: write the files again whenever results change, until all runs are over; "
-        "the page reloads itself (default: once)",
-    )
-    add(
-        "--archive",
-        type=Path,
-        metavar="FILE",
-        help="keep the runs of this table in a file that report reads like their folders: "
-        "settings, results, validation curves; no checkpoints, no curves of training",
-    )
-    add(
-        "--where",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="only runs with this config value; two values of one key keep both (default: all)",
-    )
-    stage = "runs of this stage of a sweep (default: the last, which ends in the score)"
-    add("--stage", metavar="NAME", help=stage)
-    add(
-        "--choose",
-        metavar="KEY",
-        help="of runs that differ in this config key only (e.g. optimizer.lr), those of the value "
-        "with the best validation metric, the one that chose their checkpoints (default: all)",
-    )
-    add(
-        "--choose-by",
-        metavar="METRIC",
-        help="with --choose: the final metric whose mean is to be best, e.g. valid.accuracy "
-        "(default: the one that chose the checkpoints)",
-    )
-    add(
-        "--control",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="draw the scores of settings with this value as lines across the pictures of scores, "
-        "e.g. label=untrained (default: none)",
-    )
-    add(
-        "--expected-best",
-        action="store_true",
-        help="in place of the table: the best score of a search's trials against the FLOPs of "
-        "tuning, and with --out a picture of it",
-    )
-    add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
-    add(
-        "--curve",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="METRIC",
-        help="draw these logged metrics over updates, e.g. train.loss; a pattern such as "
-        "'train.alpha_*' draws all it matches in one picture, a panel for each setting "
-        "(default: the valid metric of the same name as --metric)",
-    )
-
-
-def formats(text: str) -> list[str]:
-    """Return the formats of a comma-separated list; raises UsageError for an unknown one."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in _FORMATS:
-            raise UsageError(
-                f"--format: unknown format '{name}'.{nearest(name, list(_FORMATS))} "
-                f"Formats: {', '.join(_FORMATS)}."
-            )
-    return names
+    add_options(parser, ReportOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the files, with --watch whenever results change."""
-    if args.json and (args.out or args.format):
+    options = read_options(ReportOptions, vars(args))
+    if args.json and (options.out or options.format):
         raise UsageError("--json prints one document; leave --out and --format out")
-    if args.watch and (args.out is None or args.archive):
-        raise UsageError("--watch writes a page again and again: give --out DIR, and no --archive.")
-    if not args.watch:
-        return report(args)
-    paths = [Path(path) for path in args.paths]
-    follow(lambda reload: report(args, reload), paths, partial(runs_go_on, paths))
-    return 0
-
-
-def report(args: argparse.Namespace, reload: int = 0) -> int:
-    """Print the table and write the files; the page reloads itself after `reload` seconds, if any.
-
-    Raises UsageError for a path that is not a run or archive, and for options that exclude each
-    other.
-    """
-    output_formats = args.format or (list(_FORMATS) if args.out else ["text"])
-    draws = not {*_DRAWN}.isdisjoint(output_formats)
-    if args.out is None and (draws or args.curve or args.x or args.control):
-        raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
-    if args.baseline and (args.rows or args.columns):
-        raise UsageError(
-            "--baseline compares the settings of the plain table: leave --rows and --columns out."
-        )
-    if args.pairs and (args.baseline or args.rows or args.columns):
-        raise UsageError(
-            "--pairs is a table of its own: leave --baseline, --rows and --columns out."
-        )
-    if args.detectable and not args.baseline:
-        raise UsageError("--detectable is a difference from a baseline: give --baseline as well.")
-    if args.seeds is not None and not args.detectable:
-        raise UsageError("--seeds is how many --detectable asks for: give --detectable as well.")
-    if args.seeds is not None and args.seeds < FEWEST:
-        raise UsageError(f"--seeds {args.seeds}: a test needs {FEWEST} of each setting.")
-    all_runs = read_runs(args.paths)
-    if args.expected_best:
-        return _report_tuning(where(all_runs, args.where), args.out, output_formats)
-    compared_runs, hidden = _without_trials(all_runs)
-    runs, planned = pick_stage(compared_runs, find_plan(args.paths), args.paths, args.stage)
-    planned += hidden
-    if not runs:
-        raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
-    archived = runs = where(runs, args.where)
-    if args.mean and not args.columns:
-        raise UsageError("--mean is over the columns of a table: give --columns KEY as well.")
-    if args.choose_by and not args.choose:
-        raise UsageError("--choose-by is how --choose picks values: give --choose KEY as well.")
-    if args.choose:
-        by = choose_metric(runs, args.choose_by) if args.choose_by else None
-        runs, chosen = chosen_values(runs, args.choose, by)
-        planned = [*chosen, *planned]
-    metric = choose_metric(runs, args.metric, args.better)
-    curves = _choose_curves(runs, args.curve, metric.name)
-    settings = group(runs, [key for key in (args.x, args.columns, args.rows, args.pairs) if key])
-    test = choose_test(args.test, args.sides, args.spread)
-    if args.pairs:
-        table = pair_table(settings, metric, args.pairs, test)
-        table = replace(table, notes=[*table.notes, *planned])
-        return _write_table(table, "pairs", args.out, output_formats)
-    controls = _choose_controls(settings, args.control)
-    compared = None
-    if args.rows or args.columns:
-        rows = args.rows or "label"
-        table = pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
+    write = partial(report, options, args.argv, args.json)
+    if options.watch:
+        paths = list(map(Path, options.paths))
+        follow(write, paths, partial(runs_go_on, paths))
     else:
-        if args.baseline:
-            compared = compare(
-                settings,
-                metric,
-                args.baseline,
-                test,
-                with_detectable=args.detectable,
-                seeds=args.seeds,
-            )
-        table = setting_table(settings, metric, args.spread, compared)
-    table = replace(table, notes=[*table.notes, *planned])
-    if args.archive:
-        archive.write(args.archive, archived)
-    if args.json:
-        show_result("report", to_document(table, metric, args.spread, compared))
-        return 0
-    paths = [args.archive] if args.archive else []
-    for name in ["text"] if args.out else output_formats:
-        show(WRITERS[name][1](table), end="")
-        for note in table.notes if name == "csv" else ():  # csv has no place for them
-            say(clean(note))
-    if args.out is None:
-        if paths and output_formats == ["text"]:
-            show(_written_list(paths))
-        return 0
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in [name for name in output_formats if name in WRITERS]:
-        file, write = WRITERS[name]
-        paths.append(args.out / file)
-        write_atomic(paths[-1], write(table).encode())
-    samples = samples_of(settings)
-    if samples and "md" in output_formats:
-        paths.append(args.out / "samples.md")
-        write_atomic(paths[-1], samples_markdown(samples).encode())
-    if draws:
-        pictures = Pictures(settings, args.spread, args.columns, args.x, controls)
-        with TemporaryDirectory() as spare:
-            folder = args.out if "png" in output_formats else Path(spare)
-            with warnings.catch_warnings(record=True) as caught, collect() as drawings:
-                drawn, notes = draw(pictures, metric, curves, folder)
-            # matplotlib warns of characters that its font lacks.
-            notes += dict.fromkeys(str(warning.message) for warning in caught)
-        if notes:
-            show("\n".join(["", *map(clean, notes)]))
-        if "png" in output_formats:
-            paths += drawn
-        if "html" in output_formats:
-            paths.append(args.out / "report.html")
-            command = masked(["metaseq-lm", *args.argv])
-            content = Report(
-                table, settings, metric, args.spread, compared, controls, samples, command
-            )
-            title = f"{title_of(args.paths)}: {table.title}"
-            page = replace(content.page(title, drawings, notes), reload=reload)
-            write_atomic(paths[-1], render(page).encode())
-    show(_written_list(paths))
+        write()
     return 0
+
+
+def report(
+    options: ReportOptions, words: Sequence[str], as_json: bool = False, reload: int = 0
+) -> None:
+    """Print the table, for a terminal or as JSON, and write the files.
+
+    The page names the `words` of the command line, and reloads itself after `reload` seconds, if
+    any. Raises UsageError for a path that is not a run or archive.
+    """
+    runs = read_runs(options.paths)
+    if options.expected_best:
+        _report_tuning(where(runs, options.where), options)
+        return
+    runs, planned = _select_runs(runs, options)
+    archived = runs
+    if options.choose:
+        by = choose_metric(runs, options.choose_by) if options.choose_by else None
+        runs, chosen = chosen_values(runs, options.choose, by)
+        planned = [*chosen, *planned]
+    metric = choose_metric(runs, options.metric, options.better)
+    curves = _choose_curves(runs, options.curve, metric.name)
+    keys = (options.x, options.columns, options.rows, options.pairs)
+    settings = group(runs, [key for key in keys if key])
+    test = choose_test(options.test, options.sides, options.spread)
+    if options.pairs:
+        table = pair_table(settings, metric, options.pairs, test)
+        table = replace(table, notes=[*table.notes, *planned])
+        _show_written(_write_table(table, "pairs", options))
+        return
+    controls = _choose_controls(settings, options.control)
+    table, compared = _compared_table(settings, metric, test, options)
+    table = replace(table, notes=[*table.notes, *planned])
+    if options.archive:
+        archive.write(options.archive, archived)
+    if as_json:
+        show_result("report", to_document(table, metric, options.spread, compared))
+        return
+    paths = [options.archive] if options.archive else []
+    paths += _write_table(table, "table", options)
+    if options.out:
+        samples = samples_of(settings)
+        command = masked(["metaseq-lm", *words])
+        content = Report(
+            table, settings, metric, options.spread, compared, controls, samples, command
+        )
+        paths += _write_drawn(content, curves, options, reload)
+    if options.out or options.formats == ("text",):
+        _show_written(paths)
+
+
+def _select_runs(runs: Sequence[Run], options: ReportOptions) -> tuple[list[Run], list[str]]:
+    """Return the runs to compare, and notes on others; raises MetaseqError if none has started."""
+    compared, hidden = _without_trials(runs)
+    plan = find_plan(options.paths)
+    runs, notes = pick_stage(compared, plan, options.paths, options.stage)
+    notes += hidden
+    if not runs:
+        raise MetaseqError(" ".join(["no run to compare has started yet.", *notes]))
+    return where(runs, options.where), notes
+
+
+def _compared_table(
+    settings: Sequence[Setting], metric: Metric, test: Test, options: ReportOptions
+) -> tuple[Table, Significance | None]:
+    """Return the table that the options ask for, and the tests in it, if any."""
+    spread = options.spread
+    if options.rows or options.columns:
+        rows = options.rows or "label"
+        return pivot_table(settings, metric, rows, options.columns, spread, options.mean), None
+    if not options.baseline:
+        return setting_table(settings, metric, spread), None
+    compared = compare(
+        settings,
+        metric,
+        options.baseline,
+        test,
+        with_detectable=options.detectable,
+        seeds=options.seeds,
+    )
+    return setting_table(settings, metric, spread, compared), compared
 
 
 def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -360,46 +335,78 @@ def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     return others, [f"Not in the table: {of_search} (see --expected-best)."]
 
 
-def _report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequence[str]) -> int:
-    """Print the best scores by FLOPs of tuning; write them with a picture into `out`, if any."""
+def _report_tuning(runs: Sequence[Run], options: ReportOptions) -> None:
+    """Print the best scores by FLOPs of tuning; write them with a picture if asked."""
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
     scores = [score for curve in curves for score in curve.scores]
     metric = Metric.of(name, scores, "lower" if lower else "higher")
-    table = tuning_table(curves, metric)
-    drawn = partial(draw_tuning, curves, metric) if scores else None
-    return _write_table(table, "expected_best", out, output_formats, drawn)
+    paths = _write_table(tuning_table(curves, metric), "expected_best", options)
+    if options.out and "png" in options.formats and scores:
+        paths.append(options.out / "expected_best.png")
+        draw_tuning(curves, metric, paths[-1])
+    _show_written(paths)
 
 
-def _write_table(
-    table: Table,
-    name: str,
-    out: Path | None,
-    output_formats: Sequence[str],
-    draw_picture: Callable[[Path], None] | None = None,
-) -> int:
-    """Print a table; write it under a name, with its picture if any, into `out` if given."""
-    for form in ["text"] if out else output_formats:
+def _write_table(table: Table, name: str, options: ReportOptions) -> list[Path]:
+    """Print a table; write it under a name into the folder --out, if given; return its files."""
+    for form in ["text"] if options.out else options.formats:
         show(WRITERS[form][1](table), end="")
-    show_result(f"report-{name.replace('_', '-')}", {"rows": table.records, "notes": table.notes})
-    if out is None:
-        return 0
-    out.mkdir(parents=True, exist_ok=True)
+        for note in table.notes if form == "csv" else ():  # csv has no place for them
+            say(clean(note))
+    if name != "table":
+        content = {"rows": table.records, "notes": table.notes}
+        show_result(f"report-{name.replace('_', '-')}", content)
+    if options.out is None:
+        return []
+    options.out.mkdir(parents=True, exist_ok=True)
     paths = []
-    for form in [form for form in output_formats if form in WRITERS]:
+    for form in [form for form in options.formats if form in WRITERS]:
         file, write = WRITERS[form]
-        paths.append(out / f"{name}{Path(file).suffix}")
+        paths.append(options.out / f"{name}{Path(file).suffix}")
         write_atomic(paths[-1], write(table).encode())
-    if "png" in output_formats and draw_picture:
-        paths.append(out / f"{name}.png")
-        draw_picture(paths[-1])
-    show(_written_list(paths))
-    return 0
+    return paths
 
 
-def _written_list(paths: Sequence[Path]) -> str:
-    """Return a message on the written files."""
-    return "\n  ".join(["\nwritten:", *map(str, paths)])
+def _write_drawn(
+    content: Report, curves: Sequence[str], options: ReportOptions, reload: int
+) -> list[Path]:
+    """Write samples, pictures and the page, as far as the formats ask for them; return the files.
+
+    The page reloads itself after `reload` seconds, if any.
+    """
+    assert options.out is not None
+    paths = []
+    if content.samples and "md" in options.formats:
+        paths.append(options.out / "samples.md")
+        write_atomic(paths[-1], samples_markdown(content.samples).encode())
+    if {*_DRAWN}.isdisjoint(options.formats):
+        return paths
+    pictures = Pictures(
+        content.settings, options.spread, options.columns, options.x, content.controls
+    )
+    with TemporaryDirectory() as spare:
+        folder = options.out if "png" in options.formats else Path(spare)
+        with warnings.catch_warnings(record=True) as caught, collect() as drawings:
+            drawn, notes = draw(pictures, content.metric, curves, folder)
+        # matplotlib warns of characters that its font lacks.
+        notes += dict.fromkeys(str(warning.message) for warning in caught)
+    if notes:
+        show("\n".join(["", *map(clean, notes)]))
+    if "png" in options.formats:
+        paths += drawn
+    if "html" in options.formats:
+        paths.append(options.out / "report.html")
+        title = f"{title_of(options.paths)}: {content.table.title}"
+        page = replace(content.page(title, drawings, notes), reload=reload)
+        write_atomic(paths[-1], render(page).encode())
+    return paths
+
+
+def _show_written(paths: Sequence[Path]) -> None:
+    """Print which files were written, if any."""
+    if paths:
+        show("\n  ".join(["\nwritten:", *map(str, paths)]))
 
 
 def _choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> list[Setting]:
@@ -454,7 +461,7 @@ def draw(
             f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
         )
         return paths, notes
-    if not any(setting.scored(metric.name) for setting in pictures.settings):
+    if not any(setting.scored_by(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:
         paths.append(out / _file_name("score_by", pictures.along))

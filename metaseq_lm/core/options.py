@@ -6,7 +6,7 @@ values. A flag that is not given has the field's default. Further metadata of a 
     metavar     placeholder of the value in the help
     positional  the option has no flag; its place on the command line counts
     required    the command line must have it
-    repeated    for a tuple: the flag is given once for each item
+    repeated    for a tuple: the flag is given once for each item, or, with nargs, several times
     nargs       as argparse's; "+" for items separated by blanks (otherwise by commas)
     const       the value of a flag that is given without one, with nargs "?"
     converter   converts the text to a number; raises ArgumentTypeError
@@ -193,6 +193,8 @@ def _add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> No
     """Declare a field; its value, or each item of it, is of type `kind`."""
     allowed = item.metadata
     settings = {k: allowed[k] for k in ("metavar", "nargs", "const", "choices") if k in allowed}
+    if is_tuple and "nargs" not in settings:
+        settings.pop("choices", None)  # `read_options` checks each of the items
     if kind is bool:
         settings["action"] = "store_true"
     elif "choices" not in settings:
@@ -200,7 +202,7 @@ def _add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> No
     if kind in _CONVERTERS and not is_tuple:
         settings["type"] = allowed.get("converter", _CONVERTERS[kind])
     if allowed.get("repeated"):
-        settings["action"] = "append"
+        settings["action"] = "extend" if "nargs" in settings else "append"
     elif is_tuple and kind is Path:
         settings["nargs"] = "+"
     text = allowed["help"].replace("%", "%%")
@@ -230,7 +232,8 @@ def read_options(schema: type, values: Mapping[str, Any]) -> Any:
         convert = _read_whole if kind is int else kind
         try:
             if is_tuple:
-                parts = value.split(",") if isinstance(value, str) else value
+                is_text = isinstance(value, str)
+                parts = [part.strip() for part in value.split(",")] if is_text else value
                 read[item.name] = tuple(map(convert, parts))
             else:
                 read[item.name] = convert(value)

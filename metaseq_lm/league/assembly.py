@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from omegaconf import OmegaConf
 
@@ -45,7 +46,6 @@ from metaseq_lm.league.predictions import (
     read_predictions,
 )
 from metaseq_lm.league.prices import describe_excluded, possible
-from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.league.rungs import predict
 from metaseq_lm.league.standings import (
     Choice,
@@ -61,9 +61,11 @@ from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.page import Section
+from metaseq_lm.reporting.provenance import describe_provenance
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
 
+T = TypeVar("T")
 _ADDED, PREDICTIONS = "added", "predictions"  # facts in an archive, in addition to its runs
 
 
@@ -247,31 +249,19 @@ class LeagueRuns:
     def entry(self, standing: Standing) -> entries.Entry:
         """Return a row as pages show it."""
         row, names = standing.row, (*self.judged, *self.parts)
-        scores: dict[str, dict[str, list[float]]] = {"final": {}, "untrained": {}, "shuffled": {}}
-        for metric in names:
-            for name, values in (
-                ("final", row.scores(metric)),
-                ("untrained", seed_scores(row.untrained, metric)),
-                ("shuffled", seed_scores(row.shuffled, metric)),
-            ):
-                if values:
-                    scores[name][metric] = values
-        items = [self.test_items(runs) for runs in (row.runs, row.untrained)]
-        tops = {name: ceiling(row.scored, name) for name in names}
-        chosen = {name: row.sd_of_choice(name) for name in self.judged}
         return entries.Entry(
             row.objective,
             row.budget,
-            scores["final"],
-            scores["untrained"],
-            scores["shuffled"],
+            _known({name: row.scores(name) or None for name in names}),
+            _known({name: seed_scores(row.untrained, name) or None for name in names}),
+            _known({name: seed_scores(row.shuffled, name) or None for name in names}),
             standing.findings,
             row.shipped,
             _mean_updates(row.scored),
-            sds_of_choice={name: sd for name, sd in chosen.items() if sd is not None},
-            items=items[0],
-            untrained_items=items[1],
-            ceilings={name: top for name, top in tops.items() if top is not None},
+            sds_of_choice=_known({name: row.sd_of_choice(name) for name in self.judged}),
+            items=self.test_items(row.runs),
+            untrained_items=self.test_items(row.untrained),
+            ceilings=_known({name: ceiling(row.scored, name) for name in names}),
         )
 
     def rows_at(self, flops: str) -> dict[str, Row]:
@@ -295,8 +285,7 @@ class LeagueRuns:
         """
         comparison = self.plan.comparison
         names = (comparison.metric, *comparison.kinds) if comparison.items else ()
-        by_metric = {name: items_of(runs, name) for name in names}
-        return {name: items for name, items in by_metric.items() if items is not None}
+        return _known({name: items_of(runs, name) for name in names})
 
     def notes(self) -> list[str]:
         """Return sentences on assumptions, omitted checks and tuning."""
@@ -404,6 +393,11 @@ def _predict_rung(
             raise UsageError(f"predicted already, {value} at {item.time}; the first one counts")
     prediction = predict(standings, objective.name, budget)
     return Registered(prediction, present_time(), league.contents.plan.hash, code_hash(None))
+
+
+def _known(values: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _mean_updates(runs: Sequence[Run]) -> float | None:
@@ -529,15 +523,10 @@ def read_archived(contents: Contents) -> LeagueRuns:
     file = _archive_of(contents)
     if file is None:
         return LeagueRuns(contents, ())
-    if not file.exists():
-        say(f"metaseq-lm: warning: {file} is gone, so its runs are left out")
-        return LeagueRuns(contents, ())
-    about = archive.read_about(file)
+    about = archive.read_about(file) if file.exists() else {}
     if not _is_of(contents.plan, about):
-        say(
-            f"metaseq-lm: warning: {file} is of another plan ({about.get('plan')}), so its runs "
-            "are left out"
-        )
+        reason = f"of another plan ({about.get('plan')})" if file.exists() else "gone"
+        say(f"metaseq-lm: warning: {file} is {reason}, so its runs are left out")
         return LeagueRuns(contents, ())
     prices = archive.read_fact(file, about, "prices", PRICES, "{}")
     contents = _with_those_of(contents, file, about)

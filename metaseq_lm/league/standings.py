@@ -15,6 +15,9 @@ from metaseq_lm.league.choice import sd_of_choice
 from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import RunGroup, seed_means
+from metaseq_lm.reporting.settings import finished as finished
+from metaseq_lm.reporting.settings import metric_of as metric_of
 
 # Actions of findings, most severe first.
 VOID = "void"  # no number is shown, only the reason
@@ -69,7 +72,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class Row(RunGroup):
     """An objective at a budget, with its controls.
 
     Attributes:
@@ -96,11 +99,6 @@ class Row:
     control_name: str = ""
     added: bool = False
     shipped: bool = False
-
-    @property
-    def scored(self) -> list[Run]:
-        """The final runs that finished."""
-        return finished(self.runs)
 
     def parts(self, metric: str) -> Sequence[str]:
         """Return the non-mean metrics that a metric averages; itself if it is not a mean."""
@@ -130,7 +128,7 @@ class Row:
         if len(self.settings) < 2:
             return seed_scores(self.runs, metric)
         shares = [share for share, _ in self.settings]
-        by_seed = [_scores_by_seed(runs, metric) for _, runs in self.settings]
+        by_seed = [seed_means(runs, metric) for _, runs in self.settings]
         common = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         mixed = []
         for seed in common:
@@ -215,41 +213,6 @@ class Standing:
     findings: tuple[Finding, ...] = ()
 
 
-def finished(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that finished."""
-    return [run for run in runs if run.why_unended() is None]
-
-
 def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
     """Return the mean score of each seed, by seed; only finite scores of finished runs."""
-    return list(_scores_by_seed(runs, metric).values())
-
-
-def _scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
-    """Return the mean score of each seed, ascending; only finite scores of finished runs."""
-    by_seed: dict[Any, list[float]] = {}
-    for run in runs:
-        if run.why_unscored(metric) is None:
-            by_seed.setdefault(run.seed, []).append(run.metrics[metric])
-    seeds = sorted(by_seed, key=lambda seed: seed or 0)
-    return {seed: math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds}
-
-
-def metric_of(name: str, runs: Sequence[Run]) -> Metric:
-    """Return a metric with its direction and unit.
-
-    Smaller is better if the name says so, or if the metric is a loss term of a run. A mean of
-    metrics has the direction and unit of its parts.
-    """
-    losses = {term for run in runs for term in run.losses}
-    parts = []
-    for part in runs[0].parts_of(name) if runs else (name,):
-        values = [run.metrics[part] for run in runs if part in run.metrics]
-        is_loss = part.partition(".")[2] in losses
-        parts.append(Metric.of(part, values, "lower" if is_loss else None))
-    return Metric(
-        name,
-        all(part.percent for part in parts),
-        all(part.lower_is_better for part in parts),
-        any(part.guessed for part in parts),
-    )
+    return list(seed_means(runs, metric).values())

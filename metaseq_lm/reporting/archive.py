@@ -1,9 +1,10 @@
 """Archives: the runs of a table in one file, readable without the run folders.
 
 An archive is JSON lines. The first line holds the format, the number of runs (some archives lack
-it) and the most frequent value of each config key. Every other line is a run: its name, the config
-values that differ, its results, its validation log, the results of suites, and, if any, the plan of
-its league and the record of its tuning. An archive is compressed if its name ends in .gz.
+it), the most frequent value of each config key, and the metrics that are means of others. Every
+other line is a run: its name, the config values (and means) that differ, its results, its
+validation log, the results of suites, and, if any, the plan of its league and the record of its
+tuning. An archive is compressed if its name ends in .gz.
 `metaseq-lm report` reads archives and run folders alike, so that seeds can be added later.
 """
 
@@ -31,6 +32,7 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.reporting.runs import (
+    MEANS,
     Run,
     check_values,
     log_problem,
@@ -44,7 +46,7 @@ from metaseq_lm.runs.tuning import TRIAL_FORM, TUNING_FORM
 KIND = "metaseq-lm runs "
 _PACKED = ".gz"
 FORMAT = f"{KIND}1"
-_HEADER = {"runs?": COUNT, "values": dict, "about?": {"*": str}}
+_HEADER = {"runs?": COUNT, "values": dict, "means?": MEANS, "about?": {"*": str}}
 _ROW = {
     "name": FOLDER,
     "values": dict,
@@ -54,6 +56,7 @@ _ROW = {
     "notes": [str, ...],
     "state?": str,
     "plan?": HASH,
+    "means?": MEANS,
     "suites?": list,
     "tuning?": TUNING_FORM,
     "trial?": TRIAL_FORM,
@@ -73,9 +76,11 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
         _check_complete(path, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     common = common_values([run.portable_values for run in runs])
-    lines = [to_json(_archived_line(run, common)) + "\n" for run in runs]
+    means = common_values([{"means": dict(run.means)} for run in runs]).get("means") or {}
+    lines = [to_json(_archived_line(run, common, means)) + "\n" for run in runs]
     rows = "".join(lines).encode()
     first = {"format": FORMAT, "runs": len(runs), "values": common, "rows": checksum(rows)}
+    first |= {"means": means} if means else {}
     first |= {"about": dict(about)} if about else {}
     content = (to_json(with_checksum(first)) + "\n").encode() + rows
     write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == _PACKED else content)
@@ -90,8 +95,8 @@ def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {key: json.loads(count.most_common(1)[0][0]) for key, count in counts.items()}
 
 
-def _archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
-    """Return the archive line of a run; values equal to those in `common` are left out."""
+def _archived_line(run: Run, common: dict[str, Any], means: dict[str, Any]) -> dict[str, Any]:
+    """Return the archive line of a run; values of `common` and equal `means` are left out."""
     config = run.portable_values
     values = {}
     for key, value in config.items():
@@ -109,6 +114,8 @@ def _archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
         line["state"] = run.state
     if run.plan:
         line["plan"] = run.plan
+    if run.means != means:
+        line["means"] = dict(run.means)
     for key in ("tuning", "trial"):
         if record := getattr(run, key):
             line[key] = dict(record)
@@ -147,11 +154,9 @@ def read(path: Path) -> list[Run]:
     incomplete, or has a damaged line.
     """
     runs: list[Run] = []
-    common: dict[str, Any] = {}
-    expected: int | None = 0  # number of runs up to the next header or the end
-    # Maps the line number of each header to the header and the rows after it.
-    archives: dict[int, tuple[dict[str, Any], list[bytes]]] = {}
-    following: list[bytes] = []
+    # The number of the line of each header, the header, and the rows after it.
+    archives: list[tuple[int, dict[str, Any], list[bytes]]] = []
+    place = path.resolve()
     try:
         rows = _read_content(path).splitlines() or [b""]
     except ValueError as error:
@@ -160,15 +165,11 @@ def read(path: Path) -> list[Run]:
         try:
             line = json.loads(row)
             if "format" in line:
-                _check_count(path, len(runs), expected)
-                common = _read_common_values(f"{path}:{number}", line)
-                count = line.get("runs")
-                expected = None if count is None else len(runs) + count
-                following = []
-                archives[number] = line, following
+                archives.append((number, _checked_header(f"{path}:{number}", line), []))
             else:
+                _, header, following = archives[-1]
                 following.append(row + b"\n")
-                runs.append(_parse_run(path.resolve(), line, common))
+                runs.append(_parse_run(place, line, header))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             if not archives:
                 raise UsageError(
@@ -178,10 +179,14 @@ def read(path: Path) -> list[Run]:
             raise MetaseqError(
                 f"{path}:{number}: not a run of an archive ({error}): {row[:60]!r}. {_RESTORE_HINT}"
             ) from error
-    _check_count(path, len(runs), expected)
-    for number, (first, following) in archives.items():
-        if is_altered(first) or first.get("rows") != checksum(b"".join(following)):
-            lacking = {"checksum", "rows"} - first.keys()
+    for number, header, following in archives:
+        if header.get("runs") not in (None, len(following)):
+            raise MetaseqError(
+                f"{path}: damaged: its runs are {len(following)}, and were {header['runs']} when "
+                f"it was written. {_RESTORE_HINT}"
+            )
+        if is_altered(header) or header.get("rows") != checksum(b"".join(following)):
+            lacking = {"checksum", "rows"} - header.keys()
             say(
                 f"{path}:{number}: warning: the archive that starts here was changed after it was "
                 f"written{', or lacks its checksums from the start' * bool(lacking)}"
@@ -235,17 +240,8 @@ def _read_content(path: Path) -> bytes:
     return content
 
 
-def _check_count(path: Path, count: int, expected: int | None) -> None:
-    """Raise MetaseqError if the number of runs is not `expected`; None skips the check."""
-    if expected is not None and count != expected:
-        raise MetaseqError(
-            f"{path}: damaged: its runs are {count}, and were {expected} when it was written. "
-            f"{_RESTORE_HINT}"
-        )
-
-
-def _read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
-    """Return the config values in the header `line`; ValueError if it is not an archive's header.
+def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:
+    """Return the header `line`; ValueError if it is not an archive's header.
 
     Raises MetaseqError, which names `position` (file and line), for another version.
     """
@@ -259,14 +255,14 @@ def _read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"format {line['format']}")
     if problem := schema_error(line, _HEADER):
         raise MetaseqError(f"{position}: damaged ({problem}). {_RESTORE_HINT}")
-    return dict(line["values"])
+    return line
 
 
-def _parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
+def _parse_run(path: Path, line: dict[str, Any], header: dict[str, Any]) -> Run:
     """Return the run of a line; LookupError, TypeError or ValueError if it is malformed."""
     if problem := schema_error(line, _ROW):
         raise ValueError(problem)
-    values = {**common, **line["values"]}
+    values = {**header["values"], **line["values"]}
     for key in line["absent"]:
         values.pop(key, None)
     if not isinstance(values.get("label"), str) or dict in map(type, values.values()):
@@ -286,6 +282,7 @@ def _parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
         tuple(line["notes"]),
         state=line.get("state") or "",
         suites=tuple(suites),
+        means=next((x["means"] for x in (line, header) if x.get("means") is not None), {}),
         plan=line.get("plan") or "",
         tuning=dict(line.get("tuning") or {}),
         trial=dict(line.get("trial") or {}),

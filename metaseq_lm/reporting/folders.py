@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import LARGEST_SWEEP, read_bounded
+from metaseq_lm.core.files import LARGEST_SWEEP, is_altered, read_bounded, schema_error
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.runs import Run, natural, read_run
+from metaseq_lm.reporting.runs import MEANS, Run, natural, read_run
 from metaseq_lm.runs import suite_results
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SKIPPED_FOLDERS = ("checkpoints", "tb", suite_results.FOLDER)
 SNAPSHOT = "code"  # in a sweep's run: a link to the code that it ran with
 _SWEEP_FILE = "sweep.json"
+# What a report needs of a league's file.
+_LEAGUE = {"hash": str, "plan": {"comparison": {"means?": MEANS}}}
 _LEVELS_ABOVE = 2  # levels above a folder that are searched for its sweep
 
 
@@ -75,7 +77,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             f"metaseq-lm: warning: {link} leads to {os.path.realpath(link)}, outside of the "
             "folder, and is no run: it is not searched; name it as well to report its runs"
         )
-    in_folders = _without_copies([read_run(folder) for folder in folders])
+    in_folders = _without_copies(_with_means([read_run(folder) for folder in folders]))
     if not archives:
         return in_folders
     # A run counts once, even if it is in several archives, or in its folder and in archives.
@@ -87,6 +89,37 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
                 seen.add(run.fingerprint)
                 archived.append(run)
     return [*archived, *in_folders]
+
+
+def _with_means(runs: Sequence[Run]) -> list[Run]:
+    """Return runs, those in the folder of a league with the means of its plan."""
+    known: dict[Path, Mapping[str, Any]] = {}
+    read = []
+    for run in runs:
+        if run.plan and len(run.path.parents) > 2:  # LEAGUE/PHASE/OBJECTIVE/RUN
+            league = run.path.parents[2] / "league.json"
+            if league not in known:
+                known[league] = _read_league(league)
+            if known[league].get("hash") == run.plan:
+                means = known[league]["plan"]["comparison"].get("means") or {}
+                run = replace(run, means=means)
+        read.append(run)
+    return read
+
+
+def _read_league(file: Path) -> Mapping[str, Any]:
+    """Return the content of a league.json; {} without one, or with a warning if it is damaged."""
+    try:
+        content = json.loads(read_bounded(file, LARGEST_SWEEP))
+        problem = schema_error(content, _LEAGUE)
+        if problem or is_altered(content):
+            raise ValueError(problem or "changed after a league wrote it")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError, OSError) as error:
+        say(f"{file}: warning: damaged ({error}), so the means of its plan are not known")
+        return {}
+    return dict(content)
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:

@@ -288,7 +288,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
     for setting in pictures.compared():
         if spent := cost_of(setting, metric, cost, pictures.spread):
             known.append((setting, spent))
-        elif setting.scored(metric.name):
+        elif setting.scored_by(metric.name):
             notes.append(
                 f"{setting.name}: not in the plot over {unit}, which its runs do not record."
             )

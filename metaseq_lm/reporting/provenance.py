@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 
 from metaseq_lm.reporting.runs import Run
@@ -55,6 +55,34 @@ def hashes_of(runs: Iterable[Run]) -> list[str]:
     plans = counted(runs, lambda run: run.plan)
     sentences = {"Data": data, "Plan": plans}
     return [f"{name}: {text}." for name, text in sentences.items() if text]
+
+
+def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequence[Run]) -> str:
+    """Return sentences on the time and code of the runs, and on whether they name the plan.
+
+    Args:
+        trials: The runs that tuned options.
+        finals: The compared runs.
+        runs: All runs, including controls.
+    """
+    parts = []
+    for name, chosen in (("trial", trials), ("compared run", finals)):
+        if starts := times(chosen, "started"):
+            parts.append(f"the first {name} started {time_text(min(starts))}")
+    if ends := times(runs, "ended"):
+        parts.append(f"the last run ended {time_text(max(ends))}")
+    text = ", ".join(parts) or "when the runs were made is not recorded"
+    unknown = len(runs) - len(times(runs, "started"))
+    if parts and unknown:
+        text += f" ({unknown} of {len(runs)} runs do not say when)"
+    origin = made_with(runs)
+    marked = sum(bool(run.plan) for run in runs)
+    count = {0: "No run records", len(runs): "Each run records"}.get(
+        marked, f"{marked} of {len(runs)} runs record"
+    )
+    if origin:
+        text += f"; they were made with {origin}"
+    return f"{text[0].upper()}{text[1:]}. {count} the hash of this plan."
 
 
 def _code_of(run: Run) -> str:

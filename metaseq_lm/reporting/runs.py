@@ -35,9 +35,9 @@ from metaseq_lm.core.metric_names import CAUSAL_NLL, DETECTION, NLL
 from metaseq_lm.core.options import DATA, LOSS, NOTHING, SPEED
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
-from metaseq_lm.runs.plan import read_plan_hash
+from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 from metaseq_lm.runs.suite_results import SuiteResults
-from metaseq_lm.runs.tuning import read_trial, read_tuning
+from metaseq_lm.runs.tuning import TRIAL_FILE, TUNING_FILE, read_trial, read_tuning
 
 _PAUSED = "pause_flops"  # the limit at which a search stops its trials
 _MAX_WORDS = "trainer.max_words"
@@ -50,6 +50,7 @@ _EARLIER_TERMS = {
     "discriminator": DETECTION,
 }
 _LOG_LINE = {"kind": str, "update": COUNT}
+MEANS = {"*": [str]}  # the form of `Run.means`
 # Forms of the config's values that reports compute with, see `schema_error`.
 _TYPES: dict[Any, Any] = {
     "int": int,
@@ -69,6 +70,7 @@ VALUES = {
     "task.objectives": [(str, dict), ...],
     "schedule.total_updates": COUNT,
 }
+_FORMS = {f"{key}?": form for key, form in VALUES.items()}
 _TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 # Kinds of log lines that an archive stores: all lines, and only the last line.
 _ALL_LINES, _LAST_LINES = ("valid",), ("train", "samples")
@@ -77,12 +79,32 @@ _ALL_LINES, _LAST_LINES = ("valid",), ("train", "samples")
 def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the non-mean metrics that a mean is computed from, each once.
 
-    A metric that is not in `means` returns itself. No mean may be a part of itself.
+    A metric that is not in `means` returns itself.
     """
-    if metric not in means:
-        return (metric,)
-    leaves = [leaf for part in means[metric] for leaf in leaves_of(part, means)]
+    leaves, seen, ahead = [], set(), [metric]
+    while ahead:
+        name = ahead.pop()
+        if name in means and name not in seen:
+            ahead += reversed(means[name])
+        elif name not in means:
+            leaves.append(name)
+        seen.add(name)
     return tuple(dict.fromkeys(leaves))
+
+
+def _with_means(
+    metrics: Mapping[str, float], means: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """Return metrics with the means that have all of their parts, in the order of `means`."""
+    values = {name: value for name, value in metrics.items() if name not in means}
+    missing = dict(means)
+    # A file may name a mean as a part of itself; that mean has no value.
+    while ready := [name for name in missing if missing.keys().isdisjoint(missing[name])]:
+        for name in ready:
+            parts = [values[part] for part in missing.pop(name) if part in values]
+            if len(parts) == len(means[name]):
+                values[name] = math.fsum(parts) / len(parts)
+    return {**metrics, **{name: values[name] for name in means if name in values}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,17 +164,7 @@ class Run:
         for suite in self.suites if self.results is not None else ():
             for name, value in suite.metrics.items():
                 metrics.setdefault(name, value)
-        averaged = {name: self._mean_of(name, metrics) for name in self.means}
-        return metrics | {name: value for name, value in averaged.items() if value is not None}
-
-    def _mean_of(self, name: str, metrics: Mapping[str, float]) -> float | None:
-        """Return the value of one of `means`, None if one of its metrics is missing."""
-        values = [
-            self._mean_of(part, metrics) if part in self.means else metrics.get(part)
-            for part in self.means[name]
-        ]
-        known = [value for value in values if value is not None]
-        return math.fsum(known) / len(known) if len(known) == len(values) else None
+        return _with_means(metrics, self.means)
 
     @cached_property
     def final_metrics(self) -> dict[str, float]:
@@ -235,16 +247,21 @@ class Run:
                     values[prefix + name] = None
         return {key: identity(value) for key, value in values.items()}
 
+    def identity_of(self, key: str) -> tuple[str, Any]:
+        """Return the value of a config key, as in `identities`, or its default."""
+        if key not in self.identities:
+            self.identities[key] = identity(self.value(key))
+        return self.identities[key]
+
     @cached_property
     def compared_keys(self) -> list[str]:
         """The keys of the config by which settings may differ, in config order."""
-        keys = (key for key in self.values if key not in self.sources)
-        return [key for key in keys if not self.is_excluded(key)]
+        return [key for key in self.values if self.is_compared(key)]
 
-    def is_excluded(self, key: str) -> bool:
-        """Return whether a key only affects where or how the run was made, not its results."""
-        bare = bare_key(key)
-        return bare in ("seed", "data_hash") or self.effect(key) in (SPEED, NOTHING)
+    def is_compared(self, key: str) -> bool:
+        """Return whether a key of the config affects results, and not only where or how."""
+        is_left_out = key in self.sources or bare_key(key) in ("seed", "data_hash")
+        return not is_left_out and self.effect(key) not in (SPEED, NOTHING)
 
     def effect(self, key: str) -> str:
         """Return what an option affects, see `core.options.option`."""
@@ -258,11 +275,10 @@ class Run:
         keys = (f"{group}._name" for group in GROUPS)
         return {key: self.values.get(prefix + key) for key in keys}
 
-    @cached_property
-    def loss_keys(self) -> list[str]:
-        """The config keys that determine the function of its losses and their rows."""
-        keys = [key for key in self.values if self.effect(key) in (LOSS, DATA)]
-        return ["data_hash", *(key for key in keys if key.startswith(("task.", "criterion.")))]
+    def determines_loss(self, key: str) -> bool:
+        """Return whether a config key determines the function of the losses, or their rows."""
+        is_known = key in self.values
+        return key == "data_hash" or (is_known and self.effect(key) in (LOSS, DATA))
 
     @property
     def evaluates_as(self) -> str:
@@ -411,8 +427,9 @@ def read_run(folder: Path) -> Run:
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
+    names = set(os.listdir(folder))
     suites: list[SuiteResults] = []
-    if (folder / suite_results.FOLDER).is_dir():
+    if suite_results.FOLDER in names:
         suites, remarks = suite_results.of_last_checkpoint(folder)
         notes += remarks
     return Run(
@@ -423,9 +440,9 @@ def read_run(folder: Path) -> Run:
         tuple(notes),
         frozenset(sources),
         suites=tuple(suites),
-        plan=read_plan_hash(folder),
-        tuning=read_tuning(folder),
-        trial=read_trial(folder),
+        plan=read_plan_hash(folder) if PLAN_FILE in names else "",
+        tuning=read_tuning(folder) if TUNING_FILE in names else {},
+        trial=read_trial(folder) if TRIAL_FILE in names else {},
     )
 
 
@@ -544,6 +561,10 @@ def _read_results(path: Path) -> dict[str, Any] | None:
 
 def log_problem(line: Any, number: int = 0) -> str:
     """Return the problem of a log line, "" if there is none."""
+    if isinstance(line, dict) and isinstance(line.get("kind"), str):
+        update = line.get("update", 0)
+        if type(update) is int and 0 <= update < 1 << 31:  # logs are long: most lines end here
+            return ""
     return schema_error({"update": 0, **line} if isinstance(line, dict) else line, _LOG_LINE)
 
 
@@ -552,10 +573,14 @@ def check_values(values: Mapping[str, Any]) -> None:
 
     These values are options that every run has, and VALUES.
     """
+    by_prefix: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        form = VALUES.get(bare_key(key))
-        if form and value is not None and (problem := schema_error(value, form, key)):
-            raise ValueError(problem)
+        bare = bare_key(key)
+        if bare in VALUES:
+            by_prefix.setdefault(key.removesuffix(bare), {})[bare] = value
+    for prefix, part in by_prefix.items():
+        if problem := schema_error(part, _FORMS):
+            raise ValueError(f"{prefix}{problem}")
 
 
 # ---------------------------------------------------------------- keys and values of configs
@@ -575,6 +600,8 @@ def _finite_number(value: Any) -> float | None:
 
 def identity(value: Any) -> tuple[str, Any]:
     """Return a hashable form of a config value for comparing: 1 equals 1.0, but not true."""
+    if isinstance(value, str):
+        return ("text", value)
     if is_number(value):
         return ("number", float(value))
     return ("other", json.dumps(value, sort_keys=True, default=str))

@@ -9,13 +9,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import is_loss
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 from metaseq_lm.runs.suite_results import SuiteResults
 
@@ -25,8 +26,71 @@ _SUITE_REMEDY = "score all runs with the same data and options"
 _SUITE_PREFIX = "suites."
 
 
+class RunGroup:
+    """Runs that differ in nothing but their seed, with their scores by metric and seed."""
+
+    runs: Sequence[Run]
+
+    @cached_property
+    def scored(self) -> list[Run]:
+        """The runs that finished."""
+        return finished(self.runs)
+
+    def scored_by(self, metric: str) -> list[Run]:
+        """Return the finished runs with a finite value of `metric`."""
+        return [run for run, reason in self._reasons(metric) if reason is None]
+
+    def unscored(self, metric: str) -> list[tuple[Run, str]]:
+        """Return the other runs, each with the reason for its missing score."""
+        return [(run, reason) for run, reason in self._reasons(metric) if reason is not None]
+
+    def _reasons(self, metric: str) -> list[tuple[Run, str | None]]:
+        """Return the runs, each with the reason for its missing score, if it has none."""
+        if metric not in self._known_reasons:
+            self._known_reasons[metric] = [(run, run.why_unscored(metric)) for run in self.runs]
+        return self._known_reasons[metric]
+
+    @cached_property
+    def _known_reasons(self) -> dict[str, list[tuple[Run, str | None]]]:
+        return {}
+
+    def scores(self, metric: str) -> list[float]:
+        """Return one value of `metric` per scored run, in the order of `scored_by`."""
+        return [run.metrics[metric] for run in self.scored_by(metric)]
+
+    def scored_by_seed(self, metric: str) -> dict[Any, list[Run]]:
+        """Return the scored runs of each seed."""
+        return _by_seed(self.scored_by(metric))
+
+    def seed_means(self, metric: str) -> dict[Any, float]:
+        """Return the score of each seed, see the function `seed_means`."""
+        return seed_means(self.runs, metric)
+
+
+def finished(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that finished."""
+    return [run for run in runs if run.why_unended() is None]
+
+
+def seed_means(runs: Sequence[Run], metric: str) -> dict[Any, float]:
+    """Return the mean score of each seed, ascending; only finite scores of finished runs."""
+    by_seed = _by_seed(run for run in runs if run.why_unscored(metric) is None)
+    means = {}
+    for seed in sorted(by_seed, key=lambda seed: seed or 0):
+        means[seed] = math.fsum(run.metrics[metric] for run in by_seed[seed]) / len(by_seed[seed])
+    return means
+
+
+def _by_seed(runs: Iterable[Run]) -> dict[Any, list[Run]]:
+    """Return the runs of each seed."""
+    by_seed: dict[Any, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    return by_seed
+
+
 @dataclass(frozen=True, eq=False)
-class Setting:
+class Setting(RunGroup):
     """The runs with equal values of all keys in `values`: the label and keys that differ.
 
     `shown` are the keys that are enough to tell settings apart; they form the name.
@@ -35,10 +99,6 @@ class Setting:
     values: dict[str, Any]
     shown: tuple[str, ...]
     runs: list[Run]
-    # By metric: the scored runs, and the others with the reason for the missing score.
-    _by_metric: dict[str, tuple[list[Run], list[tuple[Run, str]]]] = field(
-        default_factory=dict, repr=False
-    )
 
     @property
     def name(self) -> str:
@@ -65,45 +125,6 @@ class Setting:
         """Config and results of the runs without labels: equal for the same runs."""
         keys = [key for key in self.values if bare_key(key) != "label"]
         return (self.identity(keys), *sorted(run.outcome for run in self.runs))
-
-    def scored(self, metric: str) -> list[Run]:
-        """Return the finished runs with a finite value of `metric`."""
-        return self._split(metric)[0]
-
-    def unscored(self, metric: str) -> list[tuple[Run, str]]:
-        """Return the other runs, each with the reason for its missing score."""
-        return self._split(metric)[1]
-
-    def _split(self, metric: str) -> tuple[list[Run], list[tuple[Run, str]]]:
-        if metric not in self._by_metric:
-            scored: list[Run] = []
-            unscored: list[tuple[Run, str]] = []
-            for run in self.runs:
-                reason = run.why_unscored(metric)
-                if reason is None:
-                    scored.append(run)
-                else:
-                    unscored.append((run, reason))
-            self._by_metric[metric] = scored, unscored
-        return self._by_metric[metric]
-
-    def scores(self, metric: str) -> list[float]:
-        """Return one value of `metric` per scored run, in the order of `scored`."""
-        return [run.metrics[metric] for run in self.scored(metric)]
-
-    def scored_by_seed(self, metric: str) -> dict[Any, list[Run]]:
-        """Return the scored runs of each seed."""
-        runs: dict[Any, list[Run]] = {}
-        for run in self.scored(metric):
-            runs.setdefault(run.seed, []).append(run)
-        return runs
-
-    def seed_means(self, metric: str) -> dict[Any, float]:
-        """Return the score of each seed, averaged over its runs."""
-        means = {}
-        for seed, runs in self.scored_by_seed(metric).items():
-            means[seed] = sum(run.metrics[metric] for run in runs) / len(runs)
-        return means
 
 
 def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
@@ -139,8 +160,7 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     keys = list(keys)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        values = tuple(_identity_of(run, key) for key in keys)
-        groups.setdefault(values, []).append(run)
+        groups.setdefault(tuple(_identity_of(run, key) for key in keys), []).append(run)
     shown = _telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
@@ -149,8 +169,9 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
 
 
 def _identity_of(run: Run, key: str) -> tuple[str, Any]:
-    """Return the value of a config key in a form for comparing and hashing."""
-    return run.identities[key] if key in run.values else identity(run.value(key))
+    """Return the value of a config key, or its default, in a form for comparing and hashing."""
+    known = run.identities.get(key)
+    return run.identity_of(key) if known is None else known
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -158,15 +179,14 @@ def _differing_keys(runs: Sequence[Run]) -> list[str]:
 
     Seeds, paths and keys that do not affect results are left out.
     """
-    sources: set[str] = set()
-    keys: dict[str, None] = {}
+    keys = dict.fromkeys(key for run in runs for key in run.values)
     for run in runs:
-        sources |= run.sources
-        keys.update(dict.fromkeys(run.compared_keys))
+        for key in run.sources:
+            keys.pop(key, None)
     differing = []
     for key in keys:
-        values = {_identity_of(run, key) for run in runs}
-        if key not in sources and len(values) > 1:
+        is_same = len({_identity_of(run, key) for run in runs}) == 1
+        if not is_same and any(run.is_compared(key) for run in runs if key in run.values):
             differing.append(key)
     return differing
 
@@ -192,12 +212,9 @@ def hidden_keys(settings: Sequence[Setting]) -> list[str]:
         labels.setdefault(setting.values.get("label"), []).append(setting)
     hidden = []
     for key in settings[0].values:
-        if key in settings[0].shown:
-            continue
-        for same in labels.values():
-            if len({setting.identity([key]) for setting in same}) > 1:
-                hidden.append(key)
-                break
+        counts = [len({setting.identity([key]) for setting in same}) for same in labels.values()]
+        if key not in settings[0].shown and max(counts) > 1:
+            hidden.append(key)
     return hidden
 
 
@@ -219,10 +236,9 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
                 f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
             )
         allowed.setdefault(key, set()).add(_canonical(value))
-    matching = []
-    for run in runs:
-        if all(show(run.values.get(key)) in values for key, values in allowed.items()):
-            matching.append(run)
+    matching = list(runs)
+    for key, values in allowed.items():
+        matching = [run for run in matching if show(run.values.get(key)) in values]
     if not matching:
         raise UsageError(f"no run meets all {option} conditions together; drop one of them.")
     return matching
@@ -317,6 +333,37 @@ def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
 # ---------------------------------------------------------------- functions of a metric
 
 
+def metric_of(name: str, runs: Sequence[Run], better: str | None = None) -> Metric:
+    """Return a metric with its direction and unit, those of its parts if it is a mean.
+
+    `better` ("higher", "lower") is the direction. By default it is that of the name, or else the
+    one in which the best checkpoint was chosen by it; a loss term is better if it is smaller.
+    """
+    parts = next((run.parts_of(name) for run in runs if name in run.means), (name,))
+    described = [_describe_metric(part, runs, better) for part in parts]
+    return Metric(
+        name,
+        all(part.percent for part in described),
+        all(part.lower_is_better for part in described),
+        any(part.guessed for part in described),
+    )
+
+
+def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metric:
+    """Return a metric that is no mean, see `metric_of`."""
+    values = [run.metrics[name] for run in runs if name in run.metrics]
+    metric = Metric.of(name, values, better)
+    if not metric.guessed:
+        return metric
+    bare, maximize = name.partition(".")[2], None
+    for run in runs:
+        if run.values.get("trainer.best_checkpoint_metric") == bare:
+            maximize = run.values.get("trainer.maximize_best_checkpoint_metric")
+    if maximize is None and not any(bare in run.losses for run in runs):
+        return metric
+    return Metric.of(name, values, "higher" if maximize else "lower")
+
+
 def _is_of_objective(metric: str, run: Run) -> bool:
     """Return whether a metric measures the training objective of a run, not an end task.
 
@@ -337,18 +384,25 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
     of them. A missing value, such as the hash of a run's data, does not count.
     """
     runs = list(runs)
+    if any(metric in run.means for run in runs):
+        parts = distinct(", ".join(run.parts_of(metric)) for run in runs)
+        if len(parts) > 1:
+            return {f"means.{metric}": "; ".join(parts)}
     if differing_suites := differing_suite_options(metric, runs):
         return differing_suites
     if not any(_is_of_objective(metric, run) for run in runs):
         return {}
-    keys = dict.fromkeys(key for run in runs for key in run.loss_keys)
+    every = dict.fromkeys(key for run in runs for key in run.values)
+    keys = ["data_hash", *(key for key in every if key.startswith(("task.", "criterion.")))]
     names = {run.values.get("criterion._name") for run in runs}
     if len({run.evaluates_as for run in runs}) == 1 < len(names):
-        keys = {key: None for key in keys if not key.endswith("._name")}
+        keys = [key for key in keys if not key.endswith("._name")]
     differing = {}
     for key in keys:
+        if len({run.identities.get(key) for run in runs}) == 1:
+            continue
         values = distinct(run.values[key] for run in runs if run.values.get(key) is not None)
-        if len(values) > 1:
+        if len(values) > 1 and any(run.determines_loss(key) for run in runs):
             differing[key] = ", ".join(map(show, values))
     return differing
 
@@ -386,7 +440,8 @@ def _differing_facts(
 ) -> dict[str, str]:
     """Return the facts, with values, that differ between the results of a metric's suites."""
     differing = {}
-    for part in dict.fromkeys(part for run in runs for part in run.parts_of(metric)):
+    mean = [run for run in runs if metric in run.means]
+    for part in dict.fromkeys(part for run in mean for part in run.parts_of(metric)) or [metric]:
         suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
         facts = list(map(facts_of, suites))
         for key in dict.fromkeys(key for values in facts for key in values):
@@ -401,7 +456,7 @@ def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[st
     """Return `differing_functions` of the scored runs in settings or cells."""
     runs = []
     for setting in settings:
-        runs += setting.scored(metric) if setting else []
+        runs += setting.scored_by(metric) if setting else []
     return differing_functions(metric, runs)
 
 

@@ -25,6 +25,7 @@ from metaseq_lm.reporting.settings import (
     distinct,
     group_by,
     hidden_keys,
+    metric_of,
     remedy,
     repeated,
     scored_functions,
@@ -111,8 +112,6 @@ class CostColumn:
 
 
 _ABSENT = ("", "-", show(None))
-_BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
-_MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
 _COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
@@ -124,34 +123,20 @@ _NAMED_METRICS = 40  # metrics in a message; a suite may have hundreds
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
     """Return the metric called `name`, by default test.accuracy or that of the best checkpoint.
 
-    If its name does not determine whether higher is better, the configs of the runs do. Raises
-    UsageError, naming the known metrics, if no finished run has it; any name is accepted while no
-    run has finished.
+    Raises UsageError, naming the known metrics, if no finished run has it; any name is accepted
+    while no run has finished.
     """
-    known: dict[str, None] = {}
-    maximize_by_name: dict[str, Any] = {}
-    for run in runs:
-        known.update(dict.fromkeys(run.metrics))
-        best = run.values.get(_BEST_CHECKPOINT)
-        if best and isinstance(best, str):
-            maximize_by_name[best] = run.values.get(_MAXIMIZE)
+    known = dict.fromkeys(name for run in runs for name in run.metrics)
     if name is None:
-        name = _default_metric(list(known), list(maximize_by_name))
+        best = dict.fromkeys(run.values.get("trainer.best_checkpoint_metric") for run in runs)
+        name = _default_metric(list(known), list(filter(None, best)))
     elif known and name not in known:
         hint = suggestion(name, list(known))
         raise UsageError(
             f"no run has the metric '{name}'.{hint} Metrics: "
             f"{abbreviated(list(known), _NAMED_METRICS)}."
         )
-    values = [run.metrics[name] for run in runs if name in run.metrics]
-    metric = Metric.of(name, values, better)
-    bare_name = name.partition(".")[2]
-    maximize = maximize_by_name.get(bare_name)
-    if maximize is None and any(bare_name in run.losses for run in runs):
-        maximize = False
-    if metric.guessed and isinstance(maximize, bool):
-        return Metric.of(name, values, "higher" if maximize else "lower")
-    return metric
+    return metric_of(name, runs, better)
 
 
 def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
@@ -351,7 +336,7 @@ def _best_of(
 
 def _count_text(setting: Setting, metric: Metric) -> str:
     """Return the number of scored runs, or 3/4 if some of all runs are missing."""
-    scored = len(setting.scored(metric.name))
+    scored = len(setting.scored_by(metric.name))
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
 
@@ -361,7 +346,7 @@ def cost_of(setting: Setting, metric: Metric, cost: str, spread: str = "sd") -> 
     `cost` is one of `Run.costs`.
     """
     costs = []
-    for run in setting.scored(metric.name):
+    for run in setting.scored_by(metric.name):
         value = run.costs[cost]
         if value is None:
             return None
@@ -412,7 +397,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
             f"them; {remedy(differing)}."
         )
-    scored = [run for setting in settings for run in setting.scored(metric.name)]
+    scored = [run for setting in settings for run in setting.scored_by(metric.name)]
     if differing := differing_suite_code(metric.name, scored):
         codes = "; ".join(f"{key}: {values}" for key, values in differing.items())
         lines.append(
@@ -430,7 +415,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
                 count, names = len(runs), ", ".join(run.name for run in runs)
                 lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
-            hashes = {str((run.results or {}).get(kind)) for run in setting.scored(metric.name)}
+            hashes = {str((run.results or {}).get(kind)) for run in setting.scored_by(metric.name)}
             if len(hashes) > 1:
                 lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
     for setting in settings:

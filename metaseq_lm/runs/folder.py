@@ -282,11 +282,11 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 def parse_results(file: Path) -> dict[str, Any]:
     """Return a results.json without its checksums; ValueError if it deviates from RESULTS."""
-    results = {
-        key: value if key == "message" else as_numbers(value)
-        for key, value in read_json(file).items()
-        if key not in ("files", "checksum")
-    }
+    content = read_json(file)
+    texts = {"message": content["message"]} if "message" in content else {}
+    results: dict[str, Any] = as_numbers(content, 21) | texts
+    for key in ("files", "checksum"):
+        results.pop(key, None)
     if problem := schema_error(results, RESULTS):
         raise ValueError(problem)
     return results

@@ -6,7 +6,8 @@ distinguish the results of a run's last checkpoint from other results.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class SuiteResults:
         code = self.facts.get("code")
         return code if isinstance(code, str) else None
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, float]:
         """The metrics by their names in reports: `NAME.METRIC` (all items), `NAME.GROUP.METRIC`."""
         flat: dict[str, float] = {}
@@ -95,7 +96,7 @@ class SuiteResults:
 
     def record(self) -> dict[str, Any]:
         """Return the results as a JSON object; `parse` is the inverse."""
-        return {"format": FORMAT, **vars(self)}
+        return {"format": FORMAT, **{item.name: getattr(self, item.name) for item in fields(self)}}
 
 
 def default_name(suite: str) -> str:

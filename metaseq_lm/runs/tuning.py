@@ -19,7 +19,7 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 
-_TRIAL_FILE, TUNING_FILE = "trial.json", "tuning.json"
+TRIAL_FILE, TUNING_FILE = "trial.json", "tuning.json"
 TRIAL_FORM = {
     "setting": str,
     "number": COUNT,
@@ -37,7 +37,7 @@ TUNING_FORM = {"flops": AMOUNT, "trials": COUNT, "metric": str, "values": dict, 
 
 def write_trial(folder: Path, record: Mapping[str, Any]) -> None:
     """Record the outcome of a trial in its run folder, in the form of TRIAL_FORM."""
-    _write(folder / _TRIAL_FILE, record)
+    _write(folder / TRIAL_FILE, record)
 
 
 def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
 
 def read_trial(folder: Path) -> dict[str, Any]:
     """Return the record of a trial; {} if the run is not a trial; MetaseqError if damaged."""
-    return _read(folder / _TRIAL_FILE, TRIAL_FORM)
+    return _read(folder / TRIAL_FILE, TRIAL_FORM)
 
 
 def read_tuning(folder: Path) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_where_selects_runs(runs, capsys):
         ),
         (["--control", "label=soft"], "say with --out DIR"),
         (["--curve", "valid.acc", "--out", "o"], "Did you mean 'valid.accuracy'"),
-        (["--format", "pdf"], "unknown format 'pdf'"),
+        (["--format", "pdf"], "--format has 'pdf'"),
         (["--format", "png"], "--out DIR"),
         (["--format", "html"], "--out DIR"),
         (["--baseline", "sof"], "Did you mean 'soft'"),

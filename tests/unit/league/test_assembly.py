@@ -1,22 +1,32 @@
 """Rows of a league from its runs."""
 
+import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from league_plans import LARGE, SMALL, plan_with
+from synthetic import make_run
 
+from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import (
     LeagueRuns,
     read_archived,
+    read_league,
     read_league_runs,
     write_archive,
 )
 from metaseq_lm.league.folder import Contents, LeagueFolder
-from metaseq_lm.league.plan_files import parse_plan
+from metaseq_lm.league.plan_files import BALANCED, LAPTOP, archive_beside, parse_plan
 from metaseq_lm.league.prices import possible
+from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.folders import find_runs
+from metaseq_lm.reporting.numbers import summarise
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import differing_functions, metric_of
+from metaseq_lm.runs.plan import write_plan
 
 
 def run(label: str, budget: float, seed: int) -> Run:
@@ -69,9 +79,9 @@ def test_a_row_that_is_begun_here_takes_the_place_of_a_shipped_one_with_all_seed
         for name in ("masked", "dense")
         for seed in (1, 2)
     ]
-    archive = tmp_path / "plan.jsonl.gz"
-    write_archive(archive, LeagueRuns(Contents(plan, content), tuple(shipped)))
-    contents = Contents(plan, content, archive=str(archive))
+    file = tmp_path / "plan.jsonl.gz"
+    write_archive(file, LeagueRuns(Contents(plan, content), tuple(shipped)))
+    contents = Contents(plan, content, archive=str(file))
     local = [replace(run("masked", SMALL, 1), results=over), run("masked", SMALL, 2)]
     monkeypatch.setattr(LeagueFolder, "runs", lambda folder: local)
     league = read_league_runs(LeagueFolder(tmp_path / "L"), contents)
@@ -89,13 +99,13 @@ def test_archived_runs_of_another_plan_are_refused_by_name(tmp_path: Path) -> No
     plan = parse_plan(content)
     made = {"masked": plan.hash, "dense": ""}
     runs = [replace(run(name, SMALL, 1), plan=of) for name, of in made.items()]
-    archive = tmp_path / "plan.jsonl.gz"
-    contents = Contents(plan, content, archive=str(archive))
-    write_archive(archive, LeagueRuns(contents, tuple(runs)))
+    file = tmp_path / "plan.jsonl.gz"
+    contents = Contents(plan, content, archive=str(file))
+    write_archive(file, LeagueRuns(contents, tuple(runs)))
     assert [item.plan for item in read_archived(contents).runs] == [plan.hash, ""]
-    archive.unlink()
+    file.unlink()
     runs[1] = replace(runs[1], plan="f" * 16)
-    write_archive(archive, LeagueRuns(contents, tuple(runs)))
+    write_archive(file, LeagueRuns(contents, tuple(runs)))
     with pytest.raises(UsageError, match=f"dense/.*another plan .*f{{16}}.*{plan.hash}"):
         read_archived(contents)
 
@@ -142,3 +152,50 @@ def test_the_parts_of_a_primary_mean_have_scores_though_they_are_no_metrics_of_t
         "valid.mlm": [2.0, 3.0],
         part: others,
     }
+
+
+@pytest.mark.parametrize("plan", [LAPTOP, BALANCED])
+def test_report_has_the_league_s_numbers_for_a_mean(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    league = read_league(plan)
+    name, file = league.plan.comparison.metric, archive_beside(plan)
+    entries = [e for e in league.standings().entries if e.objective == "masked_15"]
+    budgets = [f"trainer.max_flops={entry.budget}" for entry in entries]
+    command = ["report", str(file), "--metric", name, "--columns", "trainer.max_flops"]
+    assert main([*command, "--where", "label=masked_15", *budgets, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    summaries = [summarise(entry.scores[name]) for entry in entries]
+    assert [float(row["mean"]) for row in rows] == pytest.approx([s.centre for s in summaries if s])
+    (metric,) = {metric_of(name, runs) for runs in (league.runs, find_runs([str(file)]))}
+    assert metric.percent and not metric.lower_is_better
+
+
+def test_runs_in_the_folder_of_a_league_have_its_means(tmp_path: Path) -> None:
+    content = plan_with(comparison__means={"inner": ["test.accuracy"], "both": ["inner", "m.x"]})
+    contents = Contents(parse_plan(content), content)
+    folder = make_run(tmp_path / "L" / "final" / "masked" / "seed=1", score=0.5)
+    write_plan(folder, contents.plan.hash)
+    assert "inner" not in find_runs([folder])[0].metrics, "there is no league.json"
+    LeagueFolder(tmp_path / "L").write(contents)
+    (found,) = find_runs([tmp_path / "L"])
+    assert found.metrics["inner"] == 0.5 and "both" not in found.metrics
+    archive.write(tmp_path / "a.jsonl", [found, replace(found, path=Path("other"), means={})])
+    means = [item.means for item in archive.read(tmp_path / "a.jsonl")]
+    assert means == [content["comparison"]["means"], {}]
+    write_plan(folder, "0" * 16)
+    assert not find_runs([folder])[0].means, "a run of another plan"
+    file = tmp_path / "L" / "league.json"
+    file.write_text(file.read_text().replace("inner", "outer"))
+    write_plan(folder, contents.plan.hash)
+    assert not find_runs([folder])[0].means, "a changed file"
+
+
+def test_means_of_other_parts_are_other_functions_and_a_circle_has_no_value() -> None:
+    results = {"status": "finished", "metrics": {"test": {"a": 1.0, "b": 3.0}}}
+    means = {"m": ["test.a", "n"], "n": ["test.a", "test.b"], "c": ["d", "n"], "d": ["c"]}
+    one = replace(run("one", SMALL, 1), results=results, means=means)
+    assert [one.metrics.get(name) for name in "mncd"] == [1.5, 2.0, None, None]
+    other = replace(one, means={**means, "n": ["test.b"]})
+    assert list(differing_functions("n", [one, other])) == ["means.n"]
+    assert not differing_functions("test.a", [one, other])

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.provenance import describe_provenance
 from metaseq_lm.reporting.runs import Run
 
 VERSIONS = {"python": "3.12.3", "torch": "2.9.0"}

@@ -80,7 +80,7 @@ def test_report_prints_and_writes_pairs(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*argv, KEY, "--where", "label=a"]) == 0
     assert "corrected for the 1 pairs" in capsys.readouterr().out
     assert main([*argv, "--baseline", "label=a"]) == 2
-    assert "--pairs is a table of its own" in capsys.readouterr().err
+    assert "--pairs: leave --baseline" in capsys.readouterr().err
     assert main([*argv, "--sides", "1"]) == 2
     assert "--sides" in capsys.readouterr().err
     assert main([*argv, "optimizer.nothing"]) == 2
