@@ -27,9 +27,7 @@ from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.ladder_tables import (
     crossover_table,
-    curve_intervals,
     curves_table,
-    decision_accuracies,
     decision_table,
     describe_crossovers,
     equal_score_table,
@@ -40,14 +38,14 @@ from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.predictions import (
     FILE,
+    OPEN,
     Outcome,
     Prediction,
-    Registered,
     add_predictions,
     parse_lines,
     read_predictions,
 )
-from metaseq_lm.league.rungs import predict
+from metaseq_lm.league.rungs import curve_intervals, decision_accuracies, predict
 from metaseq_lm.league.standings import FLAG, REFUSE, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import Rule
@@ -90,13 +88,11 @@ def standings(*rows, **changes):
     return replace(made, **changes)
 
 
-def prediction(value=0.8, interval=(0.75, 0.85), budget=6.4e11, objective="steep"):
-    naive = {"last": 0.7, "line": 0.9}
-    return Prediction(objective, budget, PROBE, "a curve", BUDGETS[:3], value, interval, naive)
-
-
 def registered(**values):
-    return Registered(prediction(**values), "2026-11-28T03:00:00+00:00", "0123", "c1")
+    defaults = {"time": "2026-11-28T03:00:00+00:00", "plan": "0123", "code": "c1"}
+    defaults |= {"objective": "steep", "budget": 6.4e11, "metric": PROBE, "form": "a curve"}
+    defaults |= {"rungs": BUDGETS[:3], "value": 0.8, "interval": (0.75, 0.85)}
+    return Prediction(**defaults | {"naive": {"last": 0.7, "line": 0.9}} | values)
 
 
 def cells(table, column):
@@ -130,7 +126,7 @@ def test_an_interval_knows_the_errors_of_three_other_objectives():
     others[2][2] = replace(others[2][2], findings=(UNTRAINED,))
     league = standings(entries("steep", STEEP), *others)
     assert predict(league, "steep", FIFTH).held_out == 0
-    table = predictions_table(replace(league, predictions=[Outcome(registered(), True)]))
+    table = predictions_table(replace(league, predictions=[Outcome(registered(), OPEN)]))
     assert cells(table, "held out") == ["-"]
 
 
@@ -208,17 +204,17 @@ def run(label: str, budget: float, seed: int, started: str | None) -> Run:
 @pytest.mark.parametrize(
     "starts, expected",
     [
-        ([], (True, None)),
-        (["2026-11-28T03:00:01+00:00", "2026-11-28T04:00:00+00:00"], (False, True)),
-        (["2026-11-28T02:59:59+00:00", "2026-11-28T04:00:00+00:00"], (False, False)),
-        (["2026-11-28T04:00:01+02:00"], (False, False)),
-        (["2026-11-28T04:00:00+00:00", None], (False, None)),
+        ([], OPEN),
+        (["2026-11-28T03:00:01+00:00", "2026-11-28T04:00:00+00:00"], ""),
+        (["2026-11-28T02:59:59+00:00", "2026-11-28T04:00:00+00:00"], "after"),
+        (["2026-11-28T04:00:01+02:00"], "after"),
+        (["2026-11-28T04:00:00+00:00", None], "when"),
     ],
 )
 def test_a_prediction_counts_if_every_run_began_after_it(starts, expected):
     runs = [run("steep", 6.4e11, i, start) for i, start in enumerate(starts)]
-    outcome = Outcome.of(registered(), runs)
-    assert (outcome.is_open, outcome.is_before) == expected
+    reason = Outcome.of(registered(), runs).unscored
+    assert expected in reason and bool(reason) == bool(expected)
 
 
 def league_of(*runs: Run) -> LeagueRuns:
@@ -250,13 +246,13 @@ def test_predictions_of_another_plan_are_refused(tmp_path):
     folder = LeagueFolder(tmp_path)
     add_predictions(tmp_path, [replace(registered(objective="masked"), plan=plan.hash)])
     league = read_league_runs(folder, Contents(plan, content))
-    assert league.predictions and league.outcomes()[0].is_open
+    assert league.predictions and league.outcomes()[0].unscored == OPEN
     add_predictions(tmp_path, [registered(objective="masked")])
     with pytest.raises(UsageError, match="line 2: a prediction of another plan .0123"):
         read_league_runs(folder, Contents(plan, content))
 
 
-def archived(tmp_path: Path, *predictions: Registered) -> tuple[Contents, Path]:
+def archived(tmp_path: Path, *predictions: Prediction) -> tuple[Contents, Path]:
     """Archive a league with a run and predictions; return what a plan with this archive has."""
     content = plan_with()
     contents = Contents(parse_plan(content), content, archive=str(tmp_path / "plan.jsonl.gz"))
@@ -266,7 +262,7 @@ def archived(tmp_path: Path, *predictions: Registered) -> tuple[Contents, Path]:
     return contents, file
 
 
-def of_plan(**values) -> Registered:
+def of_plan(**values) -> Prediction:
     plan = parse_plan(plan_with())
     return replace(registered(objective="masked", **values), plan=plan.hash)
 
@@ -277,7 +273,7 @@ def test_an_archive_keeps_what_was_predicted(tmp_path):
     contents, _ = archived(tmp_path, one, two, registered())
     league = read_archived(contents)
     assert league.predictions == (one, two)
-    assert [outcome.registered for outcome in league.outcomes()] == [one, two]
+    assert [outcome.prediction for outcome in league.outcomes()] == [one, two]
     # A folder adds its own; one that is in both counts once.
     folder = LeagueFolder(tmp_path / "L")
     folder.path.mkdir()
@@ -291,11 +287,11 @@ def test_an_archive_keeps_what_was_predicted(tmp_path):
 
 def test_predictions_of_an_archive_are_scored_by_runs_of_the_folder(tmp_path, monkeypatch):
     contents, _ = archived(tmp_path, of_plan(budget=LARGE))
-    assert read_archived(contents).outcomes()[0].is_open
+    assert read_archived(contents).outcomes()[0].unscored == OPEN
     later = [run("masked", LARGE, seed, "2026-11-28T04:00:00+00:00") for seed in (1, 2)]
     monkeypatch.setattr(LeagueFolder, "runs", lambda folder: later)
     (outcome,) = read_league_runs(LeagueFolder(tmp_path / "L"), contents).outcomes()
-    assert (outcome.is_open, outcome.is_before) == (False, True)
+    assert outcome.unscored == ""
 
 
 def test_archived_predictions_that_were_changed_or_are_of_another_plan_are_refused(tmp_path):
@@ -350,7 +346,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     assert "open" in capsys.readouterr().out
     (made,) = read_predictions(folder.path)
     assert (made.plan, len(made.code)) == (plan.hash, 16)
-    assert made.prediction.value == pytest.approx(1 + 2.0**-5, abs=0.002)
+    assert made.value == pytest.approx(1 + 2.0**-5, abs=0.002)
     # A further seed below changes the prediction; the rung is predicted once, all the same.
     for further in (False, True):
         if further:
@@ -374,7 +370,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     for name in ("predictions.csv", "standings.csv"):
         assert (out / name).read_text() == (folder.path / "report" / name).read_text()
     (row,) = csv.DictReader((out / "predictions.csv").read_text().splitlines())
-    assert float(row["predicted"]) == made.prediction.value
+    assert float(row["predicted"]) == made.value
     assert (row["objective"], row["made"], row["inside"]) == ("masked", made.time, "True")
     assert float(row["mean"]) == pytest.approx(1 + 2.0**-5) and row["unscored"] == ""
 
@@ -385,19 +381,15 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
 def test_predictions_are_scored_beside_the_naive_ones():
     league = standings(entries("flat", FLAT), entries("steep", STEEP))
     outcomes = [
-        Outcome(registered(), False, True),
-        Outcome(registered(value=0.9, interval=(0.88, 0.93)), False, True),
-        Outcome(registered(), False, False),
-        Outcome(registered(), False, None),
-        Outcome(registered(budget=2e12), True),
+        Outcome(registered()),
+        Outcome(registered(value=0.9, interval=(0.88, 0.93))),
+        Outcome(registered(), "made late"),
+        Outcome(registered(budget=2e12), OPEN),
     ]
     table = predictions_table(replace(league, predictions=outcomes))
-    assert cells(table, "mean") == [
-        *("78.00", "78.00", "made after its runs began"),
-        *("its runs do not say when they began", "open"),
-    ]
-    assert cells(table, "inside") == ["yes", "no", "", "", ""]
-    assert cells(table, "error") == ["+2.00", "+12.00", "", "", ""]
+    assert cells(table, "mean") == ["78.00", "78.00", "made late", "open"]
+    assert cells(table, "inside") == ["yes", "no", "", ""]
+    assert cells(table, "error") == ["+2.00", "+12.00", "", ""]
     assert cells(table, "error of the last budget")[:2] == ["-8.00"] * 2
     assert cells(table, "error of the line")[:2] == ["+12.00"] * 2
     text = " ".join(table.notes)
@@ -409,7 +401,7 @@ def test_predictions_are_scored_beside_the_naive_ones():
 def test_a_row_that_is_not_tested_scores_no_prediction():
     rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
     league = standings(entries("flat", FLAT), rows)
-    table = predictions_table(replace(league, predictions=[Outcome(registered(), False, True)]))
+    table = predictions_table(replace(league, predictions=[Outcome(registered())]))
     assert cells(table, "mean") == ["not ranked: edge of the grid"]
 
 
@@ -513,8 +505,8 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
         entries("near", (0.70, 0.70, 0.70, 0.661), {BUDGETS[1]: (SUITES,)}),
     )
     # Of six pairs all but flat and near differ; near is refused at 4e10.
-    expected = [(BUDGETS[0], 1, 5), (BUDGETS[1], 2, 3), (BUDGETS[2], 4, 5)]
-    assert [(x.budget, x.same, x.pairs) for x in decision_accuracies(league)] == expected
+    expected = {BUDGETS[0]: (1, 5), BUDGETS[1]: (2, 3), BUDGETS[2]: (4, 5)}
+    assert decision_accuracies(league) == expected
     table = decision_table(league)
     assert cells(table, "same order") == ["1 of 5", "2 of 3", "4 of 5"]
     assert cells(table, "%") == ["20", "67", "80"] and "6.4e11" in table.title
@@ -522,8 +514,8 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
     assert sentence in terminal_text(league).replace("\n", " ")
     # Rows that are not tested at the largest budget, and levels, decide nothing.
     rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
-    assert decision_accuracies(standings(entries("flat", FLAT), rows)) == []
-    assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == []
+    assert decision_accuracies(standings(entries("flat", FLAT), rows)) == {}
+    assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == {}
     assert decision_table(standings(entries("flat", FLAT), rows)).rows == []
 
 
@@ -533,7 +525,7 @@ def test_a_page_without_a_second_budget_or_predictions_has_no_ladders():
 
 
 def test_the_page_has_ladders_in_all_forms(tmp_path):
-    outcomes = [Outcome(registered(budget=2e12), True)]
+    outcomes = [Outcome(registered(budget=2e12), OPEN)]
     league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
     write_page(league, tmp_path)
     for ending in ("txt", "md", "html"):
@@ -550,7 +542,7 @@ def test_the_page_has_ladders_in_all_forms(tmp_path):
 def test_the_ladder_has_intervals_crossovers_and_open_predictions(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    outcomes = [Outcome(registered(budget=2e12), True)]
+    outcomes = [Outcome(registered(budget=2e12), OPEN)]
     league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
     draw_ladder(league, tmp_path / "ladder.png")
     axes = figures[0].axes[0]
@@ -568,8 +560,8 @@ def test_the_ladder_has_its_trained_scores_in_its_alternative_text(tmp_path):
     untrained = {PROBE: list(0.45 + NOISE)}
     rows = [replace(e, untrained=untrained) for e in entries("steep", STEEP)]
     outcomes = [
-        Outcome(registered(budget=2e12), True),
-        Outcome(registered(value=0.7, budget=1.6e11), False, True),
+        Outcome(registered(budget=2e12), OPEN),
+        Outcome(registered(value=0.7, budget=1.6e11)),
     ]
     league = standings(entries("flat", FLAT), rows, predictions=outcomes)
     with collect() as drawings:
@@ -596,7 +588,7 @@ def test_the_ladder_has_its_trained_scores_in_its_alternative_text(tmp_path):
 def test_numbers_of_ladders_and_predictions_are_columns_of_numbers():
     """Also where a prediction has no mean yet, and where two objectives do not cross."""
     league = standings(entries("flat", FLAT), entries("steep", STEEP), entries("low", [0.5] * 4))
-    outcomes = [Outcome(registered(), False, True), Outcome(registered(budget=2e12), True)]
+    outcomes = [Outcome(registered()), Outcome(registered(budget=2e12), OPEN)]
     tables = ladder_tables(replace(league, predictions=outcomes))
     texts = [
         [title for title, number in zip(t.head, numeric_columns(t.head, t.rows)) if not number]
