@@ -1,7 +1,8 @@
 """Tables of ladders: curves with intervals, FLOPs at equal score, crossovers, predictions."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,11 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 from metaseq_lm.reporting.table import Cell, Table
 
 _NONE = "-"
+_WORDS = {  # columns without numbers
+    *("objective", "reached by", "ahead at first", "the other", "the order changes"),
+    *("made", "from", "curve", "inside"),
+}
+_Row = Sequence[str | Cell]
 _EXPECTED = ("predicted", "predicted_last", "predicted_line")  # numbers of a record
 _HELD_OUT_NOTE = (
     "Held out: the objectives whose last budget, predicted by the same form from those below, "
@@ -48,12 +54,15 @@ def interval_name(standings: Standings) -> str:
     return f"{100 * (1 - standings.rule.level):g} % interval"
 
 
-def _numbers(*texts: str) -> list[Cell]:
-    return list(map(Cell, texts))
-
-
-def _words(*texts: str) -> list[Cell]:
-    return [Cell(text, number=False) for text in texts]
+def _table(title: str, head: list[str], rows: Sequence[_Row], notes: list[str]) -> Table:
+    """Return a table of texts, and of cells where a text does not say all."""
+    body = []
+    for row in rows:
+        named = zip(head, row)
+        body.append(
+            [x if isinstance(x, Cell) else Cell(x, number=n not in _WORDS) for n, x in named]
+        )
+    return Table(title, head, body, notes)
 
 
 def _ends_text(ends: Ends, metric: Metric) -> str:
@@ -71,13 +80,13 @@ def curves_table(standings: Standings) -> Table:
         texts.update(zip(ladder.budgets, map(metric.text, ladder.means)))
         for budget, ends in curve_intervals(standings, name).items():
             texts[budget] += f" ({_ends_text(ends, metric)})"
-        rows.append([*_words(name), *_numbers(*texts.values())])
+        rows.append([name, *texts.values()])
     title = f"Ladders: {metric.title}, mean with its {interval_name(standings)}"
     note = (
         "Intervals are of a bootstrap over seeds, stretched for their number, here and below. "
         "Between budgets the mean is a line over log FLOPs."
     )
-    return Table(title, ["objective", *map(flops_text, standings.budgets)], rows, [note])
+    return _table(title, ["objective", *map(flops_text, standings.budgets)], rows, [note])
 
 
 def equal_score_table(standings: Standings) -> Table:
@@ -87,7 +96,8 @@ def equal_score_table(standings: Standings) -> Table:
     """
     metric, rule = standings.primary, standings.rule
     ladders, learnt = drawn_ladders(standings), learnt_rows(standings)
-    rows, missing = [], 0
+    rows: list[_Row] = []
+    missing = 0
     for budget, name, other in product(standings.budgets, ladders, ladders):
         is_pair = name != other and standings.baseline in (name, other)
         if not is_pair or (name, budget) not in learnt:
@@ -101,9 +111,8 @@ def equal_score_table(standings: Standings) -> Table:
         if ends:
             is_open = math.isclose(ends[1], bound)
             text = f"{ends[0]:.2f} to {ends[1]:.2f}{' or more' * is_open}"
-        row = [*_numbers(flops_text(budget)), *_words(name), *_numbers(metric.text(rung.means[0]))]
-        row += [*_words(other), Cell(f"{'at least ' * (ratio == bound)}{ratio:.2f}", value=ratio)]
-        rows.append([*row, Cell(text)])
+        times = Cell(f"{'at least ' * (ratio == bound)}{ratio:.2f}", value=ratio)
+        rows.append([flops_text(budget), name, metric.text(rung.means[0]), other, times, text])
     head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
     notes = [
         "Below 1 it takes more FLOPs. At least: the first budget is enough, and less might be. "
@@ -112,23 +121,23 @@ def equal_score_table(standings: Standings) -> Table:
     if missing:
         notes.append(f"{missing} further scores are not reached by the last budget.")
     title = f"FLOPs at equal score: {metric.title}"
-    return Table(title, [*head, interval_name(standings)], rows, notes)
+    return _table(title, [*head, interval_name(standings)], rows, notes)
 
 
 def crossover_table(standings: Standings) -> Table:
     """Return the crossovers of pairs with the baseline, and of other pairs if their means cross."""
     pairs, rows = meetings(standings), []
     for pair in pairs:
-        found = pair.crossover
-        if found.budget is None and standings.baseline not in (pair.before, pair.after):
+        result = pair.crossover
+        if result.budget is None and standings.baseline not in (pair.before, pair.after):
             continue
         places = ["none", _NONE]
-        if found.budget and found.interval:
-            places = [flops_text(found.budget), " to ".join(map(flops_text, found.interval))]
+        if result.budget and result.interval:
+            places = [flops_text(result.budget), " to ".join(map(flops_text, result.interval))]
         ends = " to ".join(map(flops_text, pair.budgets))
-        numbers = _numbers(ends, *places, f"{found.none:.2f}", p_text(pair.corrected))
+        row = [pair.before, pair.after, ends, *places, f"{result.none:.2f}"]
         order = "established" if pair.is_established else "not established"
-        rows.append([*_words(pair.before, pair.after), *numbers, *_words(order)])
+        rows.append([*row, p_text(pair.corrected), order])
     head = ["ahead at first", "the other", "budgets", "crossover", interval_name(standings)]
     head += ["probability of none", "p (Holm)", "the order changes"]
     left = len(pairs) - len(rows)
@@ -142,7 +151,7 @@ def crossover_table(standings: Standings) -> Table:
     )
     if left:
         note += f" {left} further pair{'s' * (left > 1)} without the baseline do not cross."
-    return Table(f"Crossovers: {standings.primary.title}", head, rows, [note])
+    return _table(f"Crossovers: {standings.primary.title}", head, rows, [note])
 
 
 def describe_crossovers(standings: Standings) -> Iterator[str]:
@@ -159,7 +168,7 @@ def decision_table(standings: Standings) -> Table:
     rows = []
     for budget, (same, count) in decision_accuracies(standings).items():
         share = f"{100 * same / count:.0f}"
-        rows.append(_numbers(flops_text(budget), f"{same} of {count}", share))
+        rows.append([flops_text(budget), f"{same} of {count}", share])
     top = flops_text(standings.budgets[-1])
     note = (
         f"Of the pairs of objectives that differ at {top} FLOPs, with p below "
@@ -167,7 +176,7 @@ def decision_table(standings: Standings) -> Table:
         "of them. Pairs share objectives, so they are fewer than they seem."
     )
     title = f"Decision accuracy: {standings.primary.title}, pairs in the order of {top} FLOPs"
-    return Table(title, ["FLOPs", "same order", "%"], rows, [note])
+    return _table(title, ["FLOPs", "same order", "%"], rows, [note])
 
 
 def describe_decisions(standings: Standings) -> Iterator[str]:
@@ -186,23 +195,22 @@ def predictions_table(standings: Standings) -> Table:
     records = [_prediction_record(standings, outcome) for outcome in standings.predictions]
     for outcome, record in zip(standings.predictions, records):
         prediction, mean = outcome.prediction, record["mean"]
-        row = [*_numbers(flops_text(prediction.budget)), *_words(prediction.objective)]
         rungs = ", ".join(map(flops_text, prediction.rungs))
-        row += [*_words(prediction.time), Cell(rungs, number=False, value=max(prediction.rungs))]
-        row += _words(prediction.form)
-        row += _numbers(metric.text(prediction.value), _ends_text(prediction.interval, metric))
+        observed = [record["unscored"], "", "", "", ""]
+        if mean is not None:
+            observed = [metric.text(mean), "yes" if record["inside"] else "no"]
+            observed += [signed(record[key] - mean, metric, None) for key in _EXPECTED]
+        made = prediction.time
+        row: list[str | Cell] = [flops_text(prediction.budget), prediction.objective, made]
+        row += [Cell(rungs, number=False, value=max(prediction.rungs)), prediction.form]
+        row += [metric.text(prediction.value), _ends_text(prediction.interval, metric)]
         row.append(Cell(str(prediction.held_out or _NONE), value=prediction.held_out))
-        if mean is None:
-            row += [Cell(record["unscored"]), *_words(""), *_numbers("", "", "")]
-        else:
-            row += [Cell(metric.text(mean)), *_words("yes" if record["inside"] else "no")]
-            row += _numbers(*(signed(record[key] - mean, metric, None) for key in _EXPECTED))
-        rows.append(row)
+        rows.append([*row, *observed])
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
     head += ["held out", "mean", "inside", "error", "error of the last budget"]
     head.append("error of the line")
     notes = [*describe_predictions(standings), _HELD_OUT_NOTE]
-    return Table(f"Predictions: {metric.title}", head, rows, notes, records)
+    return replace(_table(f"Predictions: {metric.title}", head, rows, notes), records=records)
 
 
 def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:

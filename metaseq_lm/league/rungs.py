@@ -125,9 +125,9 @@ def meetings(standings: Standings) -> list[Meeting]:
             ordered, ends = names if is_ahead else names[::-1], (shared[0], shared[-1])
             pairs.append((ordered, ends, crossover(one, other, level)))
     met = []
-    for (names, ends, found), p in zip(pairs, holm([found.p for *_, found in pairs])):
-        is_sure = p < level and found.none <= level and set(zip(names, ends)) <= learnt
-        met.append(Meeting(*names, ends, found, p, is_sure))
+    for (names, ends, result), p in zip(pairs, holm([result.p for *_, result in pairs])):
+        is_sure = p < level and result.none <= level and set(zip(names, ends)) <= learnt
+        met.append(Meeting(*names, ends, result, p, is_sure))
     return met
 
 
