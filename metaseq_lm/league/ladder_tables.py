@@ -16,9 +16,9 @@ from metaseq_lm.league.rungs import (
     curve_intervals,
     decision_accuracies,
     drawn_ladders,
+    has_learnt,
     has_number,
     ladder_of,
-    learnt_rows,
     meetings,
     objectives_of,
 )
@@ -95,12 +95,13 @@ def equal_score_table(standings: Standings) -> Table:
     Other objectives have to reach the baseline's scores, and the baseline theirs.
     """
     metric, rule = standings.primary, standings.rule
-    ladders, learnt = drawn_ladders(standings), learnt_rows(standings)
+    ladders = drawn_ladders(standings)
+    learnt = {name: ladder_of(standings, name, has_learnt).budgets for name in ladders}
     rows: list[_Row] = []
     missing = 0
     for budget, name, other in product(standings.budgets, ladders, ladders):
         is_pair = name != other and standings.baseline in (name, other)
-        if not is_pair or (name, budget) not in learnt:
+        if not is_pair or budget not in learnt[name]:
             continue
         rung, ladder = ladders[name].at([budget]), ladders[other]
         ratio, ends = equal_score(rung, ladder, rule.lower_is_better, rule.level)
@@ -239,15 +240,14 @@ def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]
 
 def _observed(standings: Standings, outcome: Outcome) -> tuple[float | None, str | None]:
     """Return the mean that a prediction is scored against, or else why there is none."""
-    prediction = outcome.prediction
-    if outcome.unscored:
-        return None, outcome.unscored
-    for entry in standings.entries:
-        if (entry.objective, entry.budget) == (prediction.objective, prediction.budget):
-            if entry.is_tested(prediction.metric):
-                return float(np.mean(entry.scores[prediction.metric])), None
-            return None, standings.verdict_text(entry)
-    return None, "no scores"
+    item = outcome.prediction
+    rows = {(entry.objective, entry.budget): entry for entry in standings.entries}
+    row = rows.get((item.objective, item.budget))
+    if outcome.unscored or row is None:
+        return None, outcome.unscored or "no scores"
+    if row.is_tested(item.metric):
+        return float(np.mean(row.scores[item.metric])), None
+    return None, standings.verdict_text(row)
 
 
 def describe_predictions(standings: Standings) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 
@@ -62,27 +62,17 @@ def ladder_of(standings: Standings, objective: str, allows: Allows = Entry.is_te
 
 def drawn_ladders(standings: Standings) -> dict[str, Ladder]:
     """Return the ladders of tested rows, with independent draws."""
-    rng, ladders = np.random.default_rng(0), {}
-    for name in objectives_of(standings):
-        if (ladder := ladder_of(standings, name)).budgets:
-            ladders[name] = ladder.drawn(rng)
-    return ladders
+    rng = np.random.default_rng(0)
+    ladders = {name: ladder_of(standings, name) for name in objectives_of(standings)}
+    return {name: ladder.drawn(rng) for name, ladder in ladders.items() if ladder.budgets}
 
 
 def curve_intervals(standings: Standings, objective: str) -> dict[float, Ends]:
     """Return the interval of an objective's mean at each budget where it has two seeds."""
     ladder = ladder_of(standings, objective, has_number).drawn(np.random.default_rng(0))
-    bounds, intervals = bounds_of(standings.primary, ladder.scores), {}
-    for budget, draws in zip(ladder.budgets, ladder.draws.T):
-        if ends := interval(draws, standings.rule.level, bounds):
-            intervals[budget] = ends
-    return intervals
-
-
-def learnt_rows(standings: Standings) -> set[tuple[str, float]]:
-    """Return objective and budget of rows that have learnt something, see `has_learnt`."""
-    name = standings.primary.name
-    return {(e.objective, e.budget) for e in standings.entries if has_learnt(e, name)}
+    bounds, level = bounds_of(standings.primary, ladder.scores), standings.rule.level
+    intervals = zip(ladder.budgets, (interval(x, level, bounds) for x in ladder.draws.T))
+    return {budget: ends for budget, ends in intervals if ends}
 
 
 @dataclass(frozen=True)
@@ -113,12 +103,12 @@ def meetings(standings: Standings) -> list[Meeting]:
     A pair is compared at the budgets, at least two, that both have and at which one of them has
     learnt something: at lower budgets a difference is one of untrained models.
     """
-    learnt, level = learnt_rows(standings), standings.rule.level
-    pairs = []
-    for names in combinations(ladders := drawn_ladders(standings), 2):
+    level, pairs, ladders = standings.rule.level, [], drawn_ladders(standings)
+    learnt = {name: ladder_of(standings, name, has_learnt).budgets for name in ladders}
+    for names in combinations(ladders, 2):
         one, other = (ladders[name] for name in names)
-        shared = [b for b in one.budgets if b in other.budgets]
-        shared = [b for b in shared if not learnt.isdisjoint(product(names, [b]))]
+        first, second = (learnt[name] for name in names)
+        shared = [b for b in one.budgets if b in other.budgets and b in first + second]
         one, other = one.at(shared), other.at(shared)
         if len(shared) > 1 and min(one.least_seeds, other.least_seeds) > 1:
             is_ahead = (one.means[0] >= other.means[0]) != standings.rule.lower_is_better
@@ -126,7 +116,8 @@ def meetings(standings: Standings) -> list[Meeting]:
             pairs.append((ordered, ends, crossover(one, other, level)))
     met = []
     for (names, ends, result), p in zip(pairs, holm([result.p for *_, result in pairs])):
-        is_sure = p < level and result.none <= level and set(zip(names, ends)) <= learnt
+        is_sure = p < level and result.none <= level
+        is_sure &= all(budget in learnt[name] for name, budget in zip(names, ends))
         met.append(Meeting(*names, ends, result, p, is_sure))
     return met
 

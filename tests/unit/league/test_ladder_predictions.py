@@ -66,18 +66,13 @@ EDGE = Finding("edge of the grid", FLAG, "the largest value")
 SUITES = Finding("suites", REFUSE, "other items")
 
 
-def entries(name, means, findings=()):
-    findings = dict(findings)
-    return [
-        Entry(
-            name,
-            budget,
-            {PROBE: list(mean + NOISE)},
-            findings=findings.get(budget, ()),
-            ceilings={PROBE: 1.0},
-        )
-        for budget, mean in zip((*BUDGETS, FIFTH), means)
-    ]
+def entries(name, means, findings=(), **changes):
+    findings, changes = dict(findings), {"ceilings": {PROBE: 1.0}} | changes
+    rows = []
+    for budget, mean in zip((*BUDGETS, FIFTH), means):
+        scores, of_row = {PROBE: list(mean + NOISE)}, findings.get(budget, ())
+        rows.append(Entry(name, budget, scores, findings=of_row, **changes))
+    return rows
 
 
 def standings(*rows, **changes):
@@ -131,32 +126,34 @@ def test_an_interval_knows_the_errors_of_three_other_objectives():
 
 
 def test_without_a_ceiling_the_asymptote_is_fitted():
-    rows = [replace(entry, ceilings={}) for entry in entries("steep", BENT)]
-    with pytest.raises(UsageError, match="needs 5"):
-        predict(standings(rows[:4]), "steep", FIFTH)
+    rows = entries("steep", BENT, ceilings={})
     assert predict(standings(rows), "steep", 1e13).form == SATURATION.name
 
 
-@pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 4")])
-def test_rows_that_are_not_tested_or_not_above_the_untrained_model_are_left_out(finding, reason):
-    rows = entries("steep", (*STEEP, 0.84), {BUDGETS[0]: (finding,)})
-    league = standings(entries("flat", FLAT), rows)
-    assert predict(league, "steep", 1e13).rungs == (*BUDGETS[1:], FIFTH)
-    with pytest.raises(UsageError, match=f"^3 budgets.*{reason}"):
+@pytest.mark.parametrize(
+    "means, finding, changes, reason",
+    [
+        (BENT[:4], EDGE, {"ceilings": {}}, "3 budgets.*needs 5$"),
+        (BENT[:4], None, {"ceilings": {}}, "4 budgets.*needs 5$"),
+        (STEEP, UNTRAINED, {}, "^3 budgets.*needs 4 .at 1.0e10 nothing was learnt"),
+        (STEEP, EDGE, {}, "^3 budgets.*needs 4$"),
+        ((0.5, 0.5, 0.5, 0.9), None, {}, "do not lie on"),
+    ],
+)
+def test_what_is_not_predicted(means, finding, changes, reason):
+    """Untested rows and those not above the untrained model are left out."""
+    findings = {BUDGETS[0]: (finding,)} if finding else {}
+    league = standings(entries("flat", FLAT), entries("steep", means, findings, **changes))
+    with pytest.raises(UsageError, match=reason):
         predict(league, "steep", FIFTH)
-
-
-def test_what_lies_on_no_curve_is_not_predicted():
-    league = standings(entries("steep", (0.5, 0.5, 0.5, 0.9)))
-    with pytest.raises(UsageError, match="do not lie on"):
-        predict(league, "steep", FIFTH)
-
-
-def test_a_metric_without_a_form_is_not_predicted():
-    league = standings(entries("steep", STEEP))
-    league = replace(league, metrics=[Metric(PROBE, percent=False, lower_is_better=False)])
+    metrics = [Metric(PROBE, percent=False, lower_is_better=False)]
     with pytest.raises(UsageError, match="no form"):
-        predict(league, "steep", FIFTH)
+        predict(replace(league, metrics=metrics), "steep", FIFTH)
+
+
+def test_rows_that_are_left_out_are_no_rungs():
+    rows = entries("steep", (*STEEP, 0.84), {BUDGETS[0]: (UNTRAINED,)})
+    assert predict(standings(rows), "steep", 1e13).rungs == (*BUDGETS[1:], FIFTH)
 
 
 # ---------------------------------------------------------------- the file
@@ -396,13 +393,9 @@ def test_predictions_are_scored_beside_the_naive_ones():
     assert "Of 2 predictions" in text and "1 has the mean inside" in text
     assert "error: 7.00; of the score of the last budget 8.00" in text
     assert "1 of the predictions have no runs" in text
-
-
-def test_a_row_that_is_not_tested_scores_no_prediction():
-    rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
-    league = standings(entries("flat", FLAT), rows)
-    table = predictions_table(replace(league, predictions=[Outcome(registered())]))
-    assert cells(table, "mean") == ["not ranked: edge of the grid"]
+    untested = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
+    league = standings(entries("flat", FLAT), untested, predictions=outcomes[:1])
+    assert cells(predictions_table(league), "mean") == ["not ranked: edge of the grid"]
 
 
 def test_a_crossover_is_established_and_named():
@@ -454,28 +447,27 @@ def test_flops_at_equal_score_are_those_of_the_ladder():
 
 def test_an_interval_that_ends_at_the_first_budget_is_a_bound():
     """steep has .50, .01 below the first score of flat: some draws have it there already."""
-    table = equal_score_table(standings(entries("flat", (0.505, 0.6)), entries("steep", STEEP)))
-    (ends,) = (
-        row[5].text for row in table.rows if row[1].text == "flat" and row[0].text == "1.0e10"
-    )
-    assert ends.endswith(" to 1.00 or more")
-
-
-def test_the_score_of_a_row_that_has_not_learnt_is_not_looked_up():
-    rows = entries("flat", FLAT, {BUDGETS[0]: (UNTRAINED,)})
-    table = equal_score_table(standings(rows, entries("steep", STEEP)))
+    flat = entries("flat", (0.505, 0.6))
+    table = equal_score_table(standings(flat, entries("steep", STEEP)))
+    rows = {(row[0].text, row[1].text): row[5].text for row in table.rows}
+    assert rows["1.0e10", "flat"].endswith(" to 1.00 or more")
+    # The score of a row that has not learnt is not looked up.
+    unlearnt = [replace(flat[0], findings=(UNTRAINED,)), flat[1]]
+    table = equal_score_table(standings(unlearnt, entries("steep", STEEP)))
     assert ("1.0e10", "flat") not in {(row[0].text, row[1].text) for row in table.rows}
 
 
 def test_a_crossover_needs_a_leader_that_has_learnt():
     """Budgets at which neither has learnt are left out; else a head start would be overtaken."""
     nothing = {BUDGETS[0]: (UNTRAINED,)}
-    league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP, nothing))
-    assert cells(crossover_table(league), "budgets") == ["4.0e10 to 6.4e11"]
-    assert cells(crossover_table(league), "the order changes") == ["established"]
-    league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP))
-    assert cells(crossover_table(league), "budgets") == ["1.0e10 to 6.4e11"]
-    assert cells(crossover_table(league), "the order changes") == ["not established"]
+    for of_steep, first, order in (
+        (nothing, "4.0e10", "established"),
+        ({}, "1.0e10", "not established"),
+    ):
+        league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP, of_steep))
+        table = crossover_table(league)
+        assert cells(table, "budgets") == [f"{first} to 6.4e11"]
+        assert cells(table, "the order changes") == [order]
 
 
 def test_intervals_of_means_lie_within_the_scale():
@@ -519,11 +511,6 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
     assert decision_table(standings(entries("flat", FLAT), rows)).rows == []
 
 
-def test_a_page_without_a_second_budget_or_predictions_has_no_ladders():
-    league = standings(entries("flat", FLAT[:1]), entries("steep", STEEP[:1]))
-    assert ladder_tables(league) == []
-
-
 def test_the_page_has_ladders_in_all_forms(tmp_path):
     outcomes = [Outcome(registered(budget=2e12), OPEN)]
     league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
@@ -537,6 +524,9 @@ def test_the_page_has_ladders_in_all_forms(tmp_path):
     assert (row["low"], row["high"], row["predicted_last"]) == ("0.75", "0.85", "0.7")
     write_page(replace(league, predictions=()), tmp_path)
     assert not (tmp_path / "predictions.csv").exists()
+    # Without a second budget and predictions there are no ladders.
+    league = standings(entries("flat", FLAT[:1]), entries("steep", STEEP[:1]))
+    assert ladder_tables(league) == []
 
 
 def test_the_ladder_has_intervals_crossovers_and_open_predictions(tmp_path, monkeypatch):
