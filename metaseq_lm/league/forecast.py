@@ -14,7 +14,7 @@ from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.choice import MOST, tuning_seeds_needed
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.plan import Objective
+from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.prices import Prices
 from metaseq_lm.league.runner import Runner
 from metaseq_lm.league.verdict import detectable
@@ -71,21 +71,21 @@ def forecast(runner: Runner, contents: Contents) -> str:
         f", {seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
         "has to start, be validated and scored, and a grid may be widened"
     )
-    lines += _effect_lines(contents, runner.request.budgets)
+    budgets = list(runner.request.budgets)
+    lines += _effect_lines(plan, budgets, _known_sds(contents, budgets))
     lines += count_conditions(conditions, "objectives")
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
     return "\n".join(lines)
 
 
-def _effect_lines(contents: Contents, budgets: Sequence[float]) -> Iterator[str]:
+def _effect_lines(plan: Plan, budgets: list[float], sds: dict[float, float]) -> Iterator[str]:
     """Yield a line on the rule of decisions, and on the detectable difference at each budget."""
-    comparison, seeds = contents.plan.comparison, len(contents.plan.ladder.seeds)
-    comparisons, level = contents.plan.comparisons, comparison.level
+    comparison, seeds = plan.comparison, len(plan.ladder.seeds)
+    comparisons, level = plan.comparisons, comparison.level
     yield (
         f"{comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
         f"with {comparison.baseline}, with {seeds} seeds each:"
     )
-    sds = _known_sds(contents, budgets)
     for budget in budgets:
         effect = detectable(seeds, sds.get(budget, 1.0), level, comparisons)
         text = f"80 % power for a difference of {effect or 0.0:.2g}"
