@@ -201,9 +201,12 @@ def predictions_table(standings: Standings) -> Table:
         if mean is not None:
             observed = [metric.text(mean), "yes" if record["inside"] else "no"]
             observed += [signed(record[key] - mean, metric, None) for key in _EXPECTED]
-        made = prediction.time
-        row: list[str | Cell] = [flops_text(prediction.budget), prediction.objective, made]
-        row += [Cell(rungs, number=False, value=max(prediction.rungs)), prediction.form]
+        row: list[str | Cell] = [flops_text(prediction.budget), prediction.objective]
+        row += [
+            prediction.time,
+            Cell(rungs, number=False, value=max(prediction.rungs)),
+            prediction.form,
+        ]
         row += [metric.text(prediction.value), _ends_text(prediction.interval, metric)]
         row.append(Cell(str(prediction.held_out or _NONE), value=prediction.held_out))
         rows.append([*row, *observed])

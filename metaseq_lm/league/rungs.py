@@ -157,7 +157,8 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     metric, level = standings.primary, standings.rule.level
     ladder = ladder_of(standings, objective, has_learnt)
     ladder = ladder.at([other for other in ladder.budgets if other < budget])
-    name, ceilings = metric.name, {}
+    name = metric.name
+    ceilings: dict[str, float | None] = {}
     for entry in standings.entries:  # the last row that knows it counts
         ceilings[entry.objective] = entry.ceilings.get(name, ceilings.get(entry.objective))
     forms = {x: form_of(metric, ceiling) for x, ceiling in ceilings.items()}
