@@ -29,6 +29,9 @@ from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.curves import (
+    DRAWS as FIT_DRAWS,
+)
+from metaseq_lm.league.curves import (
     FEWEST_HELD_OUT,
     POWER_LAW,
     SATURATION,
@@ -41,15 +44,16 @@ from metaseq_lm.league.curves import (
     rejection,
 )
 from metaseq_lm.league.entries import Standings
-from metaseq_lm.league.ladder_tables import (
-    compared_ladders,
-    equal_score_of,
-    equal_score_table,
-    ladder_tables,
-)
+from metaseq_lm.league.ladder_tables import equal_score_table, ladder_tables
 from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
 from metaseq_lm.league.plan_files import LAPTOP
-from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
+from metaseq_lm.league.rungs import (
+    drawn_ladders,
+    has_number,
+    ladder_of,
+    objectives_of,
+    predict,
+)
 from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
@@ -172,7 +176,7 @@ def through_loss(case: Case, below: Ladder) -> float:
 
 def point(ladder: Ladder, form: Form, budget: float) -> float:
     """Return what a form predicts, without draws."""
-    return Fit(ladder, form, np.empty((0, len(ladder.budgets)))).value(budget)
+    return Fit(ladder, form).value(budget)
 
 
 def look_back(case: Case, metric: Metric) -> Hindsight:
@@ -182,7 +186,7 @@ def look_back(case: Case, metric: Metric) -> Hindsight:
     than parameters, and this is what says why.
     """
     budget = case.ladder.budgets[-1]
-    below = case.ladder.below(budget)
+    below = case.ladder.at(case.ladder.budgets[:-1])
     expected = dict(zip(RULES, naive_predictions(below, budget).values()))
     forms = case.forms(metric)
     if len(below.budgets) < 3 or not all(has_logits(below, form) for form in forms.values()):
@@ -191,7 +195,7 @@ def look_back(case: Case, metric: Metric) -> Hindsight:
     if metric.percent:
         expected[RIVALS[-1]] = through_loss(case, below)
     rng = np.random.default_rng(0)
-    fit = Fit.of(below, forms["curve"], rng)
+    fit = Fit(below.drawn(rng, FIT_DRAWS), forms["curve"])
     return Hindsight(case, expected, fit, fit.interval(budget, LEVEL, rng))
 
 
@@ -279,17 +283,16 @@ def lead_table(standings: Standings) -> Table:
 
     In times the FLOPs of the baseline.
     """
-    ladders, rows = compared_ladders(standings), []
+    ladders, rows, rule = drawn_ladders(standings), [], standings.rule
     base = ladders.pop(standings.baseline)
     for name, other in ladders.items():
-        for budget, mean in zip(base.ladder.budgets, base.ladder.means):
-            result = equal_score_of(standings, base.at([budget]), other)
-            there = other.ladder.at([x for x in other.ladder.budgets if x == budget]).means
+        for budget, mean in zip(base.budgets, base.means):
+            ratio, ends = equal_score(base.at([budget]), other, rule.lower_is_better, rule.level)
+            there = other.at([x for x in other.budgets if x == budget]).means
             lead = standings.primary.text(mean - there[0]) if len(there) else "-"
             row = [name, flops_text(budget), lead]
-            row.append("not reached" if math.isnan(result.ratio) else f"{1 / result.ratio:.2f}")
-            low, high = result.interval or (math.nan, math.nan)
-            rows.append([*row, f"{1 / high:.2f} to {1 / low:.2f}" if result.interval else "-"])
+            row.append("not reached" if math.isnan(ratio) else f"{1 / ratio:.2f}")
+            rows.append([*row, f"{1 / ends[1]:.2f} to {1 / ends[0]:.2f}" if ends else "-"])
     head = ["objective", "FLOPs", "behind, points", "times the FLOPs", "95 % interval"]
     title = f"{standings.title}: FLOPs for the scores of {standings.baseline}"
     return table(title, head, rows)
@@ -373,8 +376,8 @@ def simulate_crossovers(first: float, last: float, seeds: int) -> Line:
     none = []
     for _ in range(LADDERS):
         pair = draw_ladder(rng, means, 1.0, seeds), draw_ladder(rng, 0 * means, 1.0, seeds)
-        one, other = (ladder.draws(rng, DRAWS) for ladder in pair)
-        result = crossover(pair, (one, other), LEVEL)
+        one, other = (ladder.drawn(rng, DRAWS) for ladder in pair)
+        result = crossover(one, other, LEVEL)
         established += result.p < LEVEL and result.none <= LEVEL
         ends = result.interval and (math.log(result.interval[0]), math.log(result.interval[1]))
         covered += covers(ends, log_budget)
@@ -395,10 +398,10 @@ def simulate_equal_score(slope: float, seeds: int) -> Line:
     for _ in range(LADDERS):
         other = draw_ladder(rng, means, 1.0, seeds)
         scores = rng.normal(1.5 * slope, 1.0, seeds)
-        base = 10 * middle, float(scores.mean()), draw_means(scores, rng, DRAWS)
-        result = equal_score(base, other, other.draws(rng, DRAWS), False, LEVEL)
-        covered += covers(result.interval, 10.0)
-        without += result.interval is None
+        base = Ladder.of({10 * middle: scores.tolist()}).drawn(rng, DRAWS)
+        _, ends = equal_score(base, other.drawn(rng, DRAWS), False, LEVEL)
+        covered += covers(ends, 10.0)
+        without += ends is None
     line: Line = {"kind": "equal score", "slope": slope, "seeds": seeds, "of": LADDERS}
     return line | {"covered": covered, "without": without}
 
@@ -434,7 +437,7 @@ def simulate_predictions(name: str, rungs: int, seeds: int) -> Line:
     for _ in range(CURVES):
         ladder = draw_ladder(rng, curve(BUDGETS[:rungs]), sd, seeds)
         value = float((curve(BUDGETS[rungs]) + rng.normal(scale=sd, size=seeds)).mean())
-        fit = Fit.of(ladder, form, rng, DRAWS)
+        fit = Fit(ladder.drawn(rng, DRAWS), form)
         if rejection(fit, LEVEL):
             rejected += 1
             continue

@@ -40,7 +40,7 @@ from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_arch
 from metaseq_lm.league.predictions import (
     FILE,
     Outcome,
-    Registered,
+    Prediction,
     as_lines,
     parse_lines,
     read_predictions,
@@ -88,7 +88,7 @@ class LeagueRuns:
     corpus: Corpus | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
     incomplete: frozenset[tuple[str, float]] = frozenset()
-    predictions: tuple[Registered, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
 
     @cached_property
     def plan(self) -> Plan:
@@ -199,8 +199,8 @@ class LeagueRuns:
         """Return the predictions together with the state of their runs."""
         outcomes = []
         for item in self.predictions:
-            objective = objective_of(self.plan, item.prediction.objective)
-            outcomes.append(Outcome.of(item, self.of_rung(objective, item.prediction.budget)))
+            objective = objective_of(self.plan, item.objective)
+            outcomes.append(Outcome.of(item, self.of_rung(objective, item.budget)))
         return outcomes
 
     def remarks(self) -> list[str]:
@@ -356,7 +356,7 @@ class LeagueRuns:
 
 def predict_rungs(
     league: LeagueRuns, objectives: Sequence[str] = (), budgets: Sequence[float] = ()
-) -> tuple[list[Registered], list[str]]:
+) -> tuple[list[Prediction], list[str]]:
     """Return predictions of objectives at budgets, and the reasons for missing ones.
 
     By default, predict every objective at its first budget without runs.
@@ -378,7 +378,7 @@ def predict_rungs(
 
 def _predict_rung(
     league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
-) -> Registered:
+) -> Prediction:
     """Return the prediction of an objective at a budget without runs.
 
     Raises UsageError if there are runs, if it was predicted before (whatever runs came since), or
@@ -386,13 +386,13 @@ def _predict_rung(
     """
     if league.of_rung(objective, budget):
         raise UsageError("there are runs of it")
-    for item in league.predictions:
-        earlier = item.prediction
+    for earlier in league.predictions:
         if (earlier.objective, earlier.budget) == (objective.name, budget):
             value = standings.primary.text(earlier.value)
-            raise UsageError(f"predicted already, {value} at {item.time}; the first one counts")
+            raise UsageError(f"predicted already, {value} at {earlier.time}; the first one counts")
     prediction = predict(standings, objective.name, budget)
-    return Registered(prediction, present_time(), league.contents.plan.hash, code_hash(None))
+    plan = league.contents.plan.hash
+    return replace(prediction, time=present_time(), plan=plan, code=code_hash(None))
 
 
 def _known(values: Mapping[str, T | None]) -> dict[str, T]:
@@ -444,7 +444,7 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     )
 
 
-def _check_predictions(predictions: Sequence[Registered], source: str, plan: Plan) -> None:
+def _check_predictions(predictions: Sequence[Prediction], source: str, plan: Plan) -> None:
     """Raise UsageError, which names the source and the line, for a prediction of another plan."""
     plans = {f"{source}, line {i}": item.plan for i, item in enumerate(predictions, 1)}
     check_plans(plans, plan.hash, "prediction")
@@ -544,7 +544,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
         runs,
         from_about(file, about),
         frozenset(map(_setting_of, runs)),
-        predictions=tuple(p for p in predictions if p.prediction.objective not in hidden),
+        predictions=tuple(p for p in predictions if p.objective not in hidden),
     )
 
 
@@ -574,7 +574,7 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
         about[_ADDED] = json.dumps([item.portable.record for item in contents.additions])
     if league.corpus:
         about["corpus"] = league.corpus.as_text()
-    predictions = [item for item in league.predictions if item.prediction.objective in names]
+    predictions = [item for item in league.predictions if item.objective in names]
     if predictions:
         about[PREDICTIONS] = as_lines(predictions)
     archive.write(path, runs, about)
@@ -593,7 +593,7 @@ def shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entrie
     standings = league.standings()
     if budgets:
         shown = [entry for entry in standings.entries if entry.budget in budgets]
-        predicted = [item for item in standings.predictions if item.budget in budgets]
+        predicted = [o for o in standings.predictions if o.prediction.budget in budgets]
         standings = replace(standings, entries=shown, predictions=predicted)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")

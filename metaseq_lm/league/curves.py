@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 
 import numpy as np
+from numpy.polynomial import polynomial
 from scipy.special import expit, logit
 
 from metaseq_lm.league.ladders import UNBOUNDED, Ends, Ladder, interval
@@ -32,37 +33,21 @@ _EDGE = 1e-4  # distance of drawn accuracies from 0 and 1, where the logit is in
 _POWERS = np.geomspace(0.01, 3.0, 60)  # powers of C in the first round of the search for g
 _ROUNDS, _STEPS = 8, 11  # further rounds search between the neighbours of the best
 
-
-def _solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return level at the first budget and slope, (n, 2), of lines through (n, budgets)."""
-    x = logs - logs[0]
-    centred = x - x.mean()
-    slopes = values @ centred / (centred @ centred)
-    return np.stack([values.mean(axis=1) - slopes * x.mean(), slopes], axis=1)
+_Scale = Callable[[np.ndarray], np.ndarray]
 
 
-def _line_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return the values of lines, (n, points), at logarithms of C over the first budget."""
-    level, slope = parameters.T[:, :, None]
-    values: np.ndarray = level + slope * x
-    return values
-
-
-def _solve_power_law(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solve_power_law(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets).
 
-    g is found by search; E and the falling part are linear in the values.
+    g is found by search, for all rows at once; the others are linear in the values.
     """
-    x = logs - logs[0]
     powers = np.broadcast_to(_POWERS, (len(values), len(_POWERS)))
     for _ in range(_ROUNDS + 1):
         levels, parts, squares = _linear_parts(x, values, powers)
         best = squares.argmin(axis=1)[:, None]
-        low, high = (
-            np.take_along_axis(powers, np.clip(best + step, 0, powers.shape[1] - 1), axis=1)
-            for step in (-1, 1)
-        )
         chosen = [np.take_along_axis(part, best, axis=1) for part in (levels, parts, powers)]
+        neighbours = np.clip(best + np.array([-1, 1]), 0, powers.shape[1] - 1)
+        low, high = np.take_along_axis(powers, neighbours, axis=1).T[:, :, None]
         powers = low + (high - low) * np.linspace(0, 1, _STEPS)
     return np.concatenate(chosen, axis=1)
 
@@ -85,62 +70,45 @@ def _linear_parts(
     return level, part, squares
 
 
-def _power_law_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return the values of power laws, (n, points), at logarithms of C over the first budget."""
-    level, part, power = parameters.T[:, :, None]
-    values: np.ndarray = level + part * np.exp(-power * x)
-    return values
-
-
-def _logit_inside(scores: np.ndarray) -> np.ndarray:
-    """Return the logit of accuracies, clipped to the range from EDGE to 1 - EDGE."""
-    values: np.ndarray = logit(np.clip(scores, _EDGE, 1 - _EDGE))
-    return values
-
-
-def unchanged(scores: np.ndarray) -> np.ndarray:
-    """Return scores as they are."""
-    return scores
-
-
-def _shortfall(scores: np.ndarray) -> np.ndarray:
-    """Return 1 minus fractions; its own inverse."""
-    lacking: np.ndarray = 1.0 - scores
-    return lacking
-
-
 @dataclass(frozen=True)
 class Form:
-    """A form of curves.
+    """A curve over x, the logarithm of C over the first budget: a power law of C, or a line.
 
     Attributes:
         name: Its formula.
-        parameters: Number of its parameters.
         bounds: Bounds of scores.
         scale: Maps scores to the scale of the fit.
         unscale: Inverse of `scale`.
-        solve: Maps logarithms of budgets and values (n, budgets) to parameters (n, parameters).
-        value_at: Maps parameters and logarithms of C over the first budget to values (n, points).
-        ceiling: All means have to be above 0 and below it; None for no such limits.
+        ceiling: Of a line, whose means all have to be above 0 and below it; None for a power law.
     """
 
     name: str
-    parameters: int
     bounds: Ends
-    scale: Callable[[np.ndarray], np.ndarray]
-    unscale: Callable[[np.ndarray], np.ndarray]
-    solve: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    value_at: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    scale: _Scale
+    unscale: _Scale
     ceiling: float | None = None
 
     @property
-    def rungs(self) -> int:
-        """The least number of budgets: the number of parameters plus two.
+    def parameters(self) -> int:
+        """Number of parameters of the curve."""
+        return 3 if self.ceiling is None else 2
 
-        With one less the misfit has a single degree of freedom, and three budgets of a handful of
-        seeds before a phase transition pass for a line.
-        """
-        return self.parameters + 2
+    def solve(self, x: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return the parameters, (n, parameters), of curves through values, (n, budgets)."""
+        if self.ceiling is None:
+            return _solve_power_law(x, values)
+        return polynomial.polyfit(x, values.T, 1).T
+
+    def value_at(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the values of curves, (n, points)."""
+        level, part, *powers = parameters.T[:, :, None]
+        values: np.ndarray = level + part * (np.exp(-powers[0] * x) if powers else x)
+        return values
+
+
+POWER_LAW = Form("E + K C^-g", (0.0, math.inf), np.positive, np.positive)
+_shortfall = partial(np.subtract, 1.0)  # its own inverse
+SATURATION = Form("A - K C^-g", (0.0, 1.0), _shortfall, _shortfall)
 
 
 def logit_line(ceiling: float) -> Form:
@@ -148,22 +116,11 @@ def logit_line(ceiling: float) -> Form:
     share = "" if ceiling == 1 else f" of score / {ceiling:.4g},"
     return Form(
         f"logit{share} linear in log C",
-        2,
         (0.0, 1.0),
-        lambda scores: _logit_inside(scores / ceiling),
+        lambda scores: logit(np.clip(scores / ceiling, _EDGE, 1 - _EDGE)),
         lambda values: ceiling * expit(values),
-        _solve_line,
-        _line_at,
         ceiling,
     )
-
-
-POWER_LAW = Form(
-    "E + K C^-g", 3, (0.0, math.inf), unchanged, unchanged, _solve_power_law, _power_law_at
-)
-SATURATION = Form(
-    "A - K C^-g", 3, (0.0, 1.0), _shortfall, _shortfall, _solve_power_law, _power_law_at
-)
 
 
 def form_of(metric: Metric, ceiling: float | None = None) -> Form | None:
@@ -181,68 +138,36 @@ def bounds_of(metric: Metric, scores: Iterable[np.ndarray]) -> Ends:
     Some losses, such as those of cosines, may be below zero.
     """
     form = form_of(metric)
-    if form is None:
-        return UNBOUNDED
-    low, high = form.bounds
-    return form.bounds if all(((low <= x) & (x <= high)).all() for x in scores) else UNBOUNDED
+    low, high = bounds = form.bounds if form else UNBOUNDED
+    return bounds if all(((low <= x) & (x <= high)).all() for x in scores) else UNBOUNDED
 
 
-@dataclass(frozen=True, eq=False)
 class Fit:
-    """A curve that was fitted to a ladder.
+    """A curve that was fitted to a ladder; its interval and misfit need draws of the ladder.
 
     Attributes:
-        ladder: The ladder that was fitted.
-        form: The form of the curve.
-        means: Drawn means of the ladder, (draws, budgets).
+        parameters: The parameters of the curve, (1, parameters).
+        drawn: The parameters of the curves of all draws, (draws, parameters).
     """
 
-    ladder: Ladder
-    form: Form
-    means: np.ndarray
+    def __init__(self, ladder: Ladder, form: Form) -> None:
+        self.ladder, self.form = ladder, form
+        self._x, self._values = ladder.logs - ladder.logs[0], form.scale(ladder.means)[None]
+        self.parameters = form.solve(self._x, self._values)
+        self._curve = form.value_at(self.parameters, self._x)
+        self._shifted = self._curve + (form.scale(ladder.draws) - self._values)
+        self.drawn = form.solve(self._x, self._shifted)
 
-    @classmethod
-    def of(cls, ladder: Ladder, form: Form, rng: np.random.Generator, draws: int = DRAWS) -> Fit:
-        """Return the fit of a form to a ladder, see `obstacle`."""
-        return cls(ladder, form, ladder.draws(rng, draws))
-
-    @cached_property
-    def noise(self) -> np.ndarray:
-        """The shift of each mean in each draw, on the scale of the fit, (draws, budgets)."""
-        noise: np.ndarray = self.form.scale(self.means) - self.form.scale(self.ladder.means)
-        return noise
-
-    @cached_property
-    def parameters(self) -> np.ndarray:
-        """The parameters of the curve, (1, parameters)."""
-        return self.form.solve(self.ladder.logs, self.form.scale(self.ladder.means)[None])
-
-    @cached_property
-    def drawn(self) -> np.ndarray:
-        """The parameters of the draws, (draws, parameters)."""
-        return self.form.solve(self.ladder.logs, self.fitted + self.noise)
-
-    @property
-    def fitted(self) -> np.ndarray:
-        """The values of the curve at the budgets, on the scale of the fit, (1, budgets)."""
-        return self.form.value_at(self.parameters, self.offsets(self.ladder.logs))
-
-    def offsets(self, logs: np.ndarray) -> np.ndarray:
-        """Return logarithms of budgets minus the logarithm of the ladder's first budget."""
-        shifted: np.ndarray = logs - self.ladder.logs[0]
-        return shifted
+    def _at(self, parameters: np.ndarray, budget: float) -> np.ndarray:
+        x = np.log([budget]) - self.ladder.logs[0]
+        return self.form.unscale(self.form.value_at(parameters, x)[:, 0])
 
     def value(self, budget: float) -> float:
         """Return the score of the curve at a budget."""
-        x = self.offsets(np.log([budget]))
-        return float(self.form.unscale(self.form.value_at(self.parameters, x))[0, 0])
+        return float(self._at(self.parameters, budget)[0])
 
     def interval(
-        self,
-        budget: float,
-        level: float,
-        rng: np.random.Generator,
-        errors: Sequence[float] = (),
+        self, budget: float, level: float, rng: np.random.Generator, errors: Sequence[float] = ()
     ) -> Ends | None:
         """Return the 1 - `level` interval of the mean over equally many runs at another budget.
 
@@ -251,24 +176,21 @@ class Fit:
         form on other ladders, we add an error of the curve: their root mean square times Student's
         t.
         """
-        values = self.form.value_at(self.drawn, self.offsets(np.log([budget])))[:, 0]
-        rows, columns = self.means.shape
-        scatter = (self.means - self.ladder.means)[
-            rng.permutation(rows), rng.integers(columns, size=rows)
-        ]
-        drawn = self.form.unscale(values) + scatter
+        rows, columns = self.ladder.draws.shape
+        scatter = self.ladder.draws - self.ladder.means
+        drawn = self._at(self.drawn, budget)
+        drawn = drawn + scatter[rng.permutation(rows), rng.integers(columns, size=rows)]
         if (count := len(errors)) >= FEWEST_HELD_OUT:
             drawn += math.hypot(*errors) / math.sqrt(count) * rng.standard_t(count, rows)
         return interval(drawn, level, self.form.bounds)
 
-    @cached_property
+    @property
     def misfit_p(self) -> float:
         """The share of draws that miss their curve by at least the misfit of the means."""
-        values = self.form.scale(self.ladder.means)
-        observed = float(((values - self.fitted) ** 2).sum())
-        refitted = self.form.value_at(self.drawn, self.offsets(self.ladder.logs))
-        drawn = ((self.fitted + self.noise - refitted) ** 2).sum(axis=1)
-        rounding = 1e-12 * float((values**2).sum())
+        observed = ((self._values - self._curve) ** 2).sum()
+        refitted = self.form.value_at(self.drawn, self._x)
+        drawn = ((self._shifted - refitted) ** 2).sum(axis=1)
+        rounding = 1e-12 * (self._values**2).sum()
         return float((1 + (drawn >= observed - rounding).sum()) / (1 + len(drawn)))
 
 
@@ -278,23 +200,23 @@ def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
     Reasons are too few budgets or seeds, too short a span, a mean at the end of a scale, or a
     budget too far away.
     """
-    if (count := len(ladder.budgets)) < form.rungs:
-        return f"{count} budget{'s' * (count != 1)}; {form.name} needs {form.rungs}"
+    # With one budget less the misfit has a single degree of freedom, and three budgets of a handful
+    # of seeds before a phase transition pass for a line.
+    if (count := len(ladder.budgets)) < (needed := form.parameters + 2):
+        return f"{count} budget{'s' * (count != 1)}; {form.name} needs {needed}"
     first, last = ladder.budgets[0], ladder.budgets[-1]
+    names = flops_text(first), flops_text(last)
     if last < _LEAST_SPAN * first * (1 - 1e-9):
         return (
-            f"{flops_text(first)} to {flops_text(last)} is a factor of {last / first:.3g}; a "
-            f"prediction needs {_LEAST_SPAN:g}, 1.5 decades"
+            f"{names[0]} to {names[1]} is a factor of {last / first:.3g}; a prediction needs "
+            f"{_LEAST_SPAN:g}, 1.5 decades"
         )
     if ladder.least_seeds < _FEWEST_SEEDS:
         return f"a budget with fewer than {_FEWEST_SEEDS} seeds"
     if not has_logits(ladder, form):
         return f"a mean is not between 0 and the ceiling, {form.ceiling:.4g}: it has no logit"
     if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:
-        return (
-            f"{flops_text(budget)} is further above {flops_text(last)} than that is above "
-            f"{flops_text(first)}"
-        )
+        return f"{flops_text(budget)} is further above {names[1]} than that is above {names[0]}"
     return ""
 
 
@@ -313,8 +235,8 @@ def held_out_errors(ladders: Iterable[tuple[Ladder, Form]]) -> list[float]:
     for ladder, form in ladders:
         below = ladder.at(ladder.budgets[:-1])
         if len(below.budgets) > form.parameters and has_logits(below, form):
-            fit = Fit(below, form, np.empty((0, len(below.budgets))))
-            errors.append(fit.value(ladder.budgets[-1]) - float(ladder.means[-1]))
+            value = Fit(below, form).value(ladder.budgets[-1])
+            errors.append(value - float(ladder.means[-1]))
     return errors
 
 

@@ -9,8 +9,14 @@ import numpy as np
 
 from metaseq_lm.league.columns import interval_title, short_name, value_of, verdict_text
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.ladder_tables import Meeting, curve_intervals, interval_name, meetings
-from metaseq_lm.league.rungs import is_compared, ladder_of, objectives_of
+from metaseq_lm.league.ladder_tables import interval_name
+from metaseq_lm.league.rungs import (
+    Meeting,
+    curve_intervals,
+    ladder_of,
+    meetings,
+    objectives_of,
+)
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.canvas import canvas, cost_axis, legend
@@ -189,7 +195,7 @@ def draw_ladder(standings: Standings, path: Path) -> None:
     sees. References are grey. A second panel has the gains over untrained models, if there are any.
     """
     metric = standings.primary
-    predicted = [item.budget for item in standings.predictions]
+    predicted = [item.prediction.budget for item in standings.predictions]
     established = [pair for pair in meetings(standings) if pair.is_established]
     styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
     with canvas(1 + standings.has_gains, path, shared=False) as (figure, (axes, *others)):
@@ -244,7 +250,7 @@ def _draw_predictions(
     """Draw the predictions of an objective as open marks, with their intervals."""
     metric = standings.primary
     for outcome in standings.predictions:
-        prediction = outcome.registered.prediction
+        prediction = outcome.prediction
         if prediction.objective != objective or prediction.metric != metric.name:
             continue
         x, ends = prediction.budget * shift, _scaled(prediction.interval, metric)
@@ -260,7 +266,7 @@ def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
     """Draw a bar where the means of two objectives cross."""
     result, metric = pair.crossover, standings.primary
     assert result.budget and result.interval
-    ladder = ladder_of(standings, pair.after, is_compared)
+    ladder = ladder_of(standings, pair.after)
     y = float(np.interp(np.log(result.budget), ladder.logs, ladder.means)) * metric.scale
     axes.plot(result.interval, [y] * 2, color=_DARK, linewidth=2.4, alpha=0.8)
     axes.plot([result.budget], [y], "|", color=_DARK, markersize=10, markeredgewidth=1.6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,10 +15,9 @@ from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.choice import MOST, tuning_seeds_needed
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.plan import Objective
+from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.prices import Prices
 from metaseq_lm.league.runner import Runner
-from metaseq_lm.league.standings import Row
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.stats import DEFAULT_TEST
 from metaseq_lm.runs.conditions import count_conditions
@@ -47,57 +46,89 @@ def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
         conditions.append(conditions_before(replace(config, trainer=trainer), estimate))
     excluded = runner.excluded(prices)
     runner = runner.with_prices(prices)
-    request = runner.request
     counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
-    for objective in request.objectives:
-        price = prices[objective.name]
-        updates = [f"{int(b // price):,}" for b in ends(runner.budgets(objective))]
+    for objective in runner.request.objectives:
+        price, budgets = prices[objective.name], runner.budgets(objective)
+        updates = [f"{int(b // price):,}" for b in dict.fromkeys((budgets[0], budgets[-1]))]
         lines.append(
             f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
             f"{' to '.join(updates)} updates"
         )
-        one = replace(request, objectives=(objective,))
-        for (phase, budget), count in replace(runner, request=one).planned().items():
+        one = replace(runner, request=replace(runner.request, objectives=(objective,)))
+        for (phase, budget), count in one.planned().items():
             counts[phase] += count
             flops[phase] += count * budget
             seconds += count * budget * rates[objective.name]
     lines += excluded
     if plan.tuning.plausible:
         lines.append(f"final counts one setting of each objective; up to {MOST} may be plausible")
-    for phase in PHASES:
-        if counts[phase]:
-            lines.append(f"{phase:<10} {counts[phase]:>5} runs  {flops_text(flops[phase])} FLOPs")
+    totals = {phase: (counts[phase], flops[phase]) for phase in PHASES if counts[phase]}
+    totals["all"] = sum(counts.values()), sum(flops.values())
+    for phase, (count, spent) in totals.items():
+        lines.append(f"{phase:<10} {count:>5} runs  {flops_text(spent)} FLOPs")
     slots = runner.launch.max_parallel or 1
     parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" if slots > 1 else ""
-    lines.append(
-        f"all        {sum(counts.values()):>5} runs  {flops_text(sum(flops.values()))} FLOPs, "
-        f"{seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
+    lines[-1] += (
+        f", {seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
         "has to start, be validated and scored, and a grid may be widened"
     )
-    comparisons = plan.comparisons
-    seeds, level = len(plan.ladder.seeds), plan.comparison.level
-    lines.append(
-        f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
-        f"with {plan.comparison.baseline}, with {seeds} seeds each:"
-    )
-    rows, effects = read_archived(contents).rows(), []
-    for budget in request.budgets:
-        sd = _sd_of(rows, budget, plan.comparison.metric)
-        effect = DEFAULT_TEST.detectable(
-            (seeds, seeds), 1.0 if sd is None else sd, level, comparisons
-        )
-        effects.append({"budget": budget, "effect": effect, "sd": sd})
-        lines.append(f"{flops_text(budget)} FLOPs: {_effect_text(effect, sd)}")
+    budgets = list(runner.request.budgets)
+    sds = _known_sds(contents, budgets)
+    effects = {budget: _effect(plan, sds.get(budget, 1.0)) for budget in budgets}
+    lines += _effect_lines(plan, effects, sds)
     sentences = count_conditions(conditions, "objectives")
     lines += sentences
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
     content: dict[str, Any] = {"flops_per_update": prices, "excluded": excluded}
     content["phases"] = {p: {"runs": counts[p], "flops": flops[p]} for p in PHASES if counts[p]}
     content |= {"seconds": seconds, "max_parallel": slots, "conditions": sentences}
-    content |= {"comparisons": comparisons, "seeds": seeds, "detectable": effects}
-    return {"title": contents.title, **content, "comparison": asdict(plan.comparison)}, "\n".join(
-        lines
+    content |= {"comparisons": plan.comparisons, "seeds": len(plan.ladder.seeds)}
+    content["detectable"] = [
+        {"budget": budget, "effect": effect, "sd": sds.get(budget)}
+        for budget, effect in effects.items()
+    ]
+    content |= {"title": contents.title, "comparison": asdict(plan.comparison)}
+    return content, "\n".join(lines)
+
+
+def _effect(plan: Plan, sd: float) -> float | None:
+    """Return the difference that the plan's seeds show with 80 % power, None if none."""
+    seeds = len(plan.ladder.seeds)
+    return DEFAULT_TEST.detectable((seeds, seeds), sd, plan.comparison.level, plan.comparisons)
+
+
+def _effect_lines(
+    plan: Plan, effects: dict[float, float | None], sds: dict[float, float]
+) -> Iterator[str]:
+    """Yield a line on the rule of decisions, and on the detectable difference at each budget."""
+    comparison = plan.comparison
+    yield (
+        f"{comparison.metric} is decided at level {comparison.level:g} among {plan.comparisons} "
+        f"comparisons with {comparison.baseline}, with {len(plan.ladder.seeds)} seeds each:"
     )
+    for budget, effect in effects.items():
+        text = f"80 % power for a difference of {effect or 0.0:.2g}"
+        if effect is None:
+            text = "no difference can be established with so few seeds"
+        elif budget in sds:
+            text += f" (seeds have a sd of {sds[budget]:.2g})"
+        else:
+            text += " standard deviations over seeds"
+        yield f"{flops_text(budget)} FLOPs: {text}"
+
+
+def _known_sds(contents: Contents, budgets: Sequence[float]) -> dict[float, float]:
+    """Return the sd over seeds of the plan's archived rows by budget, where it is known.
+
+    It is the root of the mean variance of the rows.
+    """
+    rows, sds = read_archived(contents).rows(), {}
+    for budget in budgets:
+        at_budget = [r.scores(contents.plan.comparison.metric) for r in rows if r.budget == budget]
+        variances = [np.var(scores, ddof=1) for scores in at_budget if len(scores) > 1]
+        if variances:
+            sds[budget] = float(np.sqrt(np.mean(variances)))
+    return sds
 
 
 def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
@@ -108,54 +139,28 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     the smallest effect. A plan with archived rows is fixed, so it gets a warning and no error: its
     intervals include the choice of settings.
     """
-    plan = contents.plan
-    tuning, comparison = plan.tuning, plan.comparison
+    plan, tuning = contents.plan, contents.plan.tuning
+    effect, level = plan.comparison.smallest_effect, plan.comparison.level
     if not tuning.plausible:
         return
-    rows = read_archived(contents).rows()
-    known = [sd for b in budgets if (sd := _sd_of(rows, b, comparison.metric)) is not None]
+    known = _known_sds(contents, budgets)
     noise, source = tuning.noise, "tuning.noise"
     if noise is None:
-        noise, source = max(known, default=comparison.smallest_effect / 2), "the archive"
-        source = source if known else "half of smallest_effect; give tuning.noise if you know it"
-    needed = tuning_seeds_needed(
-        noise, comparison.smallest_effect, comparison.level, plan.comparisons
-    )
+        noise = max(known.values(), default=effect / 2)
+        source = "half of smallest_effect; give tuning.noise if you know it"
+        source = "the archive" if known else source
+    needed = tuning_seeds_needed(noise, effect, level, plan.comparisons)
     if len(tuning.seeds) >= needed:
         return
     text = (
         f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of "
-        f"{comparison.smallest_effect:g} among {plan.comparisons} comparisons where trials "
+        f"{effect:g} among {plan.comparisons} comparisons where trials "
         f"have a sd of {noise:g} ({source}): which setting is chosen may alone make as much. "
         f"{needed} would be enough, or fewer comparisons, or a larger smallest_effect"
     )
     if not known:
         raise UsageError(text)
     say(f"{text}; the plan has rows, so it stays as it is, and small differences are undecided")
-
-
-def _effect_text(effect: float | None, sd: float | None) -> str:
-    """Return in words the difference that a comparison detects in four of five cases."""
-    if effect is None:
-        return "no difference can be established with so few seeds"
-    if sd is None:
-        return f"80 % power for a difference of {effect:.2g} standard deviations over seeds"
-    return f"80 % power for a difference of {effect:.2g} (seeds have a sd of {sd:.2g})"
-
-
-def _sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
-    """Return the sd over seeds at a budget, the root of the mean variance of rows; None if unknown.
-
-    The rows are the archived ones of the plan.
-    """
-    at_budget = [row.scores(metric) for row in rows if row.budget == budget]
-    variances = [np.var(scores, ddof=1) for scores in at_budget if len(scores) > 1]
-    return float(np.sqrt(np.mean(variances))) if variances else None
-
-
-def ends(budgets: Sequence[float]) -> list[float]:
-    """Return the first and the last of ascending budgets, or one if they are equal."""
-    return list(dict.fromkeys((budgets[0], budgets[-1])))
 
 
 def estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,10 +32,12 @@ class Ladder:
     Attributes:
         budgets: FLOPs of a run.
         scores: Scores at each budget, by seed.
+        draws: Means drawn by the bootstrap, (draws, budgets); no draws before `drawn`.
     """
 
     budgets: tuple[float, ...]
     scores: tuple[np.ndarray, ...]
+    draws: np.ndarray
 
     @classmethod
     def of(cls, scores: Mapping[float, Sequence[float]]) -> Ladder:
@@ -44,7 +46,13 @@ class Ladder:
         Raises ValueError for a budget without scores, or with a score that is not finite.
         """
         budgets = tuple(sorted(scores))
-        return cls(budgets, tuple(checked(scores[budget]) for budget in budgets))
+        values = tuple(checked(scores[budget]) for budget in budgets)
+        return cls(budgets, values, np.empty((0, len(budgets))))
+
+    def drawn(self, rng: np.random.Generator, count: int = DRAWS) -> Ladder:
+        """Return the ladder with draws; NaN at a budget of one seed, which has no spread."""
+        columns = [draw_means(values, rng, count) for values in self.scores]
+        return replace(self, draws=np.reshape(columns, (len(columns), count)).T)
 
     @cached_property
     def logs(self) -> np.ndarray:
@@ -63,17 +71,9 @@ class Ladder:
 
     def at(self, budgets: Sequence[float]) -> Ladder:
         """Return the ladder of some of its budgets."""
-        scores = dict(zip(self.budgets, self.scores))
-        return Ladder(tuple(budgets), tuple(scores[budget] for budget in budgets))
-
-    def below(self, budget: float) -> Ladder:
-        """Return the ladder of the budgets below one."""
-        return self.at([other for other in self.budgets if other < budget])
-
-    def draws(self, rng: np.random.Generator, count: int = DRAWS) -> np.ndarray:
-        """Return drawn means, (count, budgets); NaN at a budget of one seed, without spread."""
-        columns = [draw_means(values, rng, count) for values in self.scores]
-        return np.stack(columns, axis=1) if columns else np.empty((count, 0))
+        columns = [self.budgets.index(budget) for budget in budgets]
+        scores = tuple(self.scores[i] for i in columns)
+        return Ladder(tuple(budgets), scores, self.draws[:, columns])
 
 
 def draw_means(scores: np.ndarray, rng: np.random.Generator, count: int = DRAWS) -> np.ndarray:
@@ -93,13 +93,10 @@ def interval(draws: np.ndarray, level: float, bounds: Ends = UNBOUNDED) -> Ends 
     curve.
     """
     known = np.clip(draws[~np.isnan(draws)], *bounds)
-    if len(draws) - len(known) > level / 2 * len(draws):
+    if not known.size or len(draws) - len(known) > level / 2 * len(draws):
         return None
     low, high = np.quantile(known, [level / 2, 1 - level / 2])
     return float(low), float(high)
-
-
-# ---------------------------------------------------------------- crossovers
 
 
 @dataclass(frozen=True)
@@ -121,24 +118,17 @@ class Crossover:
     p: float
 
 
-def crossover(
-    ladders: tuple[Ladder, Ladder], draws: tuple[np.ndarray, np.ndarray], level: float
-) -> Crossover:
-    """Return where the means of two ladders with the same budgets, two at least, cross.
+def crossover(one: Ladder, other: Ladder, level: float) -> Crossover:
+    """Return where the means of two ladders cross, with the 1 - `level` interval.
 
-    Args:
-        ladders: Their scores.
-        draws: Their drawn means, (draws, budgets), independent of each other.
-        level: The interval covers 1 - level.
+    Both have the same budgets, two at least, and draws that are independent of each other.
     """
-    one, other = ladders
-    observed = crossings(one.logs, (one.means - other.means)[None])[0]
-    drawn = crossings(one.logs, draws[0] - draws[1])
+    differences = one.means - other.means
+    (observed,) = crossings(one.logs, differences[None])
+    drawn = crossings(one.logs, one.draws - other.draws)
     crossed = drawn[~np.isnan(drawn)]
-    ends = interval(crossed, level) if len(crossed) else None
-    first, last = (one.means[i] - other.means[i] for i in (0, -1))
-    p = 1.0
-    if first * last < 0:
+    ends, p = interval(crossed, level), 1.0
+    if differences[0] * differences[-1] < 0:
         p = max(DEFAULT_TEST.p(one.scores[i], other.scores[i]) for i in (0, -1))
     return Crossover(
         None if math.isnan(observed) else math.exp(observed),
@@ -154,75 +144,51 @@ def crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
     They are linear between the budgets; `logs` are the budgets' logarithms. A difference of zero at
     a budget between two signs is a change there, but not at an end.
     """
-    places = np.full(len(differences), np.nan)
-    signs = np.sign(differences[:, 0])
-    for i in range(1, len(logs)):
-        before, after = differences[:, i - 1], differences[:, i]
-        changes = np.flatnonzero(signs * after < 0)
-        share = before[changes] / (before[changes] - after[changes])
-        places[changes] = logs[i - 1] + share * (logs[i] - logs[i - 1])
-        signs = np.where(after == 0, signs, np.sign(after))
-    return places
+    signs = np.sign(differences)
+    for i in range(1, len(logs)):  # a zero has the sign before it
+        signs[:, i] = np.where(signs[:, i] == 0, signs[:, i - 1], signs[:, i])
+    changes = np.pad(signs[:, :-1] * signs[:, 1:] < 0, ((0, 0), (1, 0)))
+    last = changes.shape[1] - 1 - changes[:, ::-1].argmax(axis=1)
+    return np.where(changes.any(axis=1), _zeros(logs, differences, last), np.nan)
 
 
-# ---------------------------------------------------------------- FLOPs at equal score
+def _zeros(logs: np.ndarray, differences: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return where each row of differences is zero between its column in `ends` and the one before.
 
-
-@dataclass(frozen=True)
-class EqualScore:
-    """Ratio of a run's FLOPs to the FLOPs that another objective needs for its score.
-
-    Attributes:
-        ratio: NaN if the other objective does not reach the score.
-        interval: Its interval; None for a bound, or if too many draws do not reach the score.
-        is_bound: Whether the other objective's first budget is enough, so that fewer FLOPs might
-            be.
+    Rows without a zero there have any value.
     """
-
-    ratio: float
-    interval: Ends | None = None
-    is_bound: bool = False
+    rows = np.arange(len(ends))
+    before, after = differences[rows, ends - 1], differences[rows, ends]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = before / (before - after)
+        zeros: np.ndarray = logs[ends - 1] + share * (logs[ends] - logs[ends - 1])
+    return zeros
 
 
 def equal_score(
-    base: tuple[float, float, np.ndarray],
-    ladder: Ladder,
-    draws: np.ndarray,
-    lower_is_better: bool,
-    level: float,
-) -> EqualScore:
-    """Return how many times fewer FLOPs a ladder needs for a score.
+    rung: Ladder, other: Ladder, lower_is_better: bool, level: float
+) -> tuple[float, Ends | None]:
+    """Return how many times fewer FLOPs a ladder needs for the score of a ladder of one budget.
 
-    Args:
-        base: The FLOPs of the run with this score, the score, and draws of it, (draws,).
-        ladder: The ladder of the objective that has to reach it.
-        draws: Its drawn means, (draws, budgets).
-        lower_is_better: The direction of the scores.
-        level: The interval covers 1 - level.
+    The ratio is NaN if the other ladder does not reach the score. It is a bound if its first budget
+    is enough: fewer FLOPs might be. The 1 - `level` interval is None for a bound, or if too many
+    draws do not reach the score. Both ladders have draws, independent of each other.
     """
-    budget, score, drawn = base
-    sign = -1.0 if lower_is_better else 1.0
-    reached = _logs_at(np.array([sign * score]), ladder.logs, sign * ladder.means[None])[0]
-    if reached == ladder.logs[0]:
-        return EqualScore(budget / ladder.budgets[0], is_bound=True)
-    places = _logs_at(sign * drawn, ladder.logs, sign * draws)
-    places[np.isnan(drawn)] = np.nan
+    (budget,), sign = rung.budgets, -1.0 if lower_is_better else 1.0
+    (reached,) = _first_reached(other.logs, sign * (other.means - rung.means)[None])
+    if reached == other.logs[0]:
+        return budget / other.budgets[0], None
+    places = _first_reached(other.logs, sign * (other.draws - rung.draws))
     ends = None if math.isnan(reached) else interval(budget / np.exp(places), level)
-    return EqualScore(float(budget / np.exp(reached)), ends)
+    return float(budget / np.exp(reached)), ends
 
 
-def _logs_at(scores: np.ndarray, logs: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return where means, (n, budgets), first reach scores, (n,); NaN if they never do.
+def _first_reached(logs: np.ndarray, leads: np.ndarray) -> np.ndarray:
+    """Return where leads, (n, budgets), are zero or more for the first time, NaN if never.
 
-    Larger is better. If the first budget reaches a score, that budget is returned, as a bound.
+    If they are at the first budget, that budget is returned, as a bound.
     """
-    reaches = means >= scores[:, None]
-    places = np.where(reaches[:, 0], logs[0], np.nan)
-    is_open = ~reaches[:, 0]
-    for i in range(1, len(logs)):
-        now = np.flatnonzero(is_open & reaches[:, i])
-        before, after = means[now, i - 1], means[now, i]
-        share = (scores[now] - before) / (after - before)
-        places[now] = logs[i - 1] + share * (logs[i] - logs[i - 1])
-        is_open &= ~reaches[:, i]
-    return places
+    reaches = leads >= 0
+    first = reaches.argmax(axis=1)
+    places = np.where(reaches[:, 0], logs[0], _zeros(logs, leads, first))
+    return np.where(reaches.any(axis=1), places, np.nan)

@@ -1,29 +1,39 @@
-"""The ladders of standings: which rows of an objective are rungs, and predictions from them."""
+"""The ladders of standings: which rows of an objective are rungs, and what they decide together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.curves import form_of, held_out_errors
+from metaseq_lm.league.curves import (
+    DRAWS,
+    FEWEST_HELD_OUT,
+    Fit,
+    bounds_of,
+    form_of,
+    held_out_errors,
+    naive_predictions,
+    obstacle,
+    rejection,
+)
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.gate import LEARNING, lacked_by
-from metaseq_lm.league.ladders import Ladder
-from metaseq_lm.league.predictions import Prediction, predict_from
+from metaseq_lm.league.ladders import Crossover, Ends, Ladder, crossover, interval
+from metaseq_lm.league.predictions import Prediction
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.reporting.stats import DEFAULT_TEST, holm
 
-_Allows = Callable[[Entry, str], bool]  # whether a row and a metric count
+Allows = Callable[[Entry, str], bool]  # whether a row and a metric count
 
 
 def has_number(entry: Entry, metric: str) -> bool:
     """Return whether a row has scores and is neither void nor refused."""
     return bool(entry.scores.get(metric)) and not entry.about(metric, VOID, REFUSE)
-
-
-def is_compared(entry: Entry, metric: str) -> bool:
-    """Return whether a row is tested; a row that is flagged only for lack of gain still is."""
-    return entry.is_tested(metric)
 
 
 def has_learnt(entry: Entry, metric: str) -> bool:
@@ -37,25 +47,104 @@ def objectives_of(standings: Standings) -> list[str]:
     return list(dict.fromkeys(entry.objective for entry in standings.entries))
 
 
-def ladder_of(standings: Standings, objective: str, allows: _Allows) -> Ladder:
-    """Return the ladder of an objective's primary metric over the rows that `allows` accepts."""
-    name = standings.primary.name
-    rungs = {}
+def ladder_of(standings: Standings, objective: str, allows: Allows = Entry.is_tested) -> Ladder:
+    """Return the ladder of an objective's primary metric over the rows that `allows` accepts.
+
+    Tested rows are flagged, if at all, only for lack of gain.
+    """
+    name, rungs = standings.primary.name, {}
     for entry in standings.entries:
         if entry.objective == objective and allows(entry, name):
             rungs[entry.budget] = entry.scores[name]
     return Ladder.of(rungs)
 
 
-def _ceiling_of(standings: Standings, objective: str) -> float | None:
-    """Return the highest reachable score of the primary metric, as given by the last row."""
-    name = standings.primary.name
-    known = [
-        e.ceilings[name]
-        for e in standings.entries
-        if e.objective == objective and name in e.ceilings
-    ]
-    return known[-1] if known else None
+def drawn_ladders(standings: Standings) -> dict[str, Ladder]:
+    """Return the ladders of tested rows, with independent draws."""
+    rng = np.random.default_rng(0)
+    ladders = {name: ladder_of(standings, name) for name in objectives_of(standings)}
+    return {name: ladder.drawn(rng) for name, ladder in ladders.items() if ladder.budgets}
+
+
+def curve_intervals(standings: Standings, objective: str) -> dict[float, Ends]:
+    """Return the interval of an objective's mean at each budget where it has two seeds."""
+    ladder = ladder_of(standings, objective, has_number).drawn(np.random.default_rng(0))
+    bounds, level = bounds_of(standings.primary, ladder.scores), standings.rule.level
+    intervals = zip(ladder.budgets, (interval(x, level, bounds) for x in ladder.draws.T))
+    return {budget: ends for budget, ends in intervals if ends}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The crossover of two objectives.
+
+    Attributes:
+        before: The objective ahead at the first budget that both have.
+        after: The other one.
+        budgets: The first and the last budget.
+        crossover: Where they cross.
+        corrected: p of the crossover after Holm's correction for all pairs.
+        is_established: Whether the order at both ends, and a crossing between them, is beyond
+            chance, and the leading objective has learnt something at both.
+    """
+
+    before: str
+    after: str
+    budgets: tuple[float, float]
+    crossover: Crossover
+    corrected: float
+    is_established: bool
+
+
+def meetings(standings: Standings) -> list[Meeting]:
+    """Return the crossovers of all pairs of objectives.
+
+    A pair is compared at the budgets, at least two, that both have and at which one of them has
+    learnt something: at lower budgets a difference is one of untrained models.
+    """
+    level, pairs, ladders = standings.rule.level, [], drawn_ladders(standings)
+    learnt = {name: ladder_of(standings, name, has_learnt).budgets for name in ladders}
+    for names in combinations(ladders, 2):
+        one, other = (ladders[name] for name in names)
+        first, second = (learnt[name] for name in names)
+        shared = [b for b in one.budgets if b in other.budgets and b in first + second]
+        one, other = one.at(shared), other.at(shared)
+        if len(shared) > 1 and min(one.least_seeds, other.least_seeds) > 1:
+            is_ahead = (one.means[0] >= other.means[0]) != standings.rule.lower_is_better
+            ordered, ends = names if is_ahead else names[::-1], (shared[0], shared[-1])
+            pairs.append((ordered, ends, crossover(one, other, level)))
+    met = []
+    for (names, ends, result), p in zip(pairs, holm([result.p for *_, result in pairs])):
+        is_sure = p < level and result.none <= level
+        is_sure &= all(budget in learnt[name] for name, budget in zip(names, ends))
+        met.append(Meeting(*names, ends, result, p, is_sure))
+    return met
+
+
+def decision_accuracies(standings: Standings) -> dict[float, tuple[int, int]]:
+    """Return how many pairs each smaller budget orders like the largest one, and of how many.
+
+    The pairs are those with a difference beyond chance at the largest budget, after Holm's
+    correction for all pairs tested there with two seeds or more. Budgets without such a pair are
+    left out (Magnusson et al. 2025).
+    """
+    if len(standings.budgets) < 2:
+        return {}
+    *smaller, top = standings.budgets
+    ladders = [ladder_of(standings, name) for name in objectives_of(standings)]
+    at_top = [x for x in ladders if top in x.budgets and len(x.scores[-1]) > 1]
+    pairs = list(combinations(at_top, 2))
+    corrected = holm([DEFAULT_TEST.p(one.scores[-1], other.scores[-1]) for one, other in pairs])
+    accuracies = {}
+    for budget in smaller:
+        same = [
+            np.prod(one.at([budget, top]).means - other.at([budget, top]).means) > 0
+            for (one, other), p in zip(pairs, corrected)
+            if p < standings.rule.level and budget in one.budgets and budget in other.budgets
+        ]
+        if same:
+            accuracies[budget] = sum(map(bool, same)), len(same)
+    return accuracies
 
 
 def predict(standings: Standings, objective: str, budget: float) -> Prediction:
@@ -64,18 +153,39 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     Rows that are untested, or not above their untrained model, are left out. Raises UsageError with
     the reason if nothing can be predicted.
     """
-    metric = standings.primary
-    usable = ladder_of(standings, objective, has_learnt).below(budget)
-    tested = ladder_of(standings, objective, is_compared).below(budget)
-    forms = {x: form_of(metric, _ceiling_of(standings, x)) for x in objectives_of(standings)}
+    metric, level = standings.primary, standings.rule.level
+    ladder = ladder_of(standings, objective, has_learnt)
+    ladder = ladder.at([other for other in ladder.budgets if other < budget])
+    name = metric.name
+    ceilings: dict[str, float | None] = {}
+    for entry in standings.entries:  # the last row that knows it counts
+        ceilings[entry.objective] = entry.ceilings.get(name, ceilings.get(entry.objective))
+    forms = {x: form_of(metric, ceiling) for x, ceiling in ceilings.items()}
     form = forms.pop(objective, None) or form_of(metric)
     if form is None:
-        raise UsageError(f"no form of a curve is known for {metric.name}")
+        raise UsageError(f"no form of a curve is known for {name}")
+    rng = np.random.default_rng(0)
+    reason = obstacle(ladder, form, budget)
+    if not reason:
+        fit = Fit(ladder.drawn(rng, DRAWS), form)
+        reason = rejection(fit, level)
+    if reason:
+        tested = ladder_of(standings, objective).budgets
+        left_out = [b for b in tested if b < budget and b not in ladder.budgets]
+        out = ", ".join(map(flops_text, left_out))
+        raise UsageError(f"{reason} (at {out} nothing was learnt yet)" if out else reason)
     others = [(ladder_of(standings, x, has_learnt), y) for x, y in forms.items() if y]
-    about = objective, budget, metric.name
-    try:
-        return predict_from(usable, form, about, standings.rule.level, held_out_errors(others))
-    except UsageError as error:
-        out = [flops_text(other) for other in tested.budgets if other not in usable.budgets]
-        note = f" (at {', '.join(out)} nothing was learnt yet)" if out else ""
-        raise UsageError(f"{error}{note}") from None
+    errors = held_out_errors(others)
+    ends = fit.interval(budget, level, rng, errors)
+    assert ends is not None  # every budget has a spread
+    return Prediction(
+        objective=objective,
+        budget=budget,
+        metric=name,
+        form=form.name,
+        rungs=ladder.budgets,
+        value=fit.value(budget),
+        interval=ends,
+        naive=naive_predictions(ladder, budget),
+        held_out=len(errors) if len(errors) >= FEWEST_HELD_OUT else 0,
+    )

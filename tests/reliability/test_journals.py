@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from metaseq_lm.core.files import checksum
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.league import predictions
-from metaseq_lm.league.predictions import Prediction, Registered
+from metaseq_lm.league.predictions import Prediction
 from metaseq_lm.reporting.runs import read_log
 from metaseq_lm.runs.folder import RunFolder
 from metaseq_lm.sweeps import lock_file
@@ -33,7 +34,16 @@ from metaseq_lm.sweeps.studies import Studies
 from metaseq_lm.sweeps.trials import FAILED
 
 JOB = {"executor": "slurm", "job": "1_2", "folder": "jobs/0001", "code": "0" * 16}
-PREDICTION = Prediction("mlm", 1e9, "a", "line", (1e7, 1e8), 0.5, (0.4, 0.6), {"last": 0.3})
+PREDICTION = Prediction(
+    objective="mlm",
+    budget=1e9,
+    metric="a",
+    form="line",
+    rungs=(1e7, 1e8),
+    value=0.5,
+    interval=(0.4, 0.6),
+    naive={"last": 0.3},
+)
 
 
 def write_job(folder: Path, number: int) -> None:
@@ -57,8 +67,8 @@ def read_updates(folder: Path) -> list[Any]:
 
 
 def write_prediction(folder: Path, number: int) -> None:
-    registered = Registered(PREDICTION, f"2026-01-0{number}T00:00:00+00:00", "p", "c")
-    predictions.add_predictions(folder, [registered])
+    made = replace(PREDICTION, time=f"2026-01-0{number}T00:00:00+00:00")
+    predictions.add_predictions(folder, [made])
 
 
 def read_times(folder: Path) -> list[Any]:

@@ -12,7 +12,7 @@ from synthetic import make_run
 from metaseq_lm.cli import main
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.page import write_page
-from metaseq_lm.league.predictions import Outcome, Prediction, Registered
+from metaseq_lm.league.predictions import OPEN, Outcome, Prediction
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting.numbers import Metric
 
@@ -168,11 +168,18 @@ def league(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
     outcomes = []
     for value, budget in ((0.9, 1e12), (0.7, 2.5e11), (0.695, 2.5e11), (0.8, 4e12)):
-        naive = {"last": 0.6, "line": 0.9}
-        ends = (value - 0.01, value + 0.01)
-        prediction = Prediction("steep", budget, metric, "E", budgets[:2], value, ends, naive)
-        registered = Registered(prediction, "2026-11-28T03:00:00+00:00", "0123", "c1")
-        outcomes.append(Outcome(registered, budget > 1e12, True))
+        prediction = Prediction(
+            time="2026-11-28T03:00:00+00:00",
+            objective="steep",
+            budget=budget,
+            metric=metric,
+            form="E",
+            rungs=budgets[:2],
+            value=value,
+            interval=(value - 0.01, value + 0.01),
+            naive={"last": 0.6, "line": 0.9},
+        )
+        outcomes.append(Outcome(prediction, OPEN if budget > 1e12 else ""))
     metrics = [Metric.of(metric, [0.5])]
     standings = Standings("Ladder", metrics, "flat", Rule(0.02), rows, predictions=outcomes)
     folder = tmp_path_factory.mktemp("league")

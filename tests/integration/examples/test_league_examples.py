@@ -230,6 +230,14 @@ def test_orders_of_two_leagues_agree_or_do_not(
     # Of random orders the interval has 0 in about nine of ten, and is rarely above what is shown.
     assert ((limits[:, 0] <= 0) & (limits[:, 1] >= 0)).mean() > 0.8
     assert (limits[:, 0] > module.SHOWN).mean() <= 0.05
+    same = [rng.permutation(scores[0] + 0.1 * i) for i in range(4)]
+    low, high = module.interval(same, scores[:4], of_seeds=True)
+    assert low <= module.tau(same, scores[:4]) <= high  # of four objectives, whose seeds overlap
+    monkeypatch.setattr(sys, "argv", ["agreement.py", "laptop"])
+    module.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "e1" in line]
+    last = next(row for row in rows if row[0] == "2.5e11")
+    assert last[:3] == ["2.5e11", "7", "0.71"] and last[-3:] == ["13", "of", "13"]
     words = ["agreement.py", "laptop", "1e12", str(LEAGUE / "english.yaml"), "4e12"]
     monkeypatch.setattr(sys, "argv", words)
     module.main()

@@ -388,6 +388,9 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(
     assert not trained and not (tmp_path / "L").exists()
     assert league(plan, "--budgets", f"{SMALL},{LARGE}", "--dry-run") == 0
     assert "learning rate" not in capsys.readouterr().out  # each run reaches its last one
+    for added, count in (([], 2), (["--with", "task.mask_prob=0.4"], 4)):  # added ones count, too
+        assert league(plan, *added, "--dry-run") == 0
+        assert f"among {count} comparisons" in capsys.readouterr().out
 
 
 WRONG = {

@@ -43,7 +43,7 @@ def ladder(means, noise=NONE, budgets=BUDGETS):
 
 
 def fit(means, form, noise=NONE, budgets=BUDGETS, draws=400):
-    return Fit.of(ladder(means, noise, budgets), form, np.random.default_rng(0), draws)
+    return Fit(ladder(means, noise, budgets).drawn(np.random.default_rng(0), draws), form)
 
 
 @pytest.mark.parametrize("power", [0.05, 0.3, 1.5])
@@ -133,7 +133,7 @@ def test_intervals_of_predictions_cover_at_about_their_level(form, curve, sd):
     covered, rejected = 0, 0
     for _ in range(80):
         scores = curve(BUDGETS)[:, None] + rng.normal(scale=sd, size=(4, 5))
-        one = Fit.of(Ladder.of(dict(zip(BUDGETS, scores))), form, rng, 300)
+        one = Fit(Ladder.of(dict(zip(BUDGETS, scores))).drawn(rng, 300), form)
         low, high = one.interval(NEXT, LEVEL, rng)
         covered += low < curve(NEXT) + rng.normal(scale=sd, size=5).mean() < high
         rejected += bool(rejection(one, LEVEL))

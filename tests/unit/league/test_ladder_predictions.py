@@ -28,9 +28,7 @@ from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.ladder_tables import (
     crossover_table,
-    curve_intervals,
     curves_table,
-    decision_accuracies,
     decision_table,
     describe_crossovers,
     equal_score_table,
@@ -41,14 +39,14 @@ from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.predictions import (
     FILE,
+    OPEN,
     Outcome,
     Prediction,
-    Registered,
     add_predictions,
     parse_lines,
     read_predictions,
 )
-from metaseq_lm.league.rungs import predict
+from metaseq_lm.league.rungs import curve_intervals, decision_accuracies, predict
 from metaseq_lm.league.standings import FLAG, REFUSE, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import Rule
@@ -68,18 +66,13 @@ EDGE = Finding("edge of the grid", FLAG, "the largest value")
 SUITES = Finding("suites", REFUSE, "other items")
 
 
-def entries(name, means, findings=()):
-    findings = dict(findings)
-    return [
-        Entry(
-            name,
-            budget,
-            {PROBE: list(mean + NOISE)},
-            findings=findings.get(budget, ()),
-            ceilings={PROBE: 1.0},
-        )
-        for budget, mean in zip((*BUDGETS, FIFTH), means)
-    ]
+def entries(name, means, findings=(), **changes):
+    findings, changes = dict(findings), {"ceilings": {PROBE: 1.0}} | changes
+    rows = []
+    for budget, mean in zip((*BUDGETS, FIFTH), means):
+        scores, of_row = {PROBE: list(mean + NOISE)}, findings.get(budget, ())
+        rows.append(Entry(name, budget, scores, findings=of_row, **changes))
+    return rows
 
 
 def standings(*rows, **changes):
@@ -90,13 +83,11 @@ def standings(*rows, **changes):
     return replace(made, **changes)
 
 
-def prediction(value=0.8, interval=(0.75, 0.85), budget=6.4e11, objective="steep"):
-    naive = {"last": 0.7, "line": 0.9}
-    return Prediction(objective, budget, PROBE, "a curve", BUDGETS[:3], value, interval, naive)
-
-
 def registered(**values):
-    return Registered(prediction(**values), "2026-11-28T03:00:00+00:00", "0123", "c1")
+    defaults = {"time": "2026-11-28T03:00:00+00:00", "plan": "0123", "code": "c1"}
+    defaults |= {"objective": "steep", "budget": 6.4e11, "metric": PROBE, "form": "a curve"}
+    defaults |= {"rungs": BUDGETS[:3], "value": 0.8, "interval": (0.75, 0.85)}
+    return Prediction(**defaults | {"naive": {"last": 0.7, "line": 0.9}} | values)
 
 
 def cells(table, column):
@@ -130,37 +121,39 @@ def test_an_interval_knows_the_errors_of_three_other_objectives():
     others[2][2] = replace(others[2][2], findings=(UNTRAINED,))
     league = standings(entries("steep", STEEP), *others)
     assert predict(league, "steep", FIFTH).held_out == 0
-    table = predictions_table(replace(league, predictions=[Outcome(registered(), True)]))
+    table = predictions_table(replace(league, predictions=[Outcome(registered(), OPEN)]))
     assert cells(table, "held out") == ["-"]
 
 
 def test_without_a_ceiling_the_asymptote_is_fitted():
-    rows = [replace(entry, ceilings={}) for entry in entries("steep", BENT)]
-    with pytest.raises(UsageError, match="needs 5"):
-        predict(standings(rows[:4]), "steep", FIFTH)
+    rows = entries("steep", BENT, ceilings={})
     assert predict(standings(rows), "steep", 1e13).form == SATURATION.name
 
 
-@pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 4")])
-def test_rows_that_are_not_tested_or_not_above_the_untrained_model_are_left_out(finding, reason):
-    rows = entries("steep", (*STEEP, 0.84), {BUDGETS[0]: (finding,)})
-    league = standings(entries("flat", FLAT), rows)
-    assert predict(league, "steep", 1e13).rungs == (*BUDGETS[1:], FIFTH)
-    with pytest.raises(UsageError, match=f"^3 budgets.*{reason}"):
+@pytest.mark.parametrize(
+    "means, finding, changes, reason",
+    [
+        (BENT[:4], EDGE, {"ceilings": {}}, "3 budgets.*needs 5$"),
+        (BENT[:4], None, {"ceilings": {}}, "4 budgets.*needs 5$"),
+        (STEEP, UNTRAINED, {}, "^3 budgets.*needs 4 .at 1.0e10 nothing was learnt"),
+        (STEEP, EDGE, {}, "^3 budgets.*needs 4$"),
+        ((0.5, 0.5, 0.5, 0.9), None, {}, "do not lie on"),
+    ],
+)
+def test_what_is_not_predicted(means, finding, changes, reason):
+    """Untested rows and those not above the untrained model are left out."""
+    findings = {BUDGETS[0]: (finding,)} if finding else {}
+    league = standings(entries("flat", FLAT), entries("steep", means, findings, **changes))
+    with pytest.raises(UsageError, match=reason):
         predict(league, "steep", FIFTH)
-
-
-def test_what_lies_on_no_curve_is_not_predicted():
-    league = standings(entries("steep", (0.5, 0.5, 0.5, 0.9)))
-    with pytest.raises(UsageError, match="do not lie on"):
-        predict(league, "steep", FIFTH)
-
-
-def test_a_metric_without_a_form_is_not_predicted():
-    league = standings(entries("steep", STEEP))
-    league = replace(league, metrics=[Metric(PROBE, percent=False, lower_is_better=False)])
+    metrics = [Metric(PROBE, percent=False, lower_is_better=False)]
     with pytest.raises(UsageError, match="no form"):
-        predict(league, "steep", FIFTH)
+        predict(replace(league, metrics=metrics), "steep", FIFTH)
+
+
+def test_rows_that_are_left_out_are_no_rungs():
+    rows = entries("steep", (*STEEP, 0.84), {BUDGETS[0]: (UNTRAINED,)})
+    assert predict(standings(rows), "steep", 1e13).rungs == (*BUDGETS[1:], FIFTH)
 
 
 # ---------------------------------------------------------------- the file
@@ -208,17 +201,17 @@ def run(label: str, budget: float, seed: int, started: str | None) -> Run:
 @pytest.mark.parametrize(
     "starts, expected",
     [
-        ([], (True, None)),
-        (["2026-11-28T03:00:01+00:00", "2026-11-28T04:00:00+00:00"], (False, True)),
-        (["2026-11-28T02:59:59+00:00", "2026-11-28T04:00:00+00:00"], (False, False)),
-        (["2026-11-28T04:00:01+02:00"], (False, False)),
-        (["2026-11-28T04:00:00+00:00", None], (False, None)),
+        ([], OPEN),
+        (["2026-11-28T03:00:01+00:00", "2026-11-28T04:00:00+00:00"], ""),
+        (["2026-11-28T02:59:59+00:00", "2026-11-28T04:00:00+00:00"], "after"),
+        (["2026-11-28T04:00:01+02:00"], "after"),
+        (["2026-11-28T04:00:00+00:00", None], "when"),
     ],
 )
 def test_a_prediction_counts_if_every_run_began_after_it(starts, expected):
     runs = [run("steep", 6.4e11, i, start) for i, start in enumerate(starts)]
-    outcome = Outcome.of(registered(), runs)
-    assert (outcome.is_open, outcome.is_before) == expected
+    reason = Outcome.of(registered(), runs).unscored
+    assert expected in reason and bool(reason) == bool(expected)
 
 
 def league_of(*runs: Run) -> LeagueRuns:
@@ -250,13 +243,13 @@ def test_predictions_of_another_plan_are_refused(tmp_path):
     folder = LeagueFolder(tmp_path)
     add_predictions(tmp_path, [replace(registered(objective="masked"), plan=plan.hash)])
     league = read_league_runs(folder, Contents(plan, content))
-    assert league.predictions and league.outcomes()[0].is_open
+    assert league.predictions and league.outcomes()[0].unscored == OPEN
     add_predictions(tmp_path, [registered(objective="masked")])
     with pytest.raises(UsageError, match="line 2: a prediction of another plan .0123"):
         read_league_runs(folder, Contents(plan, content))
 
 
-def archived(tmp_path: Path, *predictions: Registered) -> tuple[Contents, Path]:
+def archived(tmp_path: Path, *predictions: Prediction) -> tuple[Contents, Path]:
     """Archive a league with a run and predictions; return what a plan with this archive has."""
     content = plan_with()
     contents = Contents(parse_plan(content), content, archive=str(tmp_path / "plan.jsonl.gz"))
@@ -266,7 +259,7 @@ def archived(tmp_path: Path, *predictions: Registered) -> tuple[Contents, Path]:
     return contents, file
 
 
-def of_plan(**values) -> Registered:
+def of_plan(**values) -> Prediction:
     plan = parse_plan(plan_with())
     return replace(registered(objective="masked", **values), plan=plan.hash)
 
@@ -277,7 +270,7 @@ def test_an_archive_keeps_what_was_predicted(tmp_path):
     contents, _ = archived(tmp_path, one, two, registered())
     league = read_archived(contents)
     assert league.predictions == (one, two)
-    assert [outcome.registered for outcome in league.outcomes()] == [one, two]
+    assert [outcome.prediction for outcome in league.outcomes()] == [one, two]
     # A folder adds its own; one that is in both counts once.
     folder = LeagueFolder(tmp_path / "L")
     folder.path.mkdir()
@@ -291,11 +284,11 @@ def test_an_archive_keeps_what_was_predicted(tmp_path):
 
 def test_predictions_of_an_archive_are_scored_by_runs_of_the_folder(tmp_path, monkeypatch):
     contents, _ = archived(tmp_path, of_plan(budget=LARGE))
-    assert read_archived(contents).outcomes()[0].is_open
+    assert read_archived(contents).outcomes()[0].unscored == OPEN
     later = [run("masked", LARGE, seed, "2026-11-28T04:00:00+00:00") for seed in (1, 2)]
     monkeypatch.setattr(LeagueFolder, "runs", lambda folder: later)
     (outcome,) = read_league_runs(LeagueFolder(tmp_path / "L"), contents).outcomes()
-    assert (outcome.is_open, outcome.is_before) == (False, True)
+    assert outcome.unscored == ""
 
 
 def test_archived_predictions_that_were_changed_or_are_of_another_plan_are_refused(tmp_path):
@@ -351,7 +344,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     assert row["unscored"] == "open"
     (made,) = read_predictions(folder.path)
     assert (made.plan, len(made.code)) == (plan.hash, 16)
-    assert made.prediction.value == pytest.approx(1 + 2.0**-5, abs=0.002)
+    assert made.value == pytest.approx(1 + 2.0**-5, abs=0.002)
     # A further seed below changes the prediction; the rung is predicted once, all the same.
     for further in (False, True):
         if further:
@@ -375,7 +368,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     for name in ("predictions.csv", "standings.csv"):
         assert (out / name).read_text() == (folder.path / "report" / name).read_text()
     (row,) = csv.DictReader((out / "predictions.csv").read_text().splitlines())
-    assert float(row["predicted"]) == made.prediction.value
+    assert float(row["predicted"]) == made.value
     assert (row["objective"], row["made"], row["inside"]) == ("masked", made.time, "True")
     assert float(row["mean"]) == pytest.approx(1 + 2.0**-5) and row["unscored"] == ""
 
@@ -386,32 +379,24 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
 def test_predictions_are_scored_beside_the_naive_ones():
     league = standings(entries("flat", FLAT), entries("steep", STEEP))
     outcomes = [
-        Outcome(registered(), False, True),
-        Outcome(registered(value=0.9, interval=(0.88, 0.93)), False, True),
-        Outcome(registered(), False, False),
-        Outcome(registered(), False, None),
-        Outcome(registered(budget=2e12), True),
+        Outcome(registered()),
+        Outcome(registered(value=0.9, interval=(0.88, 0.93))),
+        Outcome(registered(), "made late"),
+        Outcome(registered(budget=2e12), OPEN),
     ]
     table = predictions_table(replace(league, predictions=outcomes))
-    assert cells(table, "mean") == [
-        *("78.00", "78.00", "made after its runs began"),
-        *("its runs do not say when they began", "open"),
-    ]
-    assert cells(table, "inside") == ["yes", "no", "", "", ""]
-    assert cells(table, "error") == ["+2.00", "+12.00", "", "", ""]
+    assert cells(table, "mean") == ["78.00", "78.00", "made late", "open"]
+    assert cells(table, "inside") == ["yes", "no", "", ""]
+    assert cells(table, "error") == ["+2.00", "+12.00", "", ""]
     assert cells(table, "error of the last budget")[:2] == ["-8.00"] * 2
     assert cells(table, "error of the line")[:2] == ["+12.00"] * 2
     text = " ".join(table.notes)
     assert "Of 2 predictions" in text and "1 has the mean inside" in text
     assert "error: 7.00; of the score of the last budget 8.00" in text
     assert "1 of the predictions have no runs" in text
-
-
-def test_a_row_that_is_not_tested_scores_no_prediction():
-    rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
-    league = standings(entries("flat", FLAT), rows)
-    table = predictions_table(replace(league, predictions=[Outcome(registered(), False, True)]))
-    assert cells(table, "mean") == ["not ranked: edge of the grid"]
+    untested = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
+    league = standings(entries("flat", FLAT), untested, predictions=outcomes[:1])
+    assert cells(predictions_table(league), "mean") == ["not ranked: edge of the grid"]
 
 
 def test_a_crossover_is_established_and_named():
@@ -463,28 +448,27 @@ def test_flops_at_equal_score_are_those_of_the_ladder():
 
 def test_an_interval_that_ends_at_the_first_budget_is_a_bound():
     """steep has .50, .01 below the first score of flat: some draws have it there already."""
-    table = equal_score_table(standings(entries("flat", (0.505, 0.6)), entries("steep", STEEP)))
-    (ends,) = (
-        row[5].text for row in table.rows if row[1].text == "flat" and row[0].text == "1.0e10"
-    )
-    assert ends.endswith(" to 1.00 or more")
-
-
-def test_the_score_of_a_row_that_has_not_learnt_is_not_looked_up():
-    rows = entries("flat", FLAT, {BUDGETS[0]: (UNTRAINED,)})
-    table = equal_score_table(standings(rows, entries("steep", STEEP)))
+    flat = entries("flat", (0.505, 0.6))
+    table = equal_score_table(standings(flat, entries("steep", STEEP)))
+    rows = {(row[0].text, row[1].text): row[5].text for row in table.rows}
+    assert rows["1.0e10", "flat"].endswith(" to 1.00 or more")
+    # The score of a row that has not learnt is not looked up.
+    unlearnt = [replace(flat[0], findings=(UNTRAINED,)), flat[1]]
+    table = equal_score_table(standings(unlearnt, entries("steep", STEEP)))
     assert ("1.0e10", "flat") not in {(row[0].text, row[1].text) for row in table.rows}
 
 
 def test_a_crossover_needs_a_leader_that_has_learnt():
     """Budgets at which neither has learnt are left out; else a head start would be overtaken."""
     nothing = {BUDGETS[0]: (UNTRAINED,)}
-    league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP, nothing))
-    assert cells(crossover_table(league), "budgets") == ["4.0e10 to 6.4e11"]
-    assert cells(crossover_table(league), "the order changes") == ["established"]
-    league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP))
-    assert cells(crossover_table(league), "budgets") == ["1.0e10 to 6.4e11"]
-    assert cells(crossover_table(league), "the order changes") == ["not established"]
+    for of_steep, first, order in (
+        (nothing, "4.0e10", "established"),
+        ({}, "1.0e10", "not established"),
+    ):
+        league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP, of_steep))
+        table = crossover_table(league)
+        assert cells(table, "budgets") == [f"{first} to 6.4e11"]
+        assert cells(table, "the order changes") == [order]
 
 
 def test_intervals_of_means_lie_within_the_scale():
@@ -514,8 +498,8 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
         entries("near", (0.70, 0.70, 0.70, 0.661), {BUDGETS[1]: (SUITES,)}),
     )
     # Of six pairs all but flat and near differ; near is refused at 4e10.
-    expected = [(BUDGETS[0], 1, 5), (BUDGETS[1], 2, 3), (BUDGETS[2], 4, 5)]
-    assert [(x.budget, x.same, x.pairs) for x in decision_accuracies(league)] == expected
+    expected = {BUDGETS[0]: (1, 5), BUDGETS[1]: (2, 3), BUDGETS[2]: (4, 5)}
+    assert decision_accuracies(league) == expected
     table = decision_table(league)
     assert cells(table, "same order") == ["1 of 5", "2 of 3", "4 of 5"]
     assert cells(table, "%") == ["20", "67", "80"] and "6.4e11" in table.title
@@ -523,18 +507,13 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
     assert sentence in terminal_text(league).replace("\n", " ")
     # Rows that are not tested at the largest budget, and levels, decide nothing.
     rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
-    assert decision_accuracies(standings(entries("flat", FLAT), rows)) == []
-    assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == []
+    assert decision_accuracies(standings(entries("flat", FLAT), rows)) == {}
+    assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == {}
     assert decision_table(standings(entries("flat", FLAT), rows)).rows == []
 
 
-def test_a_page_without_a_second_budget_or_predictions_has_no_ladders():
-    league = standings(entries("flat", FLAT[:1]), entries("steep", STEEP[:1]))
-    assert ladder_tables(league) == []
-
-
 def test_the_page_has_ladders_in_all_forms(tmp_path):
-    outcomes = [Outcome(registered(budget=2e12), True)]
+    outcomes = [Outcome(registered(budget=2e12), OPEN)]
     league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
     write_page(league, tmp_path)
     for ending in ("txt", "md", "html"):
@@ -546,12 +525,15 @@ def test_the_page_has_ladders_in_all_forms(tmp_path):
     assert (row["low"], row["high"], row["predicted_last"]) == ("0.75", "0.85", "0.7")
     write_page(replace(league, predictions=()), tmp_path)
     assert not (tmp_path / "predictions.csv").exists()
+    # Without a second budget and predictions there are no ladders.
+    league = standings(entries("flat", FLAT[:1]), entries("steep", STEEP[:1]))
+    assert ladder_tables(league) == []
 
 
 def test_the_ladder_has_intervals_crossovers_and_open_predictions(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    outcomes = [Outcome(registered(budget=2e12), True)]
+    outcomes = [Outcome(registered(budget=2e12), OPEN)]
     league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
     draw_ladder(league, tmp_path / "ladder.png")
     axes = figures[0].axes[0]
@@ -569,8 +551,8 @@ def test_the_ladder_has_its_trained_scores_in_its_alternative_text(tmp_path):
     untrained = {PROBE: list(0.45 + NOISE)}
     rows = [replace(e, untrained=untrained) for e in entries("steep", STEEP)]
     outcomes = [
-        Outcome(registered(budget=2e12), True),
-        Outcome(registered(value=0.7, budget=1.6e11), False, True),
+        Outcome(registered(budget=2e12), OPEN),
+        Outcome(registered(value=0.7, budget=1.6e11)),
     ]
     league = standings(entries("flat", FLAT), rows, predictions=outcomes)
     with collect() as drawings:
@@ -597,7 +579,7 @@ def test_the_ladder_has_its_trained_scores_in_its_alternative_text(tmp_path):
 def test_numbers_of_ladders_and_predictions_are_columns_of_numbers():
     """Also where a prediction has no mean yet, and where two objectives do not cross."""
     league = standings(entries("flat", FLAT), entries("steep", STEEP), entries("low", [0.5] * 4))
-    outcomes = [Outcome(registered(), False, True), Outcome(registered(budget=2e12), True)]
+    outcomes = [Outcome(registered()), Outcome(registered(budget=2e12), OPEN)]
     tables = ladder_tables(replace(league, predictions=outcomes))
     texts = [[title for title, number in zip(t.head, t.right) if not number] for t in tables]
     assert texts == [

@@ -27,7 +27,7 @@ def ladder(means, sd=0.0, budgets=BUDGETS):
 
 def meet(one, other, level=0.05):
     rng = np.random.default_rng(1)
-    return crossover((one, other), (one.draws(rng), other.draws(rng)), level)
+    return crossover(one.drawn(rng), other.drawn(rng), level)
 
 
 def test_lines_meet_where_they_do():
@@ -93,7 +93,7 @@ def test_intervals_cover_at_their_level(seeds):
 
 def test_one_seed_has_no_interval():
     lone = Ladder.of({1e12: [0.5], 2e12: [0.5, 0.6]})
-    draws = lone.draws(np.random.default_rng(0))
+    draws = lone.drawn(np.random.default_rng(0)).draws
     assert interval(draws[:, 0], 0.05) is None and interval(draws[:, 1], 0.05)
     assert lone.least_seeds == 1
 
@@ -104,26 +104,32 @@ def test_a_score_that_is_not_finite_is_refused():
 
 
 def reach(budget, score, means, budgets=(1e12, 4e12), lower=True, sd=0.0):
-    one = ladder(means, sd, budgets)
     rng = np.random.default_rng(0)
-    drawn = score + sd * rng.normal(size=10_000) / math.sqrt(8)
-    return equal_score((budget, score, drawn), one, one.draws(rng), lower, 0.05)
+    rung = ladder([score], sd, [budget]).drawn(rng)
+    return equal_score(rung, ladder(means, sd, budgets).drawn(rng), lower, 0.05)
 
 
-def test_flops_at_equal_score():
-    """A ladder of two budgets is a line over log FLOPs; below it the first budget is a bound."""
-    half = reach(8e12, 2.5, [3.0, 2.0], sd=0.05)
-    assert half.ratio == pytest.approx(4.0) and half.interval[0] < 4.0 < half.interval[1]
-    assert reach(8e12, 0.6, [0.5, 0.7], lower=False).ratio == pytest.approx(4.0)
-    bound = reach(8e12, 3.5, [3.0, 2.0])
-    assert (bound.ratio, bound.interval, bound.is_bound) == (pytest.approx(8.0), None, True)
-    never = reach(8e12, 1.5, [3.0, 2.0])
-    assert math.isnan(never.ratio) and never.interval is None
+@pytest.mark.parametrize(
+    "score, means, ratio, ends",
+    [
+        (2.5, [3.0, 2.0], 4.0, (4.0, 4.0)),  # a ladder of two budgets is a line over log FLOPs
+        (3.5, [3.0, 2.0], 8.0, None),  # the first budget is a bound
+        (3.5, [3.0], 8.0, None),
+        (1.5, [3.0, 2.0], math.nan, None),  # never
+        (1.5, [3.0], math.nan, None),
+        (2.5, [3.0, 2.0, 2.8, 1.0], 4.0, (4.0, 4.0)),  # the first time, though it is lost again
+    ],
+)
+def test_flops_at_equal_score(score, means, ratio, ends):
+    budgets = (1e12, 4e12, 8e12, 16e12)[: len(means)]
+    found, interval = reach(8e12, score, means, budgets)
+    assert found == pytest.approx(ratio, nan_ok=True)
+    assert interval == (ends and pytest.approx(ends))
+
+
+def test_the_interval_of_flops_at_equal_score():
+    ratio, (low, high) = reach(8e12, 2.5, [3.0, 2.0], sd=0.05)
+    assert ratio == pytest.approx(4.0) and low < 4.0 < high
+    assert reach(8e12, 0.6, [0.5, 0.7], lower=False)[0] == pytest.approx(4.0)
     # Reached on average, but by so few draws that an interval would say too much.
-    assert reach(8e12, 2.0, [3.0, 2.0], sd=0.05).interval is None
-
-
-def test_flops_at_equal_score_are_those_of_the_first_time():
-    """Between the first two budgets, though the score is lost again behind them."""
-    once = reach(8e12, 2.5, [3.0, 2.0, 2.8, 1.0], (1e12, 4e12, 8e12, 16e12))
-    assert once.ratio == pytest.approx(4.0)
+    assert reach(8e12, 2.0, [3.0, 2.0], sd=0.05)[1] is None
