@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from metaseq_lm.core.config import RunConfig, describe_tuned_loss
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
@@ -21,16 +20,13 @@ from metaseq_lm.sweeps.expansion import Run, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
 from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.samplers import combinations
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
+from metaseq_lm.sweeps.studies import Setting, Studies
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
-from metaseq_lm.sweeps.trials import Setting, Trial
 
-if TYPE_CHECKING:
-    from metaseq_lm.sweeps.studies import Studies
-
-_NEEDED = "needs optuna: pip install 'metaseq-lm[search]'"
 _WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
 
@@ -55,11 +51,9 @@ class Searched:
     @property
     def values(self) -> list[dict[str, Any]]:
         """The settings that are tuned: all of the grid x the list."""
-        grid = self.definition.grid
         settings = []
-        for values in product(*grid.values()):
-            for chosen in self.definition.alternatives or [{}]:
-                settings.append(dict(zip(grid, values)) | chosen)
+        for values in combinations(self.definition.grid):
+            settings += [{**values, **item} for item in self.definition.alternatives or [{}]]
         return settings
 
     @property
@@ -93,7 +87,8 @@ class Searched:
 
     def check_rules(self) -> None:
         """Raise UsageError for a search that contradicts the sweep, or if Optuna is missing."""
-        _check_installed()
+        if find_spec("optuna") is None:
+            raise UsageError("a search needs optuna: pip install 'metaseq-lm[search]'")
         if len(self.definition.stages) > 1:
             raise UsageError(
                 "a search tunes runs of one stage; score them with trainer.final_suites, or search "
@@ -204,8 +199,6 @@ class Searched:
 
     def studies(self) -> Studies:
         """Return the studies in the folder of the sweep."""
-        from metaseq_lm.sweeps.studies import Studies
-
         return Studies(self.out / FOLDER, self.search)
 
     def run(self, folder: SweepFolder, settings: list[Setting], new_code: bool) -> bool:
@@ -307,13 +300,14 @@ class Searched:
         studies, chosen = self.studies(), []
         show("\n".join([*_search_lines(studies), *self.notes()]))
         for name, values in zip(self.names, self.values):
-            best = studies.best(name)
+            trials = studies.trials(name)
+            best = trials.best()
             if best is None:
                 raise MetaseqError(
                     f"{name}: no trial finished, so there is nothing to choose; see {self.out}/"
                     f"{FOLDER}/{name}, or give more --search-flops"
                 )
-            for key, end in self.edges(best).items():
+            for key, end in trials.edges(best.values).items():
                 show(
                     f"warning: {name}: {key}={best.values[key]} lies at the {end} end of "
                     f"{self.search.space[key].as_json()}; the best value may be outside: search a "
@@ -340,28 +334,16 @@ class Searched:
             "skip=200' for reports"
         ]
 
-    def edges(self, best: Trial) -> dict[str, str]:
-        """Return the searched options with the best value at an end of the range, and that end."""
-        space = self.search.space
-        ends = {key: space[key].edge_of(value) for key, value in best.values.items()}
-        return {key: end for key, end in ends.items() if end}
-
     def record_tuning(self, runs: Sequence[Run]) -> None:
         """Record in the folders of runs how their options were chosen, and at which cost."""
         studies = self.studies()
         for name, values in zip(self.names, self.values):
-            best = studies.best(name)
+            trials = studies.trials(name)
+            best = trials.best()
             assert best is not None
-            record = {
-                "flops": studies.spent(name),
-                "trials": len(studies.trials(name)),
-                "metric": self.search.metric,
-                "values": dict(best.values),
-                "edges": self.edges(best),
-            }
             for run in runs:
                 if values.items() <= run.values.items():
-                    write_tuning(self.out / run.folder, record)
+                    write_tuning(self.out / run.folder, trials.record(best.values))
 
 
 def _valid_metrics(config: RunConfig) -> list[str]:
@@ -373,12 +355,6 @@ def _valid_metrics(config: RunConfig) -> list[str]:
     return list(evaluate_split(parts, config.trainer.valid_split, most=1).metrics)
 
 
-def _check_installed() -> None:
-    """Raise UsageError if Optuna is missing."""
-    if find_spec("optuna") is None:
-        raise UsageError(f"a search {_NEEDED}")
-
-
 def _search_lines(studies: Studies) -> list[str]:
     """Return a line for each setting: trials by state, FLOPs, the best score and its values."""
     lines = []
@@ -386,10 +362,9 @@ def _search_lines(studies: Studies) -> list[str]:
         trials = studies.trials(setting.name)
         states = [trial.state for trial in trials]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        spent = sum(trial.flops for trial in trials)
-        line = f"{setting.name}: {len(trials)} trials ({counts or 'none yet'}), {spent:.3g} of "
-        line += f"{studies.search.flops:.3g} FLOPs"
-        if best := studies.best(setting.name):
+        line = f"{setting.name}: {len(trials)} trials ({counts or 'none yet'}), {trials.flops:.3g} "
+        line += f"of {studies.search.flops:.3g} FLOPs"
+        if best := trials.best():
             values = " ".join(f"{key}={value}" for key, value in best.values.items())
             line += f", best {studies.search.metric} {best.score:.5g}: {values}"
         lines.append(line)
@@ -401,10 +376,6 @@ def status_lines(folder: SweepFolder) -> list[str]:
     stored = folder.stored_search()
     if not stored or not (folder.path / FOLDER).is_dir():
         return []
-    if find_spec("optuna") is None:
-        return [f"the state of its search {_NEEDED}"]
-    from metaseq_lm.sweeps.studies import Studies
-
     studies = Studies(folder.path / FOLDER, Search.from_json(stored["rules"]))
     workers = [f"{name} {state}" for name, state in active_workers(folder).items()]
     over = bool(folder.runs())
