@@ -174,14 +174,12 @@ def _search_rules() -> type:
     from metaseq_lm.sweeps.search import Search
 
     hints = get_type_hints(Search)
-    rules = [item for item in fields(Search) if item.name != "space"]
-    return make_dataclass(
-        "SearchRules",
-        [
-            (f"search_{item.name}", hints[item.name], field(default=None, metadata=item.metadata))
-            for item in rules
-        ],
-    )
+    rules = []
+    for item in fields(Search):
+        if item.name != "space":
+            default = field(default=None, metadata=item.metadata)
+            rules.append((f"search_{item.name}", hints[item.name], default))
+    return make_dataclass("SearchRules", rules)
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
@@ -362,12 +360,10 @@ def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, A
     from metaseq_lm.sweeps.space import parse_axis
 
     rules = read_values(Search, content.pop("search", {}), "search")
-    typed = read_options(_search_rules(), vars(args))
-    given = {
-        name.removeprefix("search_"): value
-        for name, value in vars(typed).items()
-        if value is not None
-    }
+    given = {}
+    for name, value in vars(args).items():
+        if name.startswith("search_") and value is not None:
+            given[name.removeprefix("search_")] = value
     if not rules and not args.search:
         if given:
             raise UsageError("give --search KEY=LOW..HIGH as well: nothing is searched")

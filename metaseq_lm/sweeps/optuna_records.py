@@ -12,14 +12,9 @@ from typing import Any, TypeVar
 from metaseq_lm.core.files import as_numbers
 from metaseq_lm.sweeps.space import Choice, Space
 
-# The kinds of records that matter, by Optuna's number.
-_CREATE_STUDY, _STUDY_ATTRIBUTE, _CREATE_TRIAL, _PARAMETER, _END, _SCORE, _TRIAL_ATTRIBUTE = (
-    *(0, 2, 4, 5),
-    *(6, 7, 8),
-)
-_CODES = range(10)
 _COMPLETE = 1  # state of a trial
 T = TypeVar("T")
+Records = list[tuple[str, dict[str, Any]]]
 
 
 class OptunaRecords:
@@ -35,51 +30,49 @@ class OptunaRecords:
         self.settings: list[dict[str, Any]] = []
         self.trials: list[dict[str, Any]] = []
 
-    def convert(self, row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    def convert(self, row: dict[str, Any]) -> Records:
         """Return the settings and trials that a line changed, each with its kind.
 
-        Raises LookupError, TypeError, ValueError or AttributeError for records that no search
-        wrote.
+        Raises LookupError, TypeError, ValueError or AttributeError for what no search wrote.
         """
-        changed: dict[int, tuple[str, dict[str, Any]]] = {}
+        changed: dict[int, dict[str, Any]] = {}
         for record in [row] if "op_code" in row else row["records"]:
-            kind, content = self._apply(record)
-            changed[id(content)] = kind, content
-        # A kill could tear a change of a setting, which the next command completed.
-        return [
-            (kind, dict(content))
-            for kind, content in changed.values()
-            if kind == "trial" or content.keys() >= {"values", "run_flops"}
-        ]
+            content = self._apply(record["op_code"], record)
+            changed[id(content)] = content
+        records: Records = []
+        for content in changed.values():
+            if "setting" in content:
+                records.append(("trial", dict(content)))
+            elif content.keys() >= {"values", "run_flops"}:  # else a kill tore it
+                records.append(("setting", dict(content)))
+        return records
 
-    def _apply(self, record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Apply a record; return what it changed."""
-        code = record["op_code"]
-        if code not in _CODES:
-            raise ValueError(f"op_code is {str(code)[:40]!r}, which no search writes")
-        if code == _CREATE_STUDY:
+    def _apply(self, code: int, record: dict[str, Any]) -> dict[str, Any]:
+        """Apply a record of a kind; return the setting or trial that it changed."""
+        if code == 0:
             self.settings.append({"name": record["study_name"], "tries_from": 0})
-            return "setting", self.settings[-1]
-        if code == _CREATE_TRIAL:
-            return "trial", self._create_trial(_item(self.settings, record["study_id"])["name"])
-        if "study_id" in record:
+            return self.settings[-1]
+        if code in (2, 3, 4):
             setting = _item(self.settings, record["study_id"])
-            setting |= record["user_attr"] if code == _STUDY_ATTRIBUTE else {}
-            return "setting", setting
+            setting |= record["user_attr"] if code == 2 else {}
+            return self._create_trial(setting["name"]) if code == 4 else setting
         trial = _item(self.trials, record["trial_id"])
-        if code == _PARAMETER:
-            name, value = record["param_name"], record["param_value_internal"]
-            trial["values"] = {**trial["values"], name: self._value(name, value)}
-        elif code == _TRIAL_ATTRIBUTE:
+        if code == 5:
+            key, value = record["param_name"], record["param_value_internal"]
+            trial["values"] = {**trial["values"], key: self._value(key, value)}
+        elif code == 6:
+            scores = as_numbers(record["values"]) if record["state"] == _COMPLETE else []
+            trial["at_rungs"] = [*trial["at_rungs"], *scores]
+        elif code == 7 and record["step"]:  # a diverged trial has an infinite score at step 0
+            trial["at_rungs"] = [*trial["at_rungs"], as_numbers(record["intermediate_value"])]
+        elif code == 8:
             for key, value in record["user_attr"].items():
                 if key == "interrupted":
-                    key, value = "state", "interrupted" if value else "running"
-                trial["state" if key == "ended" else key] = value
-        elif code == _SCORE and record["step"]:  # step 0 has the score of diverged trials, infinite
-            trial["at_rungs"] = [*trial["at_rungs"], as_numbers(record["intermediate_value"])]
-        elif code == _END and record["state"] == _COMPLETE:
-            trial["at_rungs"] = [*trial["at_rungs"], *as_numbers(record["values"])]
-        return "trial", trial
+                    value = "interrupted" if value else "running"
+                trial["state" if key in ("interrupted", "ended") else key] = value
+        elif code not in (7, 9):
+            raise ValueError(f"op_code is {str(code)[:40]!r}, which no search writes")
+        return trial
 
     def _create_trial(self, setting: str) -> dict[str, Any]:
         number = sum(trial["setting"] == setting for trial in self.trials)

@@ -164,19 +164,10 @@ def _record_trial(out: Path, search: Search, trial: StudyTrial) -> None:
     folder = _trial_folder(out, trial)
     if trial.state in (RUNNING, INTERRUPTED) or not folder.is_dir():
         return
-    record = {
-        "setting": trial.setting,
-        "number": trial.number,
-        "values": dict(trial.values),
-        "state": trial.state,
-        "flops": trial.flops,
-        "share": trial.share,
-        "score": trial.score,
-        "metric": search.metric,
-        "lower_is_better": search.lower_is_better,
-        "independent": search.is_independent,
-    }
-    write_trial(folder, record)
+    names = "setting number values state flops share score".split()
+    rules = {name: getattr(search, name) for name in ("metric", "lower_is_better")}
+    trial_facts = {name: getattr(trial, name) for name in names}
+    write_trial(folder, {**trial_facts, **rules, "independent": search.is_independent})
 
 
 def fail_lost(studies: Studies, out: str, workers: set[str]) -> list[StudyTrial]:

@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig, describe_tuned_loss
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.tuning import write_tuning
-from metaseq_lm.sweeps import launching
+from metaseq_lm.sweeps import launching, optuna_records
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.definition import Definition, differences
 from metaseq_lm.sweeps.expansion import Run, expand, run_names
@@ -102,14 +102,18 @@ class Searched:
     def check_all(self) -> list[Setting]:
         """Return the settings with their budgets; UsageError for a run that could not start."""
         self.check_rules()
-        settings = []
-        for (name, runs), values in zip(self.corner_runs(), self.values):
+        for _, runs in self.corner_runs():
             check_configs(runs, self.definition, self.check)
-            for run, _, config in composed(runs[:1], self.definition, self.check):
-                settings.append(Setting(name, values, self.budget_of(run, config)))
-        return settings
+        configs = zip(self.names, self.values, self.first_configs())
+        return [Setting(name, values, self.budget_of(name, c)) for name, values, c in configs]
 
-    def budget_of(self, run: Run, config: RunConfig) -> float:
+    def first_configs(self) -> Iterator[RunConfig]:
+        """Yield the configuration of the first run of each setting."""
+        runs = [runs[0] for _, runs in self.corner_runs()]
+        for _, _, config in composed(runs, self.definition, self.check):
+            yield config
+
+    def budget_of(self, name: str, config: RunConfig) -> float:
         """Return the FLOPs of a run; raises UsageError if these alone do not end it."""
         options, search = config.trainer, self.search
         if not options.max_flops or options.max_update:
@@ -119,15 +123,14 @@ class Searched:
             )
         if search.flops < options.max_flops:
             raise UsageError(
-                f"{run.name}: a trial takes {options.max_flops:.3g} FLOPs, more than the "
+                f"{name}: a trial takes {options.max_flops:.3g} FLOPs, more than the "
                 f"{search.flops:.3g} of --search-flops; four times as many are usual"
             )
         return float(options.max_flops)
 
     def check_metric(self) -> None:
         """Raise UsageError for a metric without direction, or that a setting's validation lacks."""
-        runs = [runs[0] for _, runs in self.corner_runs()]
-        for _, _, config in composed(runs, self.definition, self.check):
+        for config in self.first_configs():
             if reason := describe_tuned_loss(self.search.space, self.search.metric, config):
                 say(f"metaseq-lm: warning: search: {reason} (metric)")
             split = config.trainer.valid_split
@@ -145,9 +148,8 @@ class Searched:
 
         search, seeds = self.search, len(self.definition.seeds)
         flops, seconds = 0.0, 0.0
-        for setting, (_, runs) in zip(settings, self.corner_runs()):
-            for _, _, config in composed(runs[:1], self.definition, self.check):
-                price, took, _ = price_of_run(config, divisor, rate)
+        for setting, config in zip(settings, self.first_configs()):
+            price, took, _ = price_of_run(config, divisor, rate)
             per_flop = took / price
             whole = int(search.flops // setting.run_flops)
             trials = f"{whole} trials"
@@ -225,15 +227,16 @@ class Searched:
             show(f"{trial.setting} trial {trial.number} failed: its process died")
         if not any(map(studies.is_open, settings)):
             return True
-        code = launching.take_code(folder, new_code)
+        code = launching.take_code(folder, new_code or _has_earlier_code(folder))
         launch = replace(self.launch, runs_per_job=1)  # a job of the search continues by itself
-        parallel = launch.max_parallel
-        if launch.executor == "slurm":
-            jobs = [self.worker(number) for number in range(1, (parallel or len(settings)) + 1)]
+        on_slurm = launch.executor == "slurm"
+        count = launch.max_parallel or (len(settings) if on_slurm else 1)
+        seed = self.search.seed
+        jobs = [Run(f"{WORKER}{n}", FOLDER, {}, seed, ()) for n in range(1, count + 1)]
+        if on_slurm:
             for job in submit_slurm(folder, jobs, launch, code, self.make_job):
                 show(f"submitted a job of the search  job {job}")
             return False
-        jobs = [self.worker(number) for number in range(1, (parallel or 1) + 1)]
         batch = Batch(folder, jobs, code, self.make_job)
         launching.run_locally([batch], launch, self.report)
         self.raise_failure(folder, jobs)
@@ -249,10 +252,6 @@ class Searched:
                 stuck = True
                 show(f"{setting.name}: the last {len(failed)} trials failed; {failed[-1].message}")
         return stuck
-
-    def worker(self, number: int) -> Run:
-        """Return a job of the search as a run without stages."""
-        return Run(f"{WORKER}{number}", FOLDER, {}, self.search.seed, ())
 
     def make_job(
         self, folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code
@@ -320,12 +319,8 @@ class Searched:
         """Return a note if the metric chooses by items that reports show, else []."""
         from metaseq_lm.training.suites import chooses_by_reported
 
-        runs = [runs[0] for _, runs in self.corner_runs()]
-        metric = self.search.metric
-        if not any(
-            chooses_by_reported(config, metric)
-            for _, _, config in composed(runs, self.definition, self.check)
-        ):
+        metric, configs = self.search.metric, self.first_configs()
+        if not any(chooses_by_reported(config, metric) for config in configs):
             return []
         return [
             f"note: {metric} chooses values by items on which reports compare the runs, so their "
@@ -340,10 +335,19 @@ class Searched:
         for name, values in zip(self.names, self.values):
             trials = studies.trials(name)
             best = trials.best()
-            assert best is not None
             for run in runs:
-                if values.items() <= run.values.items():
+                if best and values.items() <= run.values.items():
                     write_tuning(self.out / run.folder, trials.record(best.values))
+
+
+def _has_earlier_code(folder: SweepFolder) -> bool:
+    """Return whether the snapshot is of an earlier version, which cannot read a new journal."""
+    last = folder.last_code()
+    module = Path("metaseq_lm", "sweeps", Path(optuna_records.__file__).name)
+    if last is None or (folder.path / "code" / last / module).is_file():
+        return False
+    show(f"code/{last} is of an earlier version; the search goes on with a new snapshot")
+    return True
 
 
 def _valid_metrics(config: RunConfig) -> list[str]:

@@ -37,7 +37,7 @@ SEARCH = ["--search", RATE, "--search-flops", f"{1.5 * RUN:.0f}", *BUDGET, *TINY
         (["--search", RATE, "--search-flops", "1e8"], "more than"),
         (["--search", RATE, "trainer.max_update=10"], "--max-flops"),
         (["--search", RATE, "--grid", "optimizer.lr=1,2"], "in grid or list"),
-        (["--search", RATE, "--search-first-rung", "0.1"], "first-rung"),
+        (["--search", RATE, "--search-first-rung", "0.1"], "first_rung"),
         ([], "give --search"),
     ],
 )
@@ -164,6 +164,19 @@ def test_a_part_of_a_suite_chooses_and_the_rest_is_reported(
     assert sweep("status", out) == 0 and "2 trials (2 finished)" in capsys.readouterr().out
     for words in ([], ["--expected-best"], ["--choose", "optimizer.lr", "--choose-by", "dev.n"]):
         assert main(["report", str(out), *words]) == 0
+
+
+def test_a_snapshot_of_an_earlier_version_is_not_used(tmp_path: Path) -> None:
+    """It would not read the journal as it is written now."""
+    folder = SweepFolder(tmp_path)
+    assert not searching._has_earlier_code(folder)
+    job = {"executor": "local", "job": "1", "folder": "jobs/0001", "code": "0" * 16}
+    folder.append("submit", run="search-1", **job)
+    assert searching._has_earlier_code(folder)
+    package = tmp_path / "code" / job["code"] / "metaseq_lm" / "sweeps"
+    package.mkdir(parents=True)
+    (package / "optuna_records.py").touch()
+    assert not searching._has_earlier_code(folder)
 
 
 def updates(folder: Path) -> int:
