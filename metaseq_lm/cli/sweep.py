@@ -360,16 +360,16 @@ def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, A
     from metaseq_lm.sweeps.space import parse_axis
 
     rules = read_values(Search, content.pop("search", {}), "search")
-    given = {}
+    typed = {}
     for name, value in vars(args).items():
         if name.startswith("search_") and value is not None:
-            given[name.removeprefix("search_")] = value
+            typed[name.removeprefix("search_")] = value
     if not rules and not args.search:
-        if given:
+        if typed:
             raise UsageError("give --search KEY=LOW..HIGH as well: nothing is searched")
         return {}
     space = {key: item.as_json() for key, item in map(parse_axis, args.search or ())}
-    return {**rules, **given, "space": {**rules.get("space", {}), **space}}
+    return {**rules, **typed, "space": {**rules.get("space", {}), **space}}
 
 
 def _launch_search(

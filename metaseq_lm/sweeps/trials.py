@@ -26,7 +26,7 @@ class Trial:
         values: The values of the tuned options.
         scores: The score of each run; None for a run without one.
         flops: The spent FLOPs.
-        state: One of STATES; only finished trials can be chosen.
+        state: One of STATES; a search chooses only finished trials.
         runs: The runs, in the order of the scores, where the reader needs them.
     """
 
