@@ -41,9 +41,9 @@ import contextlib
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from metaseq_lm.cli import JSON_HELP, NOT_OPTIONS
 from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
@@ -118,7 +118,7 @@ class DefinitionOptions(ConfigOptions):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search; all have their defaults for a sweep without a search."""
+    """The option that makes a sweep a search; `_search_rules` has the others."""
 
     search: tuple[str, ...] = option(
         (),
@@ -126,31 +126,6 @@ class SearchOptions:
         "value; can be repeated",
         metavar="KEY=RANGE",
         repeated=True,
-    )
-    search_flops: float | None = option(
-        None, "FLOPs of the search for each setting, those of stopped trials among them"
-    )
-    search_metric: str | None = option(
-        None, "metric of a run that chooses (default: valid.loss)", metavar="METRIC"
-    )
-    search_better: str | None = option(
-        None,
-        "which end of that metric is best (default: by its name)",
-        choices=("higher", "lower"),
-    )
-    search_seed: int | None = option(None, "seed of trials and of the sampler (default: 101)")
-    search_sampler: str | None = option(
-        None,
-        "qmc (a Sobol sequence), tpe or random (default: qmc)",
-        choices=("qmc", "tpe", "random"),
-    )
-    search_prune: str | None = option(
-        None,
-        "halving: stop the worse half of the trials at each rung; none (default: halving)",
-        choices=("halving", "none"),
-    )
-    search_first_rung: float | None = option(
-        None, "part of a run before which no trial is stopped (default: 0.25)"
     )
 
 
@@ -178,11 +153,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("definition")
     add_options(group, DefinitionOptions)
     add_key_flags(group, _NOT_SWEPT)
-    add_options(parser.add_argument_group("search"), SearchOptions)
+    group = parser.add_argument_group("search")
+    add_options(group, SearchOptions)
+    add_options(group, _search_rules())
     add_options(parser.add_argument_group("launching again"), ResubmitOptions)
     _add_launch(parser)
     # Not argparse's own help, because `sweep status --help` shows only the options of status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
+
+
+def _search_rules() -> type:
+    """Return a dataclass of the rules of a search as options, None where none is given."""
+    from metaseq_lm.sweeps.search import Search
+
+    hints = get_type_hints(Search)
+    rules = []
+    for item in fields(Search):
+        if item.name != "space":
+            default = field(default=None, metadata=item.metadata)
+            rules.append((f"search_{item.name}", hints[item.name], default))
+    return make_dataclass("SearchRules", rules)
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
@@ -320,7 +310,7 @@ def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     plugins.load_all(args.user_dir)
     _check_each_value(args, options)
     content = _content_of(args, options)
-    if rules := _search_of(content, options):
+    if rules := _search_of(content, args):
         return _launch_search(content, rules, args, options)
     runs, definition, launch, out = plan(content, args, options)
     if SweepFolder(out).stored_search():
@@ -353,23 +343,22 @@ def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     return _launch_runs(SweepFolder(out), definition, runs, launch, options, (*AGAIN, "waiting"))
 
 
-def _search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
+def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Take the rules of the search out of a sweep's content; override them by the command line."""
     from metaseq_lm.core.structured import read_values
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.space import parse_axis
 
     rules = read_values(Search, content.pop("search", {}), "search")
-    typed = {
-        item.name.removeprefix("search_"): getattr(options, item.name)
-        for item in fields(SearchOptions)
-        if item.name != "search" and getattr(options, item.name) is not None
-    }
-    if not rules and not options.search:
+    typed = {}
+    for name, value in vars(args).items():
+        if name.startswith("search_") and value is not None:
+            typed[name.removeprefix("search_")] = value
+    if not rules and not args.search:
         if typed:
             raise UsageError("give --search KEY=LOW..HIGH as well: nothing is searched")
         return {}
-    space = {key: item.as_json() for key, item in map(parse_axis, options.search)}
+    space = {key: item.as_json() for key, item in map(parse_axis, args.search or ())}
     return {**rules, **typed, "space": {**rules.get("space", {}), **space}}
 
 
@@ -603,7 +592,7 @@ def _check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
 
     content = _content_of(args, options)
     with naming_place(next(iter(_sweep_files(args)), None)):
-        rules = _search_of(content, options)
+        rules = _search_of(content, args)
         runs, definition, launch, out = plan(content, args, options)
         if rules:
             searched = Searched(definition, Search.from_json(rules), out, launch)

@@ -56,7 +56,7 @@ from metaseq_lm.league.standings import (
     seed_scores,
 )
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of, values_text
+from metaseq_lm.league.tuning import describe_other_choices, plausible, trials_of, values_text
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -64,6 +64,7 @@ from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.provenance import describe_provenance
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
+from metaseq_lm.sweeps.trials import Trial, Trials
 
 T = TypeVar("T")
 _ADDED, PREDICTIONS = "added", "predictions"  # facts in an archive, in addition to its runs
@@ -141,10 +142,10 @@ class LeagueRuns:
         of_budget = trials.get(self.plan.tuning.nearest(budget))
         if of_budget is None:
             return None
-        plausible = of_budget.plausible(self.plan.tuning.plausible)
+        shares = plausible(of_budget, self.plan.tuning.plausible)
         chosen = {key: run.values.get(key) for key in objective.grid}
-        chosen = dict(plausible[0][0]) if plausible else chosen
-        shares = plausible if self.plan.tuning.plausible else ()
+        chosen = dict(shares[0][0]) if shares else chosen
+        shares = shares if self.plan.tuning.plausible else ()
         return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
 
     def context(self) -> Context:
@@ -339,7 +340,7 @@ class LeagueRuns:
                 )
         if not parts:
             return []
-        trials: list[Trials] = []
+        trials: list[Trials[Trial]] = []
         for objective in self.plan.objectives:
             trials += trials_of(self.plan, objective, self.of(objective, TUNE)).values()
         note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."

@@ -6,7 +6,6 @@ folder. A sweep may grow by further budgets and by values of a widened grid.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,11 @@ from metaseq_lm.league.plan import Objective, Plan, budget_text, is_number
 from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.trials import Values
 
 UNTRAINED, TUNE, FINAL, SHUFFLED = PHASES = ("untrained", "tune", "final", "shuffled")
 LABELS = {TUNE: "{}, tuning", FINAL: "{}", UNTRAINED: "{}, untrained", SHUFFLED: "{}, shuffled"}
 BUDGET = "trainer.max_flops"
-Values = Mapping[str, Any]  # values of options by key
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,10 @@ def label_of(phase: str, objective: str) -> str:
     return LABELS[phase].format(objective)
 
 
-def tuning_values(grids: Mapping[float, Mapping[str, Sequence[Any]]]) -> list[Values]:
-    """Return the settings of trials: all combinations of each budget's grid."""
+def budget_values(by_budget: Mapping[float, Sequence[Values]]) -> list[Values]:
+    """Return the settings of runs: those of each budget, with the budget."""
     settings: list[Values] = []
-    for budget, grid in grids.items():
-        for values in itertools.product(*grid.values()):
-            settings.append({BUDGET: budget_text(budget), **dict(zip(grid, values))})
-    return settings
-
-
-def budget_values(chosen: Mapping[float, Sequence[Values]]) -> list[Values]:
-    """Return the settings of runs at the chosen settings of each budget."""
-    settings: list[Values] = []
-    for budget, of_budget in chosen.items():
+    for budget, of_budget in by_budget.items():
         settings += [{BUDGET: budget_text(budget), **values} for values in of_budget]
     return settings
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from metaseq_lm.core.config import RunConfig, describe_tuned_loss
@@ -26,17 +26,15 @@ from metaseq_lm.league.expansion import (
     UNTRAINED,
     LeagueSweep,
     Source,
-    Values,
     budget_values,
     build_sweep,
     stored_settings,
-    tuning_values,
 )
 from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.league.prices import Prices, describe_excluded, possible
 from metaseq_lm.league.progress import Progress
 from metaseq_lm.league.standings import finished
-from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
+from metaseq_lm.league.tuning import plausible, trials_of
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.runs.plan import write_plan
 from metaseq_lm.runs.tuning import write_tuning
@@ -46,8 +44,10 @@ from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, code_at, is_same_plugin
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.samplers import Grid, GridSampler, combinations
 from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
+from metaseq_lm.sweeps.trials import Trial, Trials, Values
 from metaseq_lm.training.suites import SuiteRequest, request_of
 
 WAIT = 15.0  # seconds between checks of jobs on Slurm
@@ -146,23 +146,28 @@ class Runner:
         """Return the sweep of an objective in a phase."""
         return build_sweep(self.plan, objective, phase, settings, self.request.source, self.out)
 
-    def first_grids(self, objective: Objective) -> dict[float, Grid]:
-        """Return the grid of the plan for each tuned budget.
+    def first_trials(self, objective: Objective) -> dict[float, list[Values]]:
+        """Return the settings of the plan's grid for each tuned budget.
 
         At other budgets than the middle one, options that are tuned once have the best value of the
         middle budget, or their first value before trials have decided it.
         """
         middle, keys = self.plan.tuning.middle, self.plan.once(objective)
-        budgets = self.tuned_budgets(objective)
-        grids: dict[float, Grid] = {budget: {**objective.grid} for budget in budgets}
-        best: Values = {}
+        fixed: dict[str, list[object]] = {}
         if keys:
-            sweep = self.sweep(objective, TUNE, tuning_values({middle: objective.grid}))
+            sweep = self.sweep(objective, TUNE, _at(middle, objective.grid))
             trials = trials_of(self.plan, objective, begun(sweep)).get(middle)
-            best = (trials and trials.best()) or {key: objective.grid[key][0] for key in keys}
-        for budget in grids.keys() - {middle}:
-            grids[budget] |= {key: (best[key],) for key in keys}
-        return grids
+            best = trials.best() if trials else None
+            fixed = {key: [best.values[key]] if best else objective.grid[key][:1] for key in keys}
+        settings = {}
+        for budget in self.tuned_budgets(objective):
+            grid = objective.grid if budget == middle else {**objective.grid, **fixed}
+            settings[budget] = combinations(grid)
+        return settings
+
+    def tune_sweep(self, objective: Objective) -> LeagueSweep:
+        """Return the sweep of the trials of an objective."""
+        return self.sweep(objective, TUNE, budget_values(self.first_trials(objective)))
 
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
@@ -175,7 +180,7 @@ class Runner:
             settings = budget_values({budget: [first] for budget in self.budgets(objective)})
             try:
                 if objective.grid:
-                    trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
+                    trials = self.tune_sweep(objective)
                     for _ in composed(_of_one_seed(trials.runs), trials.definition, self.check):
                         pass
                 if budgets := self.shuffled_budgets(objective):
@@ -292,43 +297,40 @@ class Runner:
         tuned = [objective for objective in self.request.objectives if objective.grid]
         middle = self.plan.tuning.middle
         once = [objective for objective in tuned if self.plan.once(objective)]
-        self.run_trials({objective.name: {middle: {**objective.grid}} for objective in once})
-        self.run_trials({objective.name: self.first_grids(objective) for objective in tuned})
+        self.run_trials({item.name: {middle: combinations(item.grid)} for item in once})
+        self.run_trials({item.name: self.first_trials(item) for item in tuned})
 
-    def run_trials(self, grids: dict[str, dict[float, Grid]]) -> None:
-        """Run trials, and widen grids until no best value is at an end of its grid."""
-        budgets = {budget for of_budgets in grids.values() for budget in of_budgets}
-        while grids:
-            sweeps = [
-                self.sweep(self.plan.objective(name), TUNE, tuning_values(of_budgets))
-                for name, of_budgets in grids.items()
-            ]
+    def run_trials(self, settings: dict[str, dict[float, list[Values]]]) -> None:
+        """Run trials of objectives by budget, until no best value is at an end of its grid."""
+        budgets = {budget for of_budgets in settings.values() for budget in of_budgets}
+        while settings:
+            sweeps = []
+            for name, of_budgets in settings.items():
+                objective = self.plan.objective(name)
+                sweeps.append(self.sweep(objective, TUNE, budget_values(of_budgets)))
             self.run_sweeps(sweeps, sorted(budgets))
-            grids = {}
-            for sweep in sweeps:
-                if wider := self.wider_grids(sweep):
-                    grids[sweep.objective] = wider
+            proposed = {sweep.objective: self.further_trials(sweep) for sweep in sweeps}
+            settings = {name: of_budgets for name, of_budgets in proposed.items() if of_budgets}
 
-    def wider_grids(self, sweep: LeagueSweep) -> dict[float, Grid]:
-        """Return the grids whose best value is at an end, by budget, with a value beyond it."""
-        objective = self.plan.objective(sweep.objective)
-        grids = {}
+    def further_trials(self, sweep: LeagueSweep) -> dict[float, list[Values]]:
+        """Return the settings of grids that are widened, by budget."""
+        objective, tuning = self.plan.objective(sweep.objective), self.plan.tuning
+        settings = {}
         for budget, trials in self.trials(objective, sweep).items():
-            grid = trials.grid
-            tuning = self.plan.tuning
-            for key, values in widened(trials, tuning.widen, tuning.plausible).items():
-                if self.is_possible(objective, budget, {**grid, key: values}):
-                    grid[key] = values
-            if grid != trials.grid:
-                grids[budget] = grid
-                show_progress(
-                    f"{objective.name} at {budget_text(budget)}: {_describe(trials, grid)}"
-                )
-        return grids
+            sampler = GridSampler(
+                tuning.widen,
+                lambda trials: [values for values, _ in plausible(trials, tuning.plausible)],
+                partial(self.is_possible, objective, budget),
+            )
+            if proposed := sampler.propose(trials):
+                settings[budget] = proposed
+                place = f"{objective.name} at {budget_text(budget)}"
+                show_progress(f"{place}: {_describe(trials, proposed)}")
+        return settings
 
     def is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
         """Return whether all settings of a wider grid are valid values of their options."""
-        sweep = self.sweep(objective, TUNE, tuning_values({budget: grid}))
+        sweep = self.sweep(objective, TUNE, _at(budget, grid))
         try:
             for _ in composed(_of_one_seed(sweep.runs), sweep.definition, self.check):
                 pass
@@ -337,7 +339,7 @@ class Runner:
             return False
         return True
 
-    def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials]:
+    def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials[Trial]]:
         """Return the trials of an objective by budget of the request."""
         trials = trials_of(self.plan, objective, begun(sweep))
         tuned = self.tuned_budgets(objective)
@@ -354,7 +356,7 @@ class Runner:
         share = self.plan.tuning.plausible
         chosen = {} if share else self.stored_choice(objective)
         if objective.grid:
-            sweep = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
+            sweep = self.tune_sweep(objective)
             trials = self.trials(objective, sweep)
         for budget in self.budgets(objective):
             if budget in chosen:
@@ -362,8 +364,8 @@ class Runner:
             chosen[budget] = [{}]
             if objective.grid:
                 tuned = self.plan.tuning.nearest(budget)
-                plausible = trials[tuned].plausible(share) if tuned in trials else ()
-                if not plausible:
+                shares = plausible(trials[tuned], share) if tuned in trials else ()
+                if not shares:
                     metric = self.plan.tuning_metric(objective)
                     runs = trials[tuned].runs if tuned in trials else ()
                     reason = "none could start; does an update cost more than the budget?"
@@ -372,7 +374,7 @@ class Runner:
                         f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
                         f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
                     )
-                chosen[budget] = [values for values, _ in plausible]
+                chosen[budget] = [values for values, _ in shares]
         return {budget: chosen[budget] for budget in self.budgets(objective)}
 
     def stored_choice(self, objective: Objective) -> dict[float, list[Values]]:
@@ -445,19 +447,13 @@ class Runner:
         objective = self.plan.objective(sweep.objective)
         if not objective.grid or not runs:
             return
-        tuned = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
-        trials = self.trials(objective, tuned)
+        trials = self.trials(objective, self.tune_sweep(objective))
         for run in runs:
             budget = self.plan.tuning.nearest(float(run.values[BUDGET]))
             if budget in trials:
-                spent = [trial.costs["own_flops"] or 0.0 for trial in trials[budget].runs]
-                record = {
-                    "flops": math.fsum(spent),
-                    "trials": len(spent),
-                    "metric": trials[budget].metric,
-                    "values": {key: run.values[key] for key in objective.grid},
-                    "edges": {},  # a gate of the league judges them
-                }
+                values = {key: run.values[key] for key in objective.grid}
+                # A gate of the league judges edges, by all values that were tried.
+                record = {**trials[budget].record(values), "edges": {}}
                 write_tuning(sweep.folder / run.folder, record)
 
     def code(self, folder: SweepFolder) -> Code:
@@ -529,11 +525,16 @@ def _of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
     return [run for run in runs if run.seed == runs[0].seed]
 
 
-def _describe(trials: Trials, grid: Grid) -> str:
+def _at(budget: float, grid: Grid) -> list[Values]:
+    """Return all settings of a grid at a budget."""
+    return budget_values({budget: combinations(grid)})
+
+
+def _describe(trials: Trials[Trial], proposed: Sequence[Values]) -> str:
     """Return a sentence on the values added to a grid, and why."""
     parts = []
-    for key, values in grid.items():
-        if further := sorted(set(values) - set(trials.grid[key])):
-            end = values[1] if values[0] == further[0] else values[-2]
-            parts.append(f"{key} {end} is the best and the last of its grid, so {further[0]} too")
+    for key, tried in trials.grid.items():
+        for further in dict.fromkeys(v[key] for v in proposed if v[key] not in tried):
+            end = tried[0] if further < tried[0] else tried[-1]
+            parts.append(f"{key} {end} is the best and the last of its grid, so {further} too")
     return "; ".join(parts)

@@ -1,111 +1,25 @@
-"""Tuning: the grid at each budget, the choice by a metric, and steps beyond a grid's end."""
+"""Tuning: the trials of an objective at each budget, and the settings that they could choose."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from metaseq_lm.league.choice import plausible_settings, shares_of_best
-from metaseq_lm.league.expansion import BUDGET, Values
-from metaseq_lm.league.plan import Objective, Plan, is_number
+from metaseq_lm.league.expansion import BUDGET
+from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.standings import Shares, metric_of
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import differing_functions, show
-
-Grid = dict[str, Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Trials:
-    """The trials of an objective at a budget.
-
-    Attributes:
-        objective: The objective.
-        budget: FLOPs of a trial.
-        runs: The runs, including failed ones.
-        metric: The metric that chooses.
-    """
-
-    objective: Objective
-    budget: float
-    runs: tuple[Run, ...]
-    metric: str
-
-    @property
-    def grid(self) -> Grid:
-        """The tried values of each tuned option, numbers ascending."""
-        grid: Grid = {}
-        for key in self.objective.grid:
-            values = dict.fromkeys(run.values.get(key) for run in self.runs)
-            numeric = all(map(is_number, values))
-            grid[key] = tuple(sorted(values)) if numeric else tuple(values)
-        return grid
-
-    @property
-    def scored(self) -> list[tuple[Values, list[Run]]]:
-        """The settings with a score in every run, with their runs."""
-        settings: dict[tuple[str, ...], list[Run]] = {}
-        for run in self.runs:
-            key = tuple(repr(run.values.get(name)) for name in self.objective.grid)
-            settings.setdefault(key, []).append(run)
-        scored: list[tuple[Values, list[Run]]] = []
-        for runs in settings.values():
-            if not any(run.why_unscored(self.metric) for run in runs):
-                scored.append(({key: runs[0].values[key] for key in self.objective.grid}, runs))
-        return scored
-
-    def means(self) -> list[tuple[Values, float]]:
-        """Return the settings with a score in every run, with the mean score over seeds."""
-        means = []
-        for values, runs in self.scored:
-            means.append((values, math.fsum(run.metrics[self.metric] for run in runs) / len(runs)))
-        return means
-
-    @property
-    def lower_is_better(self) -> bool:
-        """The direction of the metric that chooses."""
-        return metric_of(self.metric, self.runs).lower_is_better
-
-    def best(self) -> Values | None:
-        """Return the setting with the best mean (the first of equals); None without scores."""
-        sign = 1 if self.lower_is_better else -1
-        means = self.means()
-        return min(means, key=lambda pair: sign * pair[1])[0] if means else None
-
-    def plausible(self, least: float) -> Shares:
-        """Return the plausible settings with the shares of draws that choose them, which sum to 1.
-
-        We draw the seeds that all settings have, see `choice`. The most frequent setting comes
-        first. With `least` = 0 only the best setting is returned; () without scores.
-        """
-        best = self.best()
-        if best is None or not least:
-            return () if best is None else ((best, 1.0),)
-        by_seed = []
-        for _, runs in self.scored:
-            by_seed.append({run.seed: run.metrics[self.metric] for run in runs})
-        common = sorted(set.intersection(*map(set, by_seed)), key=lambda seed: seed or 0)
-        scores = np.array([[of_seed[seed] for seed in common] for of_seed in by_seed])
-        shares = shares_of_best(scores, self.lower_is_better)
-        chosen = plausible_settings(shares, least)
-        total = math.fsum(shares[chosen])
-        return tuple((self.scored[i][0], float(shares[i] / total)) for i in chosen)
-
-    def chosen_by(self, metric: str) -> Values | None:
-        """Return the setting that another metric would have chosen.
-
-        Return None unless all settings with a score also have one of that metric.
-        """
-        other = replace(self, metric=metric)
-        return other.best() if len(other.means()) == len(self.means()) else None
+from metaseq_lm.sweeps.space import Choice
+from metaseq_lm.sweeps.trials import Trial, Trials, Values
 
 
-def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[float, Trials]:
+def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[float, Trials[Trial]]:
     """Return the trials of an objective by budget, from its runs of the phase `tune`.
 
     The runs get the plan's means of metrics.
@@ -114,40 +28,80 @@ def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[flo
     for run in runs:
         trial = replace(run, means=plan.comparison.means)
         by_budget.setdefault(float(run.values.get(BUDGET) or 0), []).append(trial)
+    metric = plan.tuning_metric(objective)
     return {
-        budget: Trials(objective, budget, tuple(of_budget), plan.tuning_metric(objective))
+        budget: collect_trials(objective, budget, of_budget, metric)
         for budget, of_budget in sorted(by_budget.items())
     }
 
 
-def describe_other_choices(plan: Plan, trials: Sequence[Trials]) -> list[str]:
+def collect_trials(
+    objective: Objective, budget: float, runs: Sequence[Run], metric: str
+) -> Trials[Trial]:
+    """Return the trials of an objective at a budget, with the scores of a metric."""
+    settings: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        key = tuple(repr(run.values.get(name)) for name in objective.grid)
+        settings.setdefault(key, []).append(run)
+    trials = []
+    for same in settings.values():
+        scores = [None if r.why_unscored(metric) else r.metrics[metric] for r in same]
+        flops = math.fsum(run.costs["own_flops"] or 0.0 for run in same)
+        values = {name: same[0].values.get(name) for name in objective.grid}
+        trials.append(Trial(values, tuple(scores), flops, runs=tuple(same)))
+    space = {name: Choice(tuple(values)) for name, values in objective.grid.items()}
+    lower = metric_of(metric, runs).lower_is_better
+    return Trials(objective.name, metric, lower, tuple(trials), space, budget)
+
+
+def plausible(trials: Trials[Trial], least: float) -> Shares:
+    """Return the plausible settings with the shares of draws that choose them, which sum to 1.
+
+    We draw the seeds that all settings have, see `choice`. The most frequent setting comes first.
+    With `least` = 0 only the best setting is returned; () without scores.
+    """
+    best = trials.best()
+    if best is None or not least:
+        return () if best is None else ((best.values, 1.0),)
+    scored = [trial for trial, _ in trials.scores()]
+    by_seed = [dict(zip((run.seed for run in t.runs), t.scores)) for t in scored]
+    common = sorted(set.intersection(*map(set, by_seed)), key=lambda seed: seed or 0)
+    scores = np.array([[of_seed[seed] for seed in common] for of_seed in by_seed], float)
+    shares = shares_of_best(scores, trials.lower_is_better)
+    chosen = plausible_settings(shares, least)
+    total = math.fsum(shares[chosen])
+    return tuple((scored[i].values, float(shares[i] / total)) for i in chosen)
+
+
+def describe_other_choices(plan: Plan, trials: Sequence[Trials[Trial]]) -> list[str]:
     """Return sentences on the settings that other objectives' tuning metrics would have chosen.
 
     Return [] if one metric tunes all. Only metrics that the trials were scored with count.
     """
     metrics = list(dict.fromkeys(plan.tuning_metric(o) for o in plan.objectives if o.grid))
     other, same = [], []
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[str, dict[str, None]] = {}
     for item in trials:
-        best, name = item.best(), item.objective.name
+        best, objective = item.best(), plan.objective(item.name)
         for metric in metrics:
             if best is None or metric == item.metric:
                 continue
-            chosen, where = item.chosen_by(metric), f"{name} at {flops_text(item.budget)}"
-            if chosen is None:
-                names = unknown.setdefault(metric, [])
-                names += [name] if name not in names else []
-            elif chosen == best:
+            rescored = collect_trials(objective, item.budget, item.runs, metric)
+            chosen, where = rescored.best(), f"{item.name} at {flops_text(item.budget)}"
+            if chosen is None or len(rescored.scores()) < len(item.scores()):
+                unknown.setdefault(metric, {})[item.name] = None
+            elif chosen.values == best.values:
                 same.append(f"{where} by {metric}")
             else:
-                other.append(f"{where} by {metric} {values_text(chosen)}, not {values_text(best)}")
+                texts = f"{values_text(chosen.values)}, not {values_text(best.values)}"
+                other.append(f"{where} by {metric} {texts}")
     sentences = []
     for item in trials:
-        changing = differing_functions(item.metric, item.runs).keys() & item.objective.grid.keys()
+        changing = differing_functions(item.metric, item.runs).keys() & item.space.keys()
         if changing:
             sentences.append(
                 f"{item.metric} is another function for other values of "
-                f"{', '.join(sorted(changing))}, so that it chose those of {item.objective.name} "
+                f"{', '.join(sorted(changing))}, so that it chose those of {item.name} "
                 f"at {flops_text(item.budget)} says little."
             )
     if other:
@@ -165,36 +119,3 @@ def describe_other_choices(plan: Plan, trials: Sequence[Trials]) -> list[str]:
 def values_text(values: Values) -> str:
     """Return values of options as a text, such as optimizer.lr=0.003."""
     return " ".join(f"{key}={show(value)}" for key, value in values.items())
-
-
-def widened(trials: Trials, most: int, plausible: float = 0.0) -> Grid:
-    """Return the values of options with the best value at an end, plus a value beyond it.
-
-    An option gets at most `most` values beyond the ends of its grid, one at a time. The best value
-    is taken from the first plausible setting that is at an end.
-    """
-    wider: Grid = {}
-    for best, _ in trials.plausible(plausible):
-        for key, values in trials.grid.items():
-            further = len(values) - len(trials.objective.grid[key])
-            if key in wider or further >= most or not all(map(is_number, values)):
-                continue
-            if (value := beyond(values, best[key])) is not None:
-                wider[key] = tuple(sorted((*values, value)))
-    return wider
-
-
-def beyond(values: Sequence[float], best: float) -> float | None:
-    """Return the value one step beyond `best` if that is an end of `values`, else None.
-
-    The step is the ratio of the last two values. Return None also for a single value, for an end
-    that is not positive, and for adjacent whole numbers.
-    """
-    if len(values) < 2 or best not in (values[0], values[-1]):
-        return None
-    end, inner = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
-    if not end * inner > 0:
-        return None
-    step = end * end / inner
-    value = round(step) if all(isinstance(x, int) for x in values) else float(f"{step:.4g}")
-    return None if value in (0, *values) else value

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, describe, group, scored_functions, show
+from metaseq_lm.sweeps.trials import Trial, Trials
 
 
 def chosen_values(
@@ -28,32 +27,45 @@ def chosen_values(
         other_keys = tuple(other for other in setting.values if other != key)
         candidates.setdefault((other_keys, setting.identity(other_keys)), []).append(setting)
     for settings in candidates.values():
-        # Larger is better.
-        means = {setting: _mean_validation(setting, metric) for setting in settings}
-        validated = [setting for setting in settings if means[setting] is not None]
-        if not validated:
-            for setting in settings:
-                chosen += setting.runs
+        trials = _trials_of(settings, key, metric)
+        best = trials.best()
+        if best is None:
+            chosen += trials.runs
             continue
-        name = metric.name if metric else _metric_of(validated[0].runs[0])
-        if differing := scored_functions(name, validated):
+        validated = [setting for setting in settings if not setting.unscored(trials.metric)]
+        if differing := scored_functions(trials.metric, validated):
             raise UsageError(
-                f"--choose {key}: {describe(name, differing)}, so none is the best; give "
+                f"--choose {key}: {describe(trials.metric, differing)}, so none is the best; give "
                 "--choose-by with a metric of an end task"
             )
-        # As everywhere, the first of equals: max returns it.
-        best = max(validated, key=lambda setting: means[setting] or 0.0)
         chosen += best.runs
-        lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
+        lines.append(f"{settings[0].name_without(key)}: {show(best.values[key])}")
     if not lines:
         return chosen, [f"No {key} was chosen: no value has a score in all of its runs."]
-    names = sorted({metric.name if metric else _metric_of(run) for run in chosen})
+    names = sorted({_metric_of(run, metric) for run in chosen})
     by = ", ".join(names) if metric else f"validation ({', '.join(names)})"
     return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]
 
 
-def _metric_of(run: Run) -> str:
-    """Return the validation metric by which a run kept its best checkpoint, as "valid.score"."""
+def _trials_of(settings: Sequence[Setting], key: str, metric: Metric | None) -> Trials[Trial]:
+    """Return the values of `key` as trials, with scores of `metric` or of the best checkpoints."""
+    trials = []
+    for setting in settings:
+        scores: list[float | None] = []
+        for run in setting.runs:
+            name = _metric_of(run, metric)
+            scores.append(None if run.why_unscored(name) else run.metrics[name])
+        trials.append(Trial({key: setting.values[key]}, tuple(scores), runs=tuple(setting.runs)))
+    first = settings[0].runs[0]
+    lower = not first.values.get("trainer.maximize_best_checkpoint_metric")
+    lower = metric.lower_is_better if metric else lower
+    return Trials(settings[0].name, _metric_of(first, metric), lower, tuple(trials))
+
+
+def _metric_of(run: Run, metric: Metric | None) -> str:
+    """Return the name of `metric`, by default of that which chose the run's best checkpoint."""
+    if metric:
+        return metric.name
     name = run.values.get("trainer.best_checkpoint_metric")
     if not name:
         raise UsageError(
@@ -61,21 +73,3 @@ def _metric_of(run: Run) -> str:
             "train with trainer.best_checkpoint_metric, or give --choose-by METRIC"
         )
     return f"{run.values.get('trainer.valid_split')}.{name}"
-
-
-def _mean_validation(setting: Setting, metric: Metric | None) -> float | None:
-    """Return the mean of `metric` over a setting, larger is better; None if a run lacks it.
-
-    Without `metric`, the metric of the best checkpoints is used.
-    """
-    values = []
-    for run in setting.runs:
-        name = metric.name if metric else _metric_of(run)
-        if run.why_unscored(name) is not None:
-            return None
-        if metric:
-            lower_is_better = metric.lower_is_better
-        else:
-            lower_is_better = not run.values.get("trainer.maximize_best_checkpoint_metric")
-        values.append(-run.metrics[name] if lower_is_better else run.metrics[name])
-    return float(np.mean(values))

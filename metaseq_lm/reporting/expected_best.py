@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
@@ -21,6 +20,7 @@ from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.styles import style_of
 from metaseq_lm.reporting.table import Cell, Table
+from metaseq_lm.sweeps.trials import Trial, Trials
 
 _MOST_ROWS = 12  # rows of a setting in the table; the csv has all
 _EXPECTED, _SO_FAR = "expected best", "best so far"
@@ -61,26 +61,29 @@ def expected_best(scores: Sequence[float], n: int, lower_is_better: bool = False
 
 def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
     """Return the curve of a setting from its trials; empty if none has a score at its end."""
-    trials = sorted((run.trial for run in runs), key=lambda trial: trial["number"])
-    lower = bool(trials[0]["lower_is_better"])
-    scores = [trial["score"] if trial["state"] == "finished" else None for trial in trials]
-    finished = [score for score in scores if score is not None]
-    spent = [float(trial["flops"]) for trial in trials]
-    if all(trial["independent"] for trial in trials) and finished:
+    records = sorted((run.trial for run in runs), key=lambda record: record["number"])
+    tried = []
+    for record in records:
+        tried.append(
+            Trial(record["values"], (record["score"],), float(record["flops"]), record["state"])
+        )
+    lower = bool(records[0]["lower_is_better"])
+    trials = Trials(setting, records[0]["metric"], lower, tuple(tried))
+    finished = [score for _, score in trials.scores()]
+    if all(record["independent"] for record in records) and finished:
         # Trials without a score also cost FLOPs.
-        price = math.fsum(spent) / len(finished)
+        price = trials.flops / len(finished)
         numbers = tuple(range(1, len(finished) + 1))
         expected = tuple(expected_best(finished, n, lower) for n in numbers)
         return TuningCurve(setting, numbers, tuple(n * price for n in numbers), expected, True)
-    best: float | None = None
     points = []
-    for number, (flops, score) in enumerate(zip(accumulate(spent), scores), start=1):
-        known = [value for value in (best, score) if value is not None]
-        best = (min if lower else max)(known, default=None)
-        if best is not None:
-            points.append((number, flops, best))
-    numbers, flops_so_far, so_far = zip(*points) if points else ((), (), ())
-    return TuningCurve(setting, numbers, flops_so_far, so_far, False)
+    for number in range(1, len(trials) + 1):
+        so_far = replace(trials, trials=trials.trials[:number])
+        best = so_far.best()
+        if best is not None and best.score is not None:
+            points.append((number, so_far.flops, best.score))
+    numbers, flops, scores = zip(*points) if points else ((), (), ())
+    return TuningCurve(setting, numbers, flops, scores, False)
 
 
 def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:

@@ -19,34 +19,46 @@ from metaseq_lm.sweeps.definition import check_seeds
 from metaseq_lm.sweeps.space import Choice, Range, check_space, parse_distribution
 
 FACTOR = 2  # trials that reach a rung for each one that goes on; also the ratio of rungs
-_QUANTA = 64  # steps of a whole run in the study
-_SEED = 101
 
 
 @dataclass(frozen=True)
 class Search:
     """The rules of a search.
 
+    Each is also an option of `sweep`, such as --search-flops.
+
     Attributes:
         space: The distribution of each searched option, as a `space.Range` or `space.Choice`.
-        flops: FLOPs of tuning for each setting.
-        metric: The metric that chooses.
-        better: Which end of the metric is better; None: inferred from its name.
-        seed: The seed of all trials and of the sampler.
-        sampler: qmc (a scrambled Sobol sequence), tpe or random.
-        prune: halving or none.
-        first_rung: The part of a run's budget before which no trial is stopped.
     """
 
     space: dict[str, Any] = field(default_factory=dict)
-    flops: float = option(0.0, "FLOPs of tuning for each setting", above=0)
-    metric: str = "valid.loss"
-    better: str | None = option(None, "best end of the metric", choices=("higher", "lower"))
-    seed: int = _SEED
-    sampler: str = option("qmc", "how values are drawn", choices=("qmc", "tpe", "random"))
-    prune: str = option("halving", "how trials are stopped", choices=("halving", "none"))
+    flops: float = option(
+        0.0, "FLOPs of the search for each setting, those of stopped trials among them", above=0
+    )
+    metric: str = option(
+        "valid.loss", "metric of a run that chooses (default: valid.loss)", metavar="METRIC"
+    )
+    better: str | None = option(
+        None, "which end of that metric is best (default: by its name)", choices=("higher", "lower")
+    )
+    seed: int = option(101, "seed of trials and of the sampler (default: 101)")
+    sampler: str = option(
+        "qmc",
+        "qmc (a Sobol sequence), tpe or random (default: qmc)",
+        choices=("qmc", "tpe", "random"),
+    )
+    prune: str = option(
+        "halving",
+        "halving: stop the worse half of the trials at each rung; none (default: halving)",
+        choices=("halving", "none"),
+    )
     # Halving is biased against slow starters, such as low rates and masked LMs on their plateau.
-    first_rung: float = option(0.25, "part of a run", at_least=0.25, below=1)
+    first_rung: float = option(
+        0.25,
+        "part of a run before which no trial is stopped (default: 0.25)",
+        at_least=0.25,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         for key, item in self.space.items():
@@ -102,11 +114,6 @@ class Search:
             shares.append(share)
             share *= FACTOR
         return (*shares, 1.0)
-
-    @property
-    def first_step(self) -> int:
-        """The first rung in quanta of a run; the others follow by FACTOR."""
-        return max(1, round(_QUANTA * self.first_rung))
 
     @property
     def is_independent(self) -> bool:

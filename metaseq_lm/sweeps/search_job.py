@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from submitit.helpers import DelayedSubmission
 
@@ -27,17 +27,8 @@ from metaseq_lm.sweeps.expansion import arguments_of
 from metaseq_lm.sweeps.job import Runner, describe_exit, is_interruption
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.states import progress
-from metaseq_lm.sweeps.trials import (
-    DIVERGED,
-    FAILED,
-    INTERRUPTED,
-    RUNNING,
-    Setting,
-    Trial,
-)
-
-if TYPE_CHECKING:
-    from metaseq_lm.sweeps.studies import Studies
+from metaseq_lm.sweeps.studies import Setting, Studies
+from metaseq_lm.sweeps.trials import DIVERGED, FAILED, INTERRUPTED, RUNNING, StudyTrial
 
 FOLDER = "search"  # folder of studies and trials in the folder of the sweep
 _VALID = "valid."
@@ -69,8 +60,6 @@ class SearchJob:
 
     def __call__(self) -> None:
         """Run trials; raises MetaseqError if the search cannot go on."""
-        from metaseq_lm.sweeps.studies import Studies
-
         runner = Runner(self)
         runner.start()
         runner.begin(self.name)
@@ -84,7 +73,9 @@ class SearchJob:
             runner.interrupted("", -runner.signals[0], None)
         runner.record("finished", "", 0, "")
 
-    def run_trial(self, runner: Runner, studies: Studies, setting: Setting, trial: Trial) -> None:
+    def run_trial(
+        self, runner: Runner, studies: Studies, setting: Setting, trial: StudyTrial
+    ) -> None:
         """Train a trial from rung to rung until it ends."""
         folder = _trial_folder(Path(self.out), trial)
         values = dict(trial.values)
@@ -115,13 +106,13 @@ class SearchJob:
         return DelayedSubmission(self)
 
 
-def _trial_folder(out: Path, trial: Trial) -> Path:
+def _trial_folder(out: Path, trial: StudyTrial) -> Path:
     """Return the run folder of a trial."""
     return out / FOLDER / trial.setting / f"{trial.number:04d}"
 
 
 def _trial_arguments(
-    definition: Definition, search: Search, setting: Setting, trial: Trial, out: str
+    definition: Definition, search: Search, setting: Setting, trial: StudyTrial, out: str
 ) -> list[str]:
     """Return the arguments of `train` for a trial up to the end of its share."""
     (stage,) = definition.stages
@@ -168,27 +159,18 @@ def unknown_metric(metric: str, known: list[str]) -> str:
     return f"search: runs have no metric '{metric}'.{nearest(metric, known)} Metrics: {names}"
 
 
-def _record_trial(out: Path, search: Search, trial: Trial) -> None:
+def _record_trial(out: Path, search: Search, trial: StudyTrial) -> None:
     """Write trial.json into the folder, if any, of a trial that has ended."""
     folder = _trial_folder(out, trial)
     if trial.state in (RUNNING, INTERRUPTED) or not folder.is_dir():
         return
-    record = {
-        "setting": trial.setting,
-        "number": trial.number,
-        "values": dict(trial.values),
-        "state": trial.state,
-        "flops": trial.flops,
-        "share": trial.share,
-        "score": trial.score,
-        "metric": search.metric,
-        "lower_is_better": search.lower_is_better,
-        "independent": search.is_independent,
-    }
-    write_trial(folder, record)
+    names = "setting number values state flops share score".split()
+    rules = {name: getattr(search, name) for name in ("metric", "lower_is_better")}
+    trial_facts = {name: getattr(trial, name) for name in names}
+    write_trial(folder, {**trial_facts, **rules, "independent": search.is_independent})
 
 
-def fail_lost(studies: Studies, out: str, workers: set[str]) -> list[Trial]:
+def fail_lost(studies: Studies, out: str, workers: set[str]) -> list[StudyTrial]:
     """Fail the running trials of ended workers; return these trials with their spent FLOPs."""
     flops = {setting.name: setting.run_flops for setting in studies.settings()}
     lost = []

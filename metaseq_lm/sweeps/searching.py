@@ -6,32 +6,28 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from metaseq_lm.core.config import RunConfig, describe_tuned_loss
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.tuning import write_tuning
-from metaseq_lm.sweeps import launching
+from metaseq_lm.sweeps import launching, optuna_records
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.definition import Definition, differences
 from metaseq_lm.sweeps.expansion import Run, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
 from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.samplers import combinations
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
+from metaseq_lm.sweeps.studies import Setting, Studies
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
-from metaseq_lm.sweeps.trials import Setting, Trial
 
-if TYPE_CHECKING:
-    from metaseq_lm.sweeps.studies import Studies
-
-_NEEDED = "needs optuna: pip install 'metaseq-lm[search]'"
 _WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
 
@@ -56,11 +52,9 @@ class Searched:
     @property
     def values(self) -> list[dict[str, Any]]:
         """The settings that are tuned: all of the grid x the list."""
-        grid = self.definition.grid
         settings = []
-        for values in product(*grid.values()):
-            for chosen in self.definition.alternatives or [{}]:
-                settings.append(dict(zip(grid, values)) | chosen)
+        for values in combinations(self.definition.grid):
+            settings += [{**values, **item} for item in self.definition.alternatives or [{}]]
         return settings
 
     @property
@@ -94,7 +88,8 @@ class Searched:
 
     def check_rules(self) -> None:
         """Raise UsageError for a search that contradicts the sweep, or if Optuna is missing."""
-        _check_installed()
+        if find_spec("optuna") is None:
+            raise UsageError("a search needs optuna: pip install 'metaseq-lm[search]'")
         if len(self.definition.stages) > 1:
             raise UsageError(
                 "a search tunes runs of one stage; score them with trainer.final_suites, or search "
@@ -108,14 +103,18 @@ class Searched:
     def check_all(self) -> list[Setting]:
         """Return the settings with their budgets; UsageError for a run that could not start."""
         self.check_rules()
-        settings = []
-        for (name, runs), values in zip(self.corner_runs(), self.values):
+        for _, runs in self.corner_runs():
             check_configs(runs, self.definition, self.check)
-            for run, _, config in composed(runs[:1], self.definition, self.check):
-                settings.append(Setting(name, values, self.budget_of(run, config)))
-        return settings
+        configs = zip(self.names, self.values, self.first_configs())
+        return [Setting(name, values, self.budget_of(name, c)) for name, values, c in configs]
 
-    def budget_of(self, run: Run, config: RunConfig) -> float:
+    def first_configs(self) -> Iterator[RunConfig]:
+        """Yield the configuration of the first run of each setting."""
+        runs = [runs[0] for _, runs in self.corner_runs()]
+        for _, _, config in composed(runs, self.definition, self.check):
+            yield config
+
+    def budget_of(self, name: str, config: RunConfig) -> float:
         """Return the FLOPs of a run; raises UsageError if these alone do not end it."""
         options, search = config.trainer, self.search
         if not options.max_flops or options.max_update:
@@ -125,15 +124,14 @@ class Searched:
             )
         if search.flops < options.max_flops:
             raise UsageError(
-                f"{run.name}: a trial takes {options.max_flops:.3g} FLOPs, more than the "
+                f"{name}: a trial takes {options.max_flops:.3g} FLOPs, more than the "
                 f"{search.flops:.3g} of --search-flops; four times as many are usual"
             )
         return float(options.max_flops)
 
     def check_metric(self) -> None:
         """Raise UsageError for a metric without direction, or that a setting's validation lacks."""
-        runs = [runs[0] for _, runs in self.corner_runs()]
-        for _, _, config in composed(runs, self.definition, self.check):
+        for config in self.first_configs():
             if reason := describe_tuned_loss(self.search.space, self.search.metric, config):
                 say(f"metaseq-lm: warning: search: {reason} (metric)")
             split = config.trainer.valid_split
@@ -151,9 +149,8 @@ class Searched:
 
         search, seeds = self.search, len(self.definition.seeds)
         flops, seconds, rows = 0.0, 0.0, []
-        for setting, (_, runs) in zip(settings, self.corner_runs()):
-            for _, _, config in composed(runs[:1], self.definition, self.check):
-                price, took, _ = price_of_run(config, divisor, rate)
+        for setting, config in zip(settings, self.first_configs()):
+            price, took, _ = price_of_run(config, divisor, rate)
             per_flop = took / price
             whole = most = int(search.flops // setting.run_flops)
             trials = f"{whole} trials"
@@ -210,8 +207,6 @@ class Searched:
 
     def studies(self) -> Studies:
         """Return the studies in the folder of the sweep."""
-        from metaseq_lm.sweeps.studies import Studies
-
         return Studies(self.out / FOLDER, self.search)
 
     def run(self, folder: SweepFolder, settings: list[Setting], new_code: bool) -> bool:
@@ -238,15 +233,16 @@ class Searched:
             show(f"{trial.setting} trial {trial.number} failed: its process died")
         if not any(map(studies.is_open, settings)):
             return True
-        code = launching.take_code(folder, new_code)
+        code = launching.take_code(folder, new_code or _has_earlier_code(folder))
         launch = replace(self.launch, runs_per_job=1)  # a job of the search continues by itself
-        parallel = launch.max_parallel
-        if launch.executor == "slurm":
-            jobs = [self.worker(number) for number in range(1, (parallel or len(settings)) + 1)]
+        on_slurm = launch.executor == "slurm"
+        count = launch.max_parallel or (len(settings) if on_slurm else 1)
+        seed = self.search.seed
+        jobs = [Run(f"{WORKER}{n}", FOLDER, {}, seed, ()) for n in range(1, count + 1)]
+        if on_slurm:
             for job in submit_slurm(folder, jobs, launch, code, self.make_job):
                 show(f"submitted a job of the search  job {job}")
             return False
-        jobs = [self.worker(number) for number in range(1, (parallel or 1) + 1)]
         batch = Batch(folder, jobs, code, self.make_job)
         launching.run_locally([batch], launch, self.report)
         self.raise_failure(folder, jobs)
@@ -262,10 +258,6 @@ class Searched:
                 stuck = True
                 show(f"{setting.name}: the last {len(failed)} trials failed; {failed[-1].message}")
         return stuck
-
-    def worker(self, number: int) -> Run:
-        """Return a job of the search as a run without stages."""
-        return Run(f"{WORKER}{number}", FOLDER, {}, self.search.seed, ())
 
     def make_job(
         self, folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code
@@ -313,13 +305,14 @@ class Searched:
         studies, chosen = self.studies(), []
         show("\n".join([*_search_lines(studies), *self.notes()]))
         for name, values in zip(self.names, self.values):
-            best = studies.best(name)
+            trials = studies.trials(name)
+            best = trials.best()
             if best is None:
                 raise MetaseqError(
                     f"{name}: no trial finished, so there is nothing to choose; see {self.out}/"
                     f"{FOLDER}/{name}, or give more --search-flops"
                 )
-            for key, end in self.edges(best).items():
+            for key, end in trials.edges(best.values).items():
                 show(
                     f"warning: {name}: {key}={best.values[key]} lies at the {end} end of "
                     f"{self.search.space[key].as_json()}; the best value may be outside: search a "
@@ -332,12 +325,8 @@ class Searched:
         """Return a note if the metric chooses by items that reports show, else []."""
         from metaseq_lm.training.suites import chooses_by_reported
 
-        runs = [runs[0] for _, runs in self.corner_runs()]
-        metric = self.search.metric
-        if not any(
-            chooses_by_reported(config, metric)
-            for _, _, config in composed(runs, self.definition, self.check)
-        ):
+        metric, configs = self.search.metric, self.first_configs()
+        if not any(chooses_by_reported(config, metric) for config in configs):
             return []
         return [
             f"note: {metric} chooses values by items on which reports compare the runs, so their "
@@ -346,28 +335,25 @@ class Searched:
             "skip=200' for reports"
         ]
 
-    def edges(self, best: Trial) -> dict[str, str]:
-        """Return the searched options with the best value at an end of the range, and that end."""
-        space = self.search.space
-        ends = {key: space[key].edge_of(value) for key, value in best.values.items()}
-        return {key: end for key, end in ends.items() if end}
-
     def record_tuning(self, runs: Sequence[Run]) -> None:
         """Record in the folders of runs how their options were chosen, and at which cost."""
         studies = self.studies()
         for name, values in zip(self.names, self.values):
-            best = studies.best(name)
-            assert best is not None
-            record = {
-                "flops": studies.spent(name),
-                "trials": len(studies.trials(name)),
-                "metric": self.search.metric,
-                "values": dict(best.values),
-                "edges": self.edges(best),
-            }
+            trials = studies.trials(name)
+            best = trials.best()
             for run in runs:
-                if values.items() <= run.values.items():
-                    write_tuning(self.out / run.folder, record)
+                if best and values.items() <= run.values.items():
+                    write_tuning(self.out / run.folder, trials.record(best.values))
+
+
+def _has_earlier_code(folder: SweepFolder) -> bool:
+    """Return whether the snapshot is of an earlier version, which cannot read a new journal."""
+    last = folder.last_code()
+    module = Path("metaseq_lm", "sweeps", Path(optuna_records.__file__).name)
+    if last is None or (folder.path / "code" / last / module).is_file():
+        return False
+    show(f"code/{last} is of an earlier version; the search goes on with a new snapshot")
+    return True
 
 
 def _valid_metrics(config: RunConfig) -> list[str]:
@@ -379,12 +365,6 @@ def _valid_metrics(config: RunConfig) -> list[str]:
     return list(evaluate_split(parts, config.trainer.valid_split, most=1).metrics)
 
 
-def _check_installed() -> None:
-    """Raise UsageError if Optuna is missing."""
-    if find_spec("optuna") is None:
-        raise UsageError(f"a search {_NEEDED}")
-
-
 def _search_lines(studies: Studies) -> list[str]:
     """Return a line for each setting: trials by state, FLOPs, the best score and its values."""
     lines = []
@@ -392,10 +372,9 @@ def _search_lines(studies: Studies) -> list[str]:
         trials = studies.trials(setting.name)
         states = [trial.state for trial in trials]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        spent = sum(trial.flops for trial in trials)
-        line = f"{setting.name}: {len(trials)} trials ({counts or 'none yet'}), {spent:.3g} of "
-        line += f"{studies.search.flops:.3g} FLOPs"
-        if best := studies.best(setting.name):
+        line = f"{setting.name}: {len(trials)} trials ({counts or 'none yet'}), {trials.flops:.3g} "
+        line += f"of {studies.search.flops:.3g} FLOPs"
+        if best := trials.best():
             values = " ".join(f"{key}={value}" for key, value in best.values.items())
             line += f", best {studies.search.metric} {best.score:.5g}: {values}"
         lines.append(line)
@@ -407,10 +386,6 @@ def status_lines(folder: SweepFolder) -> list[str]:
     stored = folder.stored_search()
     if not stored or not (folder.path / FOLDER).is_dir():
         return []
-    if find_spec("optuna") is None:
-        return [f"the state of its search {_NEEDED}"]
-    from metaseq_lm.sweeps.studies import Studies
-
     studies = Studies(folder.path / FOLDER, Search.from_json(stored["rules"]))
     workers = [f"{name} {state}" for name, state in active_workers(folder).items()]
     over = bool(folder.runs())

@@ -46,19 +46,26 @@ class Range:
         """The values for a check to try: both ends."""
         return (self.low, self.high)
 
-    def position(self, value: float) -> float:
-        """Return the position of a value in the range, from 0 to 1, on the uniform scale."""
-        low, high, x = self.low, self.high, value
-        if self.log:
-            low, high, x = math.log(low), math.log(high), math.log(x)
-        return (x - low) / (high - low)
+    def __contains__(self, value: Any) -> bool:
+        is_inside = is_number(value) and self.low <= value <= self.high
+        return is_inside and (not self.is_whole or value == int(value))
+
+    def rounded(self, value: float) -> float:
+        """Return a value with 4 significant digits, for readable names; still in the range."""
+        if self.is_whole:
+            return int(value)
+        return min(max(float(f"{value:.4g}"), self.low), self.high)
 
     def edge_of(self, value: float) -> str:
         """Return the end of the range that a value lies at, "" if it lies within.
 
-        Values within the part `_EDGE` of the length from an end count as that end.
+        Values within the part `_EDGE` of the length from an end, on the uniform scale, count as
+        that end.
         """
-        position = self.position(value)
+        low, high, x = self.low, self.high, value
+        if self.log:
+            low, high, x = math.log(low), math.log(high), math.log(x)
+        position = (x - low) / (high - low)
         if position <= _EDGE:
             return "lower"
         return "upper" if position >= 1 - _EDGE else ""
@@ -79,20 +86,44 @@ class Choice:
         """The values for a check to try: all."""
         return self.values
 
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
+
     def edge_of(self, value: Any) -> str:
         """Return the end of a list of numbers that a value equals, else ""."""
-        if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in self.values):
+        if not all(map(is_number, self.values)) or len(set(self.values)) < 2:
             return ""
         if value <= min(self.values):
             return "lower"
         return "upper" if value >= max(self.values) else ""
+
+    def beyond(self, value: Any) -> float | None:
+        """Return the number one step beyond `value` if that is an end of the list, else None.
+
+        The step is the ratio of the last two values. Return None also for an end that is not
+        positive, and for adjacent whole numbers.
+        """
+        if not self.edge_of(value):
+            return None
+        ordered = sorted(self.values, reverse=value == min(self.values))
+        inner, end = ordered[-2:]
+        if not end * inner > 0:
+            return None
+        step = end * end / inner
+        further = round(step) if all(isinstance(x, int) for x in ordered) else float(f"{step:.4g}")
+        return None if further in (0, *ordered) else further
 
     def as_json(self) -> list[Any]:
         """Return the choices in their written form."""
         return list(self.values)
 
 
-_Space = Mapping[str, Range | Choice]
+Space = Mapping[str, Range | Choice]
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def parse_axis(text: str) -> tuple[str, Range | Choice]:
@@ -147,7 +178,7 @@ def _read_choice(values: list[Any], place: str) -> Choice:
     return Choice(tuple(values))
 
 
-def check_space(space: _Space, varied: set[str]) -> None:
+def check_space(space: Space, varied: set[str]) -> None:
     """Raise UsageError for keys that cannot be searched; `varied` are the keys of grid and list."""
     if not space:
         raise UsageError("search.space: no key is searched; give --search KEY=LOW..HIGH")

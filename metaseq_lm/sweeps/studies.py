@@ -1,31 +1,28 @@
-"""The studies of a search, one per setting, in a journal that all workers share (Optuna 5).
+"""The account of a search: its settings and trials, in a journal that all workers share.
 
-Each study keeps an account: a trial reserves the FLOPs of a run up to its next rung before it
-spends them, and is charged with the spent FLOPs, also if it was stopped or its process died.
-Reading and then writing is one change of the journal, under a lock that works on NFS 3 and later.
+A trial reserves the FLOPs of a run up to its next rung before it spends them, and is charged with
+the spent FLOPs, also if it was stopped or its process died. Reading and then writing is one change
+of the journal, under a lock that works on NFS 3 and later.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
-from optuna.storages import JournalStorage
-from optuna.trial import FrozenTrial, TrialState
-
-from metaseq_lm.sweeps.definition import text_of
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import AMOUNT, COUNT, FINITE, schema_error
+from metaseq_lm.core.journal import Journal
+from metaseq_lm.sweeps.definition import KEY
+from metaseq_lm.sweeps.lock_file import LockFile
+from metaseq_lm.sweeps.optuna_records import OptunaRecords
+from metaseq_lm.sweeps.samplers import OptunaSampler
 from metaseq_lm.sweeps.search import FACTOR, Search
-from metaseq_lm.sweeps.space import Choice, Range
-from metaseq_lm.sweeps.study_journal import StudyJournal
 from metaseq_lm.sweeps.trials import (
     DIVERGED,
     FAILED,
@@ -33,140 +30,163 @@ from metaseq_lm.sweeps.trials import (
     INTERRUPTED,
     PRUNED,
     RUNNING,
+    STATES,
     UNPAID,
-    Setting,
-    Trial,
+    StudyTrial,
+    Trials,
 )
 
 _MOST_FAILURES = 3  # in a row, after which a setting is given up
 _ROUNDING = 1e-9  # relative rounding error of sums of FLOPs
+_SETTING, _TRIAL = "setting", "trial"
+# A line has its number and one record. Names of settings are folder names.
+_NAME = re.compile(r"\w[\w.,=+@-]*")
+_FORMS = {
+    _SETTING: {"name": _NAME, "values": dict, "run_flops": AMOUNT, "tries_from": COUNT},
+    _TRIAL: {
+        "setting": _NAME,
+        "number": COUNT,
+        "values": dict,
+        "state": re.compile("|".join(STATES)),
+        "flops": AMOUNT,
+        "share": AMOUNT,
+        "at_rungs": [FINITE, ...],
+        "worker": str,
+        "message": str,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the sweep that the search tunes.
+
+    Attributes:
+        name: Its name, also the name of its folder of trials.
+        values: The values of the grid and the list.
+        run_flops: The budget of a run.
+        tries_from: The number of the first trial since the command was given last.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    run_flops: float
+    tries_from: int = 0
 
 
 class Studies:
-    """The studies of a search in a folder."""
+    """The settings of a search in a folder, each with its trials."""
 
     def __init__(self, folder: Path, search: Search) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.folder, self.search = folder, search
         folder.mkdir(parents=True, exist_ok=True)
-        self.distributions = {key: to_optuna(d) for key, d in search.space.items()}
-        self.journal = StudyJournal(folder, self.distributions, search.rungs)
-        self.storage = JournalStorage(self.journal)
+        self.search = search
+        remedy = f"Restore the file from a copy; or delete {folder}, and the search begins anew"
+        self._lock = LockFile(folder / "account.lock")
+        self._journal = Journal(folder / "journal.jsonl", remedy=remedy)
+        self._earlier = OptunaRecords(search.space, search.rungs[0])
+        self._settings: dict[str, Setting] = {}
+        self._trials: dict[str, list[StudyTrial]] = {}
+        self._read()
+
+    # ---------------------------------------------------------------- the journal
+
+    def _read(self) -> None:
+        """Read the lines that were added; raises MetaseqError for a damaged one."""
+        for number, row in self._journal.new_rows():
+            try:
+                problem = self._add_line(row, number)
+            except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                problem = f"not a record of a search: {error}"
+            if problem:
+                raise MetaseqError(
+                    f"{self._journal.path}:{number}: damaged ({problem}). {self._journal.remedy}"
+                )
+        self._journal.warn_of_torn_line()
+
+    def _add_line(self, row: dict[str, Any], number: int) -> str:
+        """Add the records of a line; return its problem, "" if there is none."""
+        if row.get("line", number) != number:
+            return f"line {row['line']!r} of the file stands here; lines were added or removed"
+        if "op_code" in row or "records" in row:
+            records = self._earlier.convert(row)
+        else:
+            records = [(kind, row[kind]) for kind in _FORMS if kind in row]
+            if not records:
+                return "it has neither a setting nor a trial"
+        return next(filter(None, (self._add(kind, record) for kind, record in records)), "")
+
+    def _add(self, kind: str, record: dict[str, Any]) -> str:
+        if problem := schema_error(record, _FORMS[kind]) or _unsafe_keys(record["values"]):
+            return problem
+        if kind == _SETTING:
+            self._settings[record["name"]] = Setting(**record)
+            self._trials.setdefault(record["name"], [])
+            return ""
+        trials = self._trials[record["setting"]]
+        number, values, at_rungs = record["number"], record["values"], record["at_rungs"]
+        if number > len(trials):
+            return f"number is {number}, but the lines before have {len(trials)} trials"
+        for key, value in values.items():
+            if value not in self.search.space[key]:
+                return f"{key} is {str(value)[:40]!r}, not of its range in this search"
+        rungs = self.search.rungs
+        if record["share"] not in rungs or len(at_rungs) > len(rungs):
+            return f"share is {record['share']}, which is no rung"
+        record |= {"at_rungs": tuple(at_rungs), "scores": tuple(at_rungs[-1:])}
+        trials[number : number + 1] = [StudyTrial(**record)]
+        return ""
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with self.journal.change():
-                yield
-        except BaseException:
-            self.storage = JournalStorage(self.journal)  # without records that were not written
-            raise
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock of the account, with all that others have written read."""
+        with self._lock.hold():
+            self._read()
+            yield
 
-    def _study(self, name: str, sampler: BaseSampler | None = None) -> optuna.Study:
-        pruner: Any = optuna.pruners.NopPruner()
-        if self.search.prune == "halving":
-            pruner = optuna.pruners.SuccessiveHalvingPruner(self.search.first_step, FACTOR)
-        return optuna.load_study(
-            study_name=name, storage=self.storage, sampler=sampler or RandomSampler(), pruner=pruner
-        )
-
-    def _sampler(self, number: int) -> BaseSampler:
-        """Return the sampler of a trial, with a seed that depends only on its number.
-
-        This makes a search repeatable, also after a kill, and keeps workers from drawing the same
-        values.
-        """
-        seed = self.search.seed
-        if self.search.sampler == "qmc":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
-        drawn = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
-        return TPESampler(seed=drawn) if self.search.sampler == "tpe" else RandomSampler(seed=drawn)
+    def _write(self, *records: Setting | StudyTrial) -> None:
+        rows = []
+        for line, record in enumerate(records, start=self._journal.next):
+            kind = _SETTING if isinstance(record, Setting) else _TRIAL
+            content = {key: value for key, value in asdict(record).items() if key in _FORMS[kind]}
+            rows.append({"line": line, kind: content})
+        self._journal.append(rows)
+        self._read()
 
     # ---------------------------------------------------------------- settings
 
     def create(self, settings: Sequence[Setting]) -> None:
-        """Create missing studies, and try again settings that had failed."""
-        direction = "minimize" if self.search.lower_is_better else "maximize"
-        with self._locked():
-            for setting in settings:
-                study = optuna.create_study(
-                    study_name=setting.name,
-                    storage=self.storage,
-                    direction=direction,
-                    load_if_exists=True,
-                )
-                study.set_user_attr("values", dict(setting.values))
-                study.set_user_attr("run_flops", setting.run_flops)
-                study.set_user_attr("tries_from", len(study.trials))
+        """Record new settings, and try again settings that had failed."""
+        with self._changing():
+            self._write(
+                *(replace(s, tries_from=len(self._trials.get(s.name, ()))) for s in settings)
+            )
 
     def settings(self) -> list[Setting]:
         """Return the settings in the order of their creation."""
-        settings = []
-        for study in self.storage.get_all_studies():
-            attributes = study.user_attrs
-            if not attributes.keys() >= {"values", "run_flops"}:
-                continue  # torn in an earlier version, to be completed by `create`
-            settings.append(
-                Setting(study.study_name, attributes["values"], attributes["run_flops"])
-            )
-        return settings
+        self._read()
+        return list(self._settings.values())
 
-    def trials(self, name: str) -> list[Trial]:
+    def trials(self, name: str) -> Trials[StudyTrial]:
         """Return all trials of a setting by number."""
-        return [self._trial(name, frozen) for frozen in self._study(name).trials]
+        self._read()
+        search, trials = self.search, tuple(self._trials.get(name, ()))
+        return Trials(name, search.metric, search.lower_is_better, trials, search.space)
 
-    def _trial(self, name: str, frozen: FrozenTrial) -> Trial:
-        attributes = frozen.user_attrs
-        state = attributes.get("ended", RUNNING)
-        if state == RUNNING and attributes.get("interrupted"):
-            state = INTERRUPTED
-        scores = frozen.intermediate_values
-        score = scores[max(scores)] if scores else None
-        if frozen.state == TrialState.COMPLETE:
-            score = frozen.value
-        return Trial(
-            name,
-            frozen.number,
-            {key: self._value(key, raw) for key, raw in frozen.params.items()},
-            state,
-            attributes.get("flops", 0.0),
-            attributes.get("share", 0.0),
-            score if score is not None and math.isfinite(score) else None,
-            attributes.get("worker", ""),
-            attributes.get("message", ""),
-        )
-
-    def _value(self, key: str, raw: Any) -> Any:
-        """Return the value of an option; numbers have 4 significant digits, for readable names."""
-        distribution = self.search.space[key]
-        if isinstance(distribution, Choice):
-            return distribution.values[list(self.distributions[key].choices).index(raw)]
-        if distribution.is_whole:
-            return int(raw)
-        return min(max(float(f"{raw:.4g}"), distribution.low), distribution.high)
-
-    def spent(self, name: str) -> float:
-        """Return the FLOPs that the trials of a setting spent."""
-        return math.fsum(trial.flops for trial in self.trials(name))
-
-    def _committed(self, setting: Setting) -> float:
+    def _committed(self, setting: Setting, without: StudyTrial | None = None) -> float:
         """Return the spent FLOPs plus the FLOPs that running trials may still spend."""
         amounts = []
-        for trial in self.trials(setting.name):
-            reserved = trial.share * setting.run_flops
-            active = trial.state in (RUNNING, INTERRUPTED)
-            amounts.append(max(trial.flops, reserved) if active else trial.flops)
+        for trial in self._trials[setting.name]:
+            if without is None or trial.number != without.number:
+                amounts.append(_charge(trial, setting))
         return math.fsum(amounts)
 
-    def _pays(self, setting: Setting, flops: float) -> bool:
-        return self._committed(setting) + flops <= self.search.flops * (1 + _ROUNDING)
+    def _pays(self, setting: Setting, flops: float, without: StudyTrial | None = None) -> bool:
+        return self._committed(setting, without) + flops <= self.search.flops * (1 + _ROUNDING)
 
-    def failures(self, name: str) -> list[Trial]:
+    def failures(self, name: str) -> list[StudyTrial]:
         """Return the trials that failed last, if too many failed in a row for chance."""
-        start = self._study(name).user_attrs.get("tries_from", 0)
-        last = self.trials(name)[start:][-_MOST_FAILURES:]
+        self._read()
+        last = self._trials[name][self._settings[name].tries_from :][-_MOST_FAILURES:]
         failed = [trial for trial in last if trial.state == FAILED]
         return failed if len(failed) == _MOST_FAILURES else []
 
@@ -179,112 +199,87 @@ class Studies:
 
     # ---------------------------------------------------------------- trials
 
-    def begin(self, worker: str) -> Trial | None:
+    def begin(self, worker: str) -> StudyTrial | None:
         """Return a trial for a worker, None if nothing is left to do.
 
         It is an interrupted trial, or else a new trial of the setting that is furthest behind.
         """
-        with self._locked():
-            settings = self.settings()
-            for setting in settings:
-                for trial in self.trials(setting.name):
-                    if trial.state == INTERRUPTED:
-                        self._set(trial, interrupted=False, worker=worker)
-                        return replace(trial, state=RUNNING, worker=worker)
-            opened = [setting for setting in settings if self.is_open(setting)]
-            if not opened:
-                return None
-            setting = min(opened, key=self._committed)
-            study = self._study(setting.name)
-            study.sampler = self._sampler(len(study.trials))
-            created = study.ask(self.distributions)
-            share = self.search.rungs[0]
-            trial = self._trial(setting.name, study.trials[created.number])
-            self._set(trial, worker=worker, share=share)
-            return replace(trial, worker=worker, share=share)
+        with self._changing():
+            trial = next(self._in_state(INTERRUPTED), None)
+            if trial is None:
+                opened = [setting for setting in self.settings() if self.is_open(setting)]
+                if not opened:
+                    return None
+                trials = self.trials(min(opened, key=self._committed).name)
+                (values,) = OptunaSampler(self.search.sampler, self.search.seed).propose(trials)
+                number, share = len(trials), self.search.rungs[0]
+                trial = StudyTrial(values, setting=trials.name, number=number, share=share)
+            trial = replace(trial, state=RUNNING, worker=worker)
+            self._write(trial)
+            return trial
 
-    def _set(self, trial: Trial, **attributes: Any) -> None:
-        for name, value in attributes.items():
-            self.storage.set_trial_user_attr(self._id(trial), name, value)
-
-    def _id(self, trial: Trial) -> int:
-        study = self.storage.get_study_id_from_name(trial.setting)
-        return int(self.storage.get_trial_id_from_study_id_trial_number(study, trial.number))
-
-    def report(self, trial: Trial, score: float, flops: float) -> Trial:
-        """Record the score of a trial at the end of its share; return its new state.
+    def report(self, trial: StudyTrial, score: float, flops: float) -> StudyTrial:
+        """Record the score of a trial at the end of its share; return the trial as it goes on.
 
         A trial that goes on is `running` and has a larger share. Without a finite score it
         diverged.
         """
         if not math.isfinite(score):
             return self.end(trial, DIVERGED, flops)
-        with self._locked():
-            study = self._study(trial.setting)
-            self._set(trial, flops=flops)
-            if trial.share >= 1:
-                self._set(trial, ended=FINISHED)
-                study.tell(trial.number, score)
-                return replace(trial, state=FINISHED, flops=flops, score=score)
-            rungs = self.search.rungs
-            rung = rungs.index(trial.share)
-            live = optuna.trial.Trial(study, self._id(trial))
-            live.report(score, self.search.first_step * FACTOR**rung)
-            state, share = RUNNING, rungs[rung + 1]
-            (setting,) = (item for item in self.settings() if item.name == trial.setting)
-            # Whole updates spend a little beyond a rung.
-            charged = max(flops, trial.share * setting.run_flops)
-            if live.should_prune():
-                state = PRUNED
-            elif not self._pays(setting, share * setting.run_flops - charged):
-                state = UNPAID
-            if state == RUNNING:
-                self._set(trial, share=share)
-                return replace(trial, share=share, flops=flops, score=score)
-            self._set(trial, ended=state)
-            study.tell(trial.number, state=TrialState.PRUNED)
-            return replace(trial, state=state, flops=flops, score=score)
+        with self._changing():
+            trial = replace(trial, flops=flops, scores=(score,), at_rungs=(*trial.at_rungs, score))
+            trial = self._judge(trial)
+            self._write(trial)
+            return trial
 
-    def end(self, trial: Trial, state: str, flops: float, message: str = "") -> Trial:
-        """Record that a trial diverged or failed, and its spent FLOPs."""
-        with self._locked():
-            self._end(trial, state, flops, message)
-        return replace(trial, state=state, flops=flops, message=message)
+    def _judge(self, trial: StudyTrial) -> StudyTrial:
+        """Return a trial with its state and share after a rung."""
+        if trial.share >= 1:
+            return replace(trial, state=FINISHED)
+        rung, setting = self.search.rungs.index(trial.share), self._settings[trial.setting]
+        share = self.search.rungs[rung + 1]
+        if not self._is_promoted(trial, rung):
+            return replace(trial, state=PRUNED)
+        if not self._pays(setting, share * setting.run_flops, without=trial):
+            return replace(trial, state=UNPAID)
+        return replace(trial, share=share)
 
-    def _end(self, trial: Trial, state: str, flops: float, message: str) -> None:
-        study = self._study(trial.setting)
-        self._set(trial, ended=state, flops=max(flops, trial.flops), message=message)
-        if state == FAILED:
-            study.tell(trial.number, state=TrialState.FAIL)
-            return
-        live = optuna.trial.Trial(study, self._id(trial))
-        if trial.score is None:  # so that the sampler learns that these values are bad
-            live.report(math.inf if self.search.lower_is_better else -math.inf, 0)
-        study.tell(trial.number, state=TrialState.PRUNED)
-
-    def interrupt(self, trial: Trial) -> None:
-        """Record that a trial has saved and waits for a worker to continue it."""
-        with self._locked():
-            self._set(trial, interrupted=True)
-
-    def running(self) -> list[Trial]:
-        """Return the trials that are running, or whose process died."""
-        trials = []
-        for setting in self.settings():
-            trials += [trial for trial in self.trials(setting.name) if trial.state == RUNNING]
-        return trials
-
-    def best(self, name: str) -> Trial | None:
-        """Return the finished trial of a setting with the best score, the first of equals."""
+    def _is_promoted(self, trial: StudyTrial, rung: int) -> bool:
+        """Return whether a trial is among the best 1 / FACTOR of those that reached a rung."""
         sign = 1 if self.search.lower_is_better else -1
-        finished = [trial for trial in self.trials(name) if trial.state == FINISHED]
-        scored = [trial for trial in finished if trial.score is not None]
-        return min(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
+        others = [other for other in self._trials[trial.setting] if other.number != trial.number]
+        reached = [sign * t.at_rungs[rung] for t in (*others, trial) if len(t.at_rungs) > rung]
+        worst = sorted(reached)[max(0, len(reached) // FACTOR - 1)]
+        return sign * trial.at_rungs[rung] <= worst
+
+    def end(self, trial: StudyTrial, state: str, flops: float, message: str = "") -> StudyTrial:
+        """Record that a trial diverged or failed, and its spent FLOPs."""
+        trial = replace(trial, state=state, flops=max(flops, trial.flops), message=message)
+        with self._changing():
+            self._write(trial)
+        return trial
+
+    def interrupt(self, trial: StudyTrial) -> None:
+        """Record that a trial has saved and waits for a worker to continue it."""
+        with self._changing():
+            self._write(replace(trial, state=INTERRUPTED))
+
+    def running(self) -> list[StudyTrial]:
+        """Return the trials that are running, or whose process died."""
+        self._read()
+        return list(self._in_state(RUNNING))
+
+    def _in_state(self, state: str) -> Iterator[StudyTrial]:
+        return (t for trials in self._trials.values() for t in trials if t.state == state)
 
 
-def to_optuna(distribution: Range | Choice) -> Any:
-    """Return the distribution for Optuna; choices become texts, because it takes no lists."""
-    if isinstance(distribution, Choice):
-        return CategoricalDistribution([text_of(value, "search") for value in distribution.values])
-    kind = IntDistribution if distribution.is_whole else FloatDistribution
-    return kind(distribution.low, distribution.high, log=distribution.log)
+def _charge(trial: StudyTrial, setting: Setting) -> float:
+    """Return the FLOPs that a trial spent, or may have spent at its next rung."""
+    is_active = trial.state in (RUNNING, INTERRUPTED)
+    return max(trial.flops, trial.share * setting.run_flops) if is_active else trial.flops
+
+
+def _unsafe_keys(values: Mapping[str, Any]) -> str:
+    """Return the problem of keys of a record; they become arguments of runs, `user_dir` is code."""
+    bad = [key for key in values if key in ("user_dir", "save_dir") or not KEY.fullmatch(key)]
+    return f"values has the key {bad[0][:60]!r}" if bad else ""

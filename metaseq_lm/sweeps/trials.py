@@ -1,55 +1,142 @@
-"""The settings and trials of a search, for its workers and readers."""
+"""Trials of tuned options, and the rule that chooses among them.
+
+Leagues, searches and `report --choose` collect their runs in these classes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from metaseq_lm.sweeps.space import Space, is_number
 
 # States of trials.
-STATES = "finished pruned unpaid diverged failed".split()
-FINISHED, PRUNED, UNPAID, DIVERGED, FAILED = STATES
-RUNNING, INTERRUPTED = "running", "interrupted"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting of the sweep that the search tunes.
-
-    Attributes:
-        name: Its name, also the name of its study and of its folder of trials.
-        values: The values of the grid and the list.
-        run_flops: The budget of a run.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    run_flops: float
+STATES = "finished pruned unpaid diverged failed running interrupted".split()
+FINISHED, PRUNED, UNPAID, DIVERGED, FAILED, RUNNING, INTERRUPTED = STATES
+Values = Mapping[str, Any]  # values of options by key
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a setting.
+    """A setting that was tried.
+
+    Attributes:
+        values: The values of the tuned options.
+        scores: The score of each run; None for a run without one.
+        flops: The spent FLOPs.
+        state: One of STATES; a search chooses only finished trials.
+        runs: The runs, in the order of the scores, where the reader needs them.
+    """
+
+    values: Values
+    scores: tuple[float | None, ...] = ()
+    flops: float = 0.0
+    state: str = FINISHED
+    runs: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def score(self) -> float | None:
+        """The mean score over runs; None if a run has no finite score."""
+        known = [score for score in self.scores if score is not None and math.isfinite(score)]
+        return math.fsum(known) / len(known) if known and len(known) == len(self.scores) else None
+
+
+@dataclass(frozen=True)
+class StudyTrial(Trial):
+    """A trial of a search, which is one run; `scores` has its last score.
 
     Attributes:
         setting: The name of the setting.
         number: Its number, from 0.
-        values: The values of the searched options.
-        state: finished, pruned, unpaid (the FLOPs left did not pay the next rung), diverged,
-            failed, running or interrupted.
-        flops: Its spent FLOPs.
         share: The part of a run's budget that it may spend, or was told to spend.
-        score: Its last score, at the end or at a rung; None without a score.
+        at_rungs: Its score at each rung that it reached, the last one for the end of the run.
         worker: The job that runs it.
         message: The reason for its failure.
     """
 
-    setting: str
-    number: int
-    values: Mapping[str, Any]
-    state: str = RUNNING
-    flops: float = 0.0
+    setting: str = ""
+    number: int = 0
     share: float = 1.0
-    score: float | None = None
+    at_rungs: tuple[float, ...] = ()
     worker: str = ""
     message: str = ""
+
+
+T = TypeVar("T", bound=Trial)
+
+
+@dataclass(frozen=True)
+class Trials(Generic[T]):
+    """The trials of an objective, or of another setting, at one budget.
+
+    Attributes:
+        name: The name of the objective or setting.
+        metric: The metric that chooses.
+        lower_is_better: Its direction.
+        trials: The trials.
+        space: The range, or the values to begin with, of each tuned option.
+        budget: FLOPs of a run.
+    """
+
+    name: str
+    metric: str
+    lower_is_better: bool
+    trials: tuple[T, ...]
+    space: Space = field(default_factory=dict)
+    budget: float = 0.0
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.trials)
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        """The runs of all trials."""
+        return tuple(run for trial in self for run in trial.runs)
+
+    @property
+    def flops(self) -> float:
+        """The FLOPs that all trials spent."""
+        return math.fsum(trial.flops for trial in self)
+
+    @property
+    def grid(self) -> dict[str, tuple[Any, ...]]:
+        """The tried values of each tuned option, numbers ascending."""
+        grid = {}
+        for key in self.space:
+            values: tuple[Any, ...] = tuple(dict.fromkeys(trial.values.get(key) for trial in self))
+            grid[key] = tuple(sorted(values)) if all(map(is_number, values)) else values
+        return grid
+
+    def scores(self) -> list[tuple[T, float]]:
+        """Return the trials that can be chosen, each with its score."""
+        scored = []
+        for trial in self:
+            if trial.state == FINISHED and trial.score is not None:
+                scored.append((trial, trial.score))
+        return scored
+
+    def best(self) -> T | None:
+        """Return the trial with the best score, the first of equals; None without scores."""
+        sign = 1 if self.lower_is_better else -1
+        scored = self.scores()
+        return min(scored, key=lambda pair: sign * pair[1])[0] if scored else None
+
+    def edges(self, values: Values) -> dict[str, str]:
+        """Return the options with a value at an end of their range, and that end."""
+        ends = {key: self.space[key].edge_of(value) for key, value in values.items()}
+        return {key: end for key, end in ends.items() if end}
+
+    def record(self, values: Values) -> dict[str, Any]:
+        """Return how `values` were chosen and at which cost, see `runs.tuning.write_tuning`."""
+        return {
+            "flops": self.flops,
+            "trials": sum(len(trial.runs) or 1 for trial in self),
+            "metric": self.metric,
+            "values": dict(values),
+            "edges": self.edges(values),
+        }

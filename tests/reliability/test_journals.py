@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from search_studies import A, loss, run_all, studies_in
+from search_studies import RULES, RUN, A, run_all, studies_in
 from test_full_disk_logs import room
 
 from metaseq_lm.core.errors import MetaseqError
@@ -30,8 +30,9 @@ from metaseq_lm.runs.folder import RunFolder
 from metaseq_lm.sweeps import lock_file
 from metaseq_lm.sweeps.folder import SweepFolder, process_start
 from metaseq_lm.sweeps.lock_file import LockFile
+from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.studies import Studies
-from metaseq_lm.sweeps.trials import FAILED
+from metaseq_lm.sweeps.trials import FAILED, Trials
 
 JOB = {"executor": "slurm", "job": "1_2", "folder": "jobs/0001", "code": "0" * 16}
 PREDICTION = Prediction(
@@ -239,7 +240,7 @@ def test_the_lock_of_another_is_waited_for(
 # ---------------------------------------------------------------- searches
 
 
-def go_on(folder: Path, **rules: Any) -> list[Any]:
+def go_on(folder: Path, **rules: Any) -> Trials:
     """Continue a search as the command does, and return its trials."""
     studies = studies_in(folder, **rules)
     for trial in studies.running():
@@ -255,26 +256,21 @@ def test_a_search_cut_anywhere_goes_on(tmp_path: Path) -> None:
     """
     rules = {"flops": 150.0, "sampler": "random"}
     (tmp_path / "whole").mkdir()
-    whole = go_on(tmp_path / "whole", **rules)
+    values = [trial.values for trial in go_on(tmp_path / "whole", **rules)]
     content = (tmp_path / "whole" / "journal.jsonl").read_bytes()
     lines = [json.loads(line) for line in content.splitlines()]
     assert [line["line"] for line in lines] == list(range(1, len(lines) + 1))
     file = tmp_path / "journal.jsonl"
     breaks = {i for i, byte in enumerate(content) if byte == 10}
     last = content[:-1].rindex(b"\n")
-    some = sorted(breaks)[::11]
-    goes_on = {0, *some, *(size + 1 for size in some), *range(0, len(content), 2999)}
+    some = sorted(breaks)[::3]
+    goes_on = {0, *some, *(size + 1 for size in some), *range(0, len(content), 299)}
     for size in sorted(goes_on | set(range(last, len(content) + 1))):
         file.write_bytes(content[:size])
-        search = studies_in(tmp_path / "whole", **rules).search
-        read = Studies(tmp_path, search)
+        Studies(tmp_path, Search.from_json(RULES | rules))
         if size in goes_on:
-            kept = content[:size].count(b"\n") + (size in breaks)
-            assert len(read.journal.records) == sum(len(row["records"]) for row in lines[:kept])
             trials = go_on(tmp_path, **rules)
-            assert [t.values for t in trials][: len(whole)] == [t.values for t in whole][
-                : len(trials)
-            ]
+            assert [t.values for t in trials][: len(values)] == values[: len(trials)]
 
 
 def test_a_search_on_a_full_disk(tmp_path: Path) -> None:
@@ -282,69 +278,57 @@ def test_a_search_on_a_full_disk(tmp_path: Path) -> None:
     trial = studies.begin("search-1")
     file = tmp_path / "journal.jsonl"
     content = file.read_bytes()
-    for spare in (0, 100, 300):
+    for spare in (0, 100, 250):
         with room(len(content) + spare), pytest.raises(MetaseqError, match="File too large"):
             studies.report(trial, 1.0, 25.0)
         assert file.read_bytes() == content and not (tmp_path / "account.lock").exists()
-    run_all(studies, most=0)
     assert studies.report(trial, 1.0, 25.0).share == 0.5
     assert studies.trials("a") == Studies(tmp_path, studies.search).trials("a")
 
 
-def forge(file: Path, code: int, key: str, value: Any) -> None:
-    """Change a value of the first record of a kind, with a right checksum."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    records = [record for row in rows for record in row["records"]]
-    found = next(r for r in records if r["op_code"] == code and (key in r or key in str(r)))
-    (found if key in found else found["user_attr"])[key] = value
-    for row in rows:
-        del row["checksum"]
-        row["checksum"] = checksum(row)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_sealed(file: Path, rows: list[dict]) -> None:
+    """Write lines with right checksums."""
+    rows = [{key: row[key] for key in row if key != "checksum"} for row in rows]
+    file.write_text("".join(json.dumps({**r, "checksum": checksum(r)}) + "\n" for r in rows))
 
 
 @pytest.mark.parametrize(
-    "code, key, value",
+    "kind, key, value",
     [
-        (0, "study_name", "../../../x"),
-        (0, "study_name", 5),
-        (0, "directions", [7]),
-        (0, "worker_id", None),
-        (2, "study_id", -1),
-        (2, "study_id", 3),
-        (2, "run_flops", "x"),
-        (2, "run_flops", 10**400),
-        (2, "values", {"user_dir": "evil.py"}),
-        (4, "datetime_start", "yesterday"),
-        (5, "trial_id", 1 << 20),
-        (5, "param_name", "user_dir"),
-        (5, "param_value_internal", math.nan),
-        (5, "param_value_internal", 10**400),
-        (5, "param_value_internal", 7.0),
-        (5, "distribution", "[" * 10_000),
-        (6, "state", 9),
-        (6, "values", None),
-        (6, "values", ["x"]),
-        (6, "values", [math.nan]),
-        (7, "step", -4),
-        (7, "intermediate_value", math.nan),
-        (7, "intermediate_value", "low"),
-        (8, "share", 0.3),
-        (8, "flops", -1.0),
-        (8, "flops", math.inf),
-        (8, "ended", "well"),
-        (8, "op_code", 10),
-        (9, "system_attr", {"completed_rung_0": "x"}),
+        ("setting", "name", "../../../x"),
+        ("setting", "name", 5),
+        ("setting", "run_flops", "x"),
+        ("setting", "run_flops", 10**400),
+        ("setting", "values", {"user_dir": "evil.py"}),
+        ("setting", "more", 1),
+        ("trial", "setting", "b"),
+        ("trial", "number", 7),
+        ("trial", "number", -1),
+        ("trial", "values", {"user_dir": 1}),
+        ("trial", "values", {"model.layers": 7}),
+        ("trial", "values", {"model.layers": 1.5}),
+        ("trial", "values", {"optimizer.lr": math.nan}),
+        ("trial", "values", {"optimizer.lr": "low"}),
+        ("trial", "values", {"task.batch_size": 9}),
+        ("trial", "state", "well"),
+        ("trial", "at_rungs", [math.nan]),
+        ("trial", "at_rungs", ["low"]),
+        ("trial", "at_rungs", [1.0] * 4),
+        ("trial", "share", 0.3),
+        ("trial", "flops", -1.0),
+        ("trial", "flops", math.inf),
     ],
 )
 def test_wrong_values_of_a_search_are_named(
-    code: int, key: str, value: Any, tmp_path: Path
+    kind: str, key: str, value: Any, tmp_path: Path
 ) -> None:
     studies = studies_in(tmp_path)
-    run_all(studies, loss, most=2)
-    forge(tmp_path / "journal.jsonl", code, key, value)
-    told = key if key != "system_attr" else "completed_rung_0"
-    with pytest.raises(MetaseqError, match=rf"journal\.jsonl:[0-9]+: damaged .*{told}"):
+    run_all(studies, most=2)
+    file = tmp_path / "journal.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    next(row for row in rows if kind in row)[kind][key] = value
+    write_sealed(file, rows)
+    with pytest.raises(MetaseqError, match=r"journal\.jsonl:[12]: damaged "):
         Studies(tmp_path, studies.search)
 
 
@@ -359,19 +343,107 @@ def test_lines_of_a_search_that_were_removed_or_repeated(tmp_path: Path) -> None
             Studies(tmp_path, studies.search)
 
 
-def test_a_journal_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """It has a record in a line, without checksum; a kill could tear a change."""
-    studies = studies_in(tmp_path, sampler="tpe")
-    run_all(studies, most=3)
-    wanted = studies.trials("a")
+# ---------------------------------------------------------------- journals of earlier versions
+
+
+def change_of(trial: int, *scores: float, ended: str = "", **attributes: Any) -> list[dict]:
+    """Return the records of Optuna on a trial, the last score being that of its end."""
+    common = {"worker_id": "w", "trial_id": trial}
+    rungs = scores[:2]
+    attributes |= {"ended": ended} if ended else {}
+    records = [{"op_code": 8, **common, "user_attr": {k: v}} for k, v in attributes.items()]
+    for step, score in zip((16, 32), rungs):
+        records.append({"op_code": 7, **common, "step": step, "intermediate_value": score})
+    states = {"finished": 1, "failed": 3}
+    if ended:
+        time = "2026-01-01T00:00:00+00:00"
+        end = {"state": states.get(ended, 2), "values": [*scores[-1:]], "datetime_complete": time}
+        records.append({"op_code": 6, **common, **end})
+    return records
+
+
+def earlier_changes() -> list[list[dict]]:
+    """Return what earlier versions wrote of a setting and five trials, a list for each change."""
+    study = {"worker_id": "w", "study_id": 0}
+    attributes = {"values": {}, "run_flops": RUN, "tries_from": 0}
+    changes = [[{"op_code": 0, "worker_id": "w", "study_name": "a", "directions": [1]}]]
+    changes[0] += [{"op_code": 2, **study, "user_attr": {k: v}} for k, v in attributes.items()]
+    for number in range(5):
+        values = {"optimizer.lr": 0.00116304, "task.batch_size": 1, "model.layers": number % 4 + 1}
+        records = [{"op_code": 4, **study, "datetime_start": "2026-01-01T00:00:00+00:00"}]
+        for key, value in values.items():
+            parameter = {"param_name": key, "param_value_internal": value, "distribution": "{}"}
+            records.append({"op_code": 5, "worker_id": "w", "trial_id": number, **parameter})
+        changes.append([*records, *change_of(number, worker="search-1", share=0.25)])
+    diverged = {"step": 0, "intermediate_value": "Infinity"}
+    changes += [
+        change_of(0, 4.0, 3.0, 2.0, flops=100.0, ended="finished", share=1.0),
+        change_of(1, 5.0, flops=25.0, ended="pruned"),
+        change_of(2, flops=10.0, ended="failed", message="it died"),
+        [{"op_code": 7, "worker_id": "w", "trial_id": 3, **diverged}],
+        change_of(3, flops=20.0, ended="diverged"),
+        change_of(4, interrupted=True),
+    ]
+    return changes
+
+
+@pytest.mark.parametrize("is_torn", [False, True], ids=["changes", "records"])
+def test_a_search_of_an_earlier_version_goes_on(is_torn: bool, tmp_path: Path) -> None:
+    """Its journal had Optuna's records, at first one in a line, so a kill could tear a change."""
+    changes = earlier_changes()
+    rows = [{"line": n, "records": records} for n, records in enumerate(changes, start=1)]
+    rows = [record for change in changes for record in change] if is_torn else rows
     file = tmp_path / "journal.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    lines = [json.dumps(record) + "\n" for row in rows for record in row["records"]]
-    for count in range(len(lines) + 1):
-        file.write_text("".join(lines[:count]))
-        Studies(tmp_path, studies.search).settings()
-        if count % 5 == 0:
-            go_on(tmp_path)
-    file.write_text("".join(lines))
-    assert Studies(tmp_path, studies.search).trials("a") == wanted
-    assert Studies(tmp_path, studies.search).settings() == [A]
+    search = Search.from_json(RULES)
+    for count in range(0, len(rows) + 1, 5 if is_torn else 1):
+        write_sealed(file, rows[:count])
+        go_on(tmp_path)
+    write_sealed(file, rows)
+    read = Studies(tmp_path, search)
+    assert read.settings() == [A] and read.trials("a").best().number == 0
+    assert [(t.state, t.share, t.flops, t.at_rungs) for t in read.trials("a")] == [
+        ("finished", 1.0, 100.0, (4.0, 3.0, 2.0)),
+        ("pruned", 0.25, 25.0, (5.0,)),
+        ("failed", 0.25, 10.0, ()),
+        ("diverged", 0.25, 20.0, ()),
+        ("interrupted", 0.25, 0.0, ()),
+    ]
+    values = {"optimizer.lr": 0.001163, "task.batch_size": 16, "model.layers": 1}
+    assert read.trials("a").trials[0].values == values
+    assert read.begin("search-2").number == 4
+    run_all(read)
+    assert Studies(tmp_path, search).trials("a") == read.trials("a")
+
+
+@pytest.mark.parametrize(
+    "code, key, value",
+    [
+        (0, "study_name", "../../../x"),
+        (2, "study_id", -1),
+        (2, "study_id", 3),
+        (2, "user_attr", {"values": {"user_dir": "evil.py"}}),
+        (2, "user_attr", {"run_flops": "x"}),
+        (5, "trial_id", 1 << 20),
+        (5, "param_name", "user_dir"),
+        (5, "param_value_internal", math.nan),
+        (5, "param_value_internal", "x"),
+        (6, "values", None),
+        (6, "values", ["x"]),
+        (7, "intermediate_value", math.nan),
+        (8, "user_attr", {"share": 0.3}),
+        (8, "user_attr", {"flops": -1.0}),
+        (8, "user_attr", {"ended": "well"}),
+        (8, "user_attr", 5),
+        (8, "op_code", 10),
+    ],
+)
+def test_wrong_values_of_an_earlier_version_are_named(
+    code: int, key: str, value: Any, tmp_path: Path
+) -> None:
+    changes = earlier_changes()
+    records = [record for change in changes for record in change]
+    found = [record for record in records if record["op_code"] == code]
+    found[0 if code in (6, 7) else -1][key] = value
+    write_sealed(tmp_path / "journal.jsonl", [{"records": change} for change in changes])
+    with pytest.raises(MetaseqError, match=r"journal\.jsonl:[0-9]+: damaged "):
+        Studies(tmp_path, Search.from_json(RULES))

@@ -70,10 +70,9 @@ def test_the_core_imports_no_wing_and_no_wing_another() -> None:
     assert not wrong
 
 
-# The modules of the extras, and those of the package that import one when they are imported.
+# The modules of the extras.
 EXTRAS = {"argcomplete", "mlflow", "optuna", "pyarrow", "trackio", "transformers", "wandb"}
-EXTRAS |= {"gensim", "huggingface_hub", "zstandard", "metaseq_lm.sweeps.studies"}
-NEED_EXTRA = {PACKAGE / "sweeps" / "studies.py", PACKAGE / "sweeps" / "study_journal.py"}
+EXTRAS |= {"gensim", "huggingface_hub", "zstandard"}
 
 
 def test_extras_are_imported_where_they_are_needed() -> None:
@@ -87,7 +86,7 @@ def test_extras_are_imported_where_they_are_needed() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         extras = [n for n in names if n in EXTRAS or n.split(".")[0] in EXTRAS]
-        wrong += [f"{path.relative_to(ROOT)}: {n}" for n in extras if path not in NEED_EXTRA]
+        wrong += [f"{path.relative_to(ROOT)}: {n}" for n in extras]
     assert not wrong
 
 

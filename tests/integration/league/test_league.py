@@ -17,7 +17,7 @@ from sweeping import states_of, wait_until
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import Interrupted
-from metaseq_lm.league import forecast, runner, tuning
+from metaseq_lm.league import forecast, runner
 from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.runs.plan import write_plan as write_plan_hash
@@ -28,6 +28,7 @@ from metaseq_lm.sweeps.job import Code
 from metaseq_lm.sweeps.launching import take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import State
+from metaseq_lm.sweeps.trials import Trials
 
 PLUG_IN = '''
 from metaseq_lm.core.registry import register_criterion
@@ -289,9 +290,7 @@ def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
         controls__shuffled=False,
     )
     trained = in_process(monkeypatch)
-    monkeypatch.setattr(
-        tuning.Trials, "best", lambda trials: {k: v[-1] for k, v in trials.grid.items()}
-    )
+    monkeypatch.setattr(Trials, "best", lambda of: max(of, key=lambda t: [*t.values.values()]))
     assert league(plan, "--out", tmp_path / "L") == 0
     assert "not widened: " in capsys.readouterr().out
     assert len([name for name in trained if name.startswith("tune")]) == 2 * 3

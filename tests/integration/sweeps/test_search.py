@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sweeping import TINY, processes, start_sweep, states_of, sweep, wait_until
 
 pytest.importorskip("optuna")
 
+from metaseq_lm.cli import main
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.sweeps import searching
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -114,7 +116,7 @@ def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path:
 
 
 def test_a_part_of_a_suite_chooses_and_the_rest_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, out = make_data(tmp_path, valid=20), tmp_path / "out"
     (data / "pairs").mkdir()
@@ -157,6 +159,24 @@ def test_a_part_of_a_suite_chooses_and_the_rest_is_reported(
     assert final.tuning["edges"] == {"optimizer.lr": end}
     assert f"optimizer.lr={rate} lies at the {end} end of [0.001, 0.1]" in shown
     assert "note:" not in shown
+    # Only a search itself needs Optuna.
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert sweep("status", out) == 0 and "2 trials (2 finished)" in capsys.readouterr().out
+    for words in ([], ["--expected-best"], ["--choose", "optimizer.lr", "--choose-by", "dev.n"]):
+        assert main(["report", str(out), *words]) == 0
+
+
+def test_a_snapshot_of_an_earlier_version_is_not_used(tmp_path: Path) -> None:
+    """It would not read the journal as it is written now."""
+    folder = SweepFolder(tmp_path)
+    assert not searching._has_earlier_code(folder)
+    job = {"executor": "local", "job": "1", "folder": "jobs/0001", "code": "0" * 16}
+    folder.append("submit", run="search-1", **job)
+    assert searching._has_earlier_code(folder)
+    package = tmp_path / "code" / job["code"] / "metaseq_lm" / "sweeps"
+    package.mkdir(parents=True)
+    (package / "optuna_records.py").touch()
+    assert not searching._has_earlier_code(folder)
 
 
 def updates(folder: Path) -> int:

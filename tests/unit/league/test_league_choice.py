@@ -24,10 +24,12 @@ from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing
-from metaseq_lm.league.tuning import Trials, widened
+from metaseq_lm.league.tuning import collect_trials, plausible
 from metaseq_lm.league.verdict import Rule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.stats import Error
+from metaseq_lm.sweeps.samplers import GridSampler
+from metaseq_lm.sweeps.trials import Trial, Trials
 
 LR = "optimizer.lr"
 # By setting and seed: the first wins with seed 0 alone, by as much as the others lose.
@@ -79,28 +81,33 @@ def test_the_sd_of_choice_is_that_of_the_expected_score() -> None:
 # ---------------------------------------------------------------- trials and rows
 
 
-def trials(scores: np.ndarray, rates: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)) -> Trials:
+def trials(scores: np.ndarray, rates: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)) -> Trials[Trial]:
     """Return trials with a loss for each rate and seed."""
     runs = []
     for rate, of_rate in zip(rates, scores):
         for seed, loss in enumerate(of_rate):
             run = make.make_run(seed, [5.0, float(loss)], optimizer__lr=rate)
             runs.append(run)
-    return Trials(Objective("masked", (), {LR: rates}), BUDGET, tuple(runs), "valid.loss")
+    return collect_trials(Objective("masked", (), {LR: rates}), BUDGET, runs, "valid.loss")
+
+
+def widened(of_rates: Trials[Trial], least: float) -> dict[str, tuple[float, ...]]:
+    """Return the rates beyond ends that are plausible."""
+    return GridSampler(2, lambda of: [values for values, _ in plausible(of, least)]).wider(of_rates)
 
 
 def test_trials_have_plausible_settings_and_are_widened_at_each() -> None:
     of_rates = trials(10 - SCORES)
-    assert of_rates.plausible(0.0) == (({LR: 1.0}, 1.0),)
-    (first, share), (second, other) = of_rates.plausible(0.1)
+    assert plausible(of_rates, 0.0) == (({LR: 1.0}, 1.0),)
+    (first, share), (second, other) = plausible(of_rates, 0.1)
     assert (first, second) == ({LR: 1.0}, {LR: 2.0})
     assert (share, other) == pytest.approx((19 / 26, 7 / 26))
-    assert widened(of_rates, 2, 0.1) == {LR: (0.5, 1.0, 2.0, 4.0, 8.0)}
+    assert widened(of_rates, 0.1) == {LR: (0.5, 1.0, 2.0, 4.0, 8.0)}
     flipped = trials(10 - SCORES[::-1])  # the best is the last rate, the other one is within
-    assert widened(flipped, 2, 0.1) == {LR: (1.0, 2.0, 4.0, 8.0, 16.0)}
+    assert widened(flipped, 0.1) == {LR: (1.0, 2.0, 4.0, 8.0, 16.0)}
     only_plausible = trials(10 - SCORES[[1, 0, 2, 3]])  # the end is best in 7 of 27 draws
-    assert widened(only_plausible, 2) == {}
-    assert widened(only_plausible, 2, 0.1) == {LR: (0.5, 1.0, 2.0, 4.0, 8.0)}
+    assert widened(only_plausible, 0.0) == {}
+    assert widened(only_plausible, 0.1) == {LR: (0.5, 1.0, 2.0, 4.0, 8.0)}
 
 
 def mixed_row(name: str, means: tuple[float, float], shares: tuple[float, float]) -> Row:

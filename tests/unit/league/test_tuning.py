@@ -5,20 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from league_plans import LARGE, SMALL, plan_with
 
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import parse_plan
-from metaseq_lm.league.tuning import (
-    Trials,
-    beyond,
-    describe_other_choices,
-    trials_of,
-    widened,
-)
+from metaseq_lm.league.tuning import collect_trials, describe_other_choices, trials_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
+from metaseq_lm.sweeps.samplers import GridSampler
+from metaseq_lm.sweeps.trials import Trial, Trials
 
 LR = "optimizer.lr"
 OBJECTIVE = Objective("masked", (), {LR: (1.0, 2.0, 4.0)})
@@ -47,17 +42,26 @@ def trials(
     losses: Mapping[float, list[float | None]],
     objective: Objective = OBJECTIVE,
     metric: str = "valid.loss",
-) -> Trials:
+) -> Trials[Trial]:
     """Return trials with the losses of each rate, one for each seed."""
     runs = [run(loss, optimizer_lr=lr) for lr, of_seeds in losses.items() for loss in of_seeds]
-    return Trials(objective, SMALL, tuple(runs), metric)
+    return collect_trials(objective, SMALL, runs, metric)
+
+
+def best_of(of: Trials[Trial]) -> Mapping[str, Any] | None:
+    best = of.best()
+    return best and best.values
+
+
+def widened(of: Trials[Trial], most: int) -> Mapping[str, Any]:
+    return GridSampler(most, lambda of: [best for best in [best_of(of)] if best]).wider(of)
 
 
 def test_the_best_is_by_the_mean_over_seeds() -> None:
     of_rates = trials({1.0: [3, 3], 2.0: [1, 4], 4.0: [2.9, 3.2]})
-    assert of_rates.best() == {LR: 2.0}
-    assert trials({1.0: [3], 2.0: [3]}).best() == {LR: 1.0}
-    assert trials({1.0: [3], 2.0: [5]}, metric="valid.accuracy").best() == {LR: 2.0}
+    assert best_of(of_rates) == {LR: 2.0}
+    assert best_of(trials({1.0: [3], 2.0: [3]})) == {LR: 1.0}
+    assert best_of(trials({1.0: [3], 2.0: [5]}, metric="valid.accuracy")) == {LR: 2.0}
 
 
 def test_the_best_by_a_term_of_the_loss_is_the_smallest() -> None:
@@ -66,35 +70,13 @@ def test_the_best_by_a_term_of_the_loss_is_the_smallest() -> None:
     for rate, loss in ((1.0, 3.0), (2.0, 2.0)):
         results = {"status": "finished", "metrics": {"valid": {"mlm": loss}}, "losses": ["mlm"]}
         runs.append(Run(Path("run"), {LR: rate}, [], results))
-    assert Trials(OBJECTIVE, SMALL, tuple(runs), "valid.mlm").best() == {LR: 2.0}
+    assert best_of(collect_trials(OBJECTIVE, SMALL, runs, "valid.mlm")) == {LR: 2.0}
 
 
 def test_a_value_with_a_run_that_did_not_finish_is_not_chosen() -> None:
-    assert trials({1.0: [3, 3], 2.0: [1, None]}).best() == {LR: 1.0}
-    assert trials({1.0: [None]}).best() is None
+    assert best_of(trials({1.0: [3, 3], 2.0: [1, None]})) == {LR: 1.0}
+    assert best_of(trials({1.0: [None]})) is None
     assert widened(trials({1.0: [None]}), 2) == {}
-
-
-@pytest.mark.parametrize(
-    "values, best, value",
-    [
-        ((1.0, 2.0, 4.0), 4.0, 8.0),
-        ((1.0, 2.0, 4.0), 1.0, 0.5),
-        ((1.0, 2.0, 4.0), 2.0, None),
-        ((1e-3, 1.5e-3), 1.5e-3, 2.25e-3),
-        ((2, 4, 8), 8, 16),
-        ((2, 3), 2, 1),
-        ((1, 2), 1, None),  # 0.5 rounds to 0
-        ((0.0, 1.0), 0.0, None),
-        ((0.0, 1.0), 1.0, None),
-        ((-1.0, 1.0), 1.0, None),
-        ((3.0,), 3.0, None),
-    ],
-)
-def test_the_step_beyond_an_end_is_the_ratio_of_the_last_two(
-    values: tuple[float, ...], best: float, value: float | None
-) -> None:
-    assert beyond(values, best) == (None if value is None else pytest.approx(value))
 
 
 def test_a_grid_is_widened_at_the_end_that_is_best_and_so_often_at_most() -> None:
@@ -118,8 +100,8 @@ def test_each_of_several_keys_is_widened_and_words_are_not() -> None:
             runs += [
                 run(lr + size, optimizer_lr=lr, model_size=size, model_init=init) for init in "ab"
             ]
-    of_pairs = Trials(objective, SMALL, tuple(runs), "valid.loss")
-    assert of_pairs.best() == {LR: 1.0, "model.size": 8, "model.init": "a"}
+    of_pairs = collect_trials(objective, SMALL, runs, "valid.loss")
+    assert best_of(of_pairs) == {LR: 1.0, "model.size": 8, "model.init": "a"}
     assert widened(of_pairs, 1) == {LR: (0.5, 1.0, 2.0), "model.size": (4, 8, 16)}
 
 
@@ -135,7 +117,7 @@ def test_an_objective_is_tuned_by_its_own_metric_also_a_mean_of_suites() -> None
     for rate, depth, topic in ((1.0, 0.6, 0.5), (2.0, 0.5, 0.8), (4.0, 0.9, 0.3)):
         suites = tuple(probe(name, x) for name, x in (("depth", depth), ("topic", topic)))
         runs.append(replace(run(rate, optimizer_lr=rate), suites=suites))
-    best = {o.name: trials_of(plan, o, runs)[SMALL].best() for o in plan.objectives}
+    best = {o.name: best_of(trials_of(plan, o, runs)[SMALL]) for o in plan.objectives}
     assert best == {"rtd": {LR: 2.0}, "masked": {LR: 1.0}}
 
 
@@ -143,7 +125,7 @@ def test_trials_are_of_the_budget_that_they_have() -> None:
     plan: Plan = parse_plan(plan_with())
     runs = [run(1, optimizer_lr=1.0), run(2, LARGE, optimizer_lr=2.0)]
     by_budget = trials_of(plan, OBJECTIVE, runs)
-    assert {budget: of.best() for budget, of in by_budget.items()} == {
+    assert {budget: best_of(of) for budget, of in by_budget.items()} == {
         SMALL: {LR: 1.0},
         LARGE: {LR: 2.0},
     }
@@ -165,7 +147,7 @@ def test_what_metrics_of_other_objectives_would_have_chosen_is_said() -> None:
     unscored = [run(loss, optimizer_lr=rate) for loss, rate in ((2.0, 1e-4), (3.0, 1e-3))]
     differing = [scored(2.0, 0.6, 1e-4), scored(3.0, 0.9, 1e-3)]
     agreeing = [scored(2.0, 0.9, 1e-4), scored(3.0, 0.6, 1e-3)]
-    trials: list[Trials] = []
+    trials: list[Trials[Trial]] = []
     for name, runs in (("masked", unscored), ("dense", differing), ("agreed", agreeing)):
         trials += trials_of(plan, plan.objective(name), runs).values()
     assert describe_other_choices(plan, trials) == [

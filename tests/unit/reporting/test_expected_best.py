@@ -42,6 +42,7 @@ def trial(number: int, score: float | None, independent: bool, **changes: object
     record = {
         "setting": "a",
         "number": number,
+        "values": {},
         "state": "finished" if score is not None else "failed",
         "flops": 100.0,
         "score": score,

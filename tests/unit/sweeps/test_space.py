@@ -58,6 +58,28 @@ def test_the_edge_is_measured_on_the_scale_that_is_uniform(value: float, end: st
         assert [Choice(values).edge_of(x) for x in values] == ["", ""]
 
 
+@pytest.mark.parametrize(
+    "values, best, value",
+    [
+        ((1.0, 2.0, 4.0), 4.0, 8.0),
+        ((1.0, 2.0, 4.0), 1.0, 0.5),
+        ((1.0, 2.0, 4.0), 2.0, None),
+        ((1e-3, 1.5e-3), 1.5e-3, 2.25e-3),
+        ((2, 4, 8), 8, 16),
+        ((2, 3), 2, 1),
+        ((1, 2), 1, None),  # 0.5 rounds to 0
+        ((0.0, 1.0), 0.0, None),
+        ((0.0, 1.0), 1.0, None),
+        ((-1.0, 1.0), 1.0, None),
+        ((3.0,), 3.0, None),
+    ],
+)
+def test_the_step_beyond_an_end_is_the_ratio_of_the_last_two(
+    values: tuple[float, ...], best: float, value: float | None
+) -> None:
+    assert Choice(values).beyond(best) == (None if value is None else pytest.approx(value))
+
+
 SPACE = {"space": {"optimizer.lr": "log 1e-4..1e-2"}, "flops": 4.0}
 
 

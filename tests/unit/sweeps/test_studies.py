@@ -9,8 +9,8 @@ pytest.importorskip("optuna")
 
 from search_studies import RULES, RUN, A, loss, run_all, studies_in
 
-from metaseq_lm.sweeps.studies import Studies
-from metaseq_lm.sweeps.trials import DIVERGED, FAILED, Setting
+from metaseq_lm.sweeps.studies import Setting, Studies
+from metaseq_lm.sweeps.trials import DIVERGED, FAILED
 
 
 @pytest.mark.parametrize("sampler", ["qmc", "tpe", "random"])
@@ -20,9 +20,9 @@ def test_a_search_spends_its_budget_and_is_repeatable(tmp_path: Path, sampler: s
         run_all(studies)
     trials = first.trials("a")
     assert trials == second.trials("a")
-    assert RULES["flops"] - 25 < first.spent("a") <= RULES["flops"]
+    assert RULES["flops"] - 25 < first.trials("a").flops <= RULES["flops"]
     assert {trial.state for trial in trials} <= {"finished", "pruned", "unpaid"}
-    best = first.best("a")
+    best = first.trials("a").best()
     assert best and best.score == min(t.score for t in trials if t.state == "finished")
     assert all(1e-5 <= trial.values["optimizer.lr"] <= 1e-1 for trial in trials)
     assert {trial.values["task.batch_size"] for trial in trials} == {8, 16}
@@ -44,7 +44,7 @@ def test_every_setting_has_the_same_budget(tmp_path: Path) -> None:
     run_all(studies, lambda trial: loss(trial) + 100 * (trial.setting == "b"))
     a_states, b_states = ([t.state for t in studies.trials(name)] for name in "ab")
     assert a_states == b_states and "finished" in a_states
-    assert studies.spent("a") == studies.spent("b")
+    assert studies.trials("a").flops == studies.trials("b").flops
 
 
 def test_trials_stop_at_rungs_unless_the_better_half(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_trials_stop_at_rungs_unless_the_better_half(tmp_path: Path) -> None:
         ("pruned", 25),
         ("finished", 100),
     ]
-    assert studies.best("a").number == 2
+    assert studies.trials("a").best().number == 2
 
 
 def test_without_pruning_all_trials_run_to_their_end(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_is_not_paid_for_is_not_begun(tmp_path: Path) -> None:
     assert [trial is not None for trial in others] == [True, True, True, False]
     assert len({str(trial.values) for trial in [first, *others[:3]]}) == 4
     stopped = studies.report(first, 1.0, 25.0)
-    assert stopped.state == "unpaid" and studies.best("a") is None
+    assert stopped.state == "unpaid" and studies.trials("a").best() is None
 
 
 def test_what_an_update_spent_beyond_a_rung_is_not_paid_twice(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_an_update_spent_beyond_a_rung_is_not_paid_twice(tmp_path: Path) ->
     for flops in (40.0, 60.0, 100.0):
         assert trial.state == "running"
         trial = studies.report(trial, 1.0, flops)
-    assert trial.state == "finished" and studies.spent("a") == RUN
+    assert trial.state == "finished" and studies.trials("a").flops == RUN
     assert studies.begin("search-1") is None
 
 
@@ -94,7 +94,7 @@ def test_a_dead_trial_is_failed_and_charged_and_a_saved_one_goes_on(tmp_path: Pa
     (running,) = studies.running()
     assert running.worker == "search-1"
     studies.end(running, FAILED, 20.0, "its process died")
-    assert studies.spent("a") == 20
+    assert studies.trials("a").flops == 20
     assert studies.begin("search-3").number == saved.number
     assert studies.begin("search-3").number == 2
     assert [t.state for t in studies.trials("a")] == ["failed", "running", "running"]
@@ -116,8 +116,8 @@ def test_a_diverged_trial_is_never_chosen(tmp_path: Path) -> None:
     run_all(studies, lambda trial: math.nan if trial.values["optimizer.lr"] > 1e-3 else loss(trial))
     states = {t.state for t in studies.trials("a")}
     assert states == {"finished", DIVERGED}
-    assert studies.best("a").values["optimizer.lr"] <= 1e-3
-    assert studies.spent("a") == 600
+    assert studies.trials("a").best().values["optimizer.lr"] <= 1e-3
+    assert studies.trials("a").flops == 600
 
 
 def test_more_flops_go_on(tmp_path: Path) -> None:
@@ -125,4 +125,4 @@ def test_more_flops_go_on(tmp_path: Path) -> None:
     studies = studies_in(tmp_path, flops=900.0)
     assert studies.is_open(A)
     run_all(studies)
-    assert 875 < studies.spent("a") <= 900
+    assert 875 < studies.trials("a").flops <= 900
