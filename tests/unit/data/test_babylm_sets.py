@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from benchmark_files import SUPERGLUE, glue_files, lines
+from outcomes import expect
 
 from metaseq_lm.data.benchmarks import BABYLM
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -93,12 +94,10 @@ def test_official_files_of_glue(run: Any, task: str) -> None:
 
 def test_a_folder_of_other_files(run: Any) -> None:
     code, out, _ = run("babylm/RTE", {"boolq.train.jsonl": lines(CHALLENGE["BoolQ"][0])})
-    assert code == 1 and "holds none of the files of babylm/RTE" in out
+    assert code == 1 and "files of babylm/RTE" in out
 
 
 def test_options_that_do_not_apply(run: Any) -> None:
     files = {"mrpc.train.jsonl": lines(CHALLENGE["MRPC"][0])}
-    code, out, _ = run("babylm/MRPC", files, "--no-double")
-    assert code == 2 and "it is not doubled" in out
-    code, out, _ = run("babylm/WSC", files, "--as-text")
-    assert code == 2 and "babylm/WSC has no such form" in out
+    expect(run("babylm/MRPC", files, "--no-double"), 2, "not doubled")
+    expect(run("babylm/WSC", files, "--as-text"), 2, "babylm/WSC has no")

@@ -95,7 +95,7 @@ def test_malformed_question_pairs_are_named_and_counted(run):
     *rows, last = said
     fields = [f"{at}: {n} fields, expected {columns}" for at, n in wanted]
     assert [row.split(";")[0] for row in rows] == fields
-    assert "dev.tsv: 5 malformed rows" in last and "the first 3" in last
+    assert "dev.tsv: 5 malformed" in last and "the first 3" in last
     splits = Manifest.load(folder).splits
     assert [splits[name]["malformed"] for name in ("train", "valid")] == [1, 5]
 

@@ -64,7 +64,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match="no such file"):
         load_images(tmp_path, "train")
     image_data.write(tmp_path)
-    with pytest.raises(MetaseqError, match="no split 'dev'; .*test, train"):
+    with pytest.raises(MetaseqError, match="'dev'.*test, train"):
         load_images(tmp_path, "dev")
     whole = (tmp_path / FILE).read_bytes()
     central = whole.index(b"PK\x01\x02")
@@ -94,5 +94,5 @@ def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     np.savez(
         tmp_path / FILE, names=np.array(["a"]), train_images=evil, train_labels=np.zeros(1, int)
     )
-    with pytest.raises(MetaseqError, match="damaged, or not such a file.*pickle"):
+    with pytest.raises(MetaseqError, match="damaged.*pickle"):
         load_images(tmp_path, "train")

@@ -4,9 +4,11 @@ import csv
 import gzip
 import io
 import json
+import re
 
 import numpy as np
 import pytest
+from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -61,7 +63,7 @@ def test_tsv(run, corpus):
     files = {"train.tsv": TRAIN, "valid.tsv": "label\ttext\nno\tq\n", "vis.tsv": TRAIN}
     code, output, folder = run(files)
     assert code == 0, output
-    assert "train: 3 rows, 11 tokens, 1 blank; no 1, yes 2" in output
+    assert all(fact in output for fact in ("3 rows", "11 tokens", "1 blank", "no 1", "yes 2"))
     data = LabelledSet(folder, "train")
     assert data.label_names == ["no", "yes"] and not data.regression
     assert data.labels.tolist() == [1, 0, 1] and data.labels.dtype == np.int64
@@ -125,9 +127,8 @@ def test_bad_bytes(run):
     files = {"train.tsv": b"text\tlabel\nfo\xffx\tx\nfox\ty\n"}
     assert "1 bad_utf8" in run(files)[1]
     code, output, folder = run(files, "--on-bad-utf8", "skip")
-    assert "1 rows, 3 tokens, 1 bad_utf8, 1 skipped" in output
-    code, output, folder = run(files, "--on-bad-utf8", "fail")
-    assert code == 1 and "train.tsv:2: invalid UTF-8" in output
+    assert re.search("1 rows, 3 .*1 bad_utf8.*1.skipped", output)
+    expect(run(files, "--on-bad-utf8", "fail"), 1, "train.tsv:2: invalid UTF-8")
 
 
 def labels(*counts):
@@ -281,18 +282,18 @@ def test_half_characters_in_json(run, corpus):
 
 def test_files_that_do_not_belong_together(run):
     _, _, folder = run({"train.tsv": TRAIN, "valid.tsv": "text\tlabel\nfox\tyes\n"})
-    with pytest.raises(MetaseqError, match="no split 'test'; .*train, valid"):
+    with pytest.raises(MetaseqError, match="'test'.*train, valid"):
         LabelledSet(folder, "test")
     for suffix in ("bin", "idx"):
         (folder / f"valid.label.{suffix}").rename(folder / f"train.label.{suffix}")
-    with pytest.raises(MetaseqError, match="1 labels but .* has 3 rows"):
+    with pytest.raises(MetaseqError, match="1 labels.*3 rows"):
         LabelledSet(folder, "train")
     manifest = Manifest.load(folder)
     manifest.details["labels"] = ["one"]
     for suffix in ("bin", "idx"):
         (folder / f"train.label.{suffix}").rename(folder / f"valid.label.{suffix}")
     manifest.save(folder)
-    with pytest.raises(MetaseqError, match=r"a label outside 0\.\.0"):
+    with pytest.raises(MetaseqError, match=r"label outside 0\.\.0"):
         LabelledSet(folder, "valid")
 
 
@@ -343,7 +344,7 @@ def test_quotes_and_delimiters(run, corpus, name, content, options):
     expected = list(map(tokenizer.decode, tokenizer.encode_batch([text for text, _ in ROWS])))
     assert [text for (text,) in texts(data, tokenizer)] == expected
     assert data.label_names == ["no", "yes"] and data.labels.tolist() == [1, 0, 1, 0]
-    assert ("is read as JSON" in output) == (content[:1] == "{")
+    assert ("as JSON" in output) == (content[:1] == "{")
 
 
 @pytest.mark.parametrize(
@@ -419,20 +420,19 @@ def test_rows_without_text_are_left_out(run, corpus, capsys):
     rows = [{"text": text, "label": "x"} for text in ("a", None, "", "None")]
     code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
     assert code == 0 and len(LabelledSet(folder, "train")) == 3
-    assert "row 2 has no text (column 'text' is null)" in output
+    assert "row 2" in output and "'text' is null" in output
     code, output, folder = run({"train.csv": "text,label\na,x\n,x\nNaN,x\nNone,x\nnan b,y\n"})
-    assert code == 0 and "2 rows, 6 tokens, 3 no_text" in output
+    assert code == 0 and re.search("2 rows, 6 .*3.no_text", output)
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus)) == [["a"], ["nan b"]]
     assert main(["doctor", str(folder)]) == 0
-    assert "train: 3 rows without text" in capsys.readouterr().out
+    assert "train: 3 rows" in capsys.readouterr().out
     pair = [
         {"text_a": "a", "text_b": None, "label": "x"},
         {"text_a": "a", "text_b": "b", "label": "y"},
     ]
     code, output, folder = run({"train.json": json.dumps(pair)})
     assert code == 0 and len(LabelledSet(folder, "train")) == 1
-    code, output, folder = run({"train.csv": "text,label\n,x\n"}, name="no-text")
-    assert code == 1 and "1 without text" in output
+    expect(run({"train.csv": "text,label\n,x\n"}, name="no-text"), 1, "1 without text")
 
 
 def test_columns_joined_to_one_text(run, corpus):
@@ -445,16 +445,13 @@ def test_columns_joined_to_one_text(run, corpus):
     expected = [["the fox over lazy"], [" over dog"], ["jumps"]]
     assert texts(data, load_tokenizer(corpus)) == expected and data.labels.tolist() == [0, 1, 0]
     code, output, _ = run({"train.jsonl": content}, "--text-separator", " ")
-    assert code == 2 and "--text-separator joins two or more --text-columns" in output
+    assert code == 2 and "--text-separator" in output and "--text-columns" in output
 
 
 def test_near_names_are_offered(run):
-    code, output, _ = run({"train.csv": "id,review,stars\n1,a,5\n"}, name="near")
-    assert code == 1 and "no column 'text'. Perhaps it is 'review'." in output
-    code, output, _ = run({"train.csv": "text,TEXT,stars\na,b,5\n"}, name="near")
-    assert code == 1 and "no column 'label'. Perhaps it is 'stars'." in output
-    code, output, _ = run({"train.csv": "Text,TEXT,label\na,b,5\n"}, name="near")
-    assert code == 1 and "no column 'text'" in output
+    expect(run({"train.csv": "id,review,stars\n1,a,5\n"}, name="near"), 1, "'text'", "'review'")
+    expect(run({"train.csv": "text,TEXT,stars\na,b,5\n"}, name="near"), 1, "'label'", "'stars'")
+    expect(run({"train.csv": "Text,TEXT,label\na,b,5\n"}, name="near"), 1, "no column 'text'")
 
 
 def test_numbers_of_a_column_of_floats_are_those_of_another_split(run):
@@ -535,8 +532,8 @@ def test_rows_without_gold_label(run):
     files = {"train.tsv": labels(("0", 2), ("1", 2)), "valid.tsv": labels(("0", 1), ("-", 2))}
     code, output, folder = run(files | {"test.tsv": hidden})
     assert code == 0, output
-    assert "valid: 1 rows, 1 tokens, 2 no_gold_label" in output
-    assert "test: 2 rows, 2 tokens; no labels" in output
+    assert "1 rows, 1" in output and "2 no_gold_label" in output
+    assert "test: 2 rows," in output and "; no labels" in output
     assert LabelledSet(folder, "test").labels is None and len(LabelledSet(folder, "valid")) == 1
     code, output, folder = run({"train.tsv": labels(("a", 2), ("-", 2))}, "--labels", "a,-")
     assert LabelledSet(folder, "train").labels.tolist() == [0, 0, 1, 1]
@@ -547,7 +544,7 @@ def test_rows_without_gold_label(run):
 def test_repeated_header(run):
     code, output, folder = run({"train.tsv": TRAIN + TRAIN})
     assert code == 0 and "1 repeated_header" in output
-    assert "the header again in line 6" in output
+    assert "in line 6" in output
     assert len(LabelledSet(folder, "train")) == 6
     code, output, folder = run({"train.csv": "text,label\na,x\n"}, "--columns", "text,label")
     assert LabelledSet(folder, "train").label_names == ["x"]
@@ -629,7 +626,6 @@ def test_numbers_are_named_from_0_or_1(run, splits, options, expected, form):
 
 def test_labels_of_minus_one_and_one_are_names_of_their_own(run):
     files = {"train.tsv": "text\tlabel\na\t-1\nb\t1\n"}
-    code, output, _ = run(files, "--labels", "neg,pos")
-    assert code == 2 and "give --labels=-1,1" in output
+    expect(run(files, "--labels", "neg,pos"), 2, "give --labels=-1,1")
     code, _, folder = run(files, "--labels=-1,1")
     assert code == 0 and LabelledSet(folder, "train").labels.tolist() == [0, 1]

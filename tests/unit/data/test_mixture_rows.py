@@ -142,7 +142,7 @@ def test_weights_follow_the_update() -> None:
 
 
 def test_other_rows_are_refused() -> None:
-    with pytest.raises(UsageError, match="a has 20 of them and b 19"):
+    with pytest.raises(UsageError, match=r"a has 20\b.*b.19\b"):
         mixed_stream({"a": streams()["a"], "b": streams(19)["b"]}, lambda update: (1, 1))
 
 

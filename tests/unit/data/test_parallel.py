@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import parallel_data
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -43,7 +44,7 @@ def test_both_sides_come_back(text: Path) -> None:
     assert Manifest.load(data).details["source"] == "en"
     with pytest.raises(MetaseqError, match="no reference translations"):
         _ = ParallelSet(data, "train").references
-    with pytest.raises(MetaseqError, match="no split 'test'; .*train, unlabelled, valid"):
+    with pytest.raises(MetaseqError, match="'test'.*train, unlabelled, valid"):
         ParallelSet(data, "test")
     assert main(["doctor", str(data)]) == 0
 
@@ -85,7 +86,7 @@ def test_rows_of_the_decoder(text: Path) -> None:
     assert (rows.lengths == pair.source.sizes + 1).all()
     some = shorter(pair, 3)
     assert set(pair.source.sizes[some]) == {2, 3} and len(some) < len(pair)
-    with pytest.raises(MetaseqError, match="longer than 1 tokens; raise task.max_length"):
+    with pytest.raises(MetaseqError, match="1 tokens.*task.max_length"):
         shorter(pair, 1)
 
 
@@ -96,7 +97,7 @@ def test_tokens_that_a_vocabulary_lacks_are_refused(text: Path) -> None:
     source, target = load_sides(data.folder)
     small: Any = SimpleNamespace(vocabulary=range(5))
     for sides in ((small, target), (source, small)):
-        with pytest.raises(MetaseqError, match="token id .* dict.txt has only 5 symbols"):
+        with pytest.raises(MetaseqError, match="dict.txt.* 5 symbols"):
             TranslationRows(data, sides)
     TranslationRows(data, (source, small), with_target=False)
 
@@ -146,7 +147,7 @@ def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureF
     assert make(text, "--on-bad-utf8", "skip") == 0
     shown = capsys.readouterr().out
     assert "train: 2 sentences" in shown and "1 skipped" in shown
-    assert f"1 empty (the first at {text}/train.en:2)" in shown
+    assert "1 empty" in shown and f"{text}/train.en:2" in shown
 
 
 @pytest.mark.parametrize(
@@ -163,11 +164,9 @@ def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureF
 def test_options_that_do_not_fit(
     more: list[str], words: str, text: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert make(text, *more) == 2
-    assert words in capsys.readouterr().err
+    expect_error(capsys, make(text, *more), 2, words)
 
 
 def test_options_of_parallel_text_need_it(text: Path, capsys: pytest.CaptureFixture) -> None:
     words = ["preprocess", "--trainpref", f"{text}/mono.txt", "--destdir", str(text / "d")]
-    assert main([*words, "--source-lang", "en"]) == 2
-    assert "give --parallel NAME" in capsys.readouterr().err
+    expect_error(capsys, main([*words, "--source-lang", "en"]), 2, "give --parallel NAME")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -184,13 +185,11 @@ def test_mistakes_are_refused(
 def test_a_folder_with_data_is_not_replaced(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*QUAD, *SMALL, "--destdir", str(data)]) == 2
-    assert "already holds a data set" in capsys.readouterr().err
+    expect_error(capsys, main([*QUAD, *SMALL, "--destdir", str(data)]), 2, f"{data}: already holds")
     folder = make(tmp_path / "own")
     for path in [*folder.glob("*.bin"), *folder.glob("*.idx"), folder / "manifest.json"]:
         path.unlink()
-    assert main([*QUAD, *SMALL, "--destdir", str(folder)]) == 2
-    assert "topic: already holds a data set" in capsys.readouterr().err
+    expect_error(capsys, main([*QUAD, *SMALL, "--destdir", str(folder)]), 2, "topic: already holds")
     assert not (folder / "train.bin").exists()
     make(folder, "--overwrite")
     assert contents(folder) == contents(data)
@@ -200,13 +199,12 @@ def test_a_world_that_makes_no_pairs_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [*QUAD, *SMALL, "--world-options", "names=1", "--destdir", str(tmp_path / "new")]
-    assert main(command) == 1
-    assert "pairs copy" in capsys.readouterr().err
+    expect_error(capsys, main(command), 1, "pairs copy")
 
 
 def test_other_folders_are_of_no_world(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b c\n")
     command = ["preprocess", "--trainpref", str(tmp_path / "text.txt"), "--tokenizer", "word"]
     assert main([*command, "--destdir", str(tmp_path / "data")]) == 0
-    with pytest.raises(MetaseqError, match="not made of a world"):
+    with pytest.raises(MetaseqError, match="of a world"):
         load_world(tmp_path / "data")

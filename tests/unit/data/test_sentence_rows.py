@@ -142,12 +142,12 @@ def test_spans_in_one_text() -> None:
 def test_a_span_cut_off_is_a_mistake() -> None:
     made = Made("spans", [[[4], [4] * 20]], [1, 0], spans=np.array([[[0, 0, 1]] * 2] * 2))
     made.spans[1, 1] = (0, 15, 17)  # type: ignore[index]
-    with pytest.raises(MetaseqError, match="row 2 of 'train'.*one of its spans"):
+    with pytest.raises(MetaseqError, match="row 2.*'train'.*spans"):
         rows_of(made)
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UsageError, match="tokens_per_sample is 6, too short"):
+    with pytest.raises(UsageError, match="tokens_per_sample is 6"):
         rows_of(Made("pair", [[[4]], [[4]]]), 6)
-    with pytest.raises(MetaseqError, match="3 candidates .*2 labels"):
+    with pytest.raises(MetaseqError, match="3 candidates.*2 labels"):
         rows_of(Made("choices", [[[4]]] * 4, [0]))

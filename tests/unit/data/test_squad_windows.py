@@ -143,12 +143,12 @@ def test_windows_without_the_answer_stay(data: SquadSet, tokenizer: Tokenizer) -
 def test_windows_refuse_unusable_questions(
     data: SquadSet, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="room for a question .of 3 tokens."):
+    with pytest.raises(UsageError, match="question.* 3 tokens"):
         SquadWindows(data, tokenizer.vocabulary, False, 6, 64, 3)
-    with pytest.raises(UsageError, match="task.doc_stride .*at least 1, got 0"):
+    with pytest.raises(UsageError, match=r"task.doc_stride.* 1\b.* 0\b"):
         check_options(SquadConfig, SquadConfig(doc_stride=0), "task.")
     small = tokenizer_class("word").train(["after"], 10, 2)
-    with pytest.raises(MetaseqError, match="out/train.context.bin holds token id .* has only 7"):
+    with pytest.raises(MetaseqError, match=r"out/train.context.bin.* 7\b"):
         SquadWindows(data, small.vocabulary, False, 12, 64, 3)
     content = squad_data.official("w", 1, 1)
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "q", "answer_start": 0}]
@@ -156,6 +156,6 @@ def test_windows_refuse_unusable_questions(
     path.write_text(json.dumps(content))
     preprocess(SquadPipeline(Request(tmp_path / "out", {"train": [path]}), "v2.0", tokenizer))
     lost = SquadSet(tmp_path / "out", "train")
-    with pytest.raises(MetaseqError, match="no window .* .1 questions skipped"):
+    with pytest.raises(MetaseqError, match="1 questions skipped"):
         SquadWindows(lost, tokenizer.vocabulary, True, 512, 64, 128)
     assert len(SquadWindows(lost, tokenizer.vocabulary, False, 512, 64, 128)) == 1

@@ -152,5 +152,5 @@ def test_a_drawn_window_is_uniform(long: Path) -> None:
 
 def test_no_room(long: Path) -> None:
     for name, longest, stride in (("long", 2, 0), ("pairs", 4, 0), ("long", 22, -1)):
-        with pytest.raises(UsageError, match="room for their special tokens"):
+        with pytest.raises(UsageError, match="for.*special tokens"):
             opened(long, name, longest, stride)

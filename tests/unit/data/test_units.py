@@ -283,7 +283,7 @@ def test_words_of_each_tokenizer(
 
 
 def test_words_are_chosen_once_and_all_alike() -> None:
-    with pytest.raises(UsageError, match="mask_unit=word chooses whole words"):
+    with pytest.raises(UsageError, match="mask_unit=word chooses"):
         masking(WORD, legacy_duplicates=True)
     with pytest.raises(UsageError, match="mask_rarity=0"):
         masking(SPAN, weights=np.ones(20))
@@ -303,5 +303,5 @@ def test_rates_by_phases() -> None:
     assert [rates.at(update) for update in range(12)] == [0.3] * 5 + [0.15] * 3 + [0.05] * 4
     assert rates.mean == pytest.approx(0.205)
     for phases in ((0.5, 0.5), (0.5, 0.3, 0.3)):
-        with pytest.raises(UsageError, match="a share of the updates for each"):
+        with pytest.raises(UsageError, match="share of the"):
             MaskRates((0.3, 0.15, 0.05), 10, phases)

@@ -87,7 +87,7 @@ def test_damaged_files(tmp_path: Path, change, message: str) -> None:
 
 def test_words_of_other_tokens(tmp_path: Path) -> None:
     write(tmp_path / "a", [[1, 0, 1]])
-    with pytest.raises(MetaseqError, match="for 3 tokens, but a.bin has 4"):
+    with pytest.raises(MetaseqError, match=r" 3 tokens.*a.bin.* 4\b"):
         WordStarts(tmp_path / "a", 4)
     assert open_word_starts(tmp_path / "b", 4) is None
 

@@ -126,7 +126,7 @@ def test_training(trained):
     assert {"times", "the", "naive", "##s", "漢"} <= set(symbols)
     assert not {"É", "é"} & set(symbols) and "É" in trained[True].vocabulary
     kind = tokenizer_class("wordpiece")
-    with pytest.raises(UsageError, match="--vocab-size 7 is too small for wordpiece"):
+    with pytest.raises(UsageError, match="--vocab-size 7 .*wordpiece"):
         kind.train(TEXT, 7, 3)
     # More characters than there is room for: the rarest have no piece.
     small = kind.train(TEXT, 20, 0)

@@ -93,7 +93,7 @@ LENGTHS = st.lists(st.integers(0, 120), min_size=1, max_size=300).map(np.array)
 def test_an_epoch_holds_each_sentence_once(lengths, batch_size, seed, chunk, buckets):
     usable = np.flatnonzero((lengths > 0) & (lengths < 100))
     if not len(usable):
-        with pytest.raises(UsageError, match="at least 1 word .*fewer than 100"):
+        with pytest.raises(UsageError, match=r" 1 word\b.* 100\b"):
             Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100)
         return
     order = Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100, buckets=buckets)
@@ -150,7 +150,7 @@ def test_more_buckets_save_more_padding():
     assert np.mean(np.array(inside) > 0) < 0.1  # those of buckets that joined a neighbour
     assert sorted(np.concatenate(batches[1]).tolist()) == list(range(20_000))
     for wrong in ([0, 4], [5, 5], [9, 3]):
-        with pytest.raises(UsageError, match="task.buckets must be lengths that grow"):
+        with pytest.raises(UsageError, match="task.buckets"):
             Bucketed(lengths, 16, 1, "text", buckets=wrong)
 
 
