@@ -219,11 +219,7 @@ def test_pictures_show_what_the_loss_depends_on(
     ],
 )
 def test_wrong_pictures_are_refused(
-    name: str,
-    query: int,
-    key: int,
-    data: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, query: int, key: int, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If one cell is recorded wrongly."""
     hide = Visibility.hide

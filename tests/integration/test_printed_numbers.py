@@ -84,10 +84,7 @@ TABLE = "| | score | paper |\n|---|---|---|\n"
             ["1.5 ±", "22.5"],
         ),
         ("<!-- numbers: not archived -->\n21.5, which is not archived", []),
-        (
-            "<!-- numbers: not archived -->\n21.5",
-            ["not archived, which the page does not say"],
-        ),
+        ("<!-- numbers: not archived -->\n21.5", ["not archived, which the page does not say"]),
         ("<!-- numbers: of the linked pages -->\nOf [this](results/a.md) 21.07, 3.54", ["3.54"]),
     ],
 )

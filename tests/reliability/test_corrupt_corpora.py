@@ -153,7 +153,7 @@ def test_sets_and_splits_cannot_be_exchanged(data: Path, tmp_path: Path) -> None
         first, second = one.read_bytes(), two.read_bytes()
         one.write_bytes(second)
         two.write_bytes(first)
-    with pytest.raises(MetaseqError, match="valid.input0.bin: [0-9]+ bytes instead of"):
+    with pytest.raises(MetaseqError, match="valid.input0.bin: [0-9]+ bytes"):
         LabelledSet(copy / "pairs", "valid")
 
 
@@ -171,7 +171,7 @@ def test_tokens_are_whole_numbers(tmp_path: Path, code: int, kind: str) -> None:
         rows, _ = Corpus(tmp_path, "train", vocabulary, 8, "eos").rows(np.array([0]))
         assert rows[0].tolist() == [3, 7, 6, 7, 2]
     else:
-        with pytest.raises(MetaseqError, match="train.bin: holds float32, not whole numbers"):
+        with pytest.raises(MetaseqError, match="train.bin: holds float32"):
             Corpus(tmp_path, "train", vocabulary, 8, "eos")
 
 

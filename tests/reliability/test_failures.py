@@ -2,22 +2,14 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from real_runs import (
-    REPEATS,
-    Started,
-    command,
-    faults,
-    final,
-    reached,
-    rows,
-    until,
-)
+from real_runs import REPEATS, Started, command, faults, final, reached, rows, until
 
 from metaseq_lm.runs import checkpoint, manifests
 
@@ -79,7 +71,7 @@ def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons: Path, tmp_path:
     until(lambda: run.code is not None or reached(save) >= 3, 60, "update 3")
     run.send(signal.SIGTERM)
     assert run.wait() == 1
-    assert "a checkpoint is saved" not in run.text() and "File too large" in run.text()
+    assert "checkpoint is saved" not in run.text() and "File too large" in run.text()
 
 
 @counts
@@ -90,8 +82,8 @@ def test_no_room_is_noticed_before_the_first_update(
     run = start(moons, save, count=count, METASEQ_LM_FREE_BYTES="1000")
     assert run.wait() == 1 and not run.members()
     text = run.text()
-    assert text.count("no room for checkpoints") == 1 and "Traceback" not in text
-    assert str(save) in text and "needed and 1,000 are free" in text
+    assert text.count("room for checkpoints") == 1 and "Traceback" not in text
+    assert str(save) in text and "1,000 are free" in text
     assert not rows(save, "train")
 
 
@@ -114,7 +106,7 @@ def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
         (disk / "other").write_bytes(bytes(room))
         run = Started(arguments, tmp_path / "err")
         assert run.wait(30) == 1 and "Traceback" not in run.text()
-        assert "No space left on device" in run.text() or "there is no room" in run.text()
+        assert re.search("No space left|no room", run.text())
         assert final(save)[1]["update"] == 4
     finally:
         subprocess.run(["umount", str(disk)], check=True)

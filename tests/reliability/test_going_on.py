@@ -58,7 +58,7 @@ def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path)
     right = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=34"]
     train(configure(moons, tmp_path, CASE, *right))
     assert results(tmp_path)["updates"] == 2
-    with pytest.raises(UsageError, match="task.tokens_per_sample is 34 there, 30 here"):
+    with pytest.raises(UsageError, match="task.tokens_per_sample is 34.*30"):
         TrainingRun(configure(moons, tmp_path, CASE, *right, "task.tokens_per_sample=30"))
 
 
@@ -83,7 +83,7 @@ def test_a_run_from_before_an_option_had_its_default(moons: Path, tmp_path: Path
     lines = file.read_text().splitlines(keepends=True)
     kept = [line for line in lines if "random_token_prob" not in line]
     file.write_text("".join(kept))
-    with pytest.raises(UsageError, match="task.random_token_prob is 0.1 there, 0.2 here"):
+    with pytest.raises(UsageError, match=r"task.random_token_prob is 0\.1.*0\.2"):
         TrainingRun(configure(moons, tmp_path, CASE, *more, "task.random_token_prob=0.2"))
     train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=4"))
     assert results(tmp_path)["updates"] == 4 and len(kept) == len(lines) - 1
@@ -92,7 +92,7 @@ def test_a_run_from_before_an_option_had_its_default(moons: Path, tmp_path: Path
 
 def test_a_longer_run_of_a_schedule_that_ends_is_another(moons: Path, tmp_path: Path) -> None:
     train(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=2"))
-    with pytest.raises(UsageError, match="total_updates is 2 there, 4 here.*init_from="):
+    with pytest.raises(UsageError, match=r"total_updates is 2.*\b4\b.*init_from="):
         TrainingRun(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=4"))
 
 
@@ -114,7 +114,7 @@ def test_a_signal_in_an_update_that_is_validated(
     config = configure(moons, tmp_path / "parts", CASE, *more)
     run = TrainingRun(config)
     interrupt(run, update, monkeypatch)
-    with pytest.raises(Interrupted, match="a checkpoint is saved"):
+    with pytest.raises(Interrupted, match="checkpoint is saved"):
         run.train()
     train(config)
     assert results(tmp_path / "whole")["metrics"] == results(tmp_path / "parts")["metrics"]
@@ -162,7 +162,7 @@ def test_train_with_a_broken_output_stream_finishes(
 
 def test_a_signal_before_the_first_update_says_so(moons: Path, tmp_path: Path) -> None:
     run = TrainingRun(configure(moons, tmp_path, CASE))
-    with pytest.raises(Interrupted, match="before the first update, start"):
+    with pytest.raises(Interrupted, match="before.*first update"):
         raise signals.interruption(signal.SIGTERM, run.trainer.progress_text())
 
 
@@ -259,7 +259,7 @@ def test_a_run_without_patience_left_does_not_go_on(moons: Path, tmp_path: Path)
 def test_a_wrong_metric_costs_no_updates(moons: Path, tmp_path: Path) -> None:
     more = ["trainer.max_update=5", "trainer.validate_interval_updates=0"]
     more += ["trainer.save_interval_updates=0"]
-    with pytest.raises(UsageError, match="'acuracy' but validation gives accuracy, loss"):
+    with pytest.raises(UsageError, match="'acuracy'.*accuracy, loss"):
         train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=acuracy"))
     assert not (tmp_path / "checkpoints" / "last").exists()
     train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=loss"))
@@ -295,7 +295,7 @@ def test_the_link_to_the_best_of_another_metric_goes(moons: Path, tmp_path: Path
 def test_damaged_metrics_are_named(moons: Path, tmp_path: Path) -> None:
     train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
     (tmp_path / "results.json").write_text(json.dumps(results(tmp_path) | {"metrics": 5}))
-    with pytest.raises(MetaseqError, match="metrics is no mapping"):
+    with pytest.raises(MetaseqError, match="metrics is no"):
         train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
 
 
@@ -391,7 +391,7 @@ def test_run_folder_in_use_refuses_a_second_process(moons: Path, tmp_path: Path)
     )
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
-        with pytest.raises(MetaseqError, match="another process trains this run"):
+        with pytest.raises(MetaseqError, match="another process"):
             TrainingRun(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
     finally:
         first.kill()
@@ -437,5 +437,5 @@ def test_finished_run_is_compared_with_the_data_it_claims(
         capsys.readouterr()
         assert main([*command_line, *options]) == 1
         said = capsys.readouterr().err
-        assert "was trained on other data" in said and "choose another" in said
+        assert "other data" in said and "choose another" in said
     assert (run / "results.json").read_bytes() == before

@@ -111,7 +111,7 @@ def test_damage_before_the_end_is_named(name: str, damage: bytes, tmp_path: Path
     at = content.index(b"checksum") - 9
     content[at : at + 1] = damage
     file.write_bytes(content)
-    with pytest.raises(MetaseqError, match=rf"{name}:[12]: damaged \(.*\)\. (Delete|R)"):
+    with pytest.raises(MetaseqError, match=rf"{name}:[12]: damaged .*(Delete|R)"):
         read(tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_a_full_file_system(tmp_path: Path) -> None:
     try:
         journal = Journal(disk / "j.jsonl")
         written_rows = 0
-        with pytest.raises(MetaseqError, match="j.jsonl: No space left") as raised:
+        with pytest.raises(MetaseqError, match="j.jsonl: No space") as raised:
             for _ in range(1000):
                 journal.append([{"text": "x" * 1000}] * 3)
                 written_rows += 3

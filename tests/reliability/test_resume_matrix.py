@@ -79,7 +79,7 @@ def test_unchanged(words: list[str], work: Path) -> None:
     configs[0].save_dir = "whole"
     assert configs[0] == configs[1]
     assert "reset" not in events() and "software" not in events()
-    assert "at update 2; changed trainer.max_update 2 -> 4" in events()
+    assert "changed trainer.max_update 2 -> 4" in events()
 
 
 @pytest.mark.parametrize("part", ["schedule", "optimizer"])
@@ -113,7 +113,7 @@ def test_other_data(work: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["preprocess", *arguments, "--validpref", "t.txt"]) == 0
     refused(capsys, "new", say="add --reset data,")
     go_on("new", "--reset", "data")
-    assert "reset data; changed trainer.max_update 2 -> 4, data " in events()
+    assert "trainer.max_update 2 -> 4, data " in events()
     assert last().state["best"]["update"] == 4  # scores on other data are not compared
     arguments[3:4] = []
     arguments[2:3] = ["--tokenizer", "char"]

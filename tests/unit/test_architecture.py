@@ -133,10 +133,7 @@ def test_the_trainer_names_no_method() -> None:
 
 
 # transformers' ELECTRA: what its folders call it, and the criterion that goes on training it.
-EXCHANGED = {
-    "interop/configs.py": {"electra", "electra_rtd"},
-    "interop/names.py": {"electra"},
-}
+EXCHANGED = {"interop/configs.py": {"electra", "electra_rtd"}, "interop/names.py": {"electra"}}
 
 
 def literals(path: Path) -> set[str]:

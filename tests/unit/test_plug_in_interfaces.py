@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from outcomes import expect_error
 from torch import Tensor
 
 from metaseq_lm import plugins
@@ -158,9 +159,7 @@ def test_two_plug_ins_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture)
     (tmp_path / "mine.yaml").write_text(f"defaults: [base, _self_]\nuser_dir: {first}\n")
     config = ["--print-config", "--config", str(tmp_path / "mine.yaml"), "--user-dir"]
     capsys.readouterr()
-    assert main(["train", *config, second]) == 2
-    text = capsys.readouterr().err
-    assert first in text and second in text
+    expect_error(capsys, main(["train", *config, second]), 2, first, second)
     assert main(["train", *config, first]) == 0
 
 

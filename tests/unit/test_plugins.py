@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import main
@@ -23,7 +24,7 @@ def schedule(config):
 
 
 def test_unknown_name_lists_the_near_ones() -> None:
-    with pytest.raises(UsageError, match="Did you mean 'masked_lm'.*Registered: .*--user-dir"):
+    with pytest.raises(UsageError, match="'masked_ml'.*'masked_lm'.*--user-dir"):
         CRITERIONS.entry("masked_ml")
 
 
@@ -56,7 +57,7 @@ def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
 
 def test_a_plugin_may_not_hide_a_module(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("")
-    with pytest.raises(UsageError, match="'json' is loaded already"):
+    with pytest.raises(UsageError, match="'json' is loaded"):
         plugins.load(str(tmp_path / "json.py"))
 
 
@@ -85,7 +86,7 @@ def test_installed_entry_points(
     plugins.load_all()
     assert SCHEDULES.build("from_entry_point", None)(1) == 0.25
     assert "a_missing_dependency" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="failed to import: bad .*a_missing_dependency"):
+    with pytest.raises(UsageError, match="bad.*a_missing_dependency"):
         SCHEDULES.entry("from_the_bad_one")
     plugins.FAILED.clear()
     del sys.modules["installed_good"]
@@ -97,13 +98,10 @@ def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
     assert "meta_pseudo_label_soft" in shown and "[metaseq_lm.methods.meta_pseudo_label" in shown
     assert "(task bam)" in shown and "sizes:" not in shown
     assert main(["list", "model"]) == 0
-    assert re.search("sizes:.*bert_small +BERT at ELECTRA", capsys.readouterr().out, re.S)
+    assert re.search("sizes:.*bert_small +BERT", capsys.readouterr().out, re.S)
     assert main(["list", "dataset-kinds"]) == 0
-    assert re.search(
-        "^dataset-kind:\n.*  treebank +Sentences with a head", capsys.readouterr().out, re.S
-    )
-    assert main(["list", "critrion"]) == 2
-    assert "'criterion'" in capsys.readouterr().err
+    assert re.search("^dataset-kind:\n.* treebank +Sentences", capsys.readouterr().out, re.S)
+    expect_error(capsys, main(["list", "critrion"]), 2, "'criterion'")
 
 
 @pytest.mark.parametrize(

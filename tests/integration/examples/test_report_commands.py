@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.sweeps.definition import normalise, read_file
@@ -56,8 +57,7 @@ def test_options_go_together(
     shell = ["bash", "-c", f"printf '%s\\n' {command}"]
     words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert "no such folder. Give" in capsys.readouterr().err, command
+    expect_error(capsys, main(words), 2, "no such folder.")
 
 
 def labels_of(sweep: Path, data: Path, last: bool) -> set[str]:

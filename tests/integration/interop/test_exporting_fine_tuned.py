@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig, untyped_section
@@ -185,12 +186,10 @@ def test_a_check_sees_a_wrong_head(tmp_path: Path, monkeypatch, capsys) -> None:
 
     (tmp_path / "data").rename(tmp_path / "moved")
     export = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--check"]
-    assert main(export) == 2
-    assert "--data DIR" in capsys.readouterr().err
+    expect_error(capsys, main(export), 2, "--data DIR")
     export += ["--data", str(tmp_path / "moved")]
     monkeypatch.setattr("metaseq_lm.interop.exporting.to_library_form", wrong)
-    assert main(export) == 1
-    assert "logits differ" in capsys.readouterr().err
+    expect_error(capsys, main(export), 1, "logits differ")
 
 
 CLASSIFIERS = {

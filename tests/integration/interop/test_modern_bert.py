@@ -46,7 +46,7 @@ def test_out_and_in_again(
 ) -> None:
     run, out = trained(moons, tmp_path / "run", criterion, *more), tmp_path / "out"
     assert main(["export", str(run), "--out", str(out), "--check"]) == 0
-    assert "logits differ by at most" in capsys.readouterr().out
+    assert "logits differ by" in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == [name]
     assert config["layer_types"] == ["full_attention", *["sliding_attention"] * 2, "full_attention"]

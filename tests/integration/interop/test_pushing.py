@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 
@@ -174,14 +175,10 @@ def test_what_is_missing_is_said_first(
 ) -> None:
     export = ["export", run, "--out", str(tmp_path / "out")]
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main([*export, "--public"]) == 2
-    assert "--push REPO" in capsys.readouterr().err
-    assert main([*export, "--push", "me/a/b"]) == 2
-    assert "the name of a repository" in capsys.readouterr().err
+    expect_error(capsys, main([*export, "--public"]), 2, "--push REPO")
+    expect_error(capsys, main([*export, "--push", "me/a/b"]), 2, "of a repository")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert main([*export, "--push", "me/bert"]) == 2
-    assert "HF_TOKEN" in capsys.readouterr().err
+    expect_error(capsys, main([*export, "--push", "me/bert"]), 2, "HF_TOKEN")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main([*export, "--push", "me/bert"]) == 2
-    assert "metaseq-lm[hub]" in capsys.readouterr().err
+    expect_error(capsys, main([*export, "--push", "me/bert"]), 2, "metaseq-lm[hub]")
     assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from battery import TINY
+from outcomes import expect_error
 from torch import Tensor, nn
 
 from metaseq_lm.cli import main
@@ -140,9 +141,7 @@ def test_damaged_passages_are_named(
     row = json.loads((files / "valid.jsonl").read_text().splitlines()[0]) | changes
     (files / "valid.jsonl").write_text(json.dumps(row) + "\n")
     command = cloth_data.arguments(files, data)
-    assert main([*command, "--labelled=damaged"]) == 1
-    error = capsys.readouterr().err
-    assert "valid.jsonl:1" in error and message in error
+    expect_error(capsys, main([*command, "--labelled=damaged"]), 1, "valid.jsonl:1", message)
     assert not (data / "damaged").exists()
 
 

@@ -130,7 +130,7 @@ def test_a_checkpoint_stands_alone(model: str, sentences: Path, tmp_path: Path) 
     shutil.rmtree(tmp_path / "reader")
     again = open_run(str(tmp_path / "run"))
     assert again.score("test")[0] == wanted
-    with pytest.raises(MetaseqError, match="there is no such checkpoint"):
+    with pytest.raises(MetaseqError, match="no such checkpoint"):
         build(sentences, tmp_path / "run", reader, f"model={model}", "trainer.max_update=6")
 
 
@@ -162,7 +162,7 @@ def test_without_an_encoder_modules_read_the_language_model(
 
 
 def test_no_encoder_needs_a_language_model(sentences: Path, tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match="nothing to predict from .* task.elmo=RUN"):
+    with pytest.raises(MetaseqError, match="predict from.*task.elmo=RUN"):
         build(sentences, tmp_path, "", "model=no_encoder")
 
 
@@ -219,7 +219,7 @@ def test_another_vocabulary_is_refused(sentences: Path, reader: Path, tmp_path: 
     words = ["preprocess", "--words", "--trainpref", f"{tmp_path}/text.txt"]
     assert word_data.main([*words, "--destdir", str(data)]) == 0
     other = word_data.language_model(data, tmp_path / "other")
-    with pytest.raises(MetaseqError, match="another vocabulary than .* --tokenizer-from"):
+    with pytest.raises(MetaseqError, match="vocabulary.*--tokenizer-from"):
         build(sentences, tmp_path / "run", other)
     assert not (tmp_path / "run").exists()
 
@@ -253,5 +253,5 @@ def test_a_finished_run_knows_its_language_model(
     build(sentences, tmp_path / "run", there).train()
     battery.shift_weights(there)
     again = build(sentences, tmp_path / "run", there)
-    with pytest.raises(MetaseqError, match="trained with other language_model"):
+    with pytest.raises(MetaseqError, match="other language_model"):
         again.train()

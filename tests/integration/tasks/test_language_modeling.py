@@ -70,10 +70,7 @@ def test_perplexity_and_learning(moons: Path, tmp_path: Path) -> None:
     "more, words",
     [
         (["model=transformer"], "task language_modeling needs --model bilstm_lm, got transformer"),
-        (
-            ["task.sample_break_mode=segments"],
-            "sample_break_mode is 'segments'. Choices: eos, none",
-        ),
+        (["task.sample_break_mode=segments"], "'segments'.*Choices: eos, none"),
         (["criterion=masked_lm"], "needs criterion=language_modeling"),
         (["task=masked_lm", "criterion=masked_lm"], "model bilstm_lm"),
         (["task=masked_lm"], "bilstm_lm"),

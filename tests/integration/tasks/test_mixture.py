@@ -127,7 +127,7 @@ def test_a_branch_keeps_the_phases(moons: Path, tmp_path: Path) -> None:
     save = tmp_path / "other"
     battery.train_uncounted(configure(moons, save, *other))
     longer = configure(moons, save, *other, "trainer.max_update=6")
-    with pytest.raises(CheckpointError, match="other phase_updates than there are now"):
+    with pytest.raises(CheckpointError, match="other phase_updates"):
         TrainingRun(longer).train()
     end = configure(moons, save, *other, "trainer.max_update=6", "task.phase_updates=4")
     run = TrainingRun(end, ["schedule"])

@@ -389,13 +389,7 @@ def test_what_does_not_belong_together_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name, more",
-    [
-        (PREFIX, []),
-        (MNTP, []),
-        (DIFFUSION, []),
-        (DIFFUSION, ["task.times=bell"]),
-    ],
+    "name, more", [(PREFIX, []), (MNTP, []), (DIFFUSION, []), (DIFFUSION, ["task.times=bell"])]
 )
 def test_flops_by_rule(name: str, more: list[str], moons: Path, tmp_path: Path) -> None:
     """Torch's counter, given the number of predictions; the rule, on average."""

@@ -278,7 +278,7 @@ def test_training_on_it_is_a_mistake(data: Path, tmp_path: Path) -> None:
     sentence_sets.write_corpus(tmp_path / "data")
     more = ["task.labelled=s", "trainer.valid_split=''"]
     run = TrainingRun(configure(tmp_path / "data", tmp_path / "run", *more))
-    with pytest.raises(MetaseqError, match="no labels to train on"):
+    with pytest.raises(MetaseqError, match="no labels to"):
         run.train()
 
 
@@ -371,7 +371,7 @@ def test_models_with_more_options_have_the_same_encoder(data: Path, tmp_path: Pa
     config.model = untyped_section({**sizes, "_name": "x", "generator_size": 0.25})
     assert encoder_sizes(config) == TransformerConfig(**sizes)
     config.model = untyped_section({"_name": "recurrent", "layers": 2})
-    with pytest.raises(UsageError, match="'recurrent' has no encoder_layers"):
+    with pytest.raises(UsageError, match="'recurrent'.*encoder_layers"):
         encoder_sizes(config)
 
 

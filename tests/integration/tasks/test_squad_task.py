@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import squad_data
 import torch
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -59,8 +60,7 @@ def configure(data: Path, save: Path, name: str, *more: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("v2", []), ("v1", ["task.joint=false", "task.answerability=false"])],
+    ("name", "options"), [("v2", []), ("v1", ["task.joint=false", "task.answerability=false"])]
 )
 def test_questions_learnt_by_heart(
     data: Path, tmp_path: Path, name: str, options: list[str], capsys: pytest.CaptureFixture
@@ -107,8 +107,7 @@ def test_questions_learnt_by_heart(
     assert all(content["metrics"]["f1"] == 1 for content in groups.values())
     capsys.readouterr()
     other = str(data / {"v1": "v2", "v2": "v1"}[name])
-    assert main([*command[:-1], other]) == 2
-    assert "score it with --suite squad/" in capsys.readouterr().err
+    expect_error(capsys, main([*command[:-1], other]), 2, "--suite squad/")
 
 
 @pytest.fixture
@@ -225,7 +224,7 @@ def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match="missing: encoder.stack.layers.1"):
         initialise_from(shape, f"{tmp_path}/mlm34")
     run = build_parts(configure(data, tmp_path / "x", "v2"))
-    with pytest.raises(UsageError, match="20 positions but task.tokens_per_sample is 34"):
+    with pytest.raises(UsageError, match="20 positions.*task.tokens_per_sample.*34"):
         initialise_from(run, f"{tmp_path}/mlm20")
     run = build_parts(configure(data, tmp_path / "x", "v2", "task.tokens_per_sample=20"))
     initialise_from(run, f"{tmp_path}/mlm20")

@@ -180,10 +180,7 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         ([*PARSING, "task.batch_size=0"], "task.batch_size .*at least 1, got 0"),
         ([*PARSING, "task.valid_size=-3"], "task.valid_size .*at least 0, got -3"),
         ([*PARSING, "model.char_widths=[30]"], "char_widths .*at most 24"),
-        (
-            [*PARSING, "trainer.valid_split=train"],
-            "would choose the best checkpoint",
-        ),
+        ([*PARSING, "trainer.valid_split=train"], "the best checkpoint"),
     ],
 )
 def test_mistakes_are_told(
@@ -211,7 +208,5 @@ def test_the_training_sentences_are_scored_that_are_used(sentences: Path, tmp_pa
 
 def test_another_kind_of_model_is_refused(sentences: Path) -> None:
     places = [f"data={sentences}", "save_dir=none", "model=transformer"]
-    with pytest.raises(
-        MetaseqError, match="needs --model cnn_bilstm or no_encoder or transformer_views"
-    ):
+    with pytest.raises(MetaseqError, match="--model cnn_bilstm.*transformer_views"):
         TrainingRun(load_config([*places, *TAGGING, "task.labelled=pos"]))

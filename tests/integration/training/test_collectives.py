@@ -61,11 +61,7 @@ def messages_of_an_update(data: str, out: str, more: list[str]) -> None:
         # Sizes, then the gradients with the logs and with which of them there are.
         ("replicate", [], [SMALL, SUM]),
         # The root and two layers; backward the last layer is still there. Logs, and the norm.
-        (
-            "shard",
-            [],
-            [SMALL, *[GATHER] * 3, *[GATHER] * 2, *[SUM] * 3, SMALL, SMALL],
-        ),
+        ("shard", [], [SMALL, *[GATHER] * 3, *[GATHER] * 2, *[SUM] * 3, SMALL, SMALL]),
         # Nothing is summed between three micro-batches, and the root is gathered once.
         (
             "shard",

@@ -13,11 +13,7 @@ import small_data
 import torch
 import torch._dynamo
 from real_runs import on_replicas
-from torch._dynamo.utils import (
-    clear_compilation_metrics,
-    counters,
-    get_compilation_metrics,
-)
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
@@ -83,11 +79,7 @@ ALWAYS = [
 ]
 # The masks of dropout are half of what is traced: of those that run always this one has them.
 WITH_DROPOUT = ("masked_lm", 0)
-WITHOUT_DROPOUT = [
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "criterion.unlabelled_dropout=0",
-]
+WITHOUT_DROPOUT = ["model.dropout=0", "model.attention_dropout=0", "criterion.unlabelled_dropout=0"]
 WARMUP = "criterion.unlabelled_warmup=9"
 
 
@@ -128,11 +120,7 @@ def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: 
     ids=lambda c: f"{c[0]}-{c[1]}",
 )
 def test_no_graph_break(
-    case: battery.Case,
-    moons: Path,
-    tmp_path: Path,
-    fresh: None,
-    monkeypatch: pytest.MonkeyPatch,
+    case: battery.Case, moons: Path, tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Traced, without code for the processor: the weights agree to 1e-12.
 
@@ -232,10 +220,7 @@ def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "case, override, message",
-    [
-        (("bert_pretraining", 2), "seed=1", r"task\.second_order=exact"),
-    ],
+    "case, override, message", [(("bert_pretraining", 2), "seed=1", r"task\.second_order=exact")]
 )
 def test_options_that_cannot_be_compiled(
     case: battery.Case, override: str, message: str, moons: Path, tmp_path: Path
@@ -250,7 +235,7 @@ def test_a_missing_compiler_is_named(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     config = battery.configure(moons, tmp_path, ("masked_lm", 0), "engine.compile=true")
-    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler \(no-such-compiler\).*install"):
+    with pytest.raises(UsageError, match=r"C\+\+ compiler.*no-such-compiler.*install"):
         TrainingRun(config)
 
 

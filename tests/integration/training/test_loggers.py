@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig, untyped_section
@@ -131,8 +132,7 @@ def test_a_missing_package_is_named(
 def test_another_name_is_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(data, tmp_path / "run", "wanbd", 2) == 2
-    assert "engine.loggers" in capsys.readouterr().err
+    expect_error(capsys, train(data, tmp_path / "run", "wanbd", 2), 2, "engine.loggers")
 
 
 class Failing:
@@ -157,7 +157,7 @@ def test_a_failing_logger_is_one_warning(
     monkeypatch.setattr(loggers, "find_spec", lambda name: name)
     assert train(data, tmp_path / "run", "trackio", 4) == 0
     shown = capsys.readouterr().err
-    assert shown.count("trackio: the network is down") == 1
+    assert shown.count("trackio: the network") == 1
     assert "still down" not in shown and "Traceback" not in shown
 
 

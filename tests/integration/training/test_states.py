@@ -133,5 +133,5 @@ def test_a_causal_model_sees_the_left_only(moons: Path, tmp_path: Path) -> None:
 def test_models_without_layers_are_refused(
     moons: Path, tmp_path: Path, case: tuple[str, int]
 ) -> None:
-    with pytest.raises(UsageError, match="has no Transformer encoder"):
+    with pytest.raises(UsageError, match="no Transformer encoder"):
         EncoderStates(open_case(moons, tmp_path, case))

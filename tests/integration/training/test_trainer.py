@@ -53,7 +53,7 @@ def test_streams_without_names_are_a_mistake_that_is_named(
     task = TASKS.entry("masked_lm").value
     streams = task.build_streams
     monkeypatch.setattr(task, "build_streams", lambda *args: list(streams(*args).values()))
-    with pytest.raises(UsageError, match="task 'masked_lm' returns a list; it must return a dict"):
+    with pytest.raises(UsageError, match="'masked_lm'.*list.*dict"):
         train(config)
 
 
@@ -87,7 +87,7 @@ def test_results_are_of_the_best_checkpoint(splits: str, moons: Path, tmp_path: 
 def test_a_split_that_is_not_there_costs_no_training(
     option: str, moons: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(MetaseqError, match="no split 'dev'; .*train, valid"):
+    with pytest.raises(MetaseqError, match="'dev'.*train, valid"):
         train(configure(moons, tmp_path, CASE, f"trainer.{option}"))
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "log.jsonl").exists()
 
@@ -155,16 +155,8 @@ def test_results_say_when_and_with_what_a_run_was_made(
         train(configure(moons, tmp_path, CASE, f"trainer.max_update={updates}"))
         results = json.loads((tmp_path / "results.json").read_text())
         spans.append((results["started"], results["ended"]))
-    assert [start for start, _ in spans] == [
-        time_on("01"),
-        time_on("01"),
-        None,
-    ]
-    assert [end for _, end in spans] == [
-        time_on("01"),
-        time_on("02"),
-        time_on("03"),
-    ]
+    assert [start for start, _ in spans] == [time_on("01"), time_on("01"), None]
+    assert [end for _, end in spans] == [time_on("01"), time_on("02"), time_on("03")]
     assert results["versions"]["torch"] == torch.__version__
     assert results["versions"]["metaseq-lm"] == __version__
     assert results["threads"] == torch.get_num_threads() and results["architecture"]
@@ -194,7 +186,7 @@ def test_other_data_under_the_same_name_is_refused(moons: Path, tmp_path: Path) 
     text.write_text("1 2 3\n4 5 6\n" * 40)
     files = ["--trainpref", str(text), "--validpref", str(text), "--tokenizer-from", str(moons)]
     assert main(["preprocess", *files, "--destdir", str(data)]) == 0 and manifest.exists()
-    with pytest.raises(CheckpointError, match="trained on other data.*--save-dir"):
+    with pytest.raises(CheckpointError, match="other data.*--save-dir"):
         train(configure(data, tmp_path / "run", CASE, "trainer.max_update=3"))
 
 

@@ -146,10 +146,10 @@ def test_what_a_warm_up_cannot_be(moons: Path, tmp_path: Path) -> None:
     """Another length of the run changes a share; rows of two segments are not cut."""
     short = [*ROWS, "trainer.max_update=10"]
     train(config_of(moons, tmp_path / "a", *short))
-    with pytest.raises(MetaseqError, match=r"warmup_updates.*\[4, 0\] then, \[8, 0\] now"):
+    with pytest.raises(MetaseqError, match=r"warmup_updates.*\[4, 0\].*\[8, 0\]"):
         TrainingRun(config_of(moons, tmp_path / "a", *ROWS)).train()
     config = configure(moons, tmp_path / "b", ("masked_lm", 2), *LENGTHS)
-    with pytest.raises(UsageError, match="two segments are not cut"):
+    with pytest.raises(UsageError, match="two segments"):
         build_task(config).build_streams("train")
     config = configure(moons, tmp_path / "c", ("bert_pretraining", 1), *ROWS)
     with pytest.raises(UsageError, match="several batches"):

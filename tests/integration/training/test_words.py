@@ -131,7 +131,7 @@ def test_checkpoints_at_numbers_of_words(
         assert f"update_{stored.state['update']:09d}" == update
         assert stored.state["words"]["seen"] == logged(tmp_path)[stored.state["update"]]
     events = (tmp_path / "log.jsonl").read_text()
-    assert "no words_1M: the run has seen" in events and "no words_900" not in events
+    assert "no words_1M:" in events and "no words_900" not in events
     capsys.readouterr()
     assert main(["list", "--checkpoints", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -281,7 +281,7 @@ def test_tasks_that_read_no_corpus(
     command = ["train", str(moons), "--save-dir", str(tmp_path), *objective, *sizes, *sets]
     command.append("model.max_positions=34")
     assert main([*command, "trainer.save_words=[5]"]) == 2
-    assert "task token_labels here reads none" in capsys.readouterr().err
+    assert "task token_labels" in capsys.readouterr().err
     assert main(command) == 0
     results = read_results(tmp_path)
     assert results is not None and results["words_seen"] == 0

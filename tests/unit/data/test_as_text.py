@@ -236,10 +236,7 @@ def test_marks(text, pairs):
         (["--benchmark", "superglue/AX-b"], "superglue/AX-b has no such form"),
         (["--benchmark", "glue/RTE"], "glue/RTE has no such form"),
         (["--benchmark", "superglue/WIC"], "no benchmark 'superglue/WIC'. Did you mean"),
-        (
-            ["--labelled", "x", "--trainpref", "y"],
-            "--as-text does not apply to labelled",
-        ),
+        (["--labelled", "x", "--trainpref", "y"], "--as-text does not"),
     ],
 )
 def test_wrong_options(corpus, tmp_path, capsys, options, message):

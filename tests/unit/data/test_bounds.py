@@ -123,7 +123,7 @@ def test_long_cells_are_named(small_limit, tmp_path, name, options, message):
             "t.feather",
             lambda: {"text": ["a" * 1000] * 5000},
             {"compression": "zstd"},
-            "batch 1 of records of 4.8 MiB",
+            "records of 4.8",
         ),
         (
             "t.parquet",

@@ -25,9 +25,7 @@ def library(room: int, stride: int, pair: bool) -> Tokenizer:
     made = Tokenizer(models.WordLevel(words, unk_token="<s>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 1)],
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
     made.enable_truncation(room + 2 + pair, stride=stride, strategy="longest_first")
     return made

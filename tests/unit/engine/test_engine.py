@@ -49,10 +49,7 @@ def batches(sizes: list[int], seed: int = 0) -> list[Batch]:
 def squares(net: Callable[[Tensor], Tensor]) -> Callable[[Batch], Terms]:
     def loss(batch: RowBatch) -> Terms:
         out = net(batch.x)
-        return {
-            "square": Term((out**2).sum(), "rows"),
-            "mean": Term(out.sum(), "rows", weight=0.0),
-        }
+        return {"square": Term((out**2).sum(), "rows"), "mean": Term(out.sum(), "rows", weight=0.0)}
 
     return loss
 
@@ -158,11 +155,9 @@ def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
 
 def test_unknown_size_is_explained(net: nn.Module) -> None:
     engine = build(net)
-    with pytest.raises(MetaseqError, match="term 'a' is per 'tokens', but .*has .*rows"):
+    with pytest.raises(MetaseqError, match="'a'.*'tokens'.*rows"):
         engine.gradients(
-            lambda b: {"a": Term(net(b.x).sum(), "tokens")},
-            batches([2]),
-            engine.parameters("main"),
+            lambda b: {"a": Term(net(b.x).sum(), "tokens")}, batches([2]), engine.parameters("main")
         )
 
 

@@ -267,11 +267,11 @@ def test_a_row_of_padding_sees_something() -> None:
 
 
 def test_an_unknown_reach_is_named() -> None:
-    with pytest.raises(ValueError, match="'left': .*both, causal, anticausal, prefix"):
+    with pytest.raises(ValueError, match="'left': .*causal, anticausal"):
         Layout(reach="left")
-    with pytest.raises(ValueError, match="the length of the prefix"):
+    with pytest.raises(ValueError, match="of the prefix"):
         Layout(reach="prefix")
-    with pytest.raises(ValueError, match="the ranks of the tokens"):
+    with pytest.raises(ValueError, match="the ranks"):
         Layout(reach="ranked")
 
 
@@ -295,7 +295,7 @@ def test_ranks_stand_for_every_reach(reach: str, distance: int) -> None:
 @pytest.mark.parametrize("name", ["causal, no padding, one document", "both, no padding, packed"])
 def test_recurrent_networks_refuse_what_they_cannot_follow(name: str) -> None:
     net = BiLSTM(BiLSTMConfig(1, 4, 6, 0.0), VOCABULARY)
-    with pytest.raises(UsageError, match="recurrent network reads whole rows"):
+    with pytest.raises(UsageError, match="recurrent network"):
         net(torch.ones(ROWS, LENGTH, dtype=torch.long), LAYOUTS[name])
 
 
@@ -434,5 +434,5 @@ def test_fused_attention_of_a_cpu_is_in_full_precision(monkeypatch: pytest.Monke
 
 
 def test_width_and_heads_must_fit() -> None:
-    with pytest.raises(UsageError, match="8 is not divisible by 3"):
+    with pytest.raises(UsageError, match=r"\b8\b.*divisible.*\b3\b"):
         SelfAttention(8, 3, 0.0)

@@ -125,7 +125,7 @@ def test_no_rows_and_no_numbers(kernels: ModuleType) -> None:
 
 
 def test_a_residual_of_another_shape(kernels: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"\(3,\) for x \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"\(3,\).*\(2, 3\)"):
         noise_of(2, kernels).dropout(torch.ones(2, 3), 0.1, torch.ones(3))
 
 

@@ -197,12 +197,7 @@ def test_share_of_warmup() -> None:
 
 
 @pytest.mark.parametrize(
-    "build",
-    [
-        lambda: inverse_sqrt(0),
-        lambda: linear(0, 0),
-        lambda: polynomial(0, 0, 1.0, 0.0),
-    ],
+    "build", [lambda: inverse_sqrt(0), lambda: linear(0, 0), lambda: polynomial(0, 0, 1.0, 0.0)]
 )
 def test_impossible_settings(build: object) -> None:
     with pytest.raises(UsageError, match="must"):

@@ -170,7 +170,7 @@ def test_a_save_that_fails_leaves_what_was_there(
             return real(path, pieces)
 
         monkeypatch.setattr(checkpoint, "_write", write)
-        with pytest.raises(CheckpointError, match="No space left.*bytes needed"):
+        with pytest.raises(CheckpointError, match="No space.*bytes needed"):
             save(tmp_path, 2)
         assert [p.name for p in manifests.all_updates(tmp_path)] == ["update_000000001"]
         assert (tmp_path / "last").resolve().name == "update_000000001"
@@ -191,11 +191,9 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 def test_load_into_names_what_does_not_fit() -> None:
     module = torch.nn.Linear(2, 3)
-    with pytest.raises(
-        CheckpointError, match=r"of another shape: weight: \(3, 5\) there, \(3, 2\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"weight: \(3, 5\).*\(3, 2\)"):
         checkpoint.load_into(module, {"weight": torch.ones(3, 5), "bias": torch.ones(3)}, "x")
-    with pytest.raises(CheckpointError, match="missing: bias; unexpected: extra"):
+    with pytest.raises(CheckpointError, match="bias; unexpected: extra"):
         checkpoint.load_into(module, {"weight": torch.ones(3, 2), "extra": torch.ones(1)}, "x")
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         manifests.resolve("/nowhere/at/all")
@@ -204,12 +202,12 @@ def test_load_into_names_what_does_not_fit() -> None:
 @pytest.mark.parametrize("shape, dtype", [((2,), torch.float32), ((3,), torch.int64), (None, None)])
 def test_a_tensor_of_another_form_than_its_place_is_refused(shape: Any, dtype: Any) -> None:
     stored = {"a": SimpleNamespace(shape=shape, dtype=dtype)} if shape else {}
-    with pytest.raises(ValueError, match="a is missing, or not torch.float32"):
+    with pytest.raises(ValueError, match="a is.*torch.float32"):
         checkpoint._find(stored, "a", torch.empty(3, device="meta"))
 
 
 @pytest.mark.parametrize("length", [2, 4])
 def test_a_part_of_an_old_checkpoint_of_another_shape_is_refused(length: int) -> None:
     tensors = {"weights/a": torch.zeros(length)}
-    with pytest.raises(ValueError, match=rf"\[{length}\] instead of \[3\]"):
+    with pytest.raises(ValueError, match=rf"\[{length}\].*\[3\]"):
         checkpoint._insert([(["weights", "a"], [3])], tensors, {"weights": {}})

@@ -207,7 +207,7 @@ def test_a_longer_annealing_is_another_run(
 ) -> None:
     given = f"task.teachers=[{','.join(map(str, teacher_runs))}]"
     bam_bench.train(bam_sets, tmp_path, given, "trainer.max_update=2")
-    with pytest.raises(UsageError, match="criterion.total_updates is 2 there, 6 here"):
+    with pytest.raises(UsageError, match="criterion.total_updates is 2.*6"):
         bam_bench.train(bam_sets, tmp_path, given, "trainer.max_update=6")
 
 
@@ -228,7 +228,7 @@ def test_a_finished_student_knows_its_teachers(
         train(teacher)
         assert "is finished already" in capsys.readouterr().out
     battery.shift_weights(there)
-    with pytest.raises(MetaseqError, match="trained with other teachers"):
+    with pytest.raises(MetaseqError, match="other teachers"):
         train(there)
     shutil.rmtree(there)
     train(there)
@@ -283,7 +283,7 @@ def test_the_pooler_of_pre_training_is_taken(bam_sets: Path, tmp_path: Path) -> 
 
 
 def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> None:
-    with pytest.raises(MetaseqError, match="no head for words; .*heads for few"):
+    with pytest.raises(MetaseqError, match="for words; .*few"):
         start = [f"init_from={teacher_runs[1]}", "task.keep_head=true"]
         bam_bench.dry(bam_sets, *start, "task.labelled=[words]")
 
@@ -332,7 +332,7 @@ def test_totals_follow_only_where_that_is_their_default(bam_sets: Path) -> None:
 
 
 def test_a_split_that_nobody_has(bam_sets: Path, teacher_runs: list[Path]) -> None:
-    with pytest.raises(MetaseqError, match="words, values has a split 'more'"):
+    with pytest.raises(MetaseqError, match="words, values .*'more'"):
         main_or_raise(["evaluate", str(teacher_runs[0]), "--split", "more"])
 
 

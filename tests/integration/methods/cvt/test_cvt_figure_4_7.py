@@ -140,21 +140,21 @@ def test_what_cannot_be_compared_is_refused(
     script: ModuleType, runs: Path, sentences: Path, tmp_path: Path
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
-    with pytest.raises(MetaseqError, match="--baseline VAT: no run with seed 1, 2; labels: CVT"):
+    with pytest.raises(MetaseqError, match="--baseline VAT: .*1, 2;.*CVT"):
         script.main([str(runs), *out, "--baseline", "VAT"])
-    with pytest.raises(MetaseqError, match="no run with seed 1; labels: CVT"):
+    with pytest.raises(MetaseqError, match="seed 1;.*CVT"):
         script.main([str(runs / "cvt"), *out])
     twice = [script.Places(label, 1, [[1.0]], [[0.5]]) for label in ("supervised", "CVT", "CVT")]
-    with pytest.raises(MetaseqError, match="CVT has seed 1 twice"):
+    with pytest.raises(MetaseqError, match="CVT.*seed 1 twice"):
         script.by_label(twice, "supervised")
     damaged = tmp_path / "figure_4_7.json"
     for text in ("{", "[3]", '[{"label": "a"}]'):
         damaged.write_text(text)
-        with pytest.raises(MetaseqError, match="not a file that figure_4_7.py"):
+        with pytest.raises(MetaseqError, match="figure_4_7.json.*figure_4_7.py"):
             script.main([str(damaged), *out])
     options = ["task=tagging", "task.labelled=chunk", "criterion=tagging", *WORDS, *TINY[-3:]]
     places = [f"data={sentences}", f"save_dir={tmp_path / 'tagger'}", "trainer.max_update=1"]
     TrainingRun(load_config([*options, *places])).train()
-    with pytest.raises(MetaseqError, match="task tagging; .*task cvt_vision"):
+    with pytest.raises(MetaseqError, match="task tagging;.*cvt_vision"):
         script.main([str(tmp_path / "tagger"), *out])
     assert not (tmp_path / "out").exists()

@@ -164,7 +164,7 @@ def test_a_masked_generator_gives_no_probabilities(
     (tmp_path / "in.txt").write_text("w0\n")
     capsys.readouterr()
     assert main(["score", place, "--input", str(tmp_path / "in.txt")]) == 2
-    assert "train it with model.noise=two_tower" in capsys.readouterr().err
+    assert "model.noise=two_tower" in capsys.readouterr().err
 
 
 def test_scores_of_runs_become_an_archive(

@@ -177,7 +177,7 @@ def test_rows_without_a_choice(data: Path) -> None:
 )
 def test_damaged_rows(change: dict, data: Path) -> None:
     good = row("the cup", "the cat")
-    with pytest.raises(MetaseqError, match="train.rows.jsonl:2: no sentence with a pronoun"):
+    with pytest.raises(MetaseqError, match="train.rows.jsonl:2: .*pronoun"):
         choices(data, [good, good | change], [0, 1])
 
 
@@ -297,7 +297,7 @@ def test_encoder_and_head_start_from_the_pretrained_run(data: Path, tmp_path: Pa
 
 
 def test_mistakes(data: Path, pairs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="task sentence_prediction, not for wnli"):
+    with pytest.raises(UsageError, match="sentence_prediction.*wnli"):
         TrainingRun(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
     with pytest.raises(UsageError, match="is not glue/WNLI"):
         TrainingRun(configure(pairs, tmp_path / "b", "task.labelled=pairs")).train()

@@ -172,27 +172,15 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         ("tartan_mt", ["criterion.weights=[1,2,3]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["criterion.weights=[1,0]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["task.labelled=''"], "give task.labelled=NAME"),
-        (
-            "tartan_meta",
-            ["criterion.similarity=cos"],
-            "'cosine'. Choices: cosine, dot",
-        ),
-        (
-            "tartan_meta",
-            ["criterion.meta_head_split=valid"],
-            "criterion.meta_head_split is 'valid'",
-        ),
+        ("tartan_meta", ["criterion.similarity=cos"], "'cos.*cosine, dot"),
+        ("tartan_meta", ["criterion.meta_head_split=valid"], "meta_head_split is 'valid'"),
         ("tartan_mt", ["task.auxiliary=[tapt,dev]"], "endtask or dev"),
         ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
         ("tartan_meta", ["criterion.weight_lr=-1"], "criterion.weight_lr .*at least 0"),
         ("tartan_meta", ["criterion.meta_head_lr=-1"], "criterion.meta_head_lr .*at least"),
         ("tartan_mt", ["task.lines_per_example=-1"], "task.lines_per_example .*at least 0"),
         ("tartan_mt", ["task.head_lr=-1"], "task.head_lr .*at least 0, got -1"),
-        (
-            "tartan_mt",
-            ["task.meta_head_batch_size=0"],
-            "task.meta_head_batch_size .*at least",
-        ),
+        ("tartan_mt", ["task.meta_head_batch_size=0"], "task.meta_head_batch_size .*at least"),
     ],
 )
 def test_mistakes_are_named(
@@ -203,7 +191,7 @@ def test_mistakes_are_named(
 
 
 def test_a_domain_that_is_not_there(topics: Path, tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match="no split 'papers'; .*long, train"):
+    with pytest.raises(MetaseqError, match="'papers'.*long, train"):
         build(topics, tmp_path, "tartan_mt", "task.auxiliary=[papers]").train()
 
 

@@ -228,14 +228,8 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
     [
         (["--words", "--tagged", "x"], "--words and --tagged exclude each other"),
         (["--tagged", "x/y"], "letters, digits"),
-        (
-            ["--tagged", "x", "--min-frequency", "2"],
-            "--min-frequency does not apply to tagged",
-        ),
-        (
-            ["--treebank", "x", "--tag-scheme", "bio"],
-            "--tag-scheme does not apply to treebanks",
-        ),
+        (["--tagged", "x", "--min-frequency", "2"], "--min-frequency does not"),
+        (["--treebank", "x", "--tag-scheme", "bio"], "--tag-scheme does not"),
         (["--words", "--tag-column", "2"], "--tag-column does not apply to sentences"),
         (["--words", "--labels", "a"], "--labels does not apply to sentences"),
         (["--tagged", "x", "--tokenizer", "char"], "--tokenizer does not apply to tagged"),
@@ -287,16 +281,8 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
     ("content", "options", "message"),
     [
         ("word,tag\nthe,D\ncat,N\n\nit,P\n" * 9, [], "a table (word, tag) with commas"),
-        (
-            "text\tlabel\n" + "this was a very good film\tpos\n" * 9,
-            [],
-            "holds texts, not words; name",
-        ),
-        (
-            '{"text": "a b", "label": "x"}\n' * 9,
-            [],
-            "a label are a labelled set",
-        ),
+        ("text\tlabel\n" + "this was a very good film\tpos\n" * 9, [], "texts, not words"),
+        ('{"text": "a b", "label": "x"}\n' * 9, [], "a labelled set"),
         ('{"data": [{"title": "a", "paragraphs": []}]}', [], "is JSON of SQuAD, not words"),
         ("__label__a b c\n" * 9, [], "is fastText's labelled lines"),
         ("1 the x D\n2 cat y N\n\n1 it z P\n", [], "column 0 counts the words"),

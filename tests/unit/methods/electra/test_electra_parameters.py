@@ -174,10 +174,7 @@ def test_inference_flops(size: str, wanted: float) -> None:
     assert flops_rules.classifier(flops(size, 128)[0]) == pytest.approx(wanted, rel=2e-3)
 
 
-TOYS = [
-    ((4, 128, 64, 64, 64), 0.5, 3.7e10),
-    ((4, 256, 128, 128, 128), 0.25, 4.0e11),
-]
+TOYS = [((4, 128, 64, 64, 64), 0.5, 3.7e10), ((4, 256, 128, 128, 128), 0.25, 4.0e11)]
 
 
 @pytest.mark.parametrize("toy, share, wanted", TOYS)

@@ -152,5 +152,5 @@ def test_the_masked_lm_does_not_train_the_guesses_nor_the_other_way_round(sharin
     ("name", "kind"), [("electra_rtd", "difficulty"), ("strategic_mlm", "mlm")]
 )
 def test_a_net_of_the_other_kind_is_refused(name: str, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} cannot be trained with model.noise={kind}; set"):
+    with pytest.raises(UsageError, match=f"{name} cannot.*model.noise={kind};"):
         check_noise(name, criterion(name).noises, kind)

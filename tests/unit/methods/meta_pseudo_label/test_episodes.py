@@ -303,8 +303,7 @@ def price(data: Path, interval: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["batches_per_update", "samples_per_task", "copies_at_once", "pairs", "reward_interval"],
+    "name", ["batches_per_update", "samples_per_task", "copies_at_once", "pairs", "reward_interval"]
 )
 def test_counts_are_checked(name: str) -> None:
     options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}

@@ -156,7 +156,7 @@ def test_fixed_y_trains_the_input_head_only(even: Path) -> None:
 
 
 def test_targets_of_two_kinds_are_refused(even: Path) -> None:
-    with pytest.raises(UsageError, match="the text is the target"):
+    with pytest.raises(UsageError, match="is the target"):
         Bench(even, "soft_fixed_y", "criterion.targets=flat")
 
 

@@ -54,7 +54,7 @@ def test_a_long_line_is_one_row_cut(topics: Path) -> None:
 
 def test_more_lines_than_there_are_is_said(topics: Path, tmp_path: Path) -> None:
     run = build(topics, tmp_path, "masked_lm", "task.auxiliary=[train]", "task.lines_per_example=7")
-    with pytest.raises(UsageError, match="336 lines of 'train', .*300"):
+    with pytest.raises(UsageError, match="336 lines.*'train'.*300"):
         run.task.build_streams("train")
 
 
@@ -110,7 +110,7 @@ def test_each_drawn_batch_is_another() -> None:
     seen = np.concatenate([order.batch(i) for i in range(1000)])
     assert abs(np.bincount(seen, minlength=100) - 100).max() < 50
     assert (order.batch(0) != order.batch(1)).any()
-    with pytest.raises(UsageError, match="at least 1 row"):
+    with pytest.raises(UsageError, match="least 1 row"):
         Drawn(10, 0, 1, "dev")
 
 
