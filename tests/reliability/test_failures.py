@@ -32,9 +32,7 @@ def start(data: Path, save: Path, *more: str, count: int = 1, **environment: str
 
 @counts
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_file_that_cannot_be_written(
-    policy: str, count: int, moons: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written(policy, count, moons, tmp_path):
     """A limit on the size of files, between that of the weights and that of the moments."""
     save = tmp_path / "run"
     more = ["trainer.save_interval_updates=2", f"trainer.on_save_error={policy}"]
@@ -63,7 +61,7 @@ def test_a_file_that_cannot_be_written(
     assert final(save)[1]["update"] == 6 and "at update 2" in rows(save, "event")[-1]["message"]
 
 
-def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons: Path, tmp_path: Path) -> None:
+def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons, tmp_path):
     save = tmp_path / "run"
     more = ["trainer.save_interval_updates=2", "trainer.on_save_error=continue"]
     environment = {"METASEQ_LM_SLOW_UPDATE": "0.02"}
@@ -75,9 +73,7 @@ def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons: Path, tmp_path:
 
 
 @counts
-def test_no_room_is_noticed_before_the_first_update(
-    count: int, moons: Path, tmp_path: Path
-) -> None:
+def test_no_room_is_noticed_before_the_first_update(count, moons, tmp_path):
     save = tmp_path / "run"
     run = start(moons, save, count=count, METASEQ_LM_FREE_BYTES="1000")
     assert run.wait() == 1 and not run.members()
@@ -87,7 +83,7 @@ def test_no_room_is_noticed_before_the_first_update(
     assert not rows(save, "train")
 
 
-def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
+def test_a_small_disk_that_fills_up(moons, tmp_path):
     """A file system of its own, with room for two checkpoints, but not for one written again."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -138,9 +134,7 @@ def broken(save: Path, run: Started, *updates: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["replicate", "shard"])
 @pytest.mark.parametrize("number", range(len(DRAWN)))
-def test_a_replica_that_dies_or_hangs_ends_all(
-    number: int, parallel: str, moons: Path, tmp_path: Path
-) -> None:
+def test_a_replica_that_dies_or_hangs_ends_all(number, parallel, moons, tmp_path):
     """All within engine.timeout + 30 s; its rank is named, and where it was if that
     can be known.
     """
@@ -168,7 +162,7 @@ def test_a_replica_that_dies_or_hangs_ends_all(
 
 
 @pytest.mark.slow
-def test_a_replica_that_dies_before_the_others_know_it(moons: Path, tmp_path: Path) -> None:
+def test_a_replica_that_dies_before_the_others_know_it(moons, tmp_path):
     """The supervisor notices; the other waits for it as long as it would for a slow start."""
     fault = {"what": "kill", "where": "start", "rank": 1, "update": 0}
     run = start(moons, tmp_path / "run", count=2, **faults(fault))
@@ -178,7 +172,7 @@ def test_a_replica_that_dies_before_the_others_know_it(moons: Path, tmp_path: Pa
 
 @counts
 @pytest.mark.slow
-def test_a_loader_that_blocks_is_reported(count: int, moons: Path, tmp_path: Path) -> None:
+def test_a_loader_that_blocks_is_reported(count, moons, tmp_path):
     save = tmp_path / "run"
     fault = {"what": "block", "where": "loader", "rank": count - 1, "update": 7}
     more = ["trainer.save_interval_updates=3", "engine.workers=2", f"engine.timeout={TIMEOUT}"]
@@ -189,7 +183,7 @@ def test_a_loader_that_blocks_is_reported(count: int, moons: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_killed_replica_of_a_run_as_users_start_it(moons: Path, tmp_path: Path) -> None:
+def test_a_killed_replica_of_a_run_as_users_start_it(moons, tmp_path):
     save = tmp_path / "run"
     arguments = command(moons, save, "trainer.save_interval_updates=3", *nproc(2))
     run = Started([*arguments, "trainer.max_update=100000"], tmp_path / "err", fresh=True)

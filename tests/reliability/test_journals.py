@@ -84,7 +84,7 @@ def written(folder: Path, name: str) -> tuple[Path, Writer, Callable[[Path], lis
 
 
 @kinds
-def test_cut_at_every_byte(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_cut_at_every_byte(name, tmp_path, capsys):
     """Complete lines are kept, with or without their line break, and the journal goes on."""
     file, write, read = written(tmp_path, name)
     content, values = file.read_bytes(), read(tmp_path)
@@ -105,7 +105,7 @@ def test_cut_at_every_byte(name: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 @kinds
 @pytest.mark.parametrize("damage", [b"\0", b"\n", b'"', b"7", b"\xff", b""])
-def test_damage_before_the_end_is_named(name: str, damage: bytes, tmp_path: Path) -> None:
+def test_damage_before_the_end_is_named(name, damage, tmp_path):
     file, _, read = written(tmp_path, name)
     content = bytearray(file.read_bytes())
     at = content.index(b"checksum") - 9
@@ -116,7 +116,7 @@ def test_damage_before_the_end_is_named(name: str, damage: bytes, tmp_path: Path
 
 
 @kinds
-def test_lines_without_checksums_are_read(name: str, tmp_path: Path) -> None:
+def test_lines_without_checksums_are_read(name, tmp_path):
     file, write, read = written(tmp_path, name)
     if name == "predictions.jsonl":
         return  # had them from the start
@@ -132,7 +132,7 @@ def test_lines_without_checksums_are_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spare", [0, 1, 60, 150])
-def test_no_room_leaves_the_journal_as_it_was(tmp_path: Path, spare: int) -> None:
+def test_no_room_leaves_the_journal_as_it_was(tmp_path, spare):
     for name in ("jobs.jsonl", "predictions.jsonl"):
         file, write, read = written(tmp_path, name)
         content = file.read_bytes()
@@ -143,7 +143,7 @@ def test_no_room_leaves_the_journal_as_it_was(tmp_path: Path, spare: int) -> Non
         assert len(read(tmp_path)) == 3
 
 
-def test_a_full_file_system(tmp_path: Path) -> None:
+def test_a_full_file_system(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)]
@@ -163,7 +163,7 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_many_write_at_a_time(tmp_path: Path) -> None:
+def test_many_write_at_a_time(tmp_path):
     def write(number: int) -> None:
         journal = Journal(tmp_path / "j.jsonl", sync=False)
         for i in range(50):
@@ -189,7 +189,7 @@ def owner_of(**changed: Any) -> str:
 
 
 @pytest.mark.parametrize("changed", [{"pid": 1 << 30}, {"start": 1}, {"boot": "before"}])
-def test_the_lock_of_a_dead_process_is_taken_at_once(tmp_path: Path, changed: dict) -> None:
+def test_the_lock_of_a_dead_process_is_taken_at_once(tmp_path, changed):
     lock = LockFile(tmp_path / "lock")
     lock.path.write_text(owner_of(**changed))
     with lock.hold():
@@ -207,9 +207,7 @@ def test_the_lock_of_a_dead_process_is_taken_at_once(tmp_path: Path, changed: di
     ],
     ids=["host", "boot", "container", "empty"],
 )
-def test_the_lock_of_another_is_waited_for(
-    owner: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_lock_of_another_is_waited_for(owner, name, tmp_path, monkeypatch, capsys):
     """That of a process that can be seen for ever, of others until the time is over."""
     monkeypatch.setattr(lock_file, "PATIENCE", 0.0)
     monkeypatch.setattr(lock_file, "GRACE", 0.2)
@@ -238,7 +236,7 @@ def go_on(folder: Path, **rules: Any) -> list[Any]:
     return studies.trials("a")
 
 
-def test_a_search_cut_anywhere_goes_on(tmp_path: Path) -> None:
+def test_a_search_cut_anywhere_goes_on(tmp_path):
     """Each change of the account is a line, so what is left is the search at some time before.
 
     Every byte of the last line is an end, and some of those before.
@@ -267,7 +265,7 @@ def test_a_search_cut_anywhere_goes_on(tmp_path: Path) -> None:
             ]
 
 
-def test_a_search_on_a_full_disk(tmp_path: Path) -> None:
+def test_a_search_on_a_full_disk(tmp_path):
     studies = studies_in(tmp_path)
     trial = studies.begin("search-1")
     file = tmp_path / "journal.jsonl"
@@ -327,9 +325,7 @@ def forge(file: Path, code: int, key: str, value: Any) -> None:
         (9, "system_attr", {"completed_rung_0": "x"}),
     ],
 )
-def test_wrong_values_of_a_search_are_named(
-    code: int, key: str, value: Any, tmp_path: Path
-) -> None:
+def test_wrong_values_of_a_search_are_named(code, key, value, tmp_path):
     studies = studies_in(tmp_path)
     run_all(studies, loss, most=2)
     forge(tmp_path / "journal.jsonl", code, key, value)
@@ -338,7 +334,7 @@ def test_wrong_values_of_a_search_are_named(
         Studies(tmp_path, studies.search)
 
 
-def test_lines_of_a_search_that_were_removed_or_repeated(tmp_path: Path) -> None:
+def test_lines_of_a_search_that_were_removed_or_repeated(tmp_path):
     studies = studies_in(tmp_path)
     run_all(studies, most=2)
     file = tmp_path / "journal.jsonl"
@@ -349,7 +345,7 @@ def test_lines_of_a_search_that_were_removed_or_repeated(tmp_path: Path) -> None
             Studies(tmp_path, studies.search)
 
 
-def test_a_journal_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_a_journal_of_an_earlier_version_goes_on(tmp_path):
     """It has a record in a line, without checksum; a kill could tear a change."""
     studies = studies_in(tmp_path, sampler="tpe")
     run_all(studies, most=3)

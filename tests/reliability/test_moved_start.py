@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,7 @@ def pretraining() -> dict[str, Any]:
         (lambda first: go_on(None, updates=3, save="first"), ("first", None), "first has other"),
     ],
 )
-def test_a_run_goes_on_with_its_own_weights(
-    change: Callable[[Path], object], sources: tuple[str | None, ...], note: str, work: Path
-) -> None:
+def test_a_run_goes_on_with_its_own_weights(change, sources, note, work):
     """Bitwise as if nothing had changed, with one event and the same cost of its ancestors."""
     shutil.copytree("run", "whole")
     assert go_on(None, save="whole") == 0
@@ -88,7 +85,7 @@ def test_a_run_goes_on_with_its_own_weights(
         assert sum("init_from" in event for event in events()) == (1 if moved else 2)
 
 
-def test_a_finished_run_compares_its_start(work: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_finished_run_compares_its_start(work, capsys):
     """Other weights are an error with a remedy, as other data are; without any it is finished."""
     assert go_on("first") == 0
     content = last().weights
@@ -108,9 +105,7 @@ def test_a_finished_run_compares_its_start(work: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("source", ["other", "nowhere", "null"])
-def test_another_start_is_another_run(
-    source: str, work: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_another_start_is_another_run(source, work, capsys):
     files = {path: path.read_bytes() for path in Path("run").rglob("*.*") if path.is_file()}
     capsys.readouterr()
     words = ["train", "--save-dir", "run", "--max-update", "4", f"init_from={source}"]
@@ -124,7 +119,7 @@ def test_another_start_is_another_run(
     assert files == {p: p.read_bytes() for p in Path("run").rglob("*.*") if p.is_file()}
 
 
-def test_checkpoints_of_earlier_versions(work: Path) -> None:
+def test_checkpoints_of_earlier_versions(work):
     """They do not record the weights of init_from: the old place is looked at, if it is there."""
     for manifest in Path("run").glob("checkpoints/*/manifest.json"):
         content = json.loads(manifest.read_text())
@@ -143,16 +138,14 @@ def test_checkpoints_of_earlier_versions(work: Path) -> None:
     assert pretraining()["flops"] is None  # not known, which is not zero
 
 
-def test_a_run_without_a_checkpoint_needs_its_start(
-    work: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_without_a_checkpoint_needs_its_start(work, capsys):
     shutil.rmtree("run/checkpoints")
     expect_error(capsys, go_on("other"), 2, "'first' there, 'other'")
     shutil.rmtree("first")
     expect_error(capsys, go_on(None), 2, "first: ", "no such checkpoint")
 
 
-def test_damaged_costs_are_named(work: Path, capsys: pytest.CaptureFixture) -> None:
+def test_damaged_costs_are_named(work, capsys):
     manifest = (Path("run/checkpoints/last") / "manifest.json").resolve()
     content = json.loads(manifest.read_text())
     content["start"]["costs"] = {"first": {"flops": "x"}}

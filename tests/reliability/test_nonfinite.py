@@ -54,7 +54,7 @@ def check(save: Path, count: int, refused: set[int]) -> None:
 
 
 @counts
-def test_skip(count: int, moons: Path, tmp_path: Path) -> None:
+def test_skip(count, moons, tmp_path):
     """NaN, +Inf, -Inf in loss, gradient, weight, activation of one replica, at
     micro-batch 1 of 4.
     """
@@ -73,7 +73,7 @@ def test_skip(count: int, moons: Path, tmp_path: Path) -> None:
 
 @counts
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]], ids="-".join)
-def test_stop(kind: tuple[str, str], count: int, moons: Path, tmp_path: Path) -> None:
+def test_stop(kind, count, moons, tmp_path):
     save = tmp_path / "run"
     fault = {"what": kind[0], "where": kind[1], "update": 5, "slot": 1, "rank": count - 1}
     more = ["trainer.max_update=8", "trainer.save_interval_updates=2"]
@@ -92,9 +92,7 @@ def test_stop(kind: tuple[str, str], count: int, moons: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("many, code", [(2, 0), (3, 3)])
-def test_skip_beyond_max_nonfinite_stops_the_run(
-    many: int, code: int, moons: Path, tmp_path: Path
-) -> None:
+def test_skip_beyond_max_nonfinite_stops_the_run(many, code, moons, tmp_path):
     """With saves in between: they do not begin the count anew."""
     save = tmp_path / "run"
     updates = [2, *range(4, 4 + many)]
@@ -107,7 +105,7 @@ def test_skip_beyond_max_nonfinite_stops_the_run(
 
 
 @pytest.mark.parametrize("where", ["student", "teacher"])
-def test_skip_with_two_optimizers(where: str, moons: Path, tmp_path: Path) -> None:
+def test_skip_with_two_optimizers(where, moons, tmp_path):
     """The student has taken four steps when the teacher's gradient turns out bad;
     they are undone.
     """
@@ -121,7 +119,7 @@ def test_skip_with_two_optimizers(where: str, moons: Path, tmp_path: Path) -> No
 
 
 @counts
-def test_rollback(count: int, moons: Path, tmp_path: Path) -> None:
+def test_rollback(count, moons, tmp_path):
     """Weights and moments are those of the last checkpoint, the data those that come next."""
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "weight", "update": 7, "rank": count - 1, "once": True}
@@ -141,7 +139,7 @@ def test_rollback(count: int, moons: Path, tmp_path: Path) -> None:
     assert "update_000000006 at" in rows(save, "event")[-1]["message"]
 
 
-def test_rollbacks_to_one_place_end(moons: Path, tmp_path: Path) -> None:
+def test_rollbacks_to_one_place_end(moons, tmp_path):
     save = tmp_path / "run"
     fault = {"what": "inf", "where": "loss", "update": 4}
     more = ["trainer.on_nonfinite=rollback", "trainer.max_nonfinite=2"]
@@ -150,7 +148,7 @@ def test_rollbacks_to_one_place_end(moons: Path, tmp_path: Path) -> None:
     assert [line["update"] for line in records(save)].count(4) == 3
 
 
-def test_rollback_before_the_first_save(moons: Path, tmp_path: Path) -> None:
+def test_rollback_before_the_first_save(moons, tmp_path):
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "weight", "update": 0, "once": True, "stays": True}
     more = ["trainer.on_nonfinite=rollback", "trainer.max_update=3"]
@@ -159,7 +157,7 @@ def test_rollback_before_the_first_save(moons: Path, tmp_path: Path) -> None:
 
 
 @counts
-def test_a_poisoned_checkpoint_is_never_written(count: int, moons: Path, tmp_path: Path) -> None:
+def test_a_poisoned_checkpoint_is_never_written(count, moons, tmp_path):
     """A weight that no loss sees, spoilt on one replica: all stop at the save, at once."""
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "weight", "of": "encoder.embeddings.positions.weight"}
@@ -174,9 +172,7 @@ def test_a_poisoned_checkpoint_is_never_written(count: int, moons: Path, tmp_pat
 
 
 @counts
-def test_a_weight_that_stays_spoilt_ends_a_run_that_skips(
-    count: int, moons: Path, tmp_path: Path
-) -> None:
+def test_a_weight_that_stays_spoilt_ends_a_run_that_skips(count, moons, tmp_path):
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "weight", "update": 3, "rank": count - 1, "stays": True}
     more = ["trainer.on_nonfinite=skip", "trainer.save_interval_updates=2", "engine.timeout=20"]

@@ -3,7 +3,6 @@
 import importlib.metadata
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from outcomes import expect_error
@@ -23,12 +22,12 @@ def schedule(config):
 """
 
 
-def test_unknown_name_lists_the_near_ones() -> None:
+def test_unknown_name_lists_the_near_ones():
     with pytest.raises(UsageError, match="'masked_ml'.*'masked_lm'.*--user-dir"):
         CRITERIONS.entry("masked_ml")
 
 
-def test_a_name_belongs_to_one_module() -> None:
+def test_a_name_belongs_to_one_module():
     registry = Registry("thing")
 
     def first() -> None: ...
@@ -41,7 +40,7 @@ def test_a_name_belongs_to_one_module() -> None:
         registry.register("x")(second)
 
 
-def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
+def test_a_file_and_a_folder_can_be_plugins(tmp_path):
     (tmp_path / "one_file_plugin.py").write_text(SOURCE.format(name="from_file"))
     folder = tmp_path / "folder_plugin"
     folder.mkdir()
@@ -55,7 +54,7 @@ def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
         plugins.load(str(tmp_path))
 
 
-def test_a_plugin_may_not_hide_a_module(tmp_path: Path) -> None:
+def test_a_plugin_may_not_hide_a_module(tmp_path):
     (tmp_path / "json.py").write_text("")
     with pytest.raises(UsageError, match="'json' is loaded"):
         plugins.load(str(tmp_path / "json.py"))
@@ -68,9 +67,7 @@ class Point:
         self.name, self.value = name, value
 
 
-def test_installed_entry_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_installed_entry_points(tmp_path, monkeypatch, capsys):
     """A good one registers; a broken one is warned about and named when a name is not found."""
     (tmp_path / "installed_good.py").write_text(SOURCE.format(name="from_entry_point"))
     (tmp_path / "installed_bad.py").write_text("import a_missing_dependency\n")
@@ -92,7 +89,7 @@ def test_installed_entry_points(
     del sys.modules["installed_good"]
 
 
-def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
+def test_list_names_the_origin(capsys):
     assert main(["list", "criterion"]) == 0
     shown = capsys.readouterr().out
     assert "meta_pseudo_label_soft" in shown and "[metaseq_lm.methods.meta_pseudo_label" in shown
@@ -115,7 +112,7 @@ def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
         ("from metaseq_lm.tasks.masked_lm import Nowhere", "cannot import name 'Nowhere'"),
     ],
 )
-def test_what_moved_is_named(tmp_path: Path, line: str, hint: str) -> None:
+def test_what_moved_is_named(tmp_path, line, hint):
     plugin = tmp_path / "old_plugin.py"
     plugin.write_text(line + "\n")
     with pytest.raises(UsageError, match=hint) as error:

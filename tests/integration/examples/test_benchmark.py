@@ -36,7 +36,7 @@ TINY_TAGGER = [
 
 
 @pytest.mark.slow
-def test_prints_json_lines_and_a_table(tmp_path: Path) -> None:
+def test_prints_json_lines_and_a_table(tmp_path):
     """Of the family whose processes have the least to do."""
     out = tmp_path / "figures.jsonl"
     command = [sys.executable, PROGRAM, "--only", "windows", "--quick"]
@@ -107,15 +107,7 @@ def in_turn(variants: dict[str, Any], rounds: int, warm_up: int = 1) -> dict[str
     ],
     ids=["mlm", "electra", "bam", "cvt"],
 )
-def test_families_of_tiny_models(
-    name: str,
-    options: tuple[str, list[str]],
-    wanted: list[str],
-    program: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_families_of_tiny_models(name, options, wanted, program, tmp_path, monkeypatch, capsys):
     """Everything but the processes of their own."""
     pytest.importorskip("transformers")
     family = importlib.import_module(f"{name}_speed")
@@ -138,9 +130,7 @@ def test_families_of_tiny_models(
         assert figure["ours"] > 0 and figure["reference"] > 0
 
 
-def test_reports_are_measured_in_processes_of_their_own(
-    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_are_measured_in_processes_of_their_own(benchmarks, tmp_path, monkeypatch):
     """Of folders that have what their archive has."""
     report = importlib.import_module("report_speed")
     archive = ROOT / "examples" / "cvt" / "measured" / "elmo.jsonl"
@@ -164,9 +154,7 @@ def test_reports_are_measured_in_processes_of_their_own(
     "seconds, peak, reached",
     [(9.9, 299e6, [True, True]), (10.1, 299e6, [False, True]), (9.9, 301e6, [True, False])],
 )
-def test_reports_have_limits(
-    seconds: float, peak: float, reached: list[bool], benchmarks: None
-) -> None:
+def test_reports_have_limits(seconds, peak, reached, benchmarks):
     report, timing = (importlib.import_module(name) for name in ("report_speed", "timing"))
     ours = timing.Measured([{"amount": 1, "cpu": seconds, "wall": 30.0}], int(peak))
     time_taken, memory = report.against_limits("x", ours, "500 runs")
@@ -175,7 +163,7 @@ def test_reports_have_limits(
     assert (memory.ours, memory.reference, memory.unit) == (peak / 1e6, 300, "MB")
 
 
-def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
+def test_costs_of_meta_learning(benchmarks, tmp_path):
     """Each kind of update is made, at a tiny size; k + 1 batches take k + 1 times the
     FLOPs of one.
     """
@@ -193,9 +181,7 @@ def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
     assert 4 * flops["mlm"] < flops["hard"] < flops["soft"] < flops["soft_difference"]
 
 
-def test_figures_of_meta_learning(
-    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_meta_learning(benchmarks, tmp_path, monkeypatch):
     """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and
     memory.
     """
@@ -210,9 +196,7 @@ def test_figures_of_meta_learning(
     assert all("1 MB against" in figure.note for figure in found.values())
 
 
-def test_figures_of_soft_labels(
-    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_soft_labels(benchmarks, tmp_path, monkeypatch):
     """Exact and by differences, against a step of transformers' BERT."""
     pytest.importorskip("transformers")
     soft = importlib.import_module("soft_speed")
@@ -232,7 +216,7 @@ def test_figures_of_soft_labels(
 
 
 @pytest.mark.parametrize("name", ["BERT", "ELECTRA"])
-def test_tokens_and_flops_of_updates(name: str, benchmarks: None, tmp_path: Path) -> None:
+def test_tokens_and_flops_of_updates(name, benchmarks, tmp_path):
     """Of a tiny model on the CPU: rows of 16 tokens, each update as dear as the first one."""
     gpu, training, check = map(importlib.import_module, ("gpu_speed", "training", "gpu_check"))
     data = training.made_up_corpus(tmp_path / "data", VOCABULARY, 14 * 40)
@@ -246,7 +230,7 @@ def test_tokens_and_flops_of_updates(name: str, benchmarks: None, tmp_path: Path
     assert all(done.seconds > 0 for done in found)
 
 
-def test_share_of_a_matrix_product(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_a_matrix_product(benchmarks, monkeypatch):
     """2e9 FLOPs for 1,000 tokens in 4, 5 and 8 seconds, of a peak of 1e9 FLOPs per second."""
     gpu = importlib.import_module("gpu_speed")
     rounds = [gpu.Round(1000, 2e9, seconds) for seconds in (4.0, 8.0, 5.0)]
@@ -262,7 +246,7 @@ def test_share_of_a_matrix_product(benchmarks: None, monkeypatch: pytest.MonkeyP
     assert gpu.launch_seconds("cpu", 4) == 0.25
 
 
-def test_the_mean_of_steps_is_that_of_what_a_unit_costs(benchmarks: None) -> None:
+def test_the_mean_of_steps_is_that_of_what_a_unit_costs(benchmarks):
     """0.1 s a word and 0.2 s: 0.15, whatever the batches hold."""
     family, timing = (importlib.import_module(name) for name in ("cvt_speed", "timing"))
     parts = [

@@ -1,7 +1,6 @@
 """task.shuffle_tokens: every task that reads the rows of a corpus shuffles those of training."""
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import battery
@@ -33,7 +32,7 @@ CASES = [
 ]
 
 
-def test_every_task_with_the_option_has_a_case() -> None:
+def test_every_task_with_the_option_has_a_case():
     plugins.load_all(str(battery.ROOT / "user_dir"))
     with_option = set()
     for name, entry in TASKS.entries.items():
@@ -63,9 +62,7 @@ def original(batch: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
-def test_training_rows_are_shuffled_and_others_not(
-    case: battery.Case, moons: Path, tmp_path: Path
-) -> None:
+def test_training_rows_are_shuffled_and_others_not(case, moons, tmp_path):
     plugins.load_all(str(battery.ROOT / "user_dir"))
     rows: dict[str, list[np.ndarray]] = {}
     for value in ("false", "true"):

@@ -62,9 +62,7 @@ def configure(data: Path, save: Path, name: str, *more: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "options"), [("v2", []), ("v1", ["task.joint=false", "task.answerability=false"])]
 )
-def test_questions_learnt_by_heart(
-    data: Path, tmp_path: Path, name: str, options: list[str], capsys: pytest.CaptureFixture
-) -> None:
+def test_questions_learnt_by_heart(data, tmp_path, name, options, capsys):
     """EM 100 on the training questions; the files for the leaderboard say so too."""
     steps = ["trainer.max_update=250", "optimizer.lr=0.004", "task.batch_size=40"]
     final = ["trainer.final_splits=[valid]", "optimizer.clip_norm=1", *options]
@@ -116,7 +114,7 @@ def run(data: Path, tmp_path: Path) -> Parts:
     return build_parts(configure(data, tmp_path / "run", "v2"))
 
 
-def test_replicas_and_micro_batches(run: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_and_micro_batches(run, monkeypatch):
     """Windows of a question on two replicas, three rows at a time, give the same answers."""
     task, model = run.task, run.model.eval()
     engine = run.engine
@@ -144,7 +142,7 @@ def test_replicas_and_micro_batches(run: Parts, monkeypatch: pytest.MonkeyPatch)
         assert a["null_odds"] == pytest.approx(b["null_odds"], abs=1e-5)
 
 
-def test_the_gradient_of_a_batch_is_that_of_its_sum(data: Path, tmp_path: Path) -> None:
+def test_the_gradient_of_a_batch_is_that_of_its_sum(data, tmp_path):
     """With 16 rows it is 16 times that of the mean, and clipping acts on it; the log shows the
     mean.
     """
@@ -164,7 +162,7 @@ def test_the_gradient_of_a_batch_is_that_of_its_sum(data: Path, tmp_path: Path) 
     assert torch.allclose(grads[0][0], 16 * grads[1][0], rtol=1e-10, atol=1e-12)
 
 
-def test_validation_is_the_mean_over_windows(run: Parts) -> None:
+def test_validation_is_the_mean_over_windows(run):
     metrics = evaluate_split(run, "valid").metrics
     wanted = {"span": 0.0, "answerability": 0.0}
     stream = run.task.build_streams("valid")["valid"]
@@ -182,7 +180,7 @@ def test_validation_is_the_mean_over_windows(run: Parts) -> None:
 
 
 @torch.no_grad()
-def test_padding_changes_no_prediction(run: Parts) -> None:
+def test_padding_changes_no_prediction(run):
     """Rows are sorted by length, so each is padded in another way than alone."""
     task, model = run.task, run.model.eval()
     windows = task.windows("valid")
@@ -199,7 +197,7 @@ def test_padding_changes_no_prediction(run: Parts) -> None:
         assert [t for _, t in alone.texts[:3]] == [t for _, t in whole[window].texts[:3]]
 
 
-def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
+def test_start_from_a_pretrained_encoder(data, tmp_path):
     """The encoder comes along, the heads are fresh; a longer position table is cut, a short
     refused.
     """
@@ -232,7 +230,7 @@ def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
     assert (table["encoder.embeddings.positions.weight"][20:] == 0).all()
 
 
-def test_squad_task_refuses_unusable_options(data: Path, tmp_path: Path) -> None:
+def test_squad_task_refuses_unusable_options(data, tmp_path):
     rows = tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\n101\tx\n")
     if not (data / "labels").exists():
@@ -253,7 +251,7 @@ def test_squad_task_refuses_unusable_options(data: Path, tmp_path: Path) -> None
         assert number == 3 or not (tmp_path / str(number)).exists()
 
 
-def test_epochs(data: Path, tmp_path: Path) -> None:
+def test_epochs(data, tmp_path):
     """Updates follow from the number of training windows."""
     run = TrainingRun(
         configure(data, tmp_path / "run", "v2", "task.epochs=2", "task.batch_size=16")

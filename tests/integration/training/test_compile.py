@@ -92,7 +92,7 @@ def fresh() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: None) -> None:
+def test_compiled_losses_are_those_of_eager(moons, tmp_path, fresh):
     """20 updates of inductor's code, with dropout, in micro-batches of 6, 6 and 4 rows.
 
     In fp32 fused operations round differently: losses agree to 1e-5 of their size.
@@ -119,9 +119,7 @@ def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: 
     ],
     ids=lambda c: f"{c[0]}-{c[1]}",
 )
-def test_no_graph_break(
-    case: battery.Case, moons: Path, tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_graph_break(case, moons, tmp_path, fresh, monkeypatch):
     """Traced, without code for the processor: the weights agree to 1e-12.
 
     Of one layer: a second one is traced like the first, in as much time again.
@@ -153,14 +151,7 @@ def test_no_graph_break(
         pytest.param("word_dropout", [WARMUP], marks=pytest.mark.exhaustive),
     ],
 )
-def test_no_graph_break_in_attention_views(
-    name: str,
-    more: list[str],
-    moons: Path,
-    tmp_path: Path,
-    fresh: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_graph_break_in_attention_views(name, more, moons, tmp_path, fresh, monkeypatch):
     """Two graphs, of labelled and of unlabelled sentences, in however many updates."""
     backend = functools.partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", backend)
@@ -205,15 +196,15 @@ def train_by_block(
     ],
 )
 def test_blocks_are_compiled_beside_shards_and_recomputation(
-    processes: int, parallel: str, recompute: str, case: battery.Case, moons: Path, tmp_path: Path
-) -> None:
+    processes, parallel, recompute, case, moons, tmp_path
+):
     """Two layers share their code, whatever their place in the stream of random numbers."""
     arguments = (str(tmp_path), str(moons), parallel, recompute, case)
     on_replicas(processes, train_by_block, *arguments, seconds=300)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compiled_is_refused(name, moons, tmp_path):
     config = battery.configure(moons, tmp_path, (name, 0), "engine.compile=true")
     with pytest.raises(UsageError, match=rf"criterion {name} .*because {REFUSED[name]}"):
         TrainingRun(config)
@@ -222,24 +213,20 @@ def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     "case, override, message", [(("bert_pretraining", 2), "seed=1", r"task\.second_order=exact")]
 )
-def test_options_that_cannot_be_compiled(
-    case: battery.Case, override: str, message: str, moons: Path, tmp_path: Path
-) -> None:
+def test_options_that_cannot_be_compiled(case, override, message, moons, tmp_path):
     config = battery.configure(moons, tmp_path, case, "engine.compile=true", override)
     with pytest.raises(UsageError, match=message):
         TrainingRun(config)
 
 
-def test_a_missing_compiler_is_named(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compiler_is_named(moons, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     config = battery.configure(moons, tmp_path, ("masked_lm", 0), "engine.compile=true")
     with pytest.raises(UsageError, match=r"C\+\+ compiler.*no-such-compiler.*install"):
         TrainingRun(config)
 
 
-def test_traced_noise_is_the_same_noise() -> None:
+def test_traced_noise_is_the_same_noise():
     """Masks of sizes that 4 does not divide, and numbers, one after the other."""
     noise = Noise(7, np.arange(3))
     traced = TracedNoise(noise.traced_keys())

@@ -56,7 +56,7 @@ def results_in(run: Path) -> dict[str, Any]:
     return {file.parent.name: json.loads(file.read_text()) for file in files}
 
 
-def test_results_are_those_of_score(data: Path, tmp_path: Path) -> None:
+def test_results_are_those_of_score(data, tmp_path):
     run = tmp_path / "run"
     # Whatever the precision of the training, suites are scored in fp32.
     assert train(data, run, ENTRIES, "engine.precision=fp64") == 0
@@ -77,7 +77,7 @@ def test_results_are_those_of_score(data: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_finished_run_scores_what_is_missing(data: Path, tmp_path: Path) -> None:
+def test_a_finished_run_scores_what_is_missing(data, tmp_path):
     run = tmp_path / "run"
     assert train(data, run, ENTRIES[:1]) == 0
     first = (run / "suites/pairs/update_000000003.json").stat().st_mtime_ns
@@ -95,9 +95,7 @@ def test_a_finished_run_scores_what_is_missing(data: Path, tmp_path: Path) -> No
     assert (run / "suites/pairs/update_000000003.json").stat().st_mtime_ns == first
 
 
-def test_results_from_before_an_option_are_an_answer_for_its_default(
-    data: Path, tmp_path: Path
-) -> None:
+def test_results_from_before_an_option_are_an_answer_for_its_default(data, tmp_path):
     run = tmp_path / "run"
     assert train(data, run, ENTRIES[:1]) == 0
     file = run / "suites/pairs/update_000000003.json"
@@ -116,9 +114,7 @@ def test_results_from_before_an_option_are_an_answer_for_its_default(
     assert differing == {"suites.pairs.skip": "0, 1"}
 
 
-def test_results_of_other_code_stay_and_are_named(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_other_code_stay_and_are_named(data, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     assert train(data, run, ENTRIES) == 0
     capsys.readouterr()
@@ -137,9 +133,7 @@ def test_results_of_other_code_stay_and_are_named(
     assert again["pairs"]["facts"]["code"] == "0123" and again["far"] == results["far"]
 
 
-def test_an_interrupted_run_scores_the_rest_when_it_goes_on(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_scores_the_rest_when_it_goes_on(data, tmp_path, monkeypatch):
     run, scored = tmp_path / "run", []
     score_suite = suites.score_suite
 
@@ -173,17 +167,13 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("entry, reason", MISTAKES)
-def test_mistakes_end_the_run_before_it_starts(
-    data: Path, tmp_path: Path, entry: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_end_the_run_before_it_starts(data, tmp_path, entry, reason, capsys):
     assert train(data, tmp_path / "run", [entry]) == 2
     assert re.search(rf"trainer.final_suites.*{reason}", capsys.readouterr().err)
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-def test_an_optional_suite_is_left_out_where_the_run_does_not_give_it(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_optional_suite_is_left_out_where_the_run_does_not_give_it(data, tmp_path, capsys):
     replaced = ["task=electra", "model=electra", "criterion=replace_mlm"]
     assert train(data, tmp_path / "refused", ENTRIES[:1], *replaced) == 2
     assert "gives no probabilities" in capsys.readouterr().err
@@ -196,16 +186,14 @@ def test_an_optional_suite_is_left_out_where_the_run_does_not_give_it(
     assert train(data, tmp_path / "missing", ["pairs nowhere optional=true"]) == 2
 
 
-def test_two_results_of_a_name_are_refused(data: Path) -> None:
+def test_two_results_of_a_name_are_refused(data):
     entries = json.dumps(["pairs pairs", "pairs pairs/far.jsonl"])
     with pytest.raises(UsageError, match="them a name"):
         final_suites(load_config([f"data={data}", f"trainer.final_suites={entries}"]))
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
-def test_dry_runs_name_a_mistake(
-    data: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_runs_name_a_mistake(data, tmp_path, command, capsys):
     of_sweep = ["--seeds", "1", "--out", str(tmp_path / "sweep")]
     words = [command, str(data), "--criterion", "masked_lm", *SIZES, "--dry-run"]
     words += of_sweep if command == "sweep" else []
@@ -213,5 +201,5 @@ def test_dry_runs_name_a_mistake(
     assert re.search("final_suites.*no such folder", capsys.readouterr().err)
 
 
-def test_they_make_no_setting() -> None:
+def test_they_make_no_setting():
     assert effect("trainer.final_suites", {}) == NOTHING

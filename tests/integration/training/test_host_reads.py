@@ -3,7 +3,6 @@ device.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import battery
@@ -46,9 +45,7 @@ UPDATES += [
 
 
 @pytest.mark.parametrize("case, policy", UPDATES)
-def test_update_reads_no_value(
-    case: battery.Case, policy: str, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_update_reads_no_value(case, policy, moons, tmp_path, monkeypatch):
     """The second update of every criterion, with dropout."""
     reads = HostReads()
     update = Trainer._update
@@ -96,7 +93,7 @@ def state(model: nn.Module, engine: Engine) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["_name"])
-def test_step_refused_by_the_device_changes_nothing(kind: dict) -> None:
+def test_step_refused_by_the_device_changes_nothing(kind):
     """Its neighbours are bitwise those of steps that the host looks at."""
     ends = []
     for defers in (False, True):
@@ -118,7 +115,7 @@ def test_step_refused_by_the_device_changes_nothing(kind: dict) -> None:
         assert torch.equal(looked, deferred)
 
 
-def test_later_steps_of_a_refused_update_are_refused_too() -> None:
+def test_later_steps_of_a_refused_update_are_refused_too():
     """As a method that looks would not take them; the next update is one of its own."""
     model, engine = deferring(KINDS[0], True)
     engine.begin(7)
@@ -133,9 +130,7 @@ def test_later_steps_of_a_refused_update_are_refused_too() -> None:
     assert engine.finite_check.skipped() == {7: ["main", "main"]}
 
 
-def test_run_stops_where_the_host_looks(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_stops_where_the_host_looks(moons, tmp_path, monkeypatch):
     """Update 3 is not finite, the log is due at 5: the run ends there, names 3, and saves nothing
     of it.
     """
@@ -168,14 +163,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy, spoilt, more", POLICIES)
-def test_policies_where_the_host_looks_later(
-    policy: str,
-    spoilt: set[int],
-    more: list[str],
-    moons: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_policies_where_the_host_looks_later(policy, spoilt, more, moons, tmp_path, monkeypatch):
     """The weights, a tensor outside the optimizer, the log and the events of a host that looks."""
     ends = []
     for defers in (False, True):
@@ -218,9 +206,7 @@ def test_policies_where_the_host_looks_later(
     assert ends[0] == ends[1]
 
 
-def test_too_many_skipped_updates_in_a_row(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_skipped_updates_in_a_row(moons, tmp_path, monkeypatch):
     more = ["trainer.on_nonfinite=skip", "trainer.max_nonfinite=2", "trainer.log_interval=5"]
     run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
     run.engine.finite_check.defers = True

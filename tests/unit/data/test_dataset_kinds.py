@@ -81,9 +81,7 @@ def plugin(tmp_path: Path) -> list[str]:
     sys.modules.pop("poem_plugin", None)
 
 
-def test_plugin_kind_makes_a_dataset(
-    plugin: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_kind_makes_a_dataset(plugin, tmp_path, capsys):
     options = ["--poems", "verse", "--trainpref", f"{tmp_path}/poem.txt", "--longest", "7"]
     assert main([*plugin, *options]) == 0
     assert "train: 2 verses" in capsys.readouterr().out
@@ -96,9 +94,7 @@ def test_plugin_kind_makes_a_dataset(
     assert main([*plugin, *options, "--overwrite"]) == 1
 
 
-def test_plugin_options_stand_in_the_help(
-    plugin: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_options_stand_in_the_help(plugin, capsys):
     with pytest.raises(SystemExit):
         main([*plugin, "--help"])
     shown = capsys.readouterr().out
@@ -117,7 +113,5 @@ def test_plugin_options_stand_in_the_help(
         (["--longst", "3"], "Did you mean '--longest'"),
     ],
 )
-def test_wrong_plugin_options_are_refused(
-    plugin: list[str], capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
+def test_wrong_plugin_options_are_refused(plugin, capsys, options, message):
     expect_error(capsys, main([*plugin, *options]), 2, message)

@@ -75,14 +75,14 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
         ("", 3, None),
     ],
 )
-def test_answers_have_offsets_in_the_context(answer: str, start: int, found: str | None) -> None:
+def test_answers_have_offsets_in_the_context(answer, start, found):
     place = find_answer(CONTEXT, answer, start)
     assert place == (
         None if found is None else (CONTEXT.index(found), CONTEXT.index(found) + len(found))
     )
 
 
-def test_gold_tokens_spell_the_answer(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_gold_tokens_spell_the_answer(tmp_path, tokenizer):
     """The span begins and ends at the tokens that hold the answer's ends, and has no
     other words.
     """
@@ -97,7 +97,7 @@ def test_gold_tokens_spell_the_answer(tmp_path: Path, tokenizer: Tokenizer) -> N
         assert tokenizer.decode(data.contexts[0][first : last + 1].tolist()).strip() == text
 
 
-def test_squad_data_folder_has_rows_and_facts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_squad_data_folder_has_rows_and_facts(tmp_path, tokenizer):
     """Counts, flags, golds and texts of a version 2.0 file; half characters become U+FFFD."""
     content = one({"answers": [], "is_impossible": True})
     content["data"][0]["paragraphs"] *= 2
@@ -120,16 +120,14 @@ def test_squad_data_folder_has_rows_and_facts(tmp_path: Path, tokenizer: Tokeniz
     assert manifest["details"] == {"version": "v2.0"}
 
 
-def test_answers_beside_their_offset_are_counted(
-    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture
-) -> None:
+def test_answers_beside_their_offset_are_counted(tmp_path, tokenizer, capsys):
     word = CONTEXT.split()[2]
     data = run(tmp_path, tokenizer, one(gold(word, CONTEXT.index(word) + 1)))
     assert word in data.text(0, int(data.first[0]), int(data.last[0]))
     assert "1 answers found" in capsys.readouterr().out
 
 
-def test_mrqa(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_mrqa(tmp_path, tokenizer):
     """A header, then one paragraph a line; the first detected span is the one to learn."""
     start = CONTEXT.index("Zoë")
     spans = [[start, start + 7], [0, 2]]
@@ -171,14 +169,14 @@ PLACE = "in.json:1, question 'q': "
         (one({"answers": ["x"]}), PLACE + "field .*answers' .*objects only"),
     ],
 )
-def test_malformed_files(tmp_path: Path, tokenizer: Tokenizer, content: Any, message: str) -> None:
+def test_malformed_files(tmp_path, tokenizer, content, message):
     """One MetaseqError that names the place; the folder stays as it was."""
     with pytest.raises(MetaseqError, match=message):
         run(tmp_path, tokenizer, content)
     assert not (tmp_path / "out").exists()
 
 
-def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_malformed_version_2(tmp_path, tokenizer):
     for question, message in [
         ({"is_impossible": 1, "answers": []}, "is_impossible' is not true or false"),
         ({"is_impossible": True, **gold("x", 1)}, "impossible, but has answers"),
@@ -194,7 +192,7 @@ def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
         run(tmp_path, tokenizer, twice, "2.0")
 
 
-def test_damaged_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_damaged_folders(tmp_path, tokenizer):
     """Files that do not belong together are refused when the set is opened or its
     texts are read.
     """
@@ -223,7 +221,7 @@ def test_damaged_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
         SquadSet(tmp_path / "out", "test")
 
 
-def test_doctor(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_doctor(tmp_path, tokenizer):
     """Sizes, answers that were not found, contexts in two splits, and damage."""
     content = squad_data.official("a", 4)
     node = content["data"][0]["paragraphs"][0]["qas"][0]
@@ -257,9 +255,7 @@ real = pytest.mark.skipif(
         ("squad2-cs224n-dev-v2.0.json.xz", "v2.0", 6078, 3168),
     ],
 )
-def test_real_files(
-    tmp_path: Path, name: str, version: str, questions: int, impossible: int
-) -> None:
+def test_real_files(tmp_path, name, version, questions, impossible):
     """Published counts; every gold answer is found and, as its tokens spell it, scores 100."""
     paragraphs = list(SquadReader(TextFile(REAL / name, "fail"), version))
     text = [p.context for p in paragraphs]

@@ -9,7 +9,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation import bleu
 
 
-def test_known_values() -> None:
+def test_known_values():
     pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
     four, five = "a b c d", "a b c d e"
     same = [five, "f g h i"]
@@ -28,9 +28,7 @@ def test_known_values() -> None:
         bleu.corpus_bleu(["a"], ["a", "b"])
 
 
-def test_bleu_refuses_unknown_tokenizers_and_a_missing_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bleu_refuses_unknown_tokenizers_and_a_missing_package(monkeypatch):
     with pytest.raises(UsageError, match="none, 13a"):
         bleu.check_bleu("moses")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

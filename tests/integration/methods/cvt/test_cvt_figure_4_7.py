@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def test_each_place_is_measured_by_itself(script: ModuleType) -> None:
+def test_each_place_is_measured_by_itself(script):
     """The class is seen at one place; the others have chance, whatever their size."""
     rng = np.random.default_rng(1)
 
@@ -84,7 +84,7 @@ def test_each_place_is_measured_by_itself(script: ModuleType) -> None:
     assert accuracy[0, 1] == 1 and (abs(accuracy[weights != 2] - 0.5) < 0.1).all()
 
 
-def test_zones_of_six_by_six_places(script: ModuleType) -> None:
+def test_zones_of_six_by_six_places(script):
     zones = script.zones(6)
     assert {name: int(mask.sum()) for name, mask in zones.items()} == {
         "corners": 4,
@@ -95,9 +95,7 @@ def test_zones_of_six_by_six_places(script: ModuleType) -> None:
     assert list(script.zones(2)) == ["corners"]
 
 
-def test_runs_are_measured_beside_untrained_nets(
-    script: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_runs_are_measured_beside_untrained_nets(script, runs, tmp_path, capsys):
     script.main([str(runs), "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     rows = json.loads((tmp_path / "figure_4_7.json").read_text())
@@ -129,16 +127,14 @@ def test_runs_are_measured_beside_untrained_nets(
     assert "CVT" not in capsys.readouterr().out
 
 
-def test_differences_stand_beside_what_would_be_seen(script: ModuleType) -> None:
+def test_differences_stand_beside_what_would_be_seen(script):
     """Of three against three seeds of deviation 1, 2.5 is found with a probability of 0.8."""
     scores = np.array([4.0, 5.0, 6.0])
     assert script.difference(scores + 5, scores) == "+5.0 (2.5)"
     assert script.difference(scores[:2] + 5, scores) == "+4.5"
 
 
-def test_what_cannot_be_compared_is_refused(
-    script: ModuleType, runs: Path, sentences: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_compared_is_refused(script, runs, sentences, tmp_path):
     out = ["--out", str(tmp_path / "out")]
     with pytest.raises(MetaseqError, match="--baseline VAT: .*1, 2;.*CVT"):
         script.main([str(runs), *out, "--baseline", "VAT"])

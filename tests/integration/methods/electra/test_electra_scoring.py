@@ -103,14 +103,7 @@ IDS = [formula for _, _, formula in CASES]
 
 
 @pytest.mark.parametrize("name, more, formula", CASES, ids=IDS)
-def test_score(
-    name: str,
-    more: list[str],
-    formula: str,
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_score(name, more, formula, runs, tmp_path, capsys):
     """Log-probabilities of every token; rows of other lengths are padded, and pass once."""
     (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n")
     capsys.readouterr()
@@ -127,14 +120,7 @@ def test_score(
 
 
 @pytest.mark.parametrize("name, more, formula", CASES, ids=IDS)
-def test_rerank(
-    name: str,
-    more: list[str],
-    formula: str,
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_rerank(name, more, formula, runs, tmp_path, capsys):
     """The best of score + lambda * PLL, with PLLs by hand."""
     plls = {s: sum(by_hand(runs / name, s, formula)) for s in SENTENCES}
     scores = dict(zip(SENTENCES, (-1.0, -3.0, 0.0)))
@@ -154,9 +140,7 @@ def test_rerank(
     assert ranked["hyp_1"]["score"] == pytest.approx(max(totals.values()), rel=1e-9)
 
 
-def test_a_masked_generator_gives_no_probabilities(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_masked_generator_gives_no_probabilities(runs, tmp_path, capsys):
     """Refused in one message that names what can."""
     place = str(tmp_path / "run")
     options = [*OPTIONS, "model.noise=mlm", "trainer.max_update=1", "--criterion", "electra_rtd"]
@@ -167,9 +151,7 @@ def test_a_masked_generator_gives_no_probabilities(
     assert "model.noise=two_tower" in capsys.readouterr().err
 
 
-def test_scores_of_runs_become_an_archive(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_scores_of_runs_become_an_archive(runs, tmp_path, monkeypatch, capsys):
     """scores.py: what `score` and `rerank` print of each run, as metrics that `report` reads."""
     pairs = [
         {"sentence_good": good, "sentence_bad": bad}

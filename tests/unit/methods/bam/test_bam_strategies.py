@@ -36,7 +36,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_table(strategies, runs, capsys):
     """Medians over seeds of each set; the average of a seed's sets, where it has all."""
     make_run(runs / "single-RTE" / "died", seed=4, label="Single", score=None)
     strategies.main([str(runs / "single-CoLA"), str(runs / "single-RTE"), str(runs / "multi")])
@@ -50,9 +50,7 @@ def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFix
     assert "died" in lines[-1] and "not finished" in lines[-1]
 
 
-def test_the_table_of_an_archive(
-    strategies: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_table_of_an_archive(strategies, runs, tmp_path, capsys):
     strategies.main([str(runs)])
     before = capsys.readouterr().out
     file = tmp_path / "runs.jsonl"
@@ -62,7 +60,7 @@ def test_the_table_of_an_archive(
     assert capsys.readouterr().out == before
 
 
-def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
+def test_differences_and_what_could_be_seen(strategies):
     """Of pairs with three seeds each; three against three can show nothing by permutation."""
     column = "average of RTE"
     scores = [0.0, 0.01, 0.02, 0.03, 0.04]
@@ -80,9 +78,7 @@ def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
     ]
 
 
-def test_further_sets_leave_the_average_alone(
-    strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_further_sets_leave_the_average_alone(strategies, runs, capsys):
     """A teacher of a set that no student has, and a student of one set only."""
     for label, name in (("Single", "QQP"), ("RTE with QQP", "RTE")):
         found = {"metrics": {"valid": {f"{name}_score": 0.9}}}
@@ -93,9 +89,7 @@ def test_further_sets_leave_the_average_alone(
     assert "| 47.5 [45.0, 50.0] (2) |" in table and "RTE with QQP" in table
 
 
-def test_strategies_count_sets_better_than_both_baselines(
-    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_strategies_count_sets_better_than_both_baselines(strategies, tmp_path, capsys):
     """p is the larger one of those against Single and Multi, corrected for the cells
     with a test.
     """
@@ -121,9 +115,7 @@ def test_strategies_count_sets_better_than_both_baselines(
     assert "| 60.2 [60.0, 60.4] (5) |" in out
 
 
-def test_sets_below_the_most_frequent_class_rank_nothing(
-    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_sets_below_the_most_frequent_class_rank_nothing(strategies, tmp_path, capsys):
     """RTE, where no median reaches 52.7, is shown, but neither averaged, tested nor claimed."""
     for label, value in {"Single": 0.45, "Multi": 0.5, "Single->Multi": 0.52}.items():
         for seed in range(5):
@@ -137,7 +129,7 @@ def test_sets_below_the_most_frequent_class_rank_nothing(
     assert "| on |" in out and "| RTE | +" not in out
 
 
-def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:
+def test_a_score_that_is_there_twice(strategies, runs):
     make_run(
         runs / "again", seed=1, label="Multi", results={"metrics": {"valid": {"RTE_score": 0.9}}}
     )

@@ -59,7 +59,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_tables(claims, runs, capsys):
     make_run(runs / "died", label="CVT", score=None, config={"task.labelled": ["chunk"]})
     claims.main([str(runs)])
     out = capsys.readouterr().out
@@ -82,9 +82,7 @@ def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixtur
     assert "below 0.250" in out and "died" in out
 
 
-def test_sets_are_the_evidence_not_seeds(
-    claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_sets_are_the_evidence_not_seeds(claims, tmp_path, capsys):
     """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are
     not tested.
     """
@@ -103,9 +101,7 @@ def test_sets_are_the_evidence_not_seeds(
     assert single in out and several in out and "below 0.062" in out
 
 
-def test_the_stage_that_counts(
-    claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_stage_that_counts(claims, tmp_path, capsys):
     """Of a sweep in stages the last one: encoders of the same sets for several probes do not
     collide.
     """
@@ -130,12 +126,12 @@ def test_the_stage_that_counts(
     assert "| frozen encoder | 90.00 (1) | 90.00 (1) |" in out and "2 sets" not in out
 
 
-def test_a_difference_of_nothing_is_no_sign(claims: ModuleType) -> None:
+def test_a_difference_of_nothing_is_no_sign(claims):
     assert claims.sign_test({"chunk": 1.0, "dep": 0.0, "pos": 2.0}) == 0.25
     assert claims.sign_test({"chunk": 0.0}) == 1.0
 
 
-def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
+def test_a_score_that_is_there_twice(claims, runs):
     config = {"task.labelled": ["chunk"], "task.label_fraction": 0.25}
     found = {"metrics": {"test": {"score": 0.9}}}
     make_run(runs / "again", label="CVT", seed=1, config=config, results=found)
@@ -143,9 +139,7 @@ def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
         claims.main([str(runs)])
 
 
-def test_claims_with_a_closed_pipe_is_no_error_and_mistakes_are_one_line(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_claims_with_a_closed_pipe_is_no_error_and_mistakes_are_one_line(runs, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, str(SCRIPT)]
