@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from battery import CASES, TINY
+from outcomes import expect_error
 from real_runs import rows
 
 from metaseq_lm.cli import main
@@ -181,9 +182,7 @@ def test_secret_options_are_in_no_file_of_a_run(keyed, moons, tmp_path, monkeypa
     capsys.readouterr()
     for words in (again, evaluate):
         for number, name in enumerate(("api_key", "service")):
-            assert main([*words, *secrets[:number]]) == 2
-            said = capsys.readouterr().err
-            assert f"criterion.{name}, which" in said
+            expect_error(capsys, main([*words, *secrets[:number]]), 2, f"criterion.{name}, which")
         assert main([*words, *secrets]) == 0
     assert not holding(run, KEY)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from battery import CASES, TINY, configure, train
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.cli.train import train as command
@@ -415,7 +416,5 @@ def test_finished_run_is_compared_with_the_data_it_claims(moons, tmp_path, capsy
     make_set([*rows[:-1], "d\tyes"])
     for command_line in commands:
         capsys.readouterr()
-        assert main([*command_line, *options]) == 1
-        said = capsys.readouterr().err
-        assert "other data" in said and "choose another" in said
+        expect_error(capsys, main([*command_line, *options]), 1, "other data", "choose another")
     assert (run / "results.json").read_bytes() == before

@@ -109,13 +109,8 @@ def test_another_start_is_another_run(source, work, capsys):
     files = {path: path.read_bytes() for path in Path("run").rglob("*.*") if path.is_file()}
     capsys.readouterr()
     words = ["train", "--save-dir", "run", "--max-update", "4", f"init_from={source}"]
-    expect_error(
-        capsys,
-        main(words),
-        2,
-        f"'first' there, {None if source == 'null' else source!r} here",
-        "another --save-dir",
-    )
+    now = None if source == "null" else source
+    expect_error(capsys, main(words), 2, f"'first' there, {now!r} here", "another --save-dir")
     assert files == {p: p.read_bytes() for p in Path("run").rglob("*.*") if p.is_file()}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from battery import CASES, TINY
+from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.loading import load_config, quote
@@ -213,8 +214,7 @@ def test_a_data_folder_with_an_equals_sign(sandbox):
     second = ["train", "./lr=1e-3", *MLM, "save_dir=it's [b], #2", "init_from=sw/lr=0.001-seed=1"]
     assert run(second)[0] == 0
     assert (inner / "it's [b], #2" / "results.json").is_file()
-    code, said = run(["train", "gone/lr=1e-3", *MLM, "--save-dir", "run"])
-    assert code == 2 and "gone/lr=1e-3: there" in said
+    expect(run(["train", "gone/lr=1e-3", *MLM, "--save-dir", "run"]), 2, "gone/lr=1e-3: there")
 
 
 def test_names_of_metrics_stay_in_the_folder_of_a_report(sandbox):

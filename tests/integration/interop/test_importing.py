@@ -8,6 +8,7 @@ import sys
 import pytest
 import safetensors.torch
 import torch
+from outcomes import expect_error
 from torch.nn import functional as F
 
 from metaseq_lm.cli import main
@@ -399,8 +400,7 @@ def test_wrong_usage(root, tmp_path, capsys):
         )
         == 1
     )
-    assert main(["import", "/nowhere", *out[:2]]) == 2
-    assert "/nowhere/config.json: no such" in capsys.readouterr().err
+    expect_error(capsys, main(["import", "/nowhere", *out[:2]]), 2, "/nowhere/config.json: no such")
     assert main(["export", f"{root}/own/BertModel", *out[:2], "--part", "generator"]) == 2
     assert main(["export", "/nowhere", *out[:2]]) == 2
     assert not (tmp_path / "own").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from battery import configure
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
@@ -264,8 +265,7 @@ def test_tasks_that_read_no_corpus(moons, tmp_path, capsys):
     sizes = [option for option in SIZES if "tokens_per_sample" not in option]
     command = ["train", str(moons), "--save-dir", str(tmp_path), *objective, *sizes, *sets]
     command.append("model.max_positions=34")
-    assert main([*command, "trainer.save_words=[5]"]) == 2
-    assert "task token_labels" in capsys.readouterr().err
+    expect_error(capsys, main([*command, "trainer.save_words=[5]"]), 2, "task token_labels")
     assert main(command) == 0
     results = read_results(tmp_path)
     assert results is not None and results["words_seen"] == 0

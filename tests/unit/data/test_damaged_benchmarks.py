@@ -75,14 +75,8 @@ def test_a_replaced_set_leaves_nothing_behind(run, wsc):
 
 
 def test_some_rows_without_label(run):
-    expect(
-        run(
-            "superglue/CB",
-            {"test.jsonl": lines(SUPERGLUE["CB"], {**without("CB", "label"), "idx": 4})},
-        ),
-        1,
-        "test.jsonl:2: no label",
-    )
+    rows = lines(SUPERGLUE["CB"], {**without("CB", "label"), "idx": 4})
+    expect(run("superglue/CB", {"test.jsonl": rows}), 1, "test.jsonl:2: no label")
 
 
 def test_plain_files_without_labels(corpus, tmp_path, capsys):
