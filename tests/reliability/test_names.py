@@ -295,13 +295,11 @@ def test_no_secret_of_the_environment_is_written(secrets, sandbox, capfd):
     assert not [value for value in secrets if value in shown]
 
 
-ASKING = [
-    "${oc.env:METASEQ_LM_TEST_SECRET}",
-    "a-${oc.env:METASEQ_LM_TEST_SECRET}-b",
-    "${oc.env:METASEQ_LM_TEST_SECRET,none}",
-    "${oc.env:METASEQ_LM_TEST_UNSET,none}",
-    "${oc.decode:'${oc.env:METASEQ_LM_TEST_SECRET}'}",
-]
+ASKING = """
+    ${oc.env:METASEQ_LM_TEST_SECRET} a-${oc.env:METASEQ_LM_TEST_SECRET}-b
+    ${oc.env:METASEQ_LM_TEST_SECRET,none} ${oc.env:METASEQ_LM_TEST_UNSET,none}
+    ${oc.decode:'${oc.env:METASEQ_LM_TEST_SECRET}'}
+""".split()
 
 
 @pytest.mark.parametrize("value", ASKING)

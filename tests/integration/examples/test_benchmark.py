@@ -25,14 +25,10 @@ TINY = [
     "model.encoder_ffn_embed_dim=32",
     "model.encoder_attention_heads=1",
 ]
-TINY_TAGGER = [
-    "model.word_embed_dim=6",
-    "model.char_embed_dim=3",
-    "model.char_filters=2",
-    "model.encoder_hidden_dim=6",
-    "model.second_hidden_dim=4",
-    "model.projection_dim=4",
-]
+TINY_TAGGER = """
+    model.word_embed_dim=6 model.char_embed_dim=3 model.char_filters=2 model.encoder_hidden_dim=6
+    model.second_hidden_dim=4 model.projection_dim=4
+""".split()
 
 
 @pytest.mark.slow

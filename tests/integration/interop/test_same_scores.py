@@ -30,19 +30,12 @@ from hf_folders import transformers
 
 SUITES = ROOT / "examples" / "suites"
 NATS = 1e-4
-SIZES = [
-    "task.tokens_per_sample=160",
-    "model.max_positions=160",
-    "model.encoder_layers=2",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=48",
-    "model.encoder_attention_heads=2",
-    "optimizer.lr=0.01",
-    "trainer.max_update=12",
-    "trainer.valid_split=''",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+SIZES = """
+    task.tokens_per_sample=160 model.max_positions=160 model.encoder_layers=2
+    model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=48 model.encoder_attention_heads=2
+    optimizer.lr=0.01 trainer.max_update=12 trainer.valid_split='' engine.tensorboard=false
+    engine.threads=1
+""".split()
 CASES = {
     "causal": ("causal_lm", "byte_bpe"),
     "causal, sentencepiece": ("causal_lm", "sentencepiece_unigram"),

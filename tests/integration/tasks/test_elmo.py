@@ -21,16 +21,10 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
-QUICK = [
-    "criterion=tagging",
-    "optimizer.lr=0.05",
-    "schedule=constant",
-    "trainer.max_update=4",
-    "trainer.valid_split=''",
-    "trainer.final_splits=[test]",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+QUICK = """
+    criterion=tagging optimizer.lr=0.05 schedule=constant trainer.max_update=4
+    trainer.valid_split='' trainer.final_splits=[test] engine.tensorboard=false engine.threads=1
+""".split()
 
 
 @pytest.fixture(scope="module")

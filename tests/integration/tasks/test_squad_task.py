@@ -23,19 +23,12 @@ from metaseq_lm.training.parts import Parts, build_parts, evaluate_split
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run import TrainingRun
 
-SIZES = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=2",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "model.segments=2",
-    "schedule.warmup_updates=1",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-    "trainer.validate_interval_updates=0",
-]
+SIZES = """
+    model.encoder_layers=1 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=32
+    model.encoder_attention_heads=2 model.dropout=0 model.attention_dropout=0 model.segments=2
+    schedule.warmup_updates=1 engine.tensorboard=false engine.threads=1
+    trainer.validate_interval_updates=0
+""".split()
 SHORT = ["task.tokens_per_sample=34", "task.doc_stride=12", "model.max_positions=34"]
 
 

@@ -16,25 +16,12 @@ from metaseq_lm.tasks import translation
 from metaseq_lm.training.parts import build_task
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=translation",
-    "criterion=translation",
-    "model=lstm_encoder_decoder",
-    "model.layers=1",
-    "model.embed_dim=16",
-    "model.hidden_dim=32",
-    "model.output_dim=32",
-    "model.dropout=0",
-    "schedule=constant",
-    "optimizer.lr=0.01",
-    "task.batch_size=16",
-    "task.beam_size=3",
-    "task.bleu=false",
-    "trainer.log_interval=20",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=translation criterion=translation model=lstm_encoder_decoder model.layers=1
+    model.embed_dim=16 model.hidden_dim=32 model.output_dim=32 model.dropout=0 schedule=constant
+    optimizer.lr=0.01 task.batch_size=16 task.beam_size=3 task.bleu=false trainer.log_interval=20
+    engine.device=cpu engine.threads=1 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")

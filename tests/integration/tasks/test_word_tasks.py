@@ -21,19 +21,12 @@ from metaseq_lm.training.parts import Parts, build_parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
-QUICK = [
-    "optimizer=sgd",
-    "optimizer.lr=0.5",
-    "optimizer.momentum=0.9",
-    "optimizer.clip_norm=1",
-    "schedule=damped_inverse_sqrt",
-    "schedule.warmup_updates=3",
-    "trainer.max_update=6",
-    "trainer.validate_interval_updates=3",
-    "trainer.final_splits=[test]",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+QUICK = """
+    optimizer=sgd optimizer.lr=0.5 optimizer.momentum=0.9 optimizer.clip_norm=1
+    schedule=damped_inverse_sqrt schedule.warmup_updates=3 trainer.max_update=6
+    trainer.validate_interval_updates=3 trainer.final_splits=[test] engine.tensorboard=false
+    engine.threads=1
+""".split()
 TAGGING = ["task=tagging", "criterion=tagging"]
 PARSING = ["task=parsing", "criterion=parsing", "task.labelled=dep", "task.parser_dim=4"]
 

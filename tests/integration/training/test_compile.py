@@ -58,18 +58,11 @@ FURTHER = [
     ("electric_nce", 1),
 ]
 # Of words, with attention instead of LSTMs. The weight of unlabelled sentences rises.
-VIEWS = [
-    "task=cvt",
-    "task.labelled=[chunk]",
-    "task.hidden_dim=6",
-    "task.batch_size=8",
-    "model=transformer_views",
-    "model.word_embed_dim=6",
-    "model.char_embed_dim=3",
-    "model.char_filters=2",
-    "model.directed_layers=1",
-    "model.encoder_layers=1",
-]
+VIEWS = """
+    task=cvt task.labelled=[chunk] task.hidden_dim=6 task.batch_size=8 model=transformer_views
+    model.word_embed_dim=6 model.char_embed_dim=3 model.char_filters=2 model.directed_layers=1
+    model.encoder_layers=1
+""".split()
 # Run always. The others are like them: one encoder, and a loss of a few lines.
 ALWAYS = [
     *DERIVATIVES_TRACED,

@@ -25,19 +25,12 @@ from metaseq_lm.training.parts import build_task
 from metaseq_lm.training.price import resolve_budget
 from metaseq_lm.training.words import numbers_of_words
 
-SIZES = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=8",
-    "model.encoder_ffn_embed_dim=8",
-    "model.encoder_attention_heads=1",
-    "model.max_positions=24",
-    "task.tokens_per_sample=24",
-    "task.batch_size=8",
-    "trainer.valid_split=''",
-    "trainer.log_interval=2",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+SIZES = """
+    model.encoder_layers=1 model.encoder_embed_dim=8 model.encoder_ffn_embed_dim=8
+    model.encoder_attention_heads=1 model.max_positions=24 task.tokens_per_sample=24
+    task.batch_size=8 trainer.valid_split='' trainer.log_interval=2 engine.tensorboard=false
+    engine.threads=1
+""".split()
 MLM = ["--task", "masked_lm", "--criterion", "masked_lm"]
 
 

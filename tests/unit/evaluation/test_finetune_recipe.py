@@ -141,15 +141,7 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
     }
     assert tuning.options == {name: usual | changes for name, changes in exceptions.items()}
     # What a user sets counts for all sets.
-    words = [
-        "frozen=false",
-        "choose=scored",
-        "epochs=2",
-        "batch_size=8",
-        "train=5",
-        "tokens=64",
-        "lr=1e-3",
-    ]
+    words = "frozen=false choose=scored epochs=2 batch_size=8 train=5 tokens=64 lr=1e-3".split()
     suite = build_suite("finetune", words)
     suite.score(items, tuning)
     options = {

@@ -19,24 +19,12 @@ from metaseq_lm.data.images import Images
 from metaseq_lm.training.run import TrainingRun
 
 SCRIPT = Path(__file__).resolve().parents[4] / "examples" / "cvt" / "figure_4_7.py"
-TINY = [
-    "task=cvt_vision",
-    "task.labelled=60",
-    "task.valid_count=20",
-    "task.unlabelled_batch_size=8",
-    "task.batch_size=8",
-    "model=conv_large",
-    "model.width=0.06",
-    "model.norm=batch",
-    "task.average_decay=0",
-    "optimizer.lr=0.01",
-    "schedule=constant",
-    "trainer.max_update=2",
-    "trainer.final_splits=[test]",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=cvt_vision task.labelled=60 task.valid_count=20 task.unlabelled_batch_size=8
+    task.batch_size=8 model=conv_large model.width=0.06 model.norm=batch task.average_decay=0
+    optimizer.lr=0.01 schedule=constant trainer.max_update=2 trainer.final_splits=[test]
+    engine.device=cpu engine.threads=1 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")

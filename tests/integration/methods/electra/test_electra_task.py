@@ -18,17 +18,11 @@ from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.run import TrainingRun
 
 WORDS = [f"w{i}" for i in range(12)]
-SIZES = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=8",
-    "model.encoder_ffn_embed_dim=32",
-    "model.max_positions=32",
-    "engine.threads=1",
-    "engine.precision=fp64",
-    "engine.tensorboard=false",
-    "schedule.warmup_updates=2",
-    "optimizer.eps=1e-4",
-]
+SIZES = """
+    model.encoder_layers=1 model.encoder_embed_dim=8 model.encoder_ffn_embed_dim=32
+    model.max_positions=32 engine.threads=1 engine.precision=fp64 engine.tensorboard=false
+    schedule.warmup_updates=2 optimizer.eps=1e-4
+""".split()
 ROWS = ["task.batch_size=8", "task.tokens_per_sample=32", "task.sample_break_mode=eos"]
 SILENT = "trainer.valid_split=''"
 TASK = [SILENT, "task=electra", "model=electra", *ROWS, *SIZES]

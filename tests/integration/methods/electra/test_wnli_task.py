@@ -20,20 +20,12 @@ from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.training.run import TrainingRun
 
-SMALL = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64",
-    "model.encoder_attention_heads=2",
-    "model.max_positions=24",
-    "model.dropout=0",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-    "optimizer.lr=0.003",
-    "schedule=polynomial",
-    "schedule.warmup_ratio=0.1",
-]
+SMALL = """
+    model.encoder_layers=1 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64
+    model.encoder_attention_heads=2 model.max_positions=24 model.dropout=0 engine.device=cpu
+    engine.threads=1 engine.tensorboard=false optimizer.lr=0.003 schedule=polynomial
+    schedule.warmup_ratio=0.1
+""".split()
 TASK = ["task=wnli", "criterion=wnli", "task.labelled=WNLI", "task.tokens_per_sample=24"]
 WORDS = r"\w+|[^\w\s]"
 

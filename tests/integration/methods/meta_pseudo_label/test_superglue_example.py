@@ -18,15 +18,10 @@ from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
 PLACE: Path = CONFIGS.parent / "superglue"
-TINY = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=16",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=2",
-    "task.stride=5",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    model.encoder_layers=1 model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32
+    model.encoder_attention_heads=2 task.stride=5 engine.threads=1 engine.tensorboard=false
+""".split()
 SETS = ["task.labelled=[MultiRC,ReCoRD,CB]", "task.task_tokens=[5,6,3]"]
 
 

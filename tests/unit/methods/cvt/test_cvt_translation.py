@@ -17,24 +17,12 @@ from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=cvt_translation",
-    "model=lstm_encoder_decoder",
-    "model.layers=2",
-    "model.embed_dim=6",
-    "model.hidden_dim=8",
-    "model.output_dim=8",
-    "model.dropout=0.5",
-    "schedule=constant",
-    "optimizer.lr=0.01",
-    "task.batch_size=8",
-    "task.beam_size=2",
-    "task.bleu=false",
-    "trainer.log_interval=1",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=cvt_translation model=lstm_encoder_decoder model.layers=2 model.embed_dim=6
+    model.hidden_dim=8 model.output_dim=8 model.dropout=0.5 schedule=constant optimizer.lr=0.01
+    task.batch_size=8 task.beam_size=2 task.bleu=false trainer.log_interval=1 engine.device=cpu
+    engine.threads=1 engine.tensorboard=false
+""".split()
 
 EXACT = ["engine.precision=fp64"]
 

@@ -29,22 +29,12 @@ from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=cvt_vision",
-    "task.labelled=40",
-    "task.valid_count=20",
-    "task.batch_size=8",
-    "task.unlabelled_batch_size=8",
-    "model=conv_large",
-    "model.width=0.06",
-    "schedule=constant",
-    "optimizer.lr=0.003",
-    "trainer.log_interval=1",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-    "engine.precision=fp64",
-]
+TINY = """
+    task=cvt_vision task.labelled=40 task.valid_count=20 task.batch_size=8
+    task.unlabelled_batch_size=8 model=conv_large model.width=0.06 schedule=constant
+    optimizer.lr=0.003 trainer.log_interval=1 engine.device=cpu engine.threads=1
+    engine.tensorboard=false engine.precision=fp64
+""".split()
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,11 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=electra",
-    "task.tokens_per_sample=16",
-    "task.batch_size=4",
-    "model=electra",
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=8",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=1",
-    "model.max_positions=16",
-    "engine.threads=1",
-]
+TINY = """
+    task=electra task.tokens_per_sample=16 task.batch_size=4 model=electra model.encoder_layers=1
+    model.encoder_embed_dim=8 model.encoder_ffn_embed_dim=32 model.encoder_attention_heads=1
+    model.max_positions=16 engine.threads=1
+""".split()
 UNFIT: list[tuple[Callable[[], object], str]] = [
     (lambda: section("model", _name="electra", noise="bert"), "'bert'.*two_tower, unigram"),
     (lambda: section("model", _name="electra", sharing="some"), "'some'.*none, all"),

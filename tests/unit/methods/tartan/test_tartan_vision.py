@@ -16,20 +16,11 @@ from metaseq_lm.methods.tartan.options import TartanVisionConfig
 from metaseq_lm.methods.tartan.vision import select_classes, split_target
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=tartan_vision",
-    "task.target=[b,d]",
-    "task.batch_size=8",
-    "model=wide_resnet",
-    "model.depth=10",
-    "model.width=1",
-    "schedule=constant",
-    "optimizer.lr=0.003",
-    "trainer.log_interval=1",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=tartan_vision task.target=[b,d] task.batch_size=8 model=wide_resnet model.depth=10
+    model.width=1 schedule=constant optimizer.lr=0.003 trainer.log_interval=1 engine.device=cpu
+    engine.threads=1 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")
