@@ -73,9 +73,7 @@ def test_replicas_change_nothing(run, whole, replicas):
 
 
 def test_batches_of_fewer_rows_than_processes(moons, tmp_path):
-    """Training and validation batches of three rows on four processes, of which the last has one
-    row.
-    """
+    """Training and validation batches of three rows on four processes, the last of one row."""
     case = ("masked_lm", 0)
     more = battery.dropped("task.batch_size=3", "task.valid_size=7", "engine.micro_batch_size=1")
     alone = battery.train_uncounted(battery.configure(moons, tmp_path / "alone", case, *more))

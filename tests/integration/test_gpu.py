@@ -40,9 +40,7 @@ IDS = [f"{name}-{number}" for name, number in CASES]
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_the_same_weights_as_on_the_cpu(case, moons, tmp_path):
-    """Ten updates in float64 with dropout: masks and samples come from counters, not
-    from devices.
-    """
+    """Ten updates in float64 with dropout: draws come from counters, not devices."""
     more = battery.exact("model.dropout=0.1", "model.attention_dropout=0.1")
     found = []
     for device in ("cpu", "cuda"):
@@ -144,9 +142,7 @@ def test_kernels_draw_the_numbers_of_the_cpu(numbers):
 @pytest.mark.parametrize("reach", ["both", "causal"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_sequences_are_attended_to_as_masks_say(packed, reach, distance):
-    """Flash attention over padded and packed rows in bf16, with its gradient, near that of masks
-    in fp32.
-    """
+    """Flash attention over padded and packed rows in bf16, near masks in fp32."""
     torch.manual_seed(1)
     lengths, length = np.array([64, 17, 40]), 64
     layout = replace(layout_of(lengths, length), reach=reach)

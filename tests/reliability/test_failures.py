@@ -135,9 +135,7 @@ def broken(save: Path, run: Started, *updates: int) -> str:
 @pytest.mark.parametrize("parallel", ["replicate", "shard"])
 @pytest.mark.parametrize("number", range(len(DRAWN)))
 def test_a_replica_that_dies_or_hangs_ends_all(number, parallel, moons, tmp_path):
-    """All within engine.timeout + 30 s; its rank is named, and where it was if that
-    can be known.
-    """
+    """All within engine.timeout + 30 s; its rank is named, and its place if known."""
     what, where = DRAWN[number]
     save = tmp_path / "run"
     chance = random.Random(REPEATS + number)

@@ -73,9 +73,7 @@ def test_a_start_that_failed_does_not_fix_the_number_of_updates(moons, tmp_path)
 
 
 def test_a_run_from_before_an_option_had_its_default(moons, tmp_path):
-    """What config.yaml lacks did not exist yet, so the run goes on, unless another value is asked
-    for.
-    """
+    """What config.yaml lacks had its default: the run goes on unless another value is given."""
     more = [*OFTEN, "trainer.max_update=2"]
     train(configure(moons, tmp_path, CASE, *more))
     file = tmp_path / "config.yaml"

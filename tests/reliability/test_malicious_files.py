@@ -260,9 +260,7 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
     ],
 )
 def test_code_is_loaded_only_by_the_command_line(planted, moons, command, code, capsys):
-    """A plug-in that a found file names is not imported; evaluate shows it and wants
-    it repeated.
-    """
+    """A plug-in that a found file names is not imported; evaluate wants it repeated."""
     run, canary = planted
     words = command.format(run=run, data=moons).split()
     if "--config-dir" in words:

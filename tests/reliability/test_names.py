@@ -339,9 +339,7 @@ def test_other_references_and_programs_keep_theirs(sandbox):
 
 
 def test_home_stands_for_a_tilde_wherever_a_path_is_typed(sandbox, monkeypatch):
-    """Behind "=" no shell replaces it, and a folder called ~ is easily removed with all that is at
-    home.
-    """
+    """Behind "=" no shell replaces it; removing a folder called ~ removes the home."""
     place, inner = sandbox
     monkeypatch.setenv("HOME", str(inner / "home"))
     (inner / "home").mkdir()

@@ -55,9 +55,7 @@ def check(save: Path, count: int, refused: set[int]) -> None:
 
 @counts
 def test_skip(count, moons, tmp_path):
-    """NaN, +Inf, -Inf in loss, gradient, weight, activation of one replica, at
-    micro-batch 1 of 4.
-    """
+    """NaN, +Inf, -Inf in loss, gradient, weight, activation of a replica, at micro-batch 1 of 4."""
     save = tmp_path / "run"
     each = [
         {"what": what, "where": where, "update": 2 * i + 1, "slot": 1, "rank": i % count}
@@ -106,9 +104,7 @@ def test_skip_beyond_max_nonfinite_stops_the_run(many, code, moons, tmp_path):
 
 @pytest.mark.parametrize("where", ["student", "teacher"])
 def test_skip_with_two_optimizers(where, moons, tmp_path):
-    """The student has taken four steps when the teacher's gradient turns out bad;
-    they are undone.
-    """
+    """Four steps of the student are undone when the teacher's gradient is bad."""
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "gradient", "update": 3, "slot": None}
     fault["of"] = f"{where}.encoder.stack.layers.0.fc1.weight"

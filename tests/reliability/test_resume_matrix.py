@@ -67,9 +67,7 @@ def refused(capsys: pytest.CaptureFixture, *words: str, say: str) -> None:
 
 @pytest.mark.parametrize("words", [[], ["data"], ["data", *MLM, *START]])
 def test_unchanged(words: list[str], work: Path) -> None:
-    """With the stored configuration or the whole command: bitwise equal to one run of
-    four updates.
-    """
+    """By the stored configuration or the command: bitwise one run of four updates."""
     main(["train", "data", "--save-dir", "whole", *MLM, *START, "--max-update", "4"])
     go_on(*words)
     whole, resumed = last("whole"), last()

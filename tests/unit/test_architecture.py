@@ -249,10 +249,7 @@ def test_imports_have_no_circle() -> None:
 
 
 def test_public_functions_have_a_docstring() -> None:
-    """Overrides are documented where they are declared; everything else public says what it does.
-
-    Not each overload of a function.
-    """
+    """All that is public but overrides and overloads, documented at their declaration."""
     wrong = []
     for path in SOURCES:
         tree = parsed(path)

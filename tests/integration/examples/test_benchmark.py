@@ -160,9 +160,7 @@ def test_reports_have_limits(seconds, peak, reached, benchmarks):
 
 
 def test_costs_of_meta_learning(benchmarks, tmp_path):
-    """Each kind of update is made, at a tiny size; k + 1 batches take k + 1 times the
-    FLOPs of one.
-    """
+    """Each kind of update is made, tiny; k + 1 batches take k + 1 times the FLOPs of one."""
     meta = importlib.import_module("meta_speed")
     flops = {}
     for kind, place in meta.made_up_data(tmp_path / "data", vocab=60).items():
@@ -178,9 +176,7 @@ def test_costs_of_meta_learning(benchmarks, tmp_path):
 
 
 def test_figures_of_meta_learning(benchmarks, tmp_path, monkeypatch):
-    """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and
-    memory.
-    """
+    """Each kind of update is a figure against plain masked LM of the same run."""
     meta = importlib.import_module("meta_speed")
     monkeypatch.setattr(meta, "paired", in_turn)
     monkeypatch.setattr(meta, "SIZES", [*meta.SIZES, *TINY])

@@ -203,9 +203,7 @@ def test_bytes_and_flops_of_kernels(model):
 
 
 def test_fused_kernels(model):
-    """What lies between two products is one kernel; what stays inside is neither read nor
-    written.
-    """
+    """What lies between two products is one kernel; nothing inside is read or written."""
 
     def function(x: Tensor, w: Tensor) -> None:
         with torch.no_grad():

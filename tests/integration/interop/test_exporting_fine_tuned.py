@@ -235,9 +235,7 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, capsys) -> None:
 
 
 def test_one_head_of_several(tmp_path: Path, capsys) -> None:
-    """Task bam: a model of one set, with its classes or its range of values; without a name the
-    heads are named.
-    """
+    """A model of one set, with its classes or range; without a name the heads are named."""
     data, imported = start(tmp_path, "BertModel", "pair")
     (tmp_path / "value.tsv").write_text(ROWS["value"])
     files = [f"--{split}pref={tmp_path / 'value.tsv'}" for split in ("train", "valid")]

@@ -197,9 +197,7 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
 
 
 def test_older_names_and_files(root, tmp_path):
-    """gamma and beta, position_ids, the tied output weights, a base model's head;
-    pytorch_model.bin.
-    """
+    """gamma and beta, position_ids, tied output weights, a base model's head; pytorch_model.bin."""
     source = tmp_path / "old"
     shutil.copytree(root / "BertForMaskedLM", source)
     there = tensors(source)

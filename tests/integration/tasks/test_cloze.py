@@ -64,9 +64,7 @@ def test_the_published_folders_are_read(data, tmp_path):
 
 @pytest.mark.parametrize("longest", [64, 12])
 def test_rows_have_a_mask_at_each_blank_and_hold_the_one_asked_for(longest, data):
-    """A row that is cut is the window around its blank: between its neighbours among
-    the numbers.
-    """
+    """A cut row is the window around its blank, whose number lies between its neighbours."""
     rows, tokenizer = rows_of(data, longest), load_tokenizer(data)
     batch = rows.batch(np.arange(len(rows)), np.zeros(len(rows), np.uint64))
     assert batch.positions is not None and batch.targets is not None
@@ -106,9 +104,7 @@ def test_a_candidate_scores_the_mean_logit_of_its_tokens_at_the_blank():
 
 
 def test_fine_tuning_from_a_masked_language_model(data, tmp_path):
-    """The loss begins at the pre-trained head, falls, and results have the accuracy
-    of each level.
-    """
+    """The loss begins at the pre-trained head, falls, results have each level's accuracy."""
     words = ["--task", "masked_lm", "--criterion", "masked_lm", "task.tokens_per_sample=34"]
     command = ["train", str(data), *TRAIN, *words, "--max-update=20", f"--save-dir={tmp_path}/mlm"]
     assert main(command) == 0

@@ -69,9 +69,7 @@ def test_sets_share_the_weights_of_the_encoder_only(sentences, reader, tmp_path)
 
 
 def test_the_states_are_those_of_the_language_model(sentences, reader, tmp_path):
-    """Without its dropout even in training, of both directions, all layers, the
-    embeddings first.
-    """
+    """Without dropout even in training; both directions, all layers, the embeddings first."""
     run = build(sentences, tmp_path, reader, "engine.precision=fp64")
     saved = checkpoint.load(reader).weights
     own = run.model.language_model.state_dict()
@@ -123,9 +121,7 @@ def test_a_checkpoint_stands_alone(model, sentences, tmp_path):
 
 
 def test_without_an_encoder_modules_read_the_language_model(sentences, reader, tmp_path):
-    """Only they and their mixes are trained, and nothing stands between: a state is for its own
-    word.
-    """
+    """Only they and their mixes are trained; a state is for its own word."""
     run = build(sentences, tmp_path, reader, "model=no_encoder", "engine.precision=fp64")
     model = run.model
     assert not any(name.startswith("encoder.") for name in model.state_dict())

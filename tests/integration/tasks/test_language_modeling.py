@@ -53,9 +53,7 @@ def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_pat
 
 
 def test_perplexity_and_learning(moons: Path, tmp_path: Path) -> None:
-    """From that of a uniform guess, the vocabulary's size, to less than half; exp of
-    the mean loss.
-    """
+    """From the vocabulary's size, a uniform guess, to less than half; exp of the mean loss."""
     run = TrainingRun(configure(moons, tmp_path, "trainer.max_update=60", "optimizer.lr=0.02"))
     start = run.parts.score("valid")[0]
     assert start["perplexity"] == pytest.approx(len(run.task.vocabulary), rel=0.25)

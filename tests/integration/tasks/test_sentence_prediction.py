@@ -128,9 +128,7 @@ def inherit(data: Path, save: Path, *more: str) -> TrainingRun:
 
 
 def test_the_model_of_init_from_can_be_inherited(data, other, tmp_path):
-    """With another dropout if asked; config.yaml has the sizes, so that the run needs no
-    inheritance.
-    """
+    """With another dropout if asked; config.yaml has the sizes, so that none is needed later."""
     start = f"init_from={other.folder.path}"
     run = inherit(data, tmp_path / "a", start, "model.changes=['dropout=0.25']")
     before, after = vars(other.config.model), vars(run.config.model)

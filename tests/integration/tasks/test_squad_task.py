@@ -136,9 +136,7 @@ def test_replicas_and_micro_batches(run, monkeypatch):
 
 
 def test_the_gradient_of_a_batch_is_that_of_its_sum(data, tmp_path):
-    """With 16 rows it is 16 times that of the mean, and clipping acts on it; the log shows the
-    mean.
-    """
+    """It is 16 times that of the mean of 16 rows, and is clipped; the log shows the mean."""
     grads = []
     for summed in (True, False):
         more = ["task.batch_size=16", f"criterion.batch_sum={summed}", "engine.precision=fp64"]
@@ -191,9 +189,7 @@ def test_padding_changes_no_prediction(run):
 
 
 def test_start_from_a_pretrained_encoder(data, tmp_path):
-    """The encoder comes along, the heads are fresh; a longer position table is cut, a short
-    refused.
-    """
+    """The encoder comes along, heads are fresh; longer positions are cut, short ones refused."""
     for room in (50, 34, 20):
         places = [f"data={data}", f"save_dir={tmp_path}/mlm{room}", "trainer.max_update=1"]
         task = ["task.tokens_per_sample=20", f"model.max_positions={room}"]

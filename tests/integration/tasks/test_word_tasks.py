@@ -116,9 +116,7 @@ def test_a_share_of_the_labels(sentences):
 
 
 def test_a_frozen_encoder_stays(sentences, tmp_path):
-    """The probe: another set on the averaged encoder of a run, of which nothing moves but new
-    heads.
-    """
+    """The probe: another set on a run's averaged encoder; only new heads move."""
     start(sentences, tmp_path / "a", *PARSING).train()
     options = ("task.labelled=pos", f"init_from={tmp_path / 'a'}", "task.freeze_encoder=true")
     run = start(sentences, tmp_path / "b", *TAGGING, *options)

@@ -131,9 +131,7 @@ def test_later_steps_of_a_refused_update_are_refused_too():
 
 
 def test_run_stops_where_the_host_looks(moons, tmp_path, monkeypatch):
-    """Update 3 is not finite, the log is due at 5: the run ends there, names 3, and saves nothing
-    of it.
-    """
+    """Update 3 is not finite, the log is due at 5: the run ends, names 3, saves nothing."""
     more = ["trainer.max_update=10", "trainer.log_interval=5", "trainer.save_interval_updates=2"]
     run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
     step, saved = run.engine.step, []

@@ -67,8 +67,7 @@ def on_shards(data: str, out: str) -> None:
 
 @pytest.mark.slow
 def test_sharded_parameters(moons, whole, tmp_path):
-    """The replay uses the parameters that were put together for the first time, or puts a layer's
-    together again."""
+    """The replay uses parameters as put together before, or puts a layer's together again."""
     real_runs.on_replicas(2, on_shards, str(moons), str(tmp_path))
     for number, case in enumerate(SHARDED):
         for replica in range(2):

@@ -80,9 +80,7 @@ def test_some_rows_without_label(run):
 
 
 def test_plain_files_without_labels(corpus, tmp_path, capsys):
-    """A generic test file without label column gives a split without labels; train
-    must have one.
-    """
+    """A test file without label column gives a split without labels; train needs one."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     (tmp_path / "test.tsv").write_text("text\tid\nc\t1\n")
     (tmp_path / "test.jsonl").write_text(lines({"text": "c"}, {"text": "d", "label": "x"}))

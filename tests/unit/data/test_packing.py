@@ -172,9 +172,7 @@ def test_no_row_crosses_documents_and_nothing_but_ends_is_lost(large):
 
 
 def test_shares_are_those_of_the_rules():
-    """10 % of the examples are single, 5 % of the targets short and uniform, half of the coins
-    true.
-    """
+    """10 % of examples single, 5 % of targets short and uniform, half of the coins true."""
     draws = Draws.draw(random_streams.generator(3, "x"), 200_000, Targets(128))
     assert stats.binomtest(int(draws.single.sum()), 200_000, 0.1).pvalue > 1e-3
     assert stats.binomtest(int(draws.coin.sum()), 200_000, 0.5).pvalue > 1e-3

@@ -123,9 +123,7 @@ def test_choices_are_rows_with_the_context_first() -> None:
 
 @pytest.mark.parametrize("room", [7, 12])
 def test_spans_stay_on_their_words(room: int) -> None:
-    """Wherever a span is written, its words stand there in the row, or what the cut
-    left of them.
-    """
+    """At each span its words stand in the row, or what the cut left of them."""
     first, second = [4, 5, 6, 7], [14, 15, 16, 17]
     spans = np.array([[[0, 1, 3], [1, 0, 3]]])
     rows = rows_of(Made("spans", [[first], [second]], [1], spans=spans), room)

@@ -83,9 +83,7 @@ def test_answers_have_offsets_in_the_context(answer, start, found):
 
 
 def test_gold_tokens_spell_the_answer(tmp_path, tokenizer):
-    """The span begins and ends at the tokens that hold the answer's ends, and has no
-    other words.
-    """
+    """The span ends at the tokens of the answer's ends, and has no other words."""
     words = CONTEXT.replace("(", " ").replace(")", " ").replace("$", " ").split()
     for word in words:
         data = run(tmp_path, tokenizer, one(gold(word, CONTEXT.index(word))))
@@ -193,9 +191,7 @@ def test_malformed_version_2(tmp_path, tokenizer):
 
 
 def test_damaged_folders(tmp_path, tokenizer):
-    """Files that do not belong together are refused when the set is opened or its
-    texts are read.
-    """
+    """Files of different sets are refused on opening or when the texts are read."""
     run(tmp_path, tokenizer, squad_data.official("a", 3), "v2.0")
     other = tmp_path / "other"
     other.mkdir()

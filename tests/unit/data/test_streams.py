@@ -119,9 +119,7 @@ def test_shuffled_is_even():
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(1, 2_000), batch=st.integers(1, 20), seed=st.integers(0, 9))
 def test_batches_of_like_lengths(count, batch, seed):
-    """Each sample once an epoch; whole batches hold neighbours by length; no epoch is
-    like another.
-    """
+    """Each sample once an epoch, with neighbours by length; no epoch is like another."""
     lengths = np.random.default_rng(seed).integers(1, 90, count)
     order = Shuffled(count, batch, seed, "train", lengths)
     epochs = [

@@ -188,9 +188,7 @@ def test_an_arrow_stream_without_end_mark_is_damaged(run):
 
 
 def test_saved_datasets_folders(run, plain, tmp_path):
-    """As the library datasets saves them: a folder of Arrow streams, or one folder
-    for each split.
-    """
+    """As datasets saves them: Arrow streams in one folder, or in one for each split."""
     train = tmp_path / "saved" / "train"
     train.mkdir(parents=True)
     for number, texts in enumerate((TEXTS[:50], TEXTS[50:])):

@@ -143,9 +143,7 @@ def test_masking_and_words_with_a_family_layout(symbols):
 
 
 def test_rare_tokens_are_preferred_in_training_only():
-    """Weights are count ** -rarity, of the symbols that never occur those of one that
-    occurs once.
-    """
+    """Weights are count ** -rarity, with a count of 1 where there is none."""
     from metaseq_lm.config.tasks import DrawingConfig, MaskedLMConfig
     from metaseq_lm.tasks.masked_lm import masking_of
 

@@ -208,9 +208,7 @@ def test_hypergradient_is_autograd_through_the_step(sizes, replay):
 @pytest.mark.parametrize("sizes", [[6], [1, 2, 3]])
 @pytest.mark.parametrize("step", [0.0, 1e-6])
 def test_hypergradient_belongs_to_where_the_inner_gradient_was_taken(sizes, step, net):
-    """Virtual and real steps, a query and another inner gradient come before it and
-    change nothing.
-    """
+    """Steps, a query and another inner gradient before it change nothing."""
     engine = build(net)
     parameters = engine.parameters("main")
     v = [torch.ones_like(p) for p in parameters]

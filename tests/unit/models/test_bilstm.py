@@ -27,8 +27,7 @@ def rows(count: int = 3, length: int = 7) -> Tensor:
 
 
 def test_a_direction_knows_one_side_only() -> None:
-    """Another token at t changes the forward states from t on and the backward ones up to t, in all
-    layers but the embeddings."""
+    """Another token at t changes forward states from t on and backward ones up to t."""
     net, tokens = encoder(), rows()
     other = tokens.clone()
     at = 3
@@ -137,9 +136,7 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
 
 
 def test_sizes_and_start() -> None:
-    """The parameters are those of the formula; forget gates start open; a width too large is
-    refused.
-    """
+    """Parameters by the formula; forget gates start open; too large a width is refused."""
     net = BiLSTMLM(SIZES, WORDS)
     lstm = 4 * 6 * (4 + 4) + 8 * 6 + 4 * 6
     assert sum(p.numel() for p in net.parameters()) == WORDS * 4 + 4 * lstm + WORDS * 4 + WORDS

@@ -52,9 +52,7 @@ def dropped(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_bits_of_the_reference(shape, dtype, kernels):
-    """With and without a residual of each type, at two places of the rows, and rates near 0 and
-    1.
-    """
+    """With and without a residual, at two places of the rows, and rates near 0 and 1."""
     torch.manual_seed(1)
     x = torch.randn(shape).to(dtype)
     for kind in (None, torch.float32, dtype):

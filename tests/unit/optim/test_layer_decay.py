@@ -61,9 +61,7 @@ def test_multipliers_of_twelve_layers() -> None:
 
 
 def test_pooler_and_last_norm() -> None:
-    """BERT's pooler is what the square of the top layer was meant for; the last norm
-    is of the top.
-    """
+    """The top layer's square was meant for BERT's pooler; the last norm is of the top."""
     net = model(2, pooled=True, before=True)
     multipliers = multipliers_of(net, 0.5)
     assert multipliers["heads.sentence.pooler.weight"] == 0.5

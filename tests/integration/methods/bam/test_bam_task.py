@@ -244,9 +244,7 @@ def test_single_task_fine_tuning_takes_over_encoder_and_head(
 
 @pytest.mark.parametrize("kept, wanted", [(True, [-6.0, 4.0]), (False, [0.0, 5.0])])
 def test_a_kept_head_keeps_its_range(kept, wanted, bam_sets, teacher_runs, tmp_path):
-    """On rows with another range its outputs mean what they meant; a fresh one takes that of the
-    rows.
-    """
+    """On rows with another range its outputs mean what they meant; a fresh one takes theirs."""
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     shutil.rmtree(data / "values")
     draw = np.random.default_rng(0)

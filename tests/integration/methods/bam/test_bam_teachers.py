@@ -83,9 +83,7 @@ def test_each_row_meets_its_own_teacher(student, bam_sets):
 
 
 def test_a_student_is_no_twin_of_its_teacher(student, bam_sets):
-    """Of the same seed: other first weights, of which init_from leaves the heads, other rows in a
-    batch.
-    """
+    """Of the same seed: other first weights, but for init_from, and other rows in a batch."""
     taught, again, plain = (
         bam_bench.dry(bam_sets, *more) for more in ([given(student[1])], [given(student[1])], [])
     )
@@ -192,9 +190,7 @@ def test_a_run_of_another_task_is_no_teacher(bam_sets, tmp_path):
 
 @pytest.mark.parametrize("use", ["teacher", "keep_head"])
 def test_classes_in_another_order_are_refused(use, teacher_runs, bam_sets, tmp_path):
-    """The rows and their number of classes are the same, and every output would mean
-    the other one.
-    """
+    """Rows and number of classes are the same, but every output means the other one."""
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     manifest = Manifest.load(data / "words")
     manifest.details["labels"].reverse()
@@ -208,9 +204,7 @@ def test_classes_in_another_order_are_refused(use, teacher_runs, bam_sets, tmp_p
 
 
 def test_cost_of_a_student_includes_its_teachers(bam_sets, tmp_path):
-    """All runs behind it and its teachers' passes, the encoder of them all once; unknown stays
-    unknown.
-    """
+    """All runs behind it and its teachers' passes, their encoder once; unknown stays unknown."""
     bam_bench.train(bam_sets, tmp_path / "encoder", "task.labelled=[words]")
     start = f"init_from={tmp_path / 'encoder'}"
     teaching = [bam_bench.teacher(tmp_path, bam_sets, name, more=[start]) for name in NAMES[:2]]

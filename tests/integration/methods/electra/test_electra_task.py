@@ -113,9 +113,7 @@ def test_masks_are_drawn_again_for_every_batch(ragged, tmp_path):
 
 
 def test_rare_tokens_are_chosen_in_training_only(ragged, tmp_path):
-    """As many tokens of a row, rarer ones on average; the held-out masks are those without the
-    option.
-    """
+    """As many tokens of a row, rarer ones on average; held-out masks stay as they were."""
     chosen = {}
     for rarity in (0, 20):
         options = ["criterion=electra_rtd", "task.batch_size=80", f"task.mask_rarity={rarity}"]
@@ -205,9 +203,7 @@ def logits_of_both(lm: Any, model: Any) -> tuple[Tensor, Tensor]:
     ids=["plain", "two-heads", "narrow-embeddings", "other-ffn"],
 )
 def test_the_second_stage_starts_from_the_first(model, ragged, tmp_path):
-    """The frozen generator is the very masked LM; the discriminator has its encoder,
-    a fresh head.
-    """
+    """The generator is the masked LM; the discriminator has its encoder, a fresh head."""
     lm, electra = stages(ragged, tmp_path, model)
     torch.testing.assert_close(*logits_of_both(lm, electra), rtol=0, atol=1e-12)
     wanted = dict(lm.encoder.named_parameters())

@@ -138,9 +138,7 @@ def test_moments_never_leak(setting, moons, tmp_path):
 
 @pytest.mark.parametrize("k", [0, 1, 3])
 def test_an_update_takes_k_plus_one_batches_of_each_stream(k, moons, tmp_path):
-    """In the order of the stream: inner ones first, then the test batch; all logged losses are
-    there.
-    """
+    """In the order of the stream: inner ones first, then the test batch; all losses are logged."""
     seen: list[list[tuple[str, list[int]]]] = []
     run = TrainingRun(
         configure(moons, tmp_path, *PAIRS, f"task.inner_steps={k}", "trainer.max_update=3")

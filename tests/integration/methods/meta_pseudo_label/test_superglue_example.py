@@ -88,9 +88,7 @@ def run_data_script(folder: Path, files: list[str]) -> tuple[subprocess.Complete
 
 
 def test_data_of_some_tasks(tmp_path):
-    """Folders with and without a prefix; what is missing is named, with the options
-    that then help.
-    """
+    """Folders with and without a prefix; what is missing is named, with the remedy."""
     files = ["BoolQ/val.jsonl", "superglue-CB/val.jsonl.xz", "superglue-ReCoRD-part/dev32.jsonl"]
     files += ["superglue-RTE/train.jsonl", "superglue-WSC/val.jsonl", "WSC/val.jsonl"]
     done, calls = run_data_script(tmp_path, files)

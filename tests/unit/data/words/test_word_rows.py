@@ -122,9 +122,7 @@ def test_batches_have_about_the_same_sum_of_roots():
 
 
 def test_pieces_are_drawn_from_the_whole_text():
-    """Of three texts one after another a run sees all from the beginning, not the
-    first one only.
-    """
+    """Of three texts in a row a run sees all from the beginning."""
     texts = [np.random.default_rng(i).poisson(mean, 10_000) for i, mean in enumerate((9, 18, 30))]
     lengths = np.concatenate(texts)
     order = Bucketed(lengths, 64, 1, "text", chunk=1000)
@@ -156,9 +154,7 @@ def test_more_buckets_save_more_padding():
 
 @pytest.mark.parametrize("step", [1, 3, 10])
 def test_few_sentences_meet_others_in_each_epoch(step):
-    """However many buckets there are: of one batch each, they would be the same
-    batches for ever.
-    """
+    """Buckets of one batch each would be the same batches for ever."""
     lengths = np.random.default_rng(0).gamma(2, 12, 372).astype(int) + 1
     order = Bucketed(lengths, 16, 1, "chunk", buckets=list(range(3, 100, step)))
     batches = [

@@ -63,9 +63,7 @@ def test_draws_are_the_nearest_whole_shares(sizes, exponent):
 @given(sizes_of, st.integers(1, 70), st.integers(0, 3), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_has_its_counts_and_every_row_as_often(sizes, rows, seed, grouped):
-    """Batches are full and run on; in each epoch a set's rows are seen equally often,
-    but for one.
-    """
+    """Batches are full; in each epoch a set's rows are seen equally often, but for one."""
     counts = draws(sizes, 0.5)
     lengths = np.random.default_rng(seed).integers(1, 60, sum(sizes)) if grouped else None
     order = MixedEpochs(sizes, counts, rows, seed, "train", lengths)
@@ -84,9 +82,7 @@ def test_an_epoch_has_its_counts_and_every_row_as_often(sizes, rows, seed, group
 
 
 def test_rows_of_a_batch_are_about_equally_long():
-    """In each epoch, though batches run on from one into the next; sets of like
-    lengths stay mixed.
-    """
+    """In each epoch, though batches run on; sets of like lengths stay mixed."""
     lengths = np.random.default_rng(0).integers(1, 61, 5000)
     grouped = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train", lengths)
     drawn = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train")

@@ -90,9 +90,7 @@ def test_further_sets_leave_the_average_alone(strategies, runs, capsys):
 
 
 def test_strategies_count_sets_better_than_both_baselines(strategies, tmp_path, capsys):
-    """p is the larger one of those against Single and Multi, corrected for the cells
-    with a test.
-    """
+    """p is the larger of two, against Single and Multi, corrected for the cells."""
     scores = {"Single": 0.5, "Multi": 0.6, "Single->Multi": 0.7, "Multi->Multi": 0.55}
     for label, value in scores.items():
         for seed in range(5):

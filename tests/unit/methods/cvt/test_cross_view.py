@@ -76,9 +76,7 @@ def test_unlabelled_sentences_train_encoder_and_auxiliaries(sets, sentences):
 
 
 def test_momentum_moves_no_module_without_gradient(sentences):
-    """A labelled step fills the momentum of the primary module; the unlabelled one
-    leaves it alone.
-    """
+    """A labelled step fills the momentum of the primary module; an unlabelled one does not."""
     run = built(sentences, "criterion=cvt_aux")
     engine = run.engine
     engine.step("main", gradients(run, batch_of(run, "chunk"))[1])
@@ -208,9 +206,7 @@ def test_a_first_update_on_text_has_the_weight_that_its_number_gives(sentences, 
 
 
 def test_auxiliaries_learn_from_gold_labels_if_asked(sentences):
-    """Purely supervised: every update is a labelled one, and all modules of its set
-    get gradients.
-    """
+    """Purely supervised: all updates are labelled, all modules of a set get gradients."""
     options = ("criterion.gold_auxiliaries=true", "criterion.use_unlabelled=false")
     run = built(sentences, "criterion=cvt_aux", *options)
     assert set(run.task.build_streams("train")) == set(BOTH)

@@ -56,9 +56,7 @@ def test_the_student_reads_what_was_changed(name, sentences, monkeypatch):
 
 @pytest.mark.parametrize(("name", "rate"), [("cvt_aux", 0.2), ("word_dropout", 0.5), ("vat", 0.5)])
 def test_the_students_have_a_dropout_of_their_own(name, rate, sentences, monkeypatch):
-    """But where the primary module is it, that of labelled sentences; with less, it came to one
-    class.
-    """
+    """A primary module as student has that of labelled sentences; less led to one class."""
     run = built(sentences, f"criterion={name}", NORMALISED, "model.dropout=0.5")
     criterion, batch, found = run.task.criterion, batch_of(run), []
     monkeypatch.setattr(
@@ -98,9 +96,7 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences):
 
 
 def test_each_weight_has_an_average_that_moves_before_the_step(sentences):
-    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or
-    not.
-    """
+    """In an unlabelled update too: a tenth towards the earlier weights, trained or not."""
     run = built(sentences, "criterion=cvt_aux", "task.average_decay=0.9")
     model, engine = run.model, run.engine
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -124,9 +120,7 @@ def test_each_weight_has_an_average_that_moves_before_the_step(sentences):
 
 @pytest.mark.parametrize("more", [[], ["criterion.unlabelled_dropout=0.2"]], ids=["", "paper"])
 def test_the_encoder_can_be_a_transformer(more, sentences, tmp_path):
-    """As in the example: without a rate for unlabelled sentences its dropouts stay
-    what they are.
-    """
+    """As in the example: without an unlabelled rate its dropouts stay."""
     sizes = [f"model.encoder_{part}=8" for part in ("embed_dim", "ffn_embed_dim")]
     sizes += [
         "model.encoder_attention_heads=2",

@@ -83,9 +83,7 @@ def test_the_tables(claims, runs, capsys):
 
 
 def test_sets_are_the_evidence_not_seeds(claims, tmp_path, capsys):
-    """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are
-    not tested.
-    """
+    """Four sets that agree have p 1/16 with any seeds; sets of one model are not tested."""
     names = ("chunk", "dep", "ncbi", "pos")
     for seed in (1, 2, 3):
         for name in names:
@@ -102,9 +100,7 @@ def test_sets_are_the_evidence_not_seeds(claims, tmp_path, capsys):
 
 
 def test_the_stage_that_counts(claims, tmp_path, capsys):
-    """Of a sweep in stages the last one: encoders of the same sets for several probes do not
-    collide.
-    """
+    """The last of a sweep: encoders of the same sets for several probes do not collide."""
     runs = []
     for probed in ("chunk", "pos"):
         stages = []

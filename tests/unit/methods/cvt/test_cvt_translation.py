@@ -155,9 +155,7 @@ def test_the_losses_are_those_of_the_formula(pairs, tmp_path):
 
 
 def test_the_teacher_is_the_primary_head_without_dropout(pairs, tmp_path):
-    """Its translations are those of evaluation mode, whatever the parts of the batch; dropout is
-    back.
-    """
+    """Its translations are those of evaluation mode, in any parts; dropout is back."""
     run = scrambled(build(pairs, tmp_path, *EXACT))
     parts = run.engine.to_device(batches(run, UNLABELLED))
     (batch,) = taught(run, parts)
@@ -175,9 +173,7 @@ def test_the_teacher_is_the_primary_head_without_dropout(pairs, tmp_path):
 
 
 def test_attention_dropout_hides_from_the_first_head_only(pairs, tmp_path):
-    """Source positions, in an unlabelled update, others for each target word; nothing from the
-    teacher.
-    """
+    """Source positions in an unlabelled update, others by word; none from the teacher."""
     run = scrambled(build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]", *EXACT))
     seen: dict[str, list] = {}
     for name, head in run.model.net.heads.items():

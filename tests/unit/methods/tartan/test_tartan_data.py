@@ -73,9 +73,7 @@ def test_n_lines_for_each_example(topics, tmp_path):
 
 @pytest.mark.parametrize("criterion", ["masked_lm", "tartan_mt"])
 def test_tapt_texts_are_those_of_the_training_rows(criterion, topics, tmp_path):
-    """Unmasked, every batch is rows of the labelled set in [CLS0] ... [SEP], without
-    their labels.
-    """
+    """Unmasked, a batch is rows of the labelled set in [CLS0] ... [SEP], without labels."""
     run = build(topics, tmp_path, criterion, "task.batch_size=48")
     ((rows,),) = [batches_of(run)["auxiliary.tapt"][0]]
     texts = LabelledSet(topics / "topic", "train").inputs[0]

@@ -174,9 +174,7 @@ def test_a_development_gradient_that_is_not_finite(linear, similarity, algorithm
 
 
 def test_an_update_without_similarities_is_skipped(topics, tmp_path):
-    """trainer.on_nonfinite decides about a development gradient that is not finite, as about
-    others.
-    """
+    """trainer.on_nonfinite decides about a development gradient, as about others."""
     run = build(topics, tmp_path, "tartan_meta", "trainer.on_nonfinite=skip")
 
     def spoil(head, inputs, scores):
@@ -282,9 +280,7 @@ def test_the_meta_head_learns(topics, tmp_path):
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(decay, topics, tmp_path):
-    """Without decay it is the paper's Adam, with it the code's AdamW: torch's own, step by step
-    (B8.9).
-    """
+    """Without decay the paper's Adam, with it the code's AdamW, step by step (B8.9)."""
     more = [f"criterion.meta_head_weight_decay={decay}", "criterion.algorithm_1=true"]
     still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
     run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
@@ -331,9 +327,7 @@ def test_the_meta_head_is_reset_or_carried(topics, tmp_path):
 
 
 def test_a_carried_meta_head_is_fitted_further(topics, tmp_path):
-    """The fit of update 2 starts where that of update 1 ended; reset, it starts from
-    a draw (B8.3).
-    """
+    """The fit goes on from that of the update before; reset, from a draw (B8.3)."""
     for reset in (False, True):
         how = ["criterion.meta_head_steps=3", f"criterion.algorithm_1={not reset}"]
         run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
@@ -357,9 +351,7 @@ def test_a_carried_meta_head_is_fitted_further(topics, tmp_path):
 @pytest.mark.parametrize("own", [True, False], ids=["own heads", "one head"])
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
 def test_gradient_is_that_of_the_weighted_loss(criterion, own, topics, tmp_path):
-    """One SGD step equals autograd's on sum alpha_k L_k, in float64; one head learns from both
-    tasks.
-    """
+    """An SGD step is autograd's on sum alpha_k L_k; one head learns from both tasks."""
     sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0"]
     sgd += ["task.head_lr=1", "task.head_weight_decay=0"]
     sgd += ["criterion.weights=[1,2,5]", f"task.fidelity={'paper' if own else 'authors'}"]
