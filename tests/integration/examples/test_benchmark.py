@@ -19,12 +19,10 @@ from metaseq_lm.reporting.folders import find_runs
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "scripts" / "benchmarks"
 VOCABULARY = 200
-TINY = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=16",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=1",
-]
+TINY = """
+    model.encoder_layers=1 model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32
+    model.encoder_attention_heads=1
+""".split()
 TINY_TAGGER = """
     model.word_embed_dim=6 model.char_embed_dim=3 model.char_filters=2 model.encoder_hidden_dim=6
     model.second_hidden_dim=4 model.projection_dim=4

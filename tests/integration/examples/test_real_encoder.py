@@ -15,12 +15,9 @@ pytest.importorskip("transformers")
 from hf_folders import make
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "real_encoder"
-SHORT = [
-    "task.epochs=0",
-    "trainer.max_update=4",
-    "task.tokens_per_sample=19",
-    "engine.tensorboard=false",
-]
+SHORT = """
+    task.epochs=0 trainer.max_update=4 task.tokens_per_sample=19 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")

@@ -182,12 +182,9 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
     model = json.loads(json.dumps(checkpoint.load(manifests.resolve(str(own))).manifest))
     sizes = [f"model.{k}={v}" for k, v in model["config"]["model"].items() if k != "_name"]
     run = ["--init-from", str(own), "--save-dir", str(tmp_path / "run"), "--max-update", "2"]
-    rest = [
-        "task.tokens_per_sample=20",
-        "--warmup-updates",
-        "1",
-        "trainer.validate_interval_updates=0",
-    ]
+    rest = """
+        task.tokens_per_sample=20 --warmup-updates 1 trainer.validate_interval_updates=0
+    """.split()
     assert main(["train", str(tmp_path / "data"), *run, *sizes, *options, *rest]) == 0
     assert loss > 0
     # The trained model is again one of theirs, with the tokenizer of the data.
@@ -386,18 +383,8 @@ def test_wrong_usage(root, tmp_path, capsys):
     assert "is there already" in capsys.readouterr().err
     out = ["--out", f"{tmp_path}/own", "--generator", f"{root}/generator"]
     assert main(["import", f"{root}/BertModel", *out]) == 2
-    assert (
-        main(
-            [
-                "import",
-                f"{root}/ElectraForPreTraining",
-                *out[:2],
-                "--generator",
-                f"{root}/BertModel",
-            ]
-        )
-        == 1
-    )
+    electra = ["import", f"{root}/ElectraForPreTraining", *out[:2]]
+    assert main([*electra, "--generator", f"{root}/BertModel"]) == 1
     expect_error(capsys, main(["import", "/nowhere", *out[:2]]), 2, "/nowhere/config.json: no such")
     assert main(["export", f"{root}/own/BertModel", *out[:2], "--part", "generator"]) == 2
     assert main(["export", "/nowhere", *out[:2]]) == 2

@@ -12,23 +12,16 @@ from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.training.parts import build_task
 
+FIRST = """
+    electra_rtd span_boundary span_corruption prefix_lm masked_next_token masked_diffusion
+    mixture meta_pseudo_label_soft next_latent joint_embedding
+""".split()
 CASES = [
     *(("masked_lm", i) for i in range(4)),
     *(("bert_pretraining", i) for i in range(2)),
     *(("causal_lm", i) for i in range(2)),
     *(("language_modeling", i) for i in (0, 2)),
-    *(
-        ("electra_rtd", 0),
-        ("span_boundary", 0),
-        ("span_corruption", 0),
-        ("prefix_lm", 0),
-        ("masked_next_token", 0),
-        ("masked_diffusion", 0),
-        ("mixture", 0),
-        ("meta_pseudo_label_soft", 0),
-        ("next_latent", 0),
-        ("joint_embedding", 0),
-    ),
+    *((name, 0) for name in FIRST),
 ]
 
 

@@ -29,28 +29,16 @@ REFUSED = {
     "cvt_vision": GRADIENT,
     "vat_vision": GRADIENT,
     "vat": GRADIENT,
-    **dict.fromkeys(
-        [
-            "language_modeling",
-            "translation",
-            "cvt_translation",
-            "word_dropout_translation",
-            "tagging",
-            "parsing",
-            "cvt_aux",
-            "word_dropout",
-        ],
-        LSTMS,
-    ),
+    **dict.fromkeys("language_modeling translation cvt_translation".split(), LSTMS),
+    **dict.fromkeys("word_dropout_translation tagging parsing cvt_aux".split(), LSTMS),
+    "word_dropout": LSTMS,
 }
 COMPILED = [case for case in battery.FIRST if case[0] not in REFUSED]
 # Of these the derivatives are traced too, which takes five times as long.
 DERIVATIVES_TRACED = [("masked_lm", 0), ("electra_rtd", 0), ("tartan_mt", 0)]
 # Further tasks and models of these criterions: first-order MAML, TARTAN, images, other noise.
 FURTHER = [
-    ("masked_lm", 1),
-    ("masked_lm", 3),
-    ("masked_lm", 4),
+    *(("masked_lm", i) for i in (1, 3, 4)),
     ("bert_pretraining", 1),
     ("tartan_mt", 3),
     ("tartan_meta", 5),

@@ -37,18 +37,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(data: Path, save: Path, entries: list[str], *options: str) -> int:
-    listed = json.dumps(entries)
-    command = [
-        "train",
-        str(data),
-        "--criterion",
-        "masked_lm",
-        *SIZES,
-        "--save-dir",
-        str(save),
-        "trainer.max_update=3",
-    ]
-    return main([*command, f"trainer.final_suites={listed}", *options])
+    command = ["train", str(data), "--criterion", "masked_lm", *SIZES, "--save-dir", str(save)]
+    command += ["trainer.max_update=3", f"trainer.final_suites={json.dumps(entries)}"]
+    return main([*command, *options])
 
 
 def results_in(run: Path) -> dict[str, Any]:
@@ -71,10 +62,8 @@ def test_results_are_those_of_score(data, tmp_path):
         record["facts"].pop("seconds")
         record.pop("checksum")
     assert again == results and results["pairs"]["options"]["precision"] == "fp32"
-    assert (
-        read_run(run).metrics["far.accuracy"]
-        == results["far"]["groups"]["far"]["metrics"]["accuracy"]
-    )
+    accuracy = results["far"]["groups"]["far"]["metrics"]["accuracy"]
+    assert read_run(run).metrics["far.accuracy"] == accuracy
 
 
 def test_a_finished_run_scores_what_is_missing(data, tmp_path):

@@ -27,9 +27,7 @@ CASES = [
     ("electra_rtd", 1),
     ("tartan_meta", 0),
     ("bert_pretraining", 2),
-    ("meta_pseudo_label_hard", 0),
-    ("meta_pseudo_label_soft", 0),
-    ("meta_pseudo_label_soft", 2),
+    *(("meta_pseudo_label_" + name, i) for name, i in (("hard", 0), ("soft", 0), ("soft", 2))),
 ]
 
 

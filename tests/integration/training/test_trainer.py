@@ -24,12 +24,7 @@ def lines(path: Path, kind: str) -> list[dict]:
 
 
 def test_intervals(moons, tmp_path):
-    more = [
-        "log_interval=3",
-        "validate_interval_updates=4",
-        "save_interval_updates=5",
-        "keep_last=9",
-    ]
+    more = "log_interval=3 validate_interval_updates=4 save_interval_updates=5 keep_last=9".split()
     train(
         configure(moons, tmp_path, CASE, "trainer.max_update=11", *(f"trainer.{m}" for m in more))
     )

@@ -93,9 +93,8 @@ def test_the_first_state_is_the_end_of_both_directions() -> None:
     assert torch.equal(found[:, 1:], torch.cat([ahead, back], -1)[:, 1:])
     several = net(tokens.view(1, 3, 7), Layout(padding.view(1, 3, 7)))
     assert torch.equal(several, found.unsqueeze(0))
-    assert (
-        net(tokens[:1], Layout(torch.ones(1, 7, dtype=torch.bool))).isfinite().all()
-    )  # a candidate less
+    layout = Layout(torch.ones(1, 7, dtype=torch.bool))  # a candidate less
+    assert net(tokens[:1], layout).isfinite().all()
 
 
 def test_reverse_turns_within_the_lengths() -> None:

@@ -222,9 +222,8 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets, tmp_path):
     assert before["flops"] == sum(found["flops"] for found in results.values()) + passes
     # An update has three times the products of a pass; rows are padded to their batch.
     update = results[teaching[0]]["flops"] / (2 * 16)
-    assert (
-        0.2 < before["runs"][str(stored(teaching)["words"].resolve())]["flops"] / 96 / update < 0.5
-    )
+    words = before["runs"][str(stored(teaching)["words"].resolve())]["flops"]
+    assert 0.2 < words / 96 / update < 0.5
     assert two["pretraining"] == before
     run = read_run(tmp_path / "one")
     assert run.costs["flops"] == before["flops"] + one["flops"]

@@ -21,27 +21,14 @@ SCORES = Path(__file__).resolve().parents[4] / "examples" / "electric" / "scores
 
 WORDS = [f"w{i}" for i in range(9)]
 RATE = 0.2
-OPTIONS = [
-    "task=electra",
-    "model=electra",
-    "model.noise=two_tower",
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=16",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=2",
-    "model.generator_size=0.5",
-    "model.max_positions=12",
-    "task.tokens_per_sample=12",
-    "task.sample_break_mode=eos",
-    "task.batch_size=16",
-    f"task.mask_prob={RATE}",
-    "optimizer.lr=0.05",
-    "schedule=constant",
-    "trainer.max_update=15",
-    "trainer.valid_split=''",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+OPTIONS = f"""
+    task=electra model=electra model.noise=two_tower model.encoder_layers=1
+    model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32 model.encoder_attention_heads=2
+    model.generator_size=0.5 model.max_positions=12 task.tokens_per_sample=12
+    task.sample_break_mode=eos task.batch_size=16 task.mask_prob={RATE} optimizer.lr=0.05
+    schedule=constant trainer.max_update=15 trainer.valid_split='' engine.threads=1
+    engine.tensorboard=false
+""".split()
 CRITERIONS = ["electric_nce", "electra_rtd", "two_tower_cloze"]
 DISSERTATION = "criterion.pll_formula=dissertation"
 PRECISE = ["engine.precision=fp64", "engine.device=cpu"]

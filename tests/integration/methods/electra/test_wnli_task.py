@@ -155,15 +155,9 @@ def test_rows_without_a_choice(data: Path) -> None:
     "change",
     [
         {"sentence": 1},
-        {"pronoun": [3]},
-        {"pronoun": [3, 3]},
-        {"pronoun": [3, 999]},
-        {"pronoun": "it"},
-        {"pronoun": [True, 3]},
-        {"query": ""},
-        {"query": None},
-        {"candidates": None},
-        {"candidates": ["a", 1]},
+        *({"pronoun": span} for span in ([3], [3, 3], [3, 999], "it", [True, 3])),
+        *({"query": query} for query in ("", None)),
+        *({"candidates": candidates} for candidates in (None, ["a", 1])),
     ],
     ids=str,
 )

@@ -103,10 +103,8 @@ def test_classes_of_an_earlier_set(run, words, tmp_path):
     # Spans: types, not tags; tags that an earlier train lacked go on being one class.
     taken = ["--labels-from", str(words / "chunk")]
     assert run("it B-VP\n", "--tagged", "spans", *taken)[0] == 0
-    assert (
-        WordSet(words / "spans", "train").label_names
-        == WordSet(words / "chunk", "train").label_names
-    )
+    spans, chunk = (WordSet(words / name, "train").label_names for name in ("spans", "chunk"))
+    assert spans == chunk
     assert run("it B-XP\n", "--tagged", "wrong", *taken)[0] == 1
     assert run(NOUN_VERB, "--tagged", "one", "--unseen-tags", "one", "--overwrite")[0] == 0
     assert run("a N\nb X\n", "--tagged", "after", "--labels-from", str(words / "one"))[0] == 0
