@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_its_own_weights(change, sources, note, work):
         assert pretraining()["runs"] == before["runs"]
         # The new place is on record, and is no news the next time.
         assert go_on(None, updates=5) == 0
-        moved = note.startswith("init_from first ->")
+        moved = note.startswith("first ->")
         assert sum("init_from" in event for event in events()) == (1 if moved else 2)
 
 

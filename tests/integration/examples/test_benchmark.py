@@ -249,4 +249,4 @@ def test_the_mean_of_steps_is_that_of_what_a_unit_costs(benchmarks):
     assert mean.peak == 7
     other = timing.Measured(parts[0].rounds, 5)
     figure = family.compared("x", mean, other, None, "both")
-    assert figure.ratio == pytest.approx(1.5) and figure.note.endswith("; 2 times")
+    assert figure.ratio == pytest.approx(1.5) and figure.note.endswith("; 2 times its FLOPs")

@@ -79,9 +79,9 @@ def test_heads_are_exchanged_as_a_whole(moons, tmp_path):
     parts, message = started(config, there | other, tmp_path / "both")
     assert message.endswith(" of it; not used: heads.sentence")
     assert all(torch.equal(weight, there[n]) for n, weight in parts.model.state_dict().items())
-    assert started(config, alone | other, tmp_path / "other")[1].endswith(
-        "; fresh: heads.lm; not used: heads.sentence"
-    )
+    message = started(config, alone | other, tmp_path / "other")[1]
+    assert message.endswith("; fresh: heads.lm; not used: heads.sentence")
+    assert f" {len(alone)} weights" in message
     for name, weights, text in (
         ("part", {n: w for n, w in there.items() if "lm.norm" not in n}, "missing: heads.lm.norm."),
         ("kind", there | {"heads.lm.weight": torch.ones(1)}, "unexpected: heads.lm.weight"),
