@@ -63,9 +63,7 @@ def param(processes: int, parallel: str, case: battery.Case) -> Any:
 @pytest.mark.parametrize(
     "run", [param(*where, case) for where, cases in battery.REPLICATED.items() for case in cases]
 )
-def test_replicas_change_nothing(
-    run: tuple[int, str, battery.Case], whole: battery.Whole, replicas: Replicas
-) -> None:
+def test_replicas_change_nothing(run, whole, replicas):
     """Five updates on 1, 2 and 4 processes end in the same weights, wherever parameters rest."""
     processes, parallel, case = run
     first, *others = replicas(processes, parallel)
@@ -74,10 +72,8 @@ def test_replicas_change_nothing(
     assert battery.difference(whole(case), first[case, parallel]) <= 1e-12
 
 
-def test_batches_of_fewer_rows_than_processes(moons: Path, tmp_path: Path) -> None:
-    """Training and validation batches of three rows on four processes, of which the last has one
-    row.
-    """
+def test_batches_of_fewer_rows_than_processes(moons, tmp_path):
+    """Training and validation batches of three rows on four processes, the last of one row."""
     case = ("masked_lm", 0)
     more = battery.dropped("task.batch_size=3", "task.valid_size=7", "engine.micro_batch_size=1")
     alone = battery.train_uncounted(battery.configure(moons, tmp_path / "alone", case, *more))

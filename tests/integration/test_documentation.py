@@ -90,9 +90,7 @@ def start(block: Block, words: list[str], bare: Bare) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_blocks_compose(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: Bare
-) -> None:
+def test_blocks_compose(page, tmp_path, monkeypatch, bare):
     share(tmp_path, bare.copy)
     monkeypatch.chdir(tmp_path)
     problems = []
@@ -195,14 +193,7 @@ def run_program(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
-def test_tutorials_run(
-    page: Path,
-    played: dict[str, Path],
-    text: Path,
-    bare: Bare,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tutorials_run(page, played, text, bare, tmp_path_factory, monkeypatch):
     """A tutorial's commands, one after the other, at a tiny size."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     train_in_process(monkeypatch)
@@ -221,7 +212,7 @@ def test_tutorials_run(
         played[name(this)] = folder
 
 
-def test_named_modules_exist() -> None:
+def test_named_modules_exist():
     """Python files that pages name with a folder are there."""
     missing = []
     for page in PAGES:
@@ -232,7 +223,7 @@ def test_named_modules_exist() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_reference_pages_have_each_option_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_pages_have_each_option_once(monkeypatch):
     """With a link to it, and with the text of the parser's help, filled in."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     generate = imported(ROOT / "docs" / "generate.py")
@@ -248,7 +239,7 @@ def test_reference_pages_have_each_option_once(monkeypatch: pytest.MonkeyPatch) 
         assert len(set(anchors)) == len(anchors), page
 
 
-def test_named_extras_exist() -> None:
+def test_named_extras_exist():
     """Those that pages and messages tell to install are extras of the package."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
@@ -261,7 +252,7 @@ def test_named_extras_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_pictures_are_described(page: Path) -> None:
+def test_pictures_are_described(page):
     """What a picture shows is in its text, for those who do not see it."""
     for text, file in re.findall(r"!\[(.*?)\]\((\S+?)\)", page.read_text(encoding="utf-8")):
         assert len(text) > 60, file
@@ -270,7 +261,7 @@ def test_pictures_are_described(page: Path) -> None:
         assert file.endswith(".svg") or has_values, f"{file}: no values"
 
 
-def test_documentation_has_code_blocks() -> None:
+def test_documentation_has_code_blocks():
     """The pattern finds them, and no comment stands alone."""
     found = [block for page in PAGES for block in blocks(page)]
     assert len(found) > 100 and len(RUN) > 4

@@ -1,7 +1,6 @@
 """On a CUDA device: the same training as on the CPU, bf16 near fp32, and no wait for the device."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import battery
 import numpy as np
@@ -40,10 +39,8 @@ IDS = [f"{name}-{number}" for name, number in CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_the_same_weights_as_on_the_cpu(case: battery.Case, moons: Path, tmp_path: Path) -> None:
-    """Ten updates in float64 with dropout: masks and samples come from counters, not
-    from devices.
-    """
+def test_the_same_weights_as_on_the_cpu(case, moons, tmp_path):
+    """Ten updates in float64 with dropout: draws come from counters, not devices."""
     more = battery.exact("model.dropout=0.1", "model.attention_dropout=0.1")
     found = []
     for device in ("cpu", "cuda"):
@@ -54,7 +51,7 @@ def test_the_same_weights_as_on_the_cpu(case: battery.Case, moons: Path, tmp_pat
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_bf16_is_near_fp32(case: battery.Case, moons: Path, tmp_path: Path) -> None:
+def test_bf16_is_near_fp32(case, moons, tmp_path):
     """Losses of validation before any training, where nothing has grown apart yet."""
     found = []
     for precision in ("fp32", "bf16"):
@@ -73,9 +70,7 @@ WATCHED = [
 
 
 @pytest.mark.parametrize("case, policy", WATCHED, ids=str)
-def test_updates_do_not_wait_for_the_device(
-    case: battery.Case, policy: str, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_do_not_wait_for_the_device(case, policy, moons, tmp_path, monkeypatch):
     """From the third update on, batches included; torch raises where the host would wait."""
     update = Trainer._update
 
@@ -103,9 +98,7 @@ def test_updates_do_not_wait_for_the_device(
     assert run.trainer.update == 5
 
 
-def test_a_device_refuses_an_update(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_refuses_an_update(moons, tmp_path, monkeypatch):
     more = ["engine.device=cuda", "trainer.log_interval=5", "trainer.max_update=10"]
     run = TrainingRun(battery.configure(moons, tmp_path, CASES[0], *more))
     step = run.engine.step
@@ -122,7 +115,7 @@ def test_a_device_refuses_an_update(
 
 
 @pytest.mark.parametrize("numbers", [1, 7, 1030, 100_000])
-def test_kernels_draw_the_numbers_of_the_cpu(numbers: int) -> None:
+def test_kernels_draw_the_numbers_of_the_cpu(numbers):
     """Two tensors of each kind, one after the other, with gradients; the kernels are Triton's."""
     rows = np.arange(5)
     here, there = Noise(3, rows), Noise(3, rows, "cuda")
@@ -148,10 +141,8 @@ def test_kernels_draw_the_numbers_of_the_cpu(numbers: int) -> None:
 @pytest.mark.parametrize("distance", [0, 3])
 @pytest.mark.parametrize("reach", ["both", "causal"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_sequences_are_attended_to_as_masks_say(packed: bool, reach: str, distance: int) -> None:
-    """Flash attention over padded and packed rows in bf16, with its gradient, near that of masks
-    in fp32.
-    """
+def test_sequences_are_attended_to_as_masks_say(packed, reach, distance):
+    """Flash attention over padded and packed rows in bf16, near masks in fp32."""
     torch.manual_seed(1)
     lengths, length = np.array([64, 17, 40]), 64
     layout = replace(layout_of(lengths, length), reach=reach)

@@ -1,12 +1,11 @@
 """The pages of docs/objectives, and the tables that are computed for them."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 from markdown_blocks import ROOT
-from objective_catalogue import CATALOGUE, Objective
+from objective_catalogue import CATALOGUE
 from objective_tables import LEAGUE, PAGES, defaults, flops_per_token, index, world_symbols
 
 from metaseq_lm.data.tokenizers.vocabulary import special_symbols
@@ -15,7 +14,7 @@ BY_NAME = {objective.name: objective for objective in CATALOGUE}
 LENGTH = 40  # tokens of a row of the laptop division
 
 
-def test_pages_are_those_of_the_catalogue() -> None:
+def test_pages_are_those_of_the_catalogue():
     """Each once in the navigation, with its tables and pictures, and no others."""
     pages = {page.stem for page in PAGES.glob("*.md")} - {"index"}
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -32,7 +31,7 @@ def test_pages_are_those_of_the_catalogue() -> None:
         assert "```bash\nmetaseq-lm " in page, objective.name
 
 
-def test_index_has_a_sentence_and_the_cost_of_each(tmp_path: Path) -> None:
+def test_index_has_a_sentence_and_the_cost_of_each(tmp_path):
     rows = index(tmp_path).splitlines()[2:]
     assert len(rows) == len(CATALOGUE)
     for objective, row in zip(CATALOGUE, rows):
@@ -42,7 +41,7 @@ def test_index_has_a_sentence_and_the_cost_of_each(tmp_path: Path) -> None:
         assert bool(flops) == bool(objective.costs)
 
 
-def test_the_index_says_the_sizes_of_the_laptop_division() -> None:
+def test_the_index_says_the_sizes_of_the_laptop_division():
     plan = yaml.safe_load(LEAGUE.read_text(encoding="utf-8"))
     sizes = dict(re.findall(r"(?:model|task)\.(\w+)=(\d+)$", "\n".join(plan["options"]), re.M))
     symbols = len(special_symbols(plan["data"]["task_tokens"], unk=True)) + len(world_symbols())
@@ -74,9 +73,7 @@ def test_the_index_says_the_sizes_of_the_laptop_division() -> None:
         ("mixture", "4 causal, 16 masked, 4 causal", 1 / 3 + 2 / 3 * 0.15),
     ],
 )
-def test_costs_are_those_of_the_rule_on_the_page(
-    name: str, setting: str, share: float, tmp_path: Path
-) -> None:
+def test_costs_are_those_of_the_rule_on_the_page(name, setting, share, tmp_path):
     """3 (2N (4h^2 + 3hI) + 4hLN + s (2h^2 + 2hV)) with the s of the page."""
     layers, width, inner, symbols = 2, 64, 96, 107
     body = 2 * layers * (4 * width**2 + 3 * width * inner) + 4 * width * LENGTH * layers
@@ -86,7 +83,7 @@ def test_costs_are_those_of_the_rule_on_the_page(
 
 
 @pytest.mark.parametrize("objective", CATALOGUE, ids=list(BY_NAME))
-def test_defaults_are_those_of_the_options(objective: Objective) -> None:
+def test_defaults_are_those_of_the_options(objective):
     """Those of the task that the objective has, in the order of the catalogue."""
     rows = dict(re.findall(r"^\| \[?`([\w.]+)`\S* \| `(.*?)` \|", defaults(objective), re.M))
     assert list(rows) == list(objective.keys)

@@ -202,9 +202,7 @@ def words(run: Run, net: str, targets: dict[int, int]) -> dict[int, str]:
 
 
 @EACH
-def test_pictures_show_what_the_loss_depends_on(
-    objective: Objective, picture: Picture, data: dict[str, Path]
-) -> None:
+def test_pictures_show_what_the_loss_depends_on(objective, picture, data):
     compare(objective, picture, data)
 
 
@@ -218,13 +216,7 @@ def test_pictures_show_what_the_loss_depends_on(
         ("electric", 1, 0),
     ],
 )
-def test_wrong_pictures_are_refused(
-    name: str,
-    query: int,
-    key: int,
-    data: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wrong_pictures_are_refused(name, query, key, data, monkeypatch):
     """If one cell is recorded wrongly."""
     hide = Visibility.hide
 
@@ -242,7 +234,7 @@ def test_wrong_pictures_are_refused(
 # ------------------------------------------------------------------------ files
 
 
-def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
+def test_pictures_are_those_that_the_code_draws(tmp_path):
     """If not, run docs/objective_pictures.py and look at them."""
     drawn = list(drawn_pictures(tmp_path))
     files = {path.stem for path in (PAGES / "pictures").iterdir()}
@@ -255,14 +247,14 @@ def test_pictures_are_those_that_the_code_draws(tmp_path: Path) -> None:
         assert with_text(page, picture.name, described) == page
 
 
-def test_texts_of_pictures_are_replaced() -> None:
+def test_texts_of_pictures_are_replaced():
     page = "a ![old](pictures/one.svg) b ![old](pictures/two.svg)"
     changed = with_text(page, "two", r"\1 new")
     assert changed == r"a ![old](pictures/one.svg) b ![\1 new](pictures/two.svg)"
 
 
 @EACH
-def test_pictures_are_readable_on_a_narrow_screen(objective: Objective, picture: Picture) -> None:
+def test_pictures_are_readable_on_a_narrow_screen(objective, picture):
     """Of 390 pixels 358 are the page's; letters have 9 at least, and none lies outside."""
     svg = (PAGES / "pictures" / f"{picture.name}.svg").read_text(encoding="utf-8")
     width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups())

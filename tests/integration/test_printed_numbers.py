@@ -20,12 +20,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_numbers_are_printed(
-    page: Path,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_numbers_are_printed(page, tmp_path, tmp_path_factory, monkeypatch):
     def run_once(words: list[str]) -> str:
         """Run a command once in a session: other pages quote it."""
         key = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:16]
@@ -84,16 +79,11 @@ TABLE = "| | score | paper |\n|---|---|---|\n"
             ["1.5 ±", "22.5"],
         ),
         ("<!-- numbers: not archived -->\n21.5, which is not archived", []),
-        (
-            "<!-- numbers: not archived -->\n21.5",
-            ["not archived, which the page does not say"],
-        ),
+        ("<!-- numbers: not archived -->\n21.5", ["not archived, which the page does not say"]),
         ("<!-- numbers: of the linked pages -->\nOf [this](results/a.md) 21.07, 3.54", ["3.54"]),
     ],
 )
-def test_numbers_that_are_not_printed_are_seen(
-    text: str, missing: list[str], tmp_path: Path
-) -> None:
+def test_numbers_that_are_not_printed_are_seen(text, missing, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\n{text}\n")
     (tmp_path / "results").mkdir()
@@ -102,7 +92,7 @@ def test_numbers_that_are_not_printed_are_seen(
     assert [re.sub(r"^'|'$| is no.*", "", problem.text) for problem in problems] == missing
 
 
-def test_a_file_of_printed_numbers_names_its_command(tmp_path: Path) -> None:
+def test_a_file_of_printed_numbers_names_its_command(tmp_path):
     page = tmp_path / "page.md"
     comment = "<!-- test: printed in examples/electra/measured.jsonl -->\n"
     page.write_text(comment + COMMAND)

@@ -71,7 +71,7 @@ def batches(task: Task, update: int, count: int, split: str = "train") -> Iterat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_trains(name: str, moons: Path, tmp_path: Path) -> None:
+def test_a_recipe_trains(name, moons, tmp_path):
     _, *options, data = options_of(name, moons)
     run = tmp_path / "run"
     flags = ["--config", name, "--save-dir", str(run), "--max-update", "2", SMALL[0]]
@@ -82,7 +82,7 @@ def test_a_recipe_trains(name: str, moons: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_says_its_source_and_what_differs(name: str) -> None:
+def test_a_recipe_says_its_source_and_what_differs(name):
     comment = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").split("defaults:")[0]
     assert all(line.startswith("#") for line in comment.strip().split("\n"))
     for part in ("Source: arXiv", "As published:", "What differs, and why:"):
@@ -91,13 +91,13 @@ def test_a_recipe_says_its_source_and_what_differs(name: str) -> None:
     assert page.count(f"| `{name}` |") == 1
 
 
-def test_the_model_of_a_recipe_can_be_another() -> None:
+def test_the_model_of_a_recipe_can_be_another():
     config = recipe("recipes/gpt_bert", "model=modern_nano", "trainer.max_update=100")
     assert config.model.encoder_embed_dim == 64 and config.model.attention_dropout == 0.0
     assert config.schedule.total_updates == 100 and config.optimizer._name == "lamb"
 
 
-def test_a_file_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
+def test_a_file_is_a_recipe_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("defaults:\n  - base\n  - _self_\ntask:\n  mask_prob: 0.25\n")
     assert recipe(str(file)).task.mask_prob == 0.25
@@ -111,9 +111,7 @@ def test_a_file_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
     assert main(["train", "--print-config", *flags]) == 2
 
 
-def test_a_sweep_takes_a_recipe(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_takes_a_recipe(moons, tmp_path, capsys):
     flags = ["--config", "recipes/gpt_bert", "--out", str(tmp_path / "sweep"), "--dry-run"]
     options = options_of("recipes/gpt_bert", moons)[:-1]
     assert main(["sweep", str(moons), *flags, *options, "--grid", "optimizer.lr=1e-2,1e-3"]) == 0
@@ -121,7 +119,7 @@ def test_a_sweep_takes_a_recipe(
     assert text.count("--config-name gpt_bert") == text.count("config/recipes") == 2
 
 
-def test_list_has_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_has_the_recipes(capsys):
     assert main(["list", "recipes"]) == 0
     assert re.findall(r"^  (\S+)", capsys.readouterr().out, re.M) == NAMES
 
@@ -157,7 +155,7 @@ def chosen_tokens(task: Task, update: int, count: int, split: str = "train") -> 
     return {"chosen": kinds.sum() / candidates, **dict(zip(("mask", "kept", "other"), shares))}
 
 
-def test_gpt_bert_divides_rows_and_losses(moons: Path) -> None:
+def test_gpt_bert_divides_rows_and_losses(moons):
     """15 of 16 rows, and 15/16 of the loss, whatever the batch; batches grow from a quarter, but
     for the rows that become longer at .7 and .9 of the updates.
     """
@@ -185,7 +183,7 @@ def test_gpt_bert_divides_rows_and_losses(moons: Path) -> None:
     assert rows["masked_next_token"] / sum(rows.values()) == pytest.approx(15 / 16, abs=0.003)
 
 
-def test_gpt_bert_masks_as_published(moons: Path) -> None:
+def test_gpt_bert_masks_as_published(moons):
     """The share falls from .3 to .15 by update; spans of 1 to 3 become [MASK], another or stay."""
     total, generator = 100, np.random.default_rng(3)
     more = [f"trainer.max_update={total}", "task.batch_warmup_ratio=0", *ONE_LENGTH]
@@ -211,14 +209,12 @@ def test_gpt_bert_masks_as_published(moons: Path) -> None:
         ("recipes/electra", [(128, 128)]),
     ],
 )
-def test_rows_and_their_length_are_those_published(
-    name: str, published: list[tuple[int, int]]
-) -> None:
+def test_rows_and_their_length_are_those_published(name, published):
     phases = recipe(name).task.in_phases()
     assert [(own.batch_size, own.tokens_per_sample) for own in phases] == published
 
 
-def test_modernbert_has_the_published_numbers_of_tokens() -> None:
+def test_modernbert_has_the_published_numbers_of_tokens():
     """In updates: batches grow by the same number of rows in as many updates each."""
     config = recipe("recipes/modernbert")
     task, schedule = config.task, config.schedule
@@ -237,7 +233,7 @@ def test_modernbert_has_the_published_numbers_of_tokens() -> None:
     assert config.model.global_theta == config.model.local_theta == 10_000
 
 
-def test_gpt_bert_has_the_published_rates() -> None:
+def test_gpt_bert_has_the_published_rates():
     config = recipe("recipes/gpt_bert")
     factor = build("schedule", config.schedule)
     for step, published in {125: 0.5, 250: 1.0, 7938: 0.55, 15_500: 0.05, 15_625: 0.0}.items():
@@ -257,9 +253,7 @@ def test_gpt_bert_has_the_published_rates() -> None:
         ("recipes/electra", 0, "train", (0.15, 0.85, 0.15)),
     ],
 )
-def test_masked_tokens_are_those_published(
-    name: str, update: int, split: str, published: tuple[float, ...], moons: Path
-) -> None:
+def test_masked_tokens_are_those_published(name, update, split, published, moons):
     more = ["task.batch_warmup_updates=0"] if name == "recipes/modernbert" else []
     task = task_of(name, moons, *more)
     count = 1 if split == "valid" else 16
@@ -279,7 +273,7 @@ def test_masked_tokens_are_those_published(
         assert shares["other"] == 0
 
 
-def test_mdlm_draws_times_in_cells(moons: Path) -> None:
+def test_mdlm_draws_times_in_cells(moons):
     """One time in each cell; a token is masked with (1 - 0.001) t and weighs 1 / t."""
     task: Any = task_of("recipes/mdlm", moons)
     specials, excess = torch.tensor([*task.vocabulary.specials]), []
@@ -320,7 +314,7 @@ def spans_of(inputs: np.ndarray, length: int) -> list[tuple[int, int]]:
     return [*zip(edges[::2], edges[1::2] - edges[::2])]
 
 
-def test_t5_cuts_texts_as_published() -> None:
+def test_t5_cuts_texts_as_published():
     """Inputs of 512 tokens, targets of 114; 28 spans, whose sizes are those of a random cut."""
     assert prepare_config(recipe("recipes/t5", "data=.")).task.tokens_per_sample == 568 + 2
     rows, _, _ = corrupted("recipes/t5", 300, 568)
@@ -350,7 +344,7 @@ UL2 = {
 }
 
 
-def test_ul2_mixes_its_seven_denoisers() -> None:
+def test_ul2_mixes_its_seven_denoisers():
     """Alike likely; R and X by density and span, S the end; single spans lie anywhere."""
     assert prepare_config(recipe("recipes/ul2", "data=.")).task.tokens_per_sample == 568 + 2
     rows, chosen, corruption = corrupted("recipes/ul2", 2100, 568)
@@ -372,7 +366,7 @@ def test_ul2_mixes_its_seven_denoisers() -> None:
     assert np.std(begins) == pytest.approx(12**-0.5, abs=0.04)
 
 
-def test_next_sentences_are_half_of_berts_pairs(moons: Path) -> None:
+def test_next_sentences_are_half_of_berts_pairs(moons):
     task = task_of("recipes/bert", moons, *ONE_LENGTH)
     drawn: list[Any] = list(batches(task, 0, 20))
     labels = torch.cat([batch.next_sentence for batch in drawn])
@@ -405,7 +399,7 @@ def mean_nll(bias: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_loss_of_constant_logits(name: str, moons: Path) -> None:
+def test_the_loss_of_constant_logits(name, moons):
     """By its closed form, with the recipe's weights: in training, with its z-loss."""
     more = ["engine.precision=fp64", "task.batch_size=32"]
     config = prepare_config(recipe(name, *options_of(name, moons), *more, "trainer.max_update=9"))

@@ -53,7 +53,7 @@ def faults_by_checksum(data: Path) -> list[str]:
     return found
 
 
-def test_no_mutation_passes_unseen(data: Path, capsys: pytest.CaptureFixture) -> None:
+def test_no_mutation_passes_unseen(data, capsys):
     """Every mutation is refused at opening, changes no token, or is found by its checksum."""
     original = mutations.open_everything(data)
     files = mutations.snapshot(data)
@@ -93,7 +93,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-def test_no_mutation_kills_the_process(data: Path, tmp_path: Path) -> None:
+def test_no_mutation_kills_the_process(data, tmp_path):
     """The commands themselves, in another process: documented codes, one message, no signal."""
     chosen = [m for m in mutations.ALL if m not in mutations.PAYLOAD]
     commands, kinds = [], []
@@ -130,9 +130,7 @@ def test_no_mutation_kills_the_process(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.idx", "valid.bin", "valid.idx"])
-def test_training_notices_before_its_first_update(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str
-) -> None:
+def test_training_notices_before_its_first_update(data, tmp_path, capsys, name):
     """The validation split too, which is read only after many updates."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
@@ -144,7 +142,7 @@ def test_training_notices_before_its_first_update(
     assert not list((tmp_path / "run").glob("*/update_*"))
 
 
-def test_sets_and_splits_cannot_be_exchanged(data: Path, tmp_path: Path) -> None:
+def test_sets_and_splits_cannot_be_exchanged(data, tmp_path):
     """Files that are sound in themselves and stand in each other's place."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
@@ -153,12 +151,12 @@ def test_sets_and_splits_cannot_be_exchanged(data: Path, tmp_path: Path) -> None
         first, second = one.read_bytes(), two.read_bytes()
         one.write_bytes(second)
         two.write_bytes(first)
-    with pytest.raises(MetaseqError, match="valid.input0.bin: [0-9]+ bytes instead of"):
+    with pytest.raises(MetaseqError, match="valid.input0.bin: [0-9]+ bytes"):
         LabelledSet(copy / "pairs", "valid")
 
 
 @pytest.mark.parametrize("code, kind", [(4, "int32"), (7, "float32")])
-def test_tokens_are_whole_numbers(tmp_path: Path, code: int, kind: str) -> None:
+def test_tokens_are_whole_numbers(tmp_path, code, kind):
     """Types of one width differ in a byte of the header; as float32 every token would be 0."""
     symbols = [*special_symbols(3), "a", "b"]
     vocabulary = Vocabulary(symbols)
@@ -171,11 +169,11 @@ def test_tokens_are_whole_numbers(tmp_path: Path, code: int, kind: str) -> None:
         rows, _ = Corpus(tmp_path, "train", vocabulary, 8, "eos").rows(np.array([0]))
         assert rows[0].tolist() == [3, 7, 6, 7, 2]
     else:
-        with pytest.raises(MetaseqError, match="train.bin: holds float32, not whole numbers"):
+        with pytest.raises(MetaseqError, match="train.bin: holds float32"):
             Corpus(tmp_path, "train", vocabulary, 8, "eos")
 
 
-def test_a_negative_token_is_refused(tmp_path: Path) -> None:
+def test_a_negative_token_is_refused(tmp_path):
     with IndexedWriter(tmp_path / "train", np.int32) as writer:
         writer.add([3, -1])
     with pytest.raises(MetaseqError, match="token id -1"):
@@ -212,9 +210,7 @@ def damaged(field: str, value: object) -> object:
         ("kind", "labelled"),
     ],
 )
-def test_a_manifest_with_a_right_checksum_and_wrong_content(
-    data: Path, tmp_path: Path, field: str, value: object
-) -> None:
+def test_a_manifest_with_a_right_checksum_and_wrong_content(data, tmp_path, field, value):
     manifest = Manifest.load(data)
     damaged(field, value)(manifest)
     manifest.save(tmp_path)
@@ -225,7 +221,7 @@ def test_a_manifest_with_a_right_checksum_and_wrong_content(
     assert "unknown content" in shown.getvalue()
 
 
-def test_a_corpus_of_5_gib(tmp_path: Path) -> None:
+def test_a_corpus_of_5_gib(tmp_path):
     """Samples whose bytes lie before, across and behind 2**31 and 2**32 are the right ones."""
     vocabulary = Vocabulary(special_symbols(3) + [chr(97 + i) for i in range(20)])
     million, documents = 1_000_000, 2700

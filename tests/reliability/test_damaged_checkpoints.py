@@ -162,9 +162,7 @@ class Mortal:
 
 # A folder that nobody may look into cannot be written anew either.
 @pytest.mark.parametrize("damage", [d for d in DAMAGES if d is not forbidden_folder], ids=name_of)
-def test_the_newest_good_checkpoint_is_taken(
-    damage, moons: Path, trained: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_newest_good_checkpoint_is_taken(damage, moons, trained, tmp_path):
     """It says which one was skipped and why, and the end is that of an undisturbed run."""
     save = tmp_path / "run"
     shutil.copytree(trained["3"], save, symlinks=True)
@@ -181,9 +179,7 @@ def test_the_newest_good_checkpoint_is_taken(
 
 
 @damages
-def test_run_with_only_a_damaged_checkpoint_is_refused(
-    damage, moons: Path, trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_run_with_only_a_damaged_checkpoint_is_refused(damage, moons, trained, tmp_path, capsys):
     save = tmp_path / "run"
     shutil.copytree(trained["3"], save, symlinks=True)
     for update in (1, 2):
@@ -194,7 +190,7 @@ def test_run_with_only_a_damaged_checkpoint_is_refused(
         code = main(["train", str(moons), "--save-dir", str(save), *KEYS])
     text = capsys.readouterr().err
     assert code == 1 and "Traceback" not in text and DAMAGES[damage] in text, text
-    assert "can be used" in text and "to start the run anew" in text
+    assert "can be used" in text and "the run anew" in text
     assert [row["update"] for row in rows(save, "train")] == [1, 2, 3]
 
 
@@ -202,9 +198,7 @@ FROM_ELSEWHERE = [d for d in DAMAGES if d not in (missing_optimizer, other_corpu
 
 
 @pytest.mark.parametrize("damage", FROM_ELSEWHERE, ids=name_of)
-def test_a_damaged_checkpoint_to_begin_from_is_refused(
-    damage, moons: Path, trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_damaged_checkpoint_to_begin_from_is_refused(damage, moons, trained, tmp_path, capsys):
     source = tmp_path / "source"
     shutil.copytree(trained["3"], source, symlinks=True)
     given = manifests.folder_of(source / "checkpoints", 3)
@@ -214,11 +208,8 @@ def test_a_damaged_checkpoint_to_begin_from_is_refused(
         damage(given, trained["other"])
         code = main([*arguments, *KEYS])
     text = capsys.readouterr().err
-    assert (
-        code == (2 if damage is dangling_folder else 1)
-        and "Traceback" not in text
-        and str(given) in text
-    ), text
+    assert code == (2 if damage is dangling_folder else 1), text
+    assert "Traceback" not in text and str(given) in text
     assert not rows(save, "train")
 
 
@@ -226,27 +217,13 @@ def test_a_damaged_checkpoint_to_begin_from_is_refused(
     "group, key, value, reason",
     [
         ("model", "encoder_embed_dim", float("inf"), "converted to Integer"),
-        (
-            "model",
-            "encoder_layers",
-            "x",
-            "model.encoder_layers: Value 'x' of type 'str'",
-        ),
+        ("model", "encoder_layers", "x", "model.encoder_layers: Value 'x'"),
         ("model", "encoder_lay}rs", 1, "'encoder_lay}rs' not in"),
         ("optimizer", "clip_nor}", 1.0, "'clip_nor}' not in"),
         ("task", "batch_size", [], "task.batch_size: "),
     ],
 )
-def test_damaged_options_are_refused(
-    group: str,
-    key: str,
-    value: object,
-    reason: str,
-    moons: Path,
-    trained: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_damaged_options_are_refused(group, key, value, reason, moons, trained, tmp_path, capsys):
     source = tmp_path / "source"
     shutil.copytree(trained["3"], source, symlinks=True)
     file = manifests.folder_of(source / "checkpoints", 3) / "manifest.json"

@@ -113,7 +113,7 @@ def save(folder: Path, update: int, value: int) -> None:
     checkpoint.save(folder, update, {"w": torch.tensor(float(value))}, {"value": value}, {})
 
 
-def test_the_first_checkpoint_is_there_with_its_folder(tmp_path: Path) -> None:
+def test_the_first_checkpoint_is_there_with_its_folder(tmp_path):
     (tmp_path / "run").mkdir()
     disk = Disk(tmp_path / "run", lambda: save(tmp_path / "run" / "checkpoints", 1, 1))
     for place, saved in disk.cuts(tmp_path / "cuts"):
@@ -122,9 +122,7 @@ def test_the_first_checkpoint_is_there_with_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exchanges", [True, False], ids=["at once", "in two steps"])
 @pytest.mark.parametrize("update", [2, 1], ids=["new", "again"])
-def test_a_save_leaves_the_old_checkpoint_or_the_new(
-    update: int, exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_leaves_the_old_checkpoint_or_the_new(update, exchanges, tmp_path, monkeypatch):
     if not exchanges:
         monkeypatch.setattr(checkpoint, "exchange", lambda first, second: False)
     save(tmp_path / "run", 1, 1)
@@ -135,7 +133,7 @@ def test_a_save_leaves_the_old_checkpoint_or_the_new(
         assert found.state["value"] == found.weights["w"] in ((2,) if saved else (1, 2))
 
 
-def test_the_last_checkpoint_is_there_while_it_is_written_again(tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_there_while_it_is_written_again(tmp_path):
     """As after its validation: at no moment it is missing under its name and its link."""
     save(tmp_path / "run", 1, 1)
     disk = Disk(tmp_path / "run", lambda: save(tmp_path / "run", 1, 2))
@@ -144,7 +142,7 @@ def test_the_last_checkpoint_is_there_while_it_is_written_again(tmp_path: Path) 
             assert checkpoint.load(path).state["value"] in ((2,) if saved else (1, 2))
 
 
-def test_a_file_has_the_old_content_or_the_new(tmp_path: Path) -> None:
+def test_a_file_has_the_old_content_or_the_new(tmp_path):
     (tmp_path / "run").mkdir()
     write_atomic(tmp_path / "run" / "file", b"old")
     disk = Disk(tmp_path / "run", lambda: write_atomic(tmp_path / "run" / "file", b"new"))
@@ -163,7 +161,7 @@ def preprocess(dest: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replacing"])
-def test_data_with_a_manifest_are_whole(old: bool, tmp_path: Path) -> None:
+def test_data_with_a_manifest_are_whole(old, tmp_path):
     (tmp_path / "data").mkdir()
     if old:
         preprocess(tmp_path / "data", "old")

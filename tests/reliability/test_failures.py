@@ -2,22 +2,14 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from real_runs import (
-    REPEATS,
-    Started,
-    command,
-    faults,
-    final,
-    reached,
-    rows,
-    until,
-)
+from real_runs import REPEATS, Started, command, faults, final, reached, rows, until
 
 from metaseq_lm.runs import checkpoint, manifests
 
@@ -40,9 +32,7 @@ def start(data: Path, save: Path, *more: str, count: int = 1, **environment: str
 
 @counts
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_file_that_cannot_be_written(
-    policy: str, count: int, moons: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written(policy, count, moons, tmp_path):
     """A limit on the size of files, between that of the weights and that of the moments."""
     save = tmp_path / "run"
     more = ["trainer.save_interval_updates=2", f"trainer.on_save_error={policy}"]
@@ -71,7 +61,7 @@ def test_a_file_that_cannot_be_written(
     assert final(save)[1]["update"] == 6 and "at update 2" in rows(save, "event")[-1]["message"]
 
 
-def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons: Path, tmp_path: Path) -> None:
+def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons, tmp_path):
     save = tmp_path / "run"
     more = ["trainer.save_interval_updates=2", "trainer.on_save_error=continue"]
     environment = {"METASEQ_LM_SLOW_UPDATE": "0.02"}
@@ -79,23 +69,21 @@ def test_a_signal_does_not_claim_a_checkpoint_that_failed(moons: Path, tmp_path:
     until(lambda: run.code is not None or reached(save) >= 3, 60, "update 3")
     run.send(signal.SIGTERM)
     assert run.wait() == 1
-    assert "a checkpoint is saved" not in run.text() and "File too large" in run.text()
+    assert "checkpoint is saved" not in run.text() and "File too large" in run.text()
 
 
 @counts
-def test_no_room_is_noticed_before_the_first_update(
-    count: int, moons: Path, tmp_path: Path
-) -> None:
+def test_no_room_is_noticed_before_the_first_update(count, moons, tmp_path):
     save = tmp_path / "run"
     run = start(moons, save, count=count, METASEQ_LM_FREE_BYTES="1000")
     assert run.wait() == 1 and not run.members()
     text = run.text()
-    assert text.count("no room for checkpoints") == 1 and "Traceback" not in text
-    assert str(save) in text and "needed and 1,000 are free" in text
+    assert text.count("room for checkpoints") == 1 and "Traceback" not in text
+    assert str(save) in text and "1,000 are free" in text
     assert not rows(save, "train")
 
 
-def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
+def test_a_small_disk_that_fills_up(moons, tmp_path):
     """A file system of its own, with room for two checkpoints, but not for one written again."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -114,7 +102,7 @@ def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
         (disk / "other").write_bytes(bytes(room))
         run = Started(arguments, tmp_path / "err")
         assert run.wait(30) == 1 and "Traceback" not in run.text()
-        assert "No space left on device" in run.text() or "there is no room" in run.text()
+        assert re.search("No space left|no room", run.text())
         assert final(save)[1]["update"] == 4
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -146,12 +134,8 @@ def broken(save: Path, run: Started, *updates: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["replicate", "shard"])
 @pytest.mark.parametrize("number", range(len(DRAWN)))
-def test_a_replica_that_dies_or_hangs_ends_all(
-    number: int, parallel: str, moons: Path, tmp_path: Path
-) -> None:
-    """All within engine.timeout + 30 s; its rank is named, and where it was if that
-    can be known.
-    """
+def test_a_replica_that_dies_or_hangs_ends_all(number, parallel, moons, tmp_path):
+    """All within engine.timeout + 30 s; its rank is named, and its place if known."""
     what, where = DRAWN[number]
     save = tmp_path / "run"
     chance = random.Random(REPEATS + number)
@@ -176,7 +160,7 @@ def test_a_replica_that_dies_or_hangs_ends_all(
 
 
 @pytest.mark.slow
-def test_a_replica_that_dies_before_the_others_know_it(moons: Path, tmp_path: Path) -> None:
+def test_a_replica_that_dies_before_the_others_know_it(moons, tmp_path):
     """The supervisor notices; the other waits for it as long as it would for a slow start."""
     fault = {"what": "kill", "where": "start", "rank": 1, "update": 0}
     run = start(moons, tmp_path / "run", count=2, **faults(fault))
@@ -186,7 +170,7 @@ def test_a_replica_that_dies_before_the_others_know_it(moons: Path, tmp_path: Pa
 
 @counts
 @pytest.mark.slow
-def test_a_loader_that_blocks_is_reported(count: int, moons: Path, tmp_path: Path) -> None:
+def test_a_loader_that_blocks_is_reported(count, moons, tmp_path):
     save = tmp_path / "run"
     fault = {"what": "block", "where": "loader", "rank": count - 1, "update": 7}
     more = ["trainer.save_interval_updates=3", "engine.workers=2", f"engine.timeout={TIMEOUT}"]
@@ -197,7 +181,7 @@ def test_a_loader_that_blocks_is_reported(count: int, moons: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_killed_replica_of_a_run_as_users_start_it(moons: Path, tmp_path: Path) -> None:
+def test_a_killed_replica_of_a_run_as_users_start_it(moons, tmp_path):
     save = tmp_path / "run"
     arguments = command(moons, save, "trainer.save_interval_updates=3", *nproc(2))
     run = Started([*arguments, "trainer.max_update=100000"], tmp_path / "err", fresh=True)

@@ -56,7 +56,7 @@ def test_events_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture
     with room(file.stat().st_size):
         for update in range(2, 200):  # more than any queue holds
             board.log("train", update, {"loss": 1.0})
-    assert capsys.readouterr().err.count("tensorboard: [Errno 27] File too large") == 1
+    assert capsys.readouterr().err.count("tensorboard: [Errno 27]") == 1
     board.close(failed=False)
 
 
@@ -98,7 +98,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def test_picture_without_room_is_named_and_not_left_behind(tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match=r"scores\.png: .*; about [0-9,]+ bytes are needed"):
+    with pytest.raises(MetaseqError, match=r"scores\.png: .*[0-9,]+ bytes"):
         with room(100), canvas(1, tmp_path / "scores.png"):
             pass
     assert not list(tmp_path.iterdir())

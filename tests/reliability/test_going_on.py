@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from battery import CASES, TINY, configure, train
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.cli.train import train as command
@@ -49,7 +50,7 @@ def interrupt(run: TrainingRun, update: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run.task, "update", noted)
 
 
-def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path) -> None:
+def test_a_start_that_failed_does_not_bind_the_next(moons, tmp_path):
     """Nothing was trained: what was wrong may be corrected in the same folder."""
     wrong = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=1"]
     with pytest.raises(UsageError, match="tokens_per_sample"):
@@ -58,13 +59,11 @@ def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path)
     right = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=34"]
     train(configure(moons, tmp_path, CASE, *right))
     assert results(tmp_path)["updates"] == 2
-    with pytest.raises(UsageError, match="task.tokens_per_sample is 34 there, 30 here"):
+    with pytest.raises(UsageError, match="task.tokens_per_sample is 34.*30"):
         TrainingRun(configure(moons, tmp_path, CASE, *right, "task.tokens_per_sample=30"))
 
 
-def test_a_start_that_failed_does_not_fix_the_number_of_updates(
-    moons: Path, tmp_path: Path
-) -> None:
+def test_a_start_that_failed_does_not_fix_the_number_of_updates(moons, tmp_path):
     paid = ["trainer.max_update=0", "trainer.max_flops=3e8", "task.valid_size=2"]
     first = TrainingRun(
         configure(moons, tmp_path, CASE, *paid, "task.batch_size=8")
@@ -73,30 +72,28 @@ def test_a_start_that_failed_does_not_fix_the_number_of_updates(
     assert second.config.trainer.max_update > first.config.trainer.max_update
 
 
-def test_a_run_from_before_an_option_had_its_default(moons: Path, tmp_path: Path) -> None:
-    """What config.yaml lacks did not exist yet, so the run goes on, unless another value is asked
-    for.
-    """
+def test_a_run_from_before_an_option_had_its_default(moons, tmp_path):
+    """What config.yaml lacks had its default: the run goes on unless another value is given."""
     more = [*OFTEN, "trainer.max_update=2"]
     train(configure(moons, tmp_path, CASE, *more))
     file = tmp_path / "config.yaml"
     lines = file.read_text().splitlines(keepends=True)
     kept = [line for line in lines if "random_token_prob" not in line]
     file.write_text("".join(kept))
-    with pytest.raises(UsageError, match="task.random_token_prob is 0.1 there, 0.2 here"):
+    with pytest.raises(UsageError, match=r"task.random_token_prob is 0\.1.*0\.2"):
         TrainingRun(configure(moons, tmp_path, CASE, *more, "task.random_token_prob=0.2"))
     train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=4"))
     assert results(tmp_path)["updates"] == 4 and len(kept) == len(lines) - 1
     assert file.read_text().count("random_token_prob: 0.1") == 1
 
 
-def test_a_longer_run_of_a_schedule_that_ends_is_another(moons: Path, tmp_path: Path) -> None:
+def test_a_longer_run_of_a_schedule_that_ends_is_another(moons, tmp_path):
     train(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=2"))
-    with pytest.raises(UsageError, match="total_updates is 2 there, 4 here.*init_from="):
+    with pytest.raises(UsageError, match=r"total_updates is 2.*\b4\b.*init_from="):
         TrainingRun(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=4"))
 
 
-def test_the_rate_in_the_log_is_that_of_the_step(moons: Path, tmp_path: Path) -> None:
+def test_the_rate_in_the_log_is_that_of_the_step(moons, tmp_path):
     more = [*LINEAR, "trainer.max_update=4", "trainer.log_interval=1"]
     train(configure(moons, tmp_path, CASE, *more, "optimizer.lr=0.1"))
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -105,16 +102,14 @@ def test_the_rate_in_the_log_is_that_of_the_step(moons: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("update", [2, 6])
-def test_a_signal_in_an_update_that_is_validated(
-    update: int, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_in_an_update_that_is_validated(update, moons, tmp_path, monkeypatch):
     """The checkpoint saved for it lacks the validation; at the end "best" has it all the same."""
     more = [*OFTEN, "trainer.max_update=6", "trainer.final_splits=[valid]"]
     train(configure(moons, tmp_path / "whole", CASE, *more))
     config = configure(moons, tmp_path / "parts", CASE, *more)
     run = TrainingRun(config)
     interrupt(run, update, monkeypatch)
-    with pytest.raises(Interrupted, match="a checkpoint is saved"):
+    with pytest.raises(Interrupted, match="checkpoint is saved"):
         run.train()
     train(config)
     assert results(tmp_path / "whole")["metrics"] == results(tmp_path / "parts")["metrics"]
@@ -125,9 +120,7 @@ def test_a_signal_in_an_update_that_is_validated(
     assert not list((tmp_path / "parts/checkpoints").glob(".*"))
 
 
-def test_due_checkpoint_is_saved_before_validation(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_checkpoint_is_saved_before_validation(moons, tmp_path, monkeypatch):
     """A job that is killed in the middle of one loses the validation alone."""
     run = TrainingRun(configure(moons, tmp_path, CASE, *OFTEN))
 
@@ -141,9 +134,7 @@ def test_due_checkpoint_is_saved_before_validation(
 
 
 @pytest.mark.parametrize("stream", ["pipe", "full disk"])
-def test_train_with_a_broken_output_stream_finishes(
-    stream: str, moons: Path, tmp_path: Path
-) -> None:
+def test_train_with_a_broken_output_stream_finishes(stream, moons, tmp_path):
     """ssh may be cut off, `| tee` may end: log.jsonl has the lines, and nothing is lost."""
     run = tmp_path / "run"
     words = ["train", str(moons), "--save-dir", str(run), "criterion=masked_lm"]
@@ -160,14 +151,14 @@ def test_train_with_a_broken_output_stream_finishes(
     assert results(run)["status"] == "finished"
 
 
-def test_a_signal_before_the_first_update_says_so(moons: Path, tmp_path: Path) -> None:
+def test_a_signal_before_the_first_update_says_so(moons, tmp_path):
     run = TrainingRun(configure(moons, tmp_path, CASE))
-    with pytest.raises(Interrupted, match="before the first update, start"):
+    with pytest.raises(Interrupted, match="before.*first update"):
         raise signals.interruption(signal.SIGTERM, run.trainer.progress_text())
 
 
 @pytest.mark.parametrize("best", ["loss", "''"])
-def test_a_copy_without_links_goes_on(best: str, moons: Path, tmp_path: Path) -> None:
+def test_a_copy_without_links_goes_on(best, moons, tmp_path):
     """As scp -r makes it: "last" and "best" are folders."""
     words = [*CASES["masked_lm"][0], *TINY, f"trainer.best_checkpoint_metric={best}"]
     run, copy = (["train", str(moons), "--save-dir", str(tmp_path / n)] for n in ("run", "copy"))
@@ -185,9 +176,7 @@ def test_a_copy_without_links_goes_on(best: str, moons: Path, tmp_path: Path) ->
     assert main(["evaluate", str(tmp_path / "copy"), "--split", "valid"]) == 0
 
 
-def test_a_checkpoint_that_is_written_again_is_never_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_is_written_again_is_never_gone(tmp_path, monkeypatch):
     """Killed between the two renames, where names cannot be exchanged, the old one comes back."""
     checkpoint.save(tmp_path, 3, {}, {"x": 1}, {})
     with monkeypatch.context() as patch:
@@ -212,9 +201,7 @@ def test_a_checkpoint_that_is_written_again_is_never_gone(
     "option, error",
     [("trainer.final_splits=[tset]", MetaseqError), ("trainer.final_splits=[train]", UsageError)],
 )
-def test_a_mistake_leaves_the_results(
-    option: str, error: type, moons: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_leaves_the_results(option, error, moons, tmp_path):
     train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
     before = results(tmp_path)
     with pytest.raises(error):
@@ -222,9 +209,7 @@ def test_a_mistake_leaves_the_results(
     assert results(tmp_path) == before and before["status"] == "finished"
 
 
-def test_a_failure_after_going_on_is_on_record(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_after_going_on_is_on_record(moons, tmp_path, monkeypatch):
     train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
     monkeypatch.setattr("metaseq_lm.training.trainer.Trainer._update", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -232,7 +217,7 @@ def test_a_failure_after_going_on_is_on_record(
     assert results(tmp_path)["status"] == "failed"
 
 
-def test_a_split_more_is_scored(moons: Path, tmp_path: Path) -> None:
+def test_a_split_more_is_scored(moons, tmp_path):
     """The run is trained already; only the scores are made up."""
     train(configure(moons, tmp_path, CASE, "trainer.max_update=3", "trainer.valid_split=''"))
     assert results(tmp_path)["metrics"] == {}
@@ -243,7 +228,7 @@ def test_a_split_more_is_scored(moons: Path, tmp_path: Path) -> None:
     assert [row["update"] for row in rows if row["kind"] == "train"] == [1, 2, 3]
 
 
-def test_a_run_without_patience_left_does_not_go_on(moons: Path, tmp_path: Path) -> None:
+def test_a_run_without_patience_left_does_not_go_on(moons, tmp_path):
     """Asked for the scores of a split, it makes no updates that it had not made before."""
     more = ["trainer.max_update=50", "trainer.validate_interval_updates=2", "trainer.patience=2"]
     more += ["optimizer.lr=0"]
@@ -256,10 +241,10 @@ def test_a_run_without_patience_left_does_not_go_on(moons: Path, tmp_path: Path)
     assert results(tmp_path)["updates"] == 10
 
 
-def test_a_wrong_metric_costs_no_updates(moons: Path, tmp_path: Path) -> None:
+def test_a_wrong_metric_costs_no_updates(moons, tmp_path):
     more = ["trainer.max_update=5", "trainer.validate_interval_updates=0"]
     more += ["trainer.save_interval_updates=0"]
-    with pytest.raises(UsageError, match="'acuracy' but validation gives accuracy, loss"):
+    with pytest.raises(UsageError, match="'acuracy'.*accuracy, loss"):
         train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=acuracy"))
     assert not (tmp_path / "checkpoints" / "last").exists()
     train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=loss"))
@@ -267,7 +252,7 @@ def test_a_wrong_metric_costs_no_updates(moons: Path, tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000005"
 
 
-def test_the_best_of_another_metric_is_not_compared(moons: Path, tmp_path: Path) -> None:
+def test_the_best_of_another_metric_is_not_compared(moons, tmp_path):
     """An accuracy is below any loss: maximised, it could never be better."""
     train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=2"))
     more = ["trainer.best_checkpoint_metric=accuracy"]
@@ -277,7 +262,7 @@ def test_the_best_of_another_metric_is_not_compared(moons: Path, tmp_path: Path)
     assert run.trainer.best.update == 4 and run.trainer.best.value < 1
 
 
-def test_the_link_to_the_best_of_another_metric_goes(moons: Path, tmp_path: Path) -> None:
+def test_the_link_to_the_best_of_another_metric_goes(moons, tmp_path):
     """Of a finished run the last weights are the first to be judged by the new metric."""
     worse = ["optimizer.lr=30", "schedule=constant", "trainer.max_update=4"]
     train(configure(moons, tmp_path, CASE, *OFTEN, *worse))
@@ -292,14 +277,14 @@ def test_the_link_to_the_best_of_another_metric_goes(moons: Path, tmp_path: Path
     assert not best.is_symlink()
 
 
-def test_damaged_metrics_are_named(moons: Path, tmp_path: Path) -> None:
+def test_damaged_metrics_are_named(moons, tmp_path):
     train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
     (tmp_path / "results.json").write_text(json.dumps(results(tmp_path) | {"metrics": 5}))
-    with pytest.raises(MetaseqError, match="metrics is no mapping"):
+    with pytest.raises(MetaseqError, match="metrics is no"):
         train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
 
 
-def test_pruning_keeps_what_was_just_written(tmp_path: Path) -> None:
+def test_pruning_keeps_what_was_just_written(tmp_path):
     """A later checkpoint that could not be read must not push it out."""
     for update in (500, 1000):
         checkpoint.save(tmp_path, update, {}, {}, {})
@@ -311,7 +296,7 @@ def test_pruning_keeps_what_was_just_written(tmp_path: Path) -> None:
     assert not (tmp_path / "update_000000500").exists()
 
 
-def test_labels_are_part_of_the_fingerprint(moons: Path, tmp_path: Path) -> None:
+def test_labels_are_part_of_the_fingerprint(moons, tmp_path):
     """A run on a labelled set does not go on with other labels."""
     data = tmp_path / "data"
     shutil.copytree(moons, data)
@@ -328,9 +313,7 @@ def test_labels_are_part_of_the_fingerprint(moons: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("case", [("cvt_aux", 0), ("cvt_vision", 0), ("masked_lm", 0)])
-def test_refused_update_leaves_no_trace(
-    case: tuple[str, int], moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_update_leaves_no_trace(case, moons, tmp_path, monkeypatch):
     """Not in averages of the weights either, nor in running statistics."""
     run = TrainingRun(configure(moons, tmp_path, case, "trainer.on_nonfinite=skip"))
     trainer, engine = run.trainer, run.engine
@@ -355,9 +338,7 @@ def test_refused_update_leaves_no_trace(
     assert any(moved) == (case[0] != "masked_lm")
 
 
-def test_the_number_of_updates_that_flops_pay_for_stays(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_updates_that_flops_pay_for_stays(moons, tmp_path, monkeypatch):
     """A run that goes on with other micro-batches does not price its updates anew."""
     more = ["trainer.max_update=0", "trainer.max_flops=3e7", "trainer.valid_split=''"]
     train(configure(moons, tmp_path, CASE, *more))
@@ -367,7 +348,7 @@ def test_the_number_of_updates_that_flops_pay_for_stays(
     assert run.config.trainer.max_update == updates > 2
 
 
-def test_flops_of_all_replicas_go_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_of_all_replicas_go_to_the_first(monkeypatch):
     """A checkpoint holds their sum; on the next number of processes one of them goes on with it."""
     meter = FlopMeter()
     meter.total = 3.0
@@ -379,7 +360,7 @@ def test_flops_of_all_replicas_go_to_the_first(monkeypatch: pytest.MonkeyPatch) 
     assert [share.total for share in shares] == [3.0, 0.0]
 
 
-def test_run_folder_in_use_refuses_a_second_process(moons: Path, tmp_path: Path) -> None:
+def test_run_folder_in_use_refuses_a_second_process(moons, tmp_path):
     """A second one is told; when the first has ended, whatever way, the next may go on."""
     hold = (
         "import sys, pathlib; from metaseq_lm.runs.folder import open_locked; "
@@ -391,7 +372,7 @@ def test_run_folder_in_use_refuses_a_second_process(moons: Path, tmp_path: Path)
     )
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
-        with pytest.raises(MetaseqError, match="another process trains this run"):
+        with pytest.raises(MetaseqError, match="another process"):
             TrainingRun(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
     finally:
         first.kill()
@@ -399,9 +380,7 @@ def test_run_folder_in_use_refuses_a_second_process(moons: Path, tmp_path: Path)
     train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
 
 
-def test_finished_run_is_compared_with_the_data_it_claims(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_finished_run_is_compared_with_the_data_it_claims(moons, tmp_path, capsys):
     """By train and by sweep: a set that was made again with one label changed is another set."""
     data, run, out = tmp_path / "data", tmp_path / "run", tmp_path / "out"
     shutil.copytree(moons, data)
@@ -435,7 +414,5 @@ def test_finished_run_is_compared_with_the_data_it_claims(
     make_set([*rows[:-1], "d\tyes"])
     for command_line in commands:
         capsys.readouterr()
-        assert main([*command_line, *options]) == 1
-        said = capsys.readouterr().err
-        assert "was trained on other data" in said and "choose another" in said
+        expect_error(capsys, main([*command_line, *options]), 1, "other data", "choose another")
     assert (run / "results.json").read_bytes() == before

@@ -56,9 +56,7 @@ def outcomes(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.mark.parametrize(
     "name, commands", [(name, commands) for name, _, commands in malicious_cases.CASES]
 )
-def test_malicious_file_is_refused(
-    outcomes: dict[str, list[dict]], name: str, commands: list[str]
-) -> None:
+def test_malicious_file_is_refused(outcomes, name, commands):
     assert [told["command"] for told in outcomes[name]] == [c.split()[0] for c in commands]
     for told in outcomes[name]:
         assert told["code"] in (1, 2), told
@@ -71,9 +69,7 @@ def test_malicious_file_is_refused(
         assert told["seconds"] < 30
 
 
-def test_payload_runs_where_pickles_are_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_payload_runs_where_pickles_are_trusted(tmp_path, monkeypatch):
     """Each payload does what it threatens if its pickle is trusted: else the tests say nothing."""
     canary = tmp_path / "canary"
     (tmp_path / "evil_module.py").write_text(malice.MODULE.format(canary=str(canary)))
@@ -91,13 +87,13 @@ def test_payload_runs_where_pickles_are_trusted(
         sys.modules.pop(name, None)
 
 
-def test_checkpoint_save_refuses_what_load_would_refuse(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be saved: .*bytearray"):
+def test_checkpoint_save_refuses_what_load_would_refuse(tmp_path):
+    with pytest.raises(CheckpointError, match="be saved: .*bytearray"):
         checkpoint.save(tmp_path, 1, {"w": torch.ones(1)}, {"x": bytearray(3)}, {})
     assert not list(tmp_path.iterdir())
 
 
-def test_plain_data_of_every_kind_can_be_loaded(tmp_path: Path) -> None:
+def test_plain_data_of_every_kind_can_be_loaded(tmp_path):
     kinds = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64]
     state: dict[str, Any] = {str(kind): torch.ones(2).to(kind) for kind in kinds}
     state |= {"n": [1, 2.5, None, True, "x", b"x", (1, 2**80)], "set": {1}, "empty": {}}
@@ -106,7 +102,7 @@ def test_plain_data_of_every_kind_can_be_loaded(tmp_path: Path) -> None:
     assert str(checkpoint.load(path).state) == str(state)
 
 
-def test_links_in_a_run_folder_are_removed_and_not_followed(tmp_path: Path) -> None:
+def test_links_in_a_run_folder_are_removed_and_not_followed(tmp_path):
     """A link called like a checkpoint or a leftover: what it leads to stays."""
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -129,9 +125,7 @@ def test_links_in_a_run_folder_are_removed_and_not_followed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", ["/", "/proc", "outside", "above"])
-def test_report_follows_no_link_out_of_its_folder(
-    tmp_path: Path, target: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_report_follows_no_link_out_of_its_folder(tmp_path, target, capsys):
     """Except one to a run; the link is named."""
     runs, outside = tmp_path / "runs", tmp_path / "outside"
     make_run(runs / "a")
@@ -150,9 +144,7 @@ def test_report_follows_no_link_out_of_its_folder(
 
 @pytest.mark.parametrize("name", ["sweep.json", "jobs.jsonl", ".lock", "log.jsonl", "results.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "outside"])
-def test_sweep_reads_and_writes_only_files_of_its_folder(
-    moons: Path, tmp_path: Path, name: str, kind: str
-) -> None:
+def test_sweep_reads_and_writes_only_files_of_its_folder(moons, tmp_path, name, kind):
     out, outside = tmp_path / "out", tmp_path / "outside"
     definition = normalise({"data": str(moons), "overrides": MLM})
     out.mkdir()
@@ -177,9 +169,7 @@ FORMULAS = ["=HYPERLINK(0)", "+1+1", "-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\
 COLOURED = "\x1b[31mred\x1b]0;title\x07\u202e"
 
 
-def test_reports_defuse_formulas_and_control_characters(
-    tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_reports_defuse_formulas_and_control_characters(tmp_path, capfd):
     """In every file and on the terminal; numbers stay numbers."""
     labels = [*FORMULAS, COLOURED, "soft", "-0.5"]
     for seed, label in enumerate(labels):
@@ -199,9 +189,7 @@ def test_reports_defuse_formulas_and_control_characters(
     assert {"'=HYPERLINK(0)", "soft", "-0.5", "0.5"} <= set(cells)
 
 
-def test_terminal_gets_no_control_characters_of_files(
-    moons: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_terminal_gets_no_control_characters_of_files(moons, tmp_path, capfd):
     data = shutil.copytree(moons, tmp_path / "data")
     labels = (COLOURED, "x", COLOURED, "x")
     rows = [f"{'many words ' * 60}{i}\t{label}\n" for i, label in enumerate(labels)]
@@ -271,12 +259,8 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
         ("sweep {data} --out {run}8 --dry-run --config-dir {run}", 2),
     ],
 )
-def test_code_is_loaded_only_by_the_command_line(
-    planted: tuple[Path, Path], moons: Path, command: str, code: int, capsys: pytest.CaptureFixture
-) -> None:
-    """A plug-in that a found file names is not imported; evaluate shows it and wants
-    it repeated.
-    """
+def test_code_is_loaded_only_by_the_command_line(planted, moons, command, code, capsys):
+    """A plug-in that a found file names is not imported; evaluate wants it repeated."""
     run, canary = planted
     words = command.format(run=run, data=moons).split()
     if "--config-dir" in words:
@@ -294,7 +278,7 @@ def test_code_is_loaded_only_by_the_command_line(
             said
         )
     if words[0] == "evaluate":
-        assert "give --user-dir with its path" in said and "evil_plugin.py" in said
+        assert "give --user-dir" in said and "evil_plugin.py" in said
         assert main([*words, "--user-dir", str(run.parent / "evil_plugin.py")]) == 0
         assert canary.exists()
         del sys.modules["evil_plugin"]
@@ -319,9 +303,7 @@ def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file.write_text(json.dumps(content) + "\n")
 
 
-def test_sweep_runs_only_code_that_the_command_line_names(
-    failed_sweep: tuple[Path, Path], capsys: pytest.CaptureFixture
-) -> None:
+def test_sweep_runs_only_code_that_the_command_line_names(failed_sweep, capsys):
     """Of sweep.json no plug-in, no line for a shell; of code/ only what its hash stands for."""
     out, canary = failed_sweep
     plugin, record = out.parent / "evil_plugin.py", out / "sweep.json"
@@ -374,11 +356,7 @@ def test_sweep_runs_only_code_that_the_command_line_names(
     assert code_at(snapshot, None, None).folder == snapshot and not compiled.exists()
 
 
-def test_programs_of_slurm_get_no_option_of_a_file(
-    failed_sweep: tuple[Path, Path],
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_programs_of_slurm_get_no_option_of_a_file(failed_sweep, capsys, monkeypatch):
     out, canary = failed_sweep
     programs = out.parent / "bin"
     programs.mkdir()
@@ -396,7 +374,7 @@ def test_programs_of_slurm_get_no_option_of_a_file(
             for command in (["status"], ["cancel"], ["resubmit", "--failed"]):
                 assert main(["sweep", *command, str(out)]) == 1, (value, command)
                 said = capsys.readouterr().err
-                assert f"{key} {value[:60]!r} is not of the form" in said, said
+                assert f"{key} {value[:60]!r} is not" in said, said
             assert not canary.exists(), canary.read_text()
     jobs.write_text(json.dumps({**whole, "executor": "slurm", "job": "12_3"}) + "\n")
     assert main(["sweep", "status", str(out)]) == 0

@@ -83,7 +83,7 @@ datagrams.bind(("127.0.0.2", 0)); six = socket.create_server(("::1", 0), family=
 time.sleep(0.3)"""
 
 
-def test_listeners_of_a_process_are_seen(place: Path) -> None:
+def test_listeners_of_a_process_are_seen(place):
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '''{LISTENER}'''], "
     seen = listeners_of(["-c", code + "start_new_session=True)"], place).seen
     assert seen == {"0.0.0.0", "::1", "127.0.0.2", "unix:at"}
@@ -98,7 +98,7 @@ STARTING: dict[str, tuple[list[str], int, set[str]]] = {  # with processes at le
 
 
 @pytest.mark.parametrize("name", STARTING)
-def test_processes_of_a_command_listen_on_the_loopback_only(name: str, place: Path) -> None:
+def test_processes_of_a_command_listen_on_the_loopback_only(name, place):
     command, count, addresses = STARTING[name]
     found = listeners_of([*PROGRAM, *command], place)
     assert len(found.processes) >= count
@@ -108,7 +108,7 @@ def test_processes_of_a_command_listen_on_the_loopback_only(name: str, place: Pa
 SEARCHED = ["search", "search/account.lock", "search/all", "search/all/0000", "lr=*"]
 
 
-def test_search_listens_on_nothing_and_follows_no_link(place: Path, tmp_path: Path) -> None:
+def test_search_listens_on_nothing_and_follows_no_link(place, tmp_path):
     found = listeners_of([*PROGRAM, *SEARCH], place)
     assert len(found.processes) >= 4 and not found.seen
     shutil.copytree("new", tmp_path / "new", symlinks=True)
@@ -222,9 +222,7 @@ def temporary(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_command_writes_through_no_link(
-    name: str, place: Path, tmp_path: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_writes_through_no_link(name, place, tmp_path, begun, monkeypatch):
     """Links wherever a first run wrote: they are replaced, or refused by name one after the other.
 
     A link that was refused is taken away, so that the command meets the next.
@@ -269,9 +267,7 @@ def longest_named(link: Path, message: str, with_top: bool) -> int:
     return max([len(str(path)) for path in paths if str(path) in message], default=0)
 
 
-def test_data_of_a_league_and_runs_of_a_suite_are_made_in_no_link(
-    place: Path, tmp_path: Path
-) -> None:
+def test_data_of_a_league_and_runs_of_a_suite_are_made_in_no_link(place, tmp_path):
     Path("world.yaml").write_text(yaml.safe_dump(plan_with()))
     for split in ("train", "valid"):
         agreement.write_labelled_pairs(Path(f"mrpc.{split}.jsonl"), 8, 5, (1, 0))
@@ -288,7 +284,7 @@ def test_data_of_a_league_and_runs_of_a_suite_are_made_in_no_link(
         assert contents(tmp_path / "victims") == kept
 
 
-def test_copied_code_is_written_through_no_link(place: Path, tmp_path: Path) -> None:
+def test_copied_code_is_written_through_no_link(place, tmp_path):
     """A sweep of a league begins with the snapshot of another one."""
     league, definition = place / "L", normalise({"data": "data", "overrides": RUN})
     sweeps = [SweepFolder(league / "final" / name) for name in ("a", "b")]
@@ -305,9 +301,7 @@ def test_copied_code_is_written_through_no_link(place: Path, tmp_path: Path) -> 
     assert contents(tmp_path / "victims") == kept
 
 
-def test_event_files_have_names_that_nobody_can_guess(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_files_have_names_that_nobody_can_guess(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1.8e9)
     TensorBoard(LoggedRun(tmp_path / "a", RunConfig())).close(False)
     (name,) = (path.name for path in (tmp_path / "a" / "tb").iterdir())

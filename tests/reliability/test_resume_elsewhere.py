@@ -60,8 +60,8 @@ def moments(state: dict) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision, limit", [("fp32", 1e-5), ("fp64", 1e-12)])
 def test_resume_on_one_two_four_and_one_process_gives_equal_losses(
-    precision: str, limit: float, moons: Path, tmp_path: Path
-) -> None:
+    precision, limit, moons, tmp_path
+):
     """Order of samples per update exactly, losses and moments up to the order of summation."""
     more = [*(FP64 if precision == "fp64" else []), f"seed={REPEATS}"]
     straight = chain(moons, tmp_path / "straight", [1], *more, updates=12)
@@ -79,7 +79,7 @@ def test_resume_on_one_two_four_and_one_process_gives_equal_losses(
 
 
 @pytest.mark.slow
-def test_shards_of_two_go_to_four_and_to_whole_parameters(moons: Path, tmp_path: Path) -> None:
+def test_shards_of_two_go_to_four_and_to_whole_parameters(moons, tmp_path):
     """The same losses and moments as without shards, up to the order of summation."""
     counts = [2, 4, 2]
     shards = chain(moons, tmp_path / "shards", counts, *FP64, sharded=(0, 1))
@@ -101,7 +101,7 @@ def test_shards_of_two_go_to_four_and_to_whole_parameters(moons: Path, tmp_path:
 # ---------------------------------------------------------------- limits
 
 
-def test_flops_stop_the_same_update_on_one_and_two_processes(moons: Path, tmp_path: Path) -> None:
+def test_flops_stop_the_same_update_on_one_and_two_processes(moons, tmp_path):
     """The limit holds for the sum over the processes."""
     probe = TrainingRun(
         configure(moons, tmp_path / "probe", ("masked_lm", 0), "trainer.max_update=1")
@@ -124,9 +124,7 @@ def test_flops_stop_the_same_update_on_one_and_two_processes(moons: Path, tmp_pa
 @pytest.mark.parametrize(
     "name, value, raised", [("max_flops", 1e7, 1e12), ("max_seconds", 0.2, 60)]
 )
-def test_a_raised_limit_goes_on(
-    name: str, value: float, raised: float, moons: Path, tmp_path: Path
-) -> None:
+def test_a_raised_limit_goes_on(name, value, raised, moons, tmp_path):
     def train(limit: float, last: int) -> dict:
         more = [f"trainer.{name}={limit}", f"trainer.max_update={last}", "trainer.valid_split=''"]
         run = TrainingRun(configure(moons, tmp_path, ("masked_lm", 0), *more))
@@ -143,7 +141,7 @@ def test_a_raised_limit_goes_on(
     assert [row["update"] for row in rows(tmp_path, "train")] == list(range(1, last + 1))
 
 
-def test_a_paused_run_goes_on_as_if_it_had_not_stopped(moons: Path, tmp_path: Path) -> None:
+def test_a_paused_run_goes_on_as_if_it_had_not_stopped(moons, tmp_path):
     """The budget makes the schedule, not the pause."""
 
     def train(folder: str, *more: str) -> TrainingRun:

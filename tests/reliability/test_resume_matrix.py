@@ -67,9 +67,7 @@ def refused(capsys: pytest.CaptureFixture, *words: str, say: str) -> None:
 
 @pytest.mark.parametrize("words", [[], ["data"], ["data", *MLM, *START]])
 def test_unchanged(words: list[str], work: Path) -> None:
-    """With the stored configuration or the whole command: bitwise equal to one run of
-    four updates.
-    """
+    """By the stored configuration or the command: bitwise one run of four updates."""
     main(["train", "data", "--save-dir", "whole", *MLM, *START, "--max-update", "4"])
     go_on(*words)
     whole, resumed = last("whole"), last()
@@ -79,7 +77,7 @@ def test_unchanged(words: list[str], work: Path) -> None:
     configs[0].save_dir = "whole"
     assert configs[0] == configs[1]
     assert "reset" not in events() and "software" not in events()
-    assert "at update 2; changed trainer.max_update 2 -> 4" in events()
+    assert "changed trainer.max_update 2 -> 4" in events()
 
 
 @pytest.mark.parametrize("part", ["schedule", "optimizer"])
@@ -113,7 +111,7 @@ def test_other_data(work: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["preprocess", *arguments, "--validpref", "t.txt"]) == 0
     refused(capsys, "new", say="add --reset data,")
     go_on("new", "--reset", "data")
-    assert "reset data; changed trainer.max_update 2 -> 4, data " in events()
+    assert "trainer.max_update 2 -> 4, data " in events()
     assert last().state["best"]["update"] == 4  # scores on other data are not compared
     arguments[3:4] = []
     arguments[2:3] = ["--tokenizer", "char"]

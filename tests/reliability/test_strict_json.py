@@ -2,10 +2,8 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from battery import CASES, TINY
 from synthetic import make_run
@@ -30,7 +28,7 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_numbers_that_are_not_finite_survive() -> None:
+def test_numbers_that_are_not_finite_survive():
     assert repr(as_numbers(strict(to_json(ODD)))) == repr(ODD)
     assert to_json({"a": [1.0, None, True]}) == '{"a": [1.0, null, true]}'
     nested: Any = []
@@ -39,9 +37,7 @@ def test_numbers_that_are_not_finite_survive() -> None:
     as_numbers(nested)
 
 
-def test_run_writes_strict_json(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_writes_strict_json(moons, tmp_path, monkeypatch):
     """Log, results and checkpoints of a run whose validation is not finite, and its archive."""
     run = tmp_path / "run"
     improves = Trainer._validate
@@ -74,7 +70,7 @@ def test_run_writes_strict_json(
     assert stored.fingerprint == whole.fingerprint
 
 
-def test_old_files_are_read(tmp_path: Path) -> None:
+def test_old_files_are_read(tmp_path):
     results = {"metrics": {"test": {"loss": math.nan}}, "flops": math.inf}
     run = make_run(tmp_path / "a", results=results)
     with open(run / "log.jsonl", "a") as log:
@@ -86,7 +82,7 @@ def test_old_files_are_read(tmp_path: Path) -> None:
     )
 
 
-def test_predictions_are_strict(tmp_path: Path) -> None:
+def test_predictions_are_strict(tmp_path):
     rows = [{"index": 0, "scores": torch.tensor([math.nan, 1.0]).tolist()}]
     write_predictions(tmp_path, "valid", rows, {})
     assert strict((tmp_path / "predictions.valid.jsonl").read_text())["scores"] == ["NaN", 1.0]

@@ -132,10 +132,7 @@ def test_the_trainer_names_no_method() -> None:
 
 
 # transformers' ELECTRA: what its folders call it, and the criterion that goes on training it.
-EXCHANGED = {
-    "interop/configs.py": {"electra", "electra_rtd"},
-    "interop/names.py": {"electra"},
-}
+EXCHANGED = {"interop/configs.py": {"electra", "electra_rtd"}, "interop/names.py": {"electra"}}
 
 
 def literals(path: Path) -> set[str]:
@@ -171,18 +168,7 @@ def test_top_level_is_as_designed() -> None:
 # From the bottom to the top. `plugins` is the composition root: it imports what names are
 # registered by, some of it by strings, so only commands may import it.
 ROOMS = (
-    *(
-        "core",
-        "config",
-        "distributed",
-        "runs",
-        "forward",
-        "data",
-        "optim",
-        "engine",
-        "models",
-        "criterions",
-    ),
+    *"core config distributed runs forward data optim engine models criterions".split(),
     *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "league", "methods"),
     *("plugins", "cli"),
 )
@@ -251,10 +237,7 @@ def test_imports_have_no_circle() -> None:
 
 
 def test_public_functions_have_a_docstring() -> None:
-    """Overrides are documented where they are declared; everything else public says what it does.
-
-    Not each overload of a function.
-    """
+    """All that is public but overrides and overloads, documented at their declaration."""
     wrong = []
     for path in SOURCES:
         tree = parsed(path)

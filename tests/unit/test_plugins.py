@@ -3,9 +3,9 @@
 import importlib.metadata
 import re
 import sys
-from pathlib import Path
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import main
@@ -22,12 +22,12 @@ def schedule(config):
 """
 
 
-def test_unknown_name_lists_the_near_ones() -> None:
-    with pytest.raises(UsageError, match="Did you mean 'masked_lm'.*Registered: .*--user-dir"):
+def test_unknown_name_lists_the_near_ones():
+    with pytest.raises(UsageError, match="'masked_ml'.*'masked_lm'.*--user-dir"):
         CRITERIONS.entry("masked_ml")
 
 
-def test_a_name_belongs_to_one_module() -> None:
+def test_a_name_belongs_to_one_module():
     registry = Registry("thing")
 
     def first() -> None: ...
@@ -40,7 +40,7 @@ def test_a_name_belongs_to_one_module() -> None:
         registry.register("x")(second)
 
 
-def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
+def test_a_file_and_a_folder_can_be_plugins(tmp_path):
     (tmp_path / "one_file_plugin.py").write_text(SOURCE.format(name="from_file"))
     folder = tmp_path / "folder_plugin"
     folder.mkdir()
@@ -54,9 +54,9 @@ def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
         plugins.load(str(tmp_path))
 
 
-def test_a_plugin_may_not_hide_a_module(tmp_path: Path) -> None:
+def test_a_plugin_may_not_hide_a_module(tmp_path):
     (tmp_path / "json.py").write_text("")
-    with pytest.raises(UsageError, match="'json' is loaded already"):
+    with pytest.raises(UsageError, match="'json' is loaded"):
         plugins.load(str(tmp_path / "json.py"))
 
 
@@ -67,9 +67,7 @@ class Point:
         self.name, self.value = name, value
 
 
-def test_installed_entry_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_installed_entry_points(tmp_path, monkeypatch, capsys):
     """A good one registers; a broken one is warned about and named when a name is not found."""
     (tmp_path / "installed_good.py").write_text(SOURCE.format(name="from_entry_point"))
     (tmp_path / "installed_bad.py").write_text("import a_missing_dependency\n")
@@ -85,25 +83,22 @@ def test_installed_entry_points(
     plugins.load_all()
     assert SCHEDULES.build("from_entry_point", None)(1) == 0.25
     assert "a_missing_dependency" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="failed to import: bad .*a_missing_dependency"):
+    with pytest.raises(UsageError, match="bad.*a_missing_dependency"):
         SCHEDULES.entry("from_the_bad_one")
     plugins.FAILED.clear()
     del sys.modules["installed_good"]
 
 
-def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
+def test_list_names_the_origin(capsys):
     assert main(["list", "criterion"]) == 0
     shown = capsys.readouterr().out
     assert "meta_pseudo_label_soft" in shown and "[metaseq_lm.methods.meta_pseudo_label" in shown
     assert "(task bam)" in shown and "sizes:" not in shown
     assert main(["list", "model"]) == 0
-    assert re.search("sizes:.*bert_small +BERT at ELECTRA", capsys.readouterr().out, re.S)
+    assert re.search("sizes:.*bert_small +BERT", capsys.readouterr().out, re.S)
     assert main(["list", "dataset-kinds"]) == 0
-    assert re.search(
-        "^dataset-kind:\n.*  treebank +Sentences with a head", capsys.readouterr().out, re.S
-    )
-    assert main(["list", "critrion"]) == 2
-    assert "'criterion'" in capsys.readouterr().err
+    assert re.search("^dataset-kind:\n.* treebank +Sentences", capsys.readouterr().out, re.S)
+    expect_error(capsys, main(["list", "critrion"]), 2, "'criterion'")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
         ("from metaseq_lm.tasks.masked_lm import Nowhere", "cannot import name 'Nowhere'"),
     ],
 )
-def test_what_moved_is_named(tmp_path: Path, line: str, hint: str) -> None:
+def test_what_moved_is_named(tmp_path, line, hint):
     plugin = tmp_path / "old_plugin.py"
     plugin.write_text(line + "\n")
     with pytest.raises(UsageError, match=hint) as error:

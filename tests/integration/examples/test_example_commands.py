@@ -86,13 +86,11 @@ def scored(data: Path, name: str, *options: str) -> None:
         ("elmo_lm", LANGUAGE_MODEL),
     ],
 )
-def test_the_data_has_what_configs_ask_for(name: str, options: list[str], place: Path) -> None:
+def test_the_data_has_what_configs_ask_for(name, options, place):
     scored(place / "data" / "words", name, *options)
 
 
-def test_runs_that_start_from_others_find_them(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_start_from_others_find_them(place, tmp_path, monkeypatch):
     """The page's training commands one after the other: several sets, a probe, a language model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(place / "data")
@@ -109,7 +107,7 @@ def test_runs_that_start_from_others_find_them(
 
 
 @pytest.mark.parametrize("data", ["multi30k", "iwslt"])
-def test_translation_of_raw_text(data: str, place: Path) -> None:
+def test_translation_of_raw_text(data, place):
     sizes = ["model.embed_dim=4", "model.hidden_dim=8", "model.output_dim=6", "task.beam_size=2"]
     more = ["task.unlabelled=rest", "task.labelled_share=0.5", "task.bleu_tokenizer=13a"]
     final = "trainer.final_splits=[test]"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bare import Bare, environment
+from bare import environment
 from imported import imported
 from sweeping import wait_until
 
@@ -70,7 +70,7 @@ def recorded(script: Path, out: Path, variables: dict[str, str]) -> list[list[st
     # That of cvt takes a minute; test_examples.py composes its sweeps.
     [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "cvt")) for name in sorted(DATA)],
 )
-def test_each_command_of_a_script_has_valid_options(name: str, tmp_path: Path, bare: Bare) -> None:
+def test_each_command_of_a_script_has_valid_options(name, tmp_path, bare):
     """Configs and sweeps compose; of the others the files alone are missing."""
     for folder in DATA[name]:
         (tmp_path / "out" / folder).mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_each_command_of_a_script_has_valid_options(name: str, tmp_path: Path, b
     assert {"report"} <= kinds and kinds & {"sweep", "train"}
 
 
-def test_the_quickstart_is_a_part_of_the_plan_balanced(tmp_path: Path, bare: Bare) -> None:
+def test_the_quickstart_is_a_part_of_the_plan_balanced(tmp_path, bare):
     """In a copy, where the package is installed."""
     calls = recorded(bare.copy / "scripts" / "quickstart", tmp_path / "out", {})
     assert calls[0] == ["-c", "import metaseq_lm"]
@@ -109,7 +109,7 @@ def test_the_quickstart_is_a_part_of_the_plan_balanced(tmp_path: Path, bare: Bar
 
 
 @pytest.mark.slow
-def test_the_quickstart_trains_in_a_copy(tmp_path: Path, bare: Bare) -> None:
+def test_the_quickstart_trains_in_a_copy(tmp_path, bare):
     """Without extras and with nothing installed but the wheel, until the first run has begun."""
     path = f"{bare.programs}{os.pathsep}{os.environ['PATH']}"
     with open(tmp_path / "output", "w") as output:
@@ -148,25 +148,23 @@ def test_the_quickstart_trains_in_a_copy(tmp_path: Path, bare: Bare) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_programs_name_the_extra_that_they_need(words: list[str], extra: str, bare: Bare) -> None:
+def test_programs_name_the_extra_that_they_need(words, extra, bare):
     code, text = bare.run(["python", *words], bare.copy)
     assert code in (1, 2) and f"metaseq-lm[{extra}]" in text and "Traceback" not in text
 
 
-def test_scripts_that_train_ask_for_no_hints() -> None:
+def test_scripts_that_train_ask_for_no_hints():
     scripts = {path.parent.name: path.read_text() for path in EXAMPLES.glob("*/run.sh")}
     training = {name for name, text in scripts.items() if " train " in text}
     assert training == {name for name, text in scripts.items() if NO_HINTS in text}
 
 
-def test_every_example_script_is_tested() -> None:
+def test_every_example_script_is_tested():
     assert {path.parent.name for path in EXAMPLES.glob("*/run.sh")} == set(DATA)
 
 
 @pytest.mark.parametrize("name", ["peer", "exported"])
-def test_the_tables_of_the_real_encoder_need_no_transformers(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_tables_of_the_real_encoder_need_no_transformers(name, monkeypatch, capsys):
     """They are made of lines of JSON."""
     monkeypatch.setitem(sys.modules, "transformers", None)
     example = EXAMPLES / "real_encoder"

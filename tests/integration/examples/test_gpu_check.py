@@ -42,9 +42,7 @@ def model(modules: tuple[ModuleType, ModuleType]) -> ModuleType:
     return modules[1]
 
 
-def test_dry_run(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_dry_run(check, monkeypatch, capsys):
     """Every stage with its limit, every row with a prediction, and nothing measured."""
     monkeypatch.setattr(sys, "argv", ["gpu-check", "--dry-run"])
     check.main()
@@ -58,16 +56,14 @@ def test_dry_run(
     assert all(value == "passes" or float(value.replace(",", "")) > 0 for _, _, value in rows)
 
 
-def test_without_a_gpu(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_without_a_gpu(check, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu-check"])
     check.main()
-    assert "no CUDA device, skipped" in capsys.readouterr().err
+    assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_a_command_is_cut_at_its_limit(check: ModuleType, tmp_path: Path) -> None:
+def test_a_command_is_cut_at_its_limit(check, tmp_path):
     """What it has printed counts, and the processes that it has started end, too."""
     alive = tmp_path / "alive"
     child = f"import time\nwhile True: open({str(alive)!r}, 'a').write('x'); time.sleep(0.05)"
@@ -88,9 +84,7 @@ def test_a_command_is_cut_at_its_limit(check: ModuleType, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_report(
-    passes: bool, check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_report(passes, check, tmp_path, capsys):
     """Rows are archived with the card's name and what was predicted; absent ones are not."""
     predicted = [check.Row("a", "tokens/s", 50.0), check.Row("b", "GB", 2.0), check.Row("c", "", 1)]
     stage = check.Stage("x", 1, "", lambda card: predicted, lambda card: iter(()))
@@ -107,9 +101,7 @@ def test_report(
     assert lines[0]["predicted"] == 50 and lines[0]["value"] == 100 and lines[0]["ratio"] == 0.3
 
 
-def test_stages_one_after_the_other(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_one_after_the_other(check, tmp_path, monkeypatch):
     """What the card gives is measured first, and predictions are for that from there on."""
     limits, cards = [], []
 
@@ -130,7 +122,7 @@ def test_stages_one_after_the_other(
     assert not check.check(check.STAGES[:3], tmp_path / "out", 0.0) and len(limits) == 3
 
 
-def test_rows_of_cases(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_cases(check, tmp_path, monkeypatch):
     """Speed with the share of the card's rate, and memory, under the names of the predictions."""
     rounds = [importlib.import_module("gpu_speed").Round(1000, 2e9, 4.0)]
     monkeypatch.setattr(check, "measured", lambda *args: rounds)
@@ -149,7 +141,7 @@ def test_rows_of_cases(check: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     assert len((tmp_path / "out").read_text().splitlines()) == 4
 
 
-def test_rows_of_the_card(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_card(check, monkeypatch):
     for name, value in (("matmul_rate", 7e14), ("copy_rate", 3e12), ("launch_seconds", 5e-6)):
         monkeypatch.setattr(check, name, lambda *args, value=value: value)
     rows = list(check.run_card(check.H100))
@@ -161,7 +153,7 @@ def test_rows_of_the_card(check: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("suffix", ["_no_dropout", "_compiled"])
-def test_the_archived_rows_are_explained(suffix: str, check: ModuleType) -> None:
+def test_the_archived_rows_are_explained(suffix, check):
     """Speeds by one factor within a fifth, peak memory within a tenth, FLOPs within a hundredth."""
     lines = [json.loads(line) for line in check.ARCHIVE.read_text().splitlines()]
     archived = {line["name"]: line for line in lines if line.get("commit") == check.FITTED}
@@ -190,7 +182,7 @@ def traced(model: ModuleType, function: object, *shapes: tuple[int, ...]) -> lis
     return tracer.kernels
 
 
-def test_bytes_and_flops_of_kernels(model: ModuleType) -> None:
+def test_bytes_and_flops_of_kernels(model):
     def function(x: Tensor, w: Tensor, table: Tensor) -> None:
         with torch.no_grad():
             y = x.view(10, 6) @ w  # 10 x 6 times 6 x 4
@@ -210,10 +202,8 @@ def test_bytes_and_flops_of_kernels(model: ModuleType) -> None:
     assert not {"view", "t", "expand", "detach"} & set(by_name)
 
 
-def test_fused_kernels(model: ModuleType) -> None:
-    """What lies between two products is one kernel; what stays inside is neither read nor
-    written.
-    """
+def test_fused_kernels(model):
+    """What lies between two products is one kernel; nothing inside is read or written."""
 
     def function(x: Tensor, w: Tensor) -> None:
         with torch.no_grad():
@@ -227,7 +217,7 @@ def test_fused_kernels(model: ModuleType) -> None:
     assert merged[1].bytes == 2 * (32 + 32)
 
 
-def test_fused_dropout_reads_and_writes_once(model: ModuleType) -> None:
+def test_fused_dropout_reads_and_writes_once(model):
     def function(x: Tensor, residual: Tensor) -> None:
         keys = torch.zeros(4, dtype=torch.long)
         dropped = model.Kernels.dropout(x, residual, keys, 0, 100)
@@ -237,7 +227,7 @@ def test_fused_dropout_reads_and_writes_once(model: ModuleType) -> None:
     assert [kernel.bytes for kernel in kernels] == [2 * 3 * 400 + 32, 2 * 2 * 400 + 32]
 
 
-def test_predicted_seconds(model: ModuleType) -> None:
+def test_predicted_seconds(model):
     """By FLOPs, by bytes, and by what the host needs for the launches."""
     card = model.Card("x", rate=100.0, bandwidth=10.0, launch=0.5)
     counts = model.Counts(tokens=60, kernels=[[1000, 10, 2], [0, 50, 4]], peak=7)
@@ -249,7 +239,7 @@ def test_predicted_seconds(model: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("kind", ["BERT", "MODERN", "ELECTRA"])
-def test_counted_updates(kind: str, check: ModuleType, model: ModuleType, tmp_path: Path) -> None:
+def test_counted_updates(kind, check, model, tmp_path):
     """The FLOPs of the trainer's own update, on tensors without values; a compiler moves less."""
     training = importlib.import_module("training")
     data = training.made_up_corpus(tmp_path / "data", 100, 14 * 40)
@@ -269,13 +259,13 @@ def test_counted_updates(kind: str, check: ModuleType, model: ModuleType, tmp_pa
 
 
 @pytest.mark.slow
-def test_runs_side_by_side(check: ModuleType, tmp_path: Path) -> None:
+def test_runs_side_by_side(check, tmp_path):
     training = importlib.import_module("training")
     data = training.made_up_corpus(tmp_path / "data", 100, 14 * 40)
     assert check.side_by_side(data, [*check.BERT, *TINY], 2, 0.5) > 0
 
 
 @pytest.mark.slow
-def test_sums_between_processes(check: ModuleType) -> None:
+def test_sums_between_processes(check):
     right, speed = check.sums_between("cpu")
     assert right and speed > 0

@@ -133,9 +133,7 @@ WEIGHTS = ["criterion.latent_weight=0.7", "criterion.kl_weight=0.3", "task.dynam
 @MODELS
 @pytest.mark.parametrize("rows", [ROWS, PACKED], ids=["rows", "packed"])
 @pytest.mark.parametrize("horizon", [1, 3, 40])
-def test_next_latents_by_a_loop(
-    horizon: int, rows: list[str], model: list[str], moons: Path, tmp_path: Path
-) -> None:
+def test_next_latents_by_a_loop(horizon, rows, model, moons, tmp_path):
     """Loss and gradient; beyond the end of a row or document nothing is predicted."""
     more = [*model, *rows, *WEIGHTS, f"criterion.horizon={horizon}"]
     parts = open_parts(moons, tmp_path, NEXT_LATENT, *more)
@@ -162,7 +160,7 @@ def slope(parts: Parts, loss_fn: object, along: Tensor, size: float = 1e-5) -> f
     return (sides[0] - sides[1]) / (2 * size)
 
 
-def test_gradients_of_next_latents_are_differences(moons: Path, tmp_path: Path) -> None:
+def test_gradients_of_next_latents_are_differences(moons, tmp_path):
     """Of the loss whose future states and head are constants, and of no other."""
     more = [*battery.MODERN, *ROWS, *WEIGHTS, "criterion.horizon=2"]
     parts = open_parts(moons, tmp_path, NEXT_LATENT, *more)
@@ -175,7 +173,7 @@ def test_gradients_of_next_latents_are_differences(moons: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("horizon", [1, 2])
-def test_flops_of_next_latents(horizon: int, moons: Path, tmp_path: Path) -> None:
+def test_flops_of_next_latents(horizon, moons, tmp_path):
     """Those of causal LM, and for each step the dynamics, and a head whose weights are constant."""
     counts = []
     for name, more in ((NEXT_LATENT, [*WEIGHTS, f"criterion.horizon={horizon}"]), (CAUSAL, [])):
@@ -191,7 +189,7 @@ def test_flops_of_next_latents(horizon: int, moons: Path, tmp_path: Path) -> Non
     assert counts[0] - counts[1] == 2 * tokens * horizon * (3 * dynamics + 2 * head)
 
 
-def test_an_evaluation_has_the_loss_of_the_objective_alone(moons: Path, tmp_path: Path) -> None:
+def test_an_evaluation_has_the_loss_of_the_objective_alone(moons, tmp_path):
     """That of causal or masked LM, which weights of 0 train."""
     off = ["criterion.latent_weight=0", "criterion.kl_weight=0"]
     for name, plain, more in ((NEXT_LATENT, CausalLM(), off), (JOINT, MaskedLM(), [])):
@@ -207,9 +205,7 @@ def test_an_evaluation_has_the_loss_of_the_objective_alone(moons: Path, tmp_path
 
 
 @MODELS
-def test_the_joint_embedding_term_written_out(
-    model: list[str], moons: Path, tmp_path: Path
-) -> None:
+def test_the_joint_embedding_term_written_out(model, moons, tmp_path):
     """Its value, and the derivative by w: share (1 - share) times the difference of the terms."""
     parts = open_parts(moons, tmp_path, JOINT, *model, *ROWS)
     batch, predictor, net = first_batch(parts), parts.model.heads["predictor"], parts.model
@@ -234,9 +230,7 @@ def test_the_joint_embedding_term_written_out(
 
 
 @MODELS
-def test_gradients_of_joint_embeddings_are_differences(
-    model: list[str], moons: Path, tmp_path: Path
-) -> None:
+def test_gradients_of_joint_embeddings_are_differences(model, moons, tmp_path):
     parts = open_parts(moons, tmp_path, JOINT, *model, *ROWS)
     batch = first_batch(parts)
     grad = gradient(loss_of(parts, batch), parts)
@@ -245,7 +239,7 @@ def test_gradients_of_joint_embeddings_are_differences(
     assert (grad @ along).item() == pytest.approx(wanted, rel=1e-6)
 
 
-def test_predictions_depend_on_the_context_alone(moons: Path, tmp_path: Path) -> None:
+def test_predictions_depend_on_the_context_alone(moons, tmp_path):
     parts = open_parts(moons, tmp_path, JOINT, *battery.MODERN, "task.tokens_per_sample=24")
     batch = first_batch(parts)
     padding = batch.layout.padding_of(batch.tokens)
@@ -263,7 +257,7 @@ def test_predictions_depend_on_the_context_alone(moons: Path, tmp_path: Path) ->
     assert term(batch.tokens, other) != before
 
 
-def test_blocks_have_the_sizes_of_the_code() -> None:
+def test_blocks_have_the_sizes_of_the_code():
     from user_dir import joint_embedding
 
     blocks = joint_embedding.blocks
@@ -286,7 +280,7 @@ def test_blocks_have_the_sizes_of_the_code() -> None:
     assert short[1].tolist() == [[False, True, False]]
 
 
-def test_the_average_rises_from_the_encoder(moons: Path, tmp_path: Path) -> None:
+def test_the_average_rises_from_the_encoder(moons, tmp_path):
     """Of a run that starts from another one: a copy, then d_i = 0.996 + 0.004 i / 9."""
     first = tmp_path / "mlm"
     options = battery.exact("trainer.max_update=3", "trainer.save_interval_updates=1")
@@ -347,7 +341,7 @@ def build_model() -> ModernLM:
     return model
 
 
-def test_groups_of_one_are_a_causal_lm(groups: dict) -> None:
+def test_groups_of_one_are_a_causal_lm(groups):
     criterion, model = groups["GroupLM"](groups["GroupsConfig"](size=1)), build_model()
     batch = groups["group_batch"](criterion, SomeRows(), np.array([0, 1]), None, 9)
     assert batch.sizes == {"targets": 7 + 4, "rows": 2}
@@ -356,7 +350,7 @@ def test_groups_of_one_are_a_causal_lm(groups: dict) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_groups_depend_on_the_groups_before(size: int, groups: dict) -> None:
+def test_groups_depend_on_the_groups_before(size, groups):
     """Log-probabilities add up to the loss, and one moves with the tokens before its group."""
     criterion, model = groups["GroupLM"](groups["GroupsConfig"](size=size)), build_model()
     batch = groups["group_batch"](criterion, SomeRows(), np.array([0, 1]), None, 9)
@@ -380,7 +374,7 @@ def test_groups_depend_on_the_groups_before(size: int, groups: dict) -> None:
             assert moved[other] == (sees or (other == changed and changed >= size))
 
 
-def test_the_plug_ins_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plug_ins_are_listed(capsys):
     assert main(["list", "criterion", "--user-dir", str(battery.ROOT / "user_dir")]) == 0
     shown = capsys.readouterr().out
     for name in (NEXT_LATENT, JOINT):

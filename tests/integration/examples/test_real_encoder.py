@@ -15,12 +15,9 @@ pytest.importorskip("transformers")
 from hf_folders import make
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "real_encoder"
-SHORT = [
-    "task.epochs=0",
-    "trainer.max_update=4",
-    "task.tokens_per_sample=19",
-    "engine.tensorboard=false",
-]
+SHORT = """
+    task.epochs=0 trainer.max_update=4 task.tokens_per_sample=19 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_exported_runs_predict_the_same(fine_tuned: Path, monkeypatch, capsys) -> None:
+def test_the_exported_runs_predict_the_same(fine_tuned, monkeypatch, capsys):
     """Classes and real values; transformers reads the official texts itself."""
     exported = imported(EXAMPLE / "exported.py")
     results = fine_tuned / "exported.jsonl"
@@ -59,7 +56,7 @@ def test_the_exported_runs_predict_the_same(fine_tuned: Path, monkeypatch, capsy
     assert any(line.startswith("| RTE | 1 | 36 | 36 | ") and "| 50.0 |" in line for line in shown)
 
 
-def test_the_peer_is_measured(fine_tuned: Path, monkeypatch, capsys) -> None:
+def test_the_peer_is_measured(fine_tuned, monkeypatch, capsys):
     """A whole run gives scores and speeds, float64 the differences of the losses."""
     peer = imported(EXAMPLE / "peer.py")
     results = fine_tuned / "peer.jsonl"
@@ -91,9 +88,7 @@ def test_the_peer_is_measured(fine_tuned: Path, monkeypatch, capsys) -> None:
     ],
     ids=lambda value: getattr(value, "stem", None),
 )
-def test_without_transformers_programs_say_what_to_install(
-    program: Path, words: str, monkeypatch, capsys
-) -> None:
+def test_without_transformers_programs_say_what_to_install(program, words, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("sys.argv", [str(program), *words.split()])
     with pytest.raises(SystemExit) as ended:

@@ -45,7 +45,7 @@ def row_of(case: battery.Case, data: Path, place: Path, capsys: pytest.CaptureFi
         (error,) = shown.err.splitlines()
         assert status == 1 and not out.exists()
         return f"| {objective} | {error.split('update_000000001: ', 1)[1]} |"
-    assert "losses differ by at most" in shown.out
+    assert "losses differ by" in shown.out
     if heads := OMITTED.get(case[0]):
         assert f": without {heads}, which criterion {case[0]} does not export\n" in shown.out
     name = json.loads((out / "config.json").read_text())["architectures"][0]
@@ -58,9 +58,7 @@ def row_of(case: battery.Case, data: Path, place: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
-def test_the_page_says_what_becomes_of_it(
-    case: battery.Case, moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_page_says_what_becomes_of_it(case, moons, tmp_path, capsys):
     row = row_of(case, moons, tmp_path, capsys)
     if battery.plug_in_of(case) is None:
         assert row in PAGE.read_text(encoding="utf-8").splitlines(), row
@@ -68,14 +66,14 @@ def test_the_page_says_what_becomes_of_it(
         assert PLUG_INS[case[0]] in row
 
 
-def test_the_page_has_each_criterion_and_no_other() -> None:
+def test_the_page_has_each_criterion_and_no_other():
     rows = [x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith("| `")]
     built_in = {n for n, e in CRITERIONS.entries.items() if e.is_of_package}
     assert {row.split("`")[1] for row in rows} == built_in
     assert len(rows) == len(CASES) - len(PLUG_INS)
 
 
-def test_declarations_stand_in_the_classes_themselves() -> None:
+def test_declarations_stand_in_the_classes_themselves():
     """An inherited one does not count, so a built-in class that has one names it in its body."""
     for kind in ("task", "criterion", "model"):
         built_in = [e for e in ALL[kind].entries.values() if e.is_of_package]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.config.transformer import TransformerConfig
@@ -186,19 +187,17 @@ def test_export_refuses_unsupported_runs(tmp_path, capsys):
 
     code, error = said("pre", {"encoder_normalize_before": True, "token_embed_dim": 16})
     assert code == 1 and "pre-LN" in error and "encoder_normalize_before=false" in error
-    code, error = said("untrained generator", {}, (), "--part", "generator")
-    assert code == 2 and "it has no generator" in error
+    expect(said("untrained generator", {}, (), "--part", "generator"), 2, "no generator")
     code, error = said("odd head", {"token_embed_dim": 16}, {"heads.next_sentence.out.bias"})
-    assert code == 1 and "ElectraModel has no place for its heads.next_sentence" in error
+    assert code == 1 and "ElectraModel" in error and "heads.next_sentence" in error
     other = train_tokenizer("byte_bpe")
     (tmp_path / "other").mkdir()
     other.save(tmp_path / "other")
-    code, error = said("other", {}, (), "--data", str(tmp_path / "other"))
-    assert code == 1 and "symbols, but the tokenizer" in error
+    expect(said("other", {}, (), "--data", str(tmp_path / "other")), 1, "symbols, but")
     pattern = tokenizer_class("word").train(TEXT, 50, 2, pattern="[a-z]+")
     write_run(tmp_path / "pattern", pattern, SIZES)
     assert main(["export", str(tmp_path / "pattern"), "--out", str(tmp_path / "out")]) == 1
-    assert "no tokenizer of the kind word" in capsys.readouterr().err
+    assert "kind word" in capsys.readouterr().err
 
 
 def test_a_damaged_memory_is_one_message(tmp_path, capsys):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig, untyped_section
@@ -185,12 +186,10 @@ def test_a_check_sees_a_wrong_head(tmp_path: Path, monkeypatch, capsys) -> None:
 
     (tmp_path / "data").rename(tmp_path / "moved")
     export = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--check"]
-    assert main(export) == 2
-    assert "--data DIR" in capsys.readouterr().err
+    expect_error(capsys, main(export), 2, "--data DIR")
     export += ["--data", str(tmp_path / "moved")]
     monkeypatch.setattr("metaseq_lm.interop.exporting.to_library_form", wrong)
-    assert main(export) == 1
-    assert "logits differ" in capsys.readouterr().err
+    expect_error(capsys, main(export), 1, "logits differ")
 
 
 CLASSIFIERS = {
@@ -236,9 +235,7 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, capsys) -> None:
 
 
 def test_one_head_of_several(tmp_path: Path, capsys) -> None:
-    """Task bam: a model of one set, with its classes or its range of values; without a name the
-    heads are named.
-    """
+    """A model of one set, with its classes or range; without a name the heads are named."""
     data, imported = start(tmp_path, "BertModel", "pair")
     (tmp_path / "value.tsv").write_text(ROWS["value"])
     files = [f"--{split}pref={tmp_path / 'value.tsv'}" for split in ("train", "valid")]

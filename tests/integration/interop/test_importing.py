@@ -8,6 +8,7 @@ import sys
 import pytest
 import safetensors.torch
 import torch
+from outcomes import expect_error
 from torch.nn import functional as F
 
 from metaseq_lm.cli import main
@@ -181,12 +182,9 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
     model = json.loads(json.dumps(checkpoint.load(manifests.resolve(str(own))).manifest))
     sizes = [f"model.{k}={v}" for k, v in model["config"]["model"].items() if k != "_name"]
     run = ["--init-from", str(own), "--save-dir", str(tmp_path / "run"), "--max-update", "2"]
-    rest = [
-        "task.tokens_per_sample=20",
-        "--warmup-updates",
-        "1",
-        "trainer.validate_interval_updates=0",
-    ]
+    rest = """
+        task.tokens_per_sample=20 --warmup-updates 1 trainer.validate_interval_updates=0
+    """.split()
     assert main(["train", str(tmp_path / "data"), *run, *sizes, *options, *rest]) == 0
     assert loss > 0
     # The trained model is again one of theirs, with the tokenizer of the data.
@@ -196,9 +194,7 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
 
 
 def test_older_names_and_files(root, tmp_path):
-    """gamma and beta, position_ids, the tied output weights, a base model's head;
-    pytorch_model.bin.
-    """
+    """gamma and beta, position_ids, tied output weights, a base model's head; pytorch_model.bin."""
     source = tmp_path / "old"
     shutil.copytree(root / "BertForMaskedLM", source)
     there = tensors(source)
@@ -315,10 +311,7 @@ FAULTS = {
     "no end of layers": (edit(num_hidden_layers=1 << 30), "there is no model with"),
     "odd heads": (edit(num_attention_heads=5), "there is no model with"),
     "more layers": (edit(num_hidden_layers=3), "it lacks bert.encoder.layer.2."),
-    "fewer layers": (
-        edit(num_hidden_layers=1),
-        "known of the tensor bert.encoder.layer.1",
-    ),
+    "fewer layers": (edit(num_hidden_layers=1), "known of the tensor bert.encoder.layer.1"),
     "other width": (edit(intermediate_size=50), "does not fit the model"),
     "other vocabulary": (edit(vocab_size=7), "vocab_size is 7 but the tokenizer's is"),
     "other padding": (edit(pad_token_id=3), "pad_token_id is 3 but the tokenizer's is 0"),
@@ -326,10 +319,7 @@ FAULTS = {
         weights(lambda t: t.pop("cls.predictions.bias")),
         "it lacks cls.predictions.bias",
     ),
-    "a tensor more": (
-        weights(lambda t: t.update(x=t[WORDS].clone())),
-        "known of the tensor x",
-    ),
+    "a tensor more": (weights(lambda t: t.update(x=t[WORDS].clone())), "known of the tensor x"),
     "pointer of Git LFS": (
         lambda folder: (folder / "model.safetensors").write_text(
             "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n"
@@ -371,7 +361,7 @@ def test_a_folder_that_cannot_be_used(root, tmp_path, fault, capsys):
 def test_what_is_no_run_folder_names_the_import(root, tmp_path, moons, capsys):
     folder = root / "BertForMaskedLM"
     assert main(["import", f"{folder}/model.safetensors", "--out", f"{tmp_path}/own"]) == 2
-    assert "is a file; give" in capsys.readouterr().err
+    assert "is a file;" in capsys.readouterr().err
     for source in (folder, folder / "model.safetensors", "bert-base-uncased"):
         options = ["--task", "masked_lm", "--model", "inherit", "--save-dir", f"{tmp_path}/run"]
         assert main(["train", str(moons), "--init-from", str(source), *options]) == 2
@@ -385,7 +375,7 @@ def test_a_malicious_pickle_is_not_run(root, tmp_path, capsys):
     (source / "model.safetensors").unlink()
     (source / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
     assert main(["import", str(source), "--out", f"{tmp_path}/own"]) == 1
-    assert "pytorch_model.bin: cannot be read" in capsys.readouterr().err
+    assert "pytorch_model.bin: cannot" in capsys.readouterr().err
 
 
 def test_wrong_usage(root, tmp_path, capsys):
@@ -393,20 +383,9 @@ def test_wrong_usage(root, tmp_path, capsys):
     assert "is there already" in capsys.readouterr().err
     out = ["--out", f"{tmp_path}/own", "--generator", f"{root}/generator"]
     assert main(["import", f"{root}/BertModel", *out]) == 2
-    assert (
-        main(
-            [
-                "import",
-                f"{root}/ElectraForPreTraining",
-                *out[:2],
-                "--generator",
-                f"{root}/BertModel",
-            ]
-        )
-        == 1
-    )
-    assert main(["import", "/nowhere", *out[:2]]) == 2
-    assert "/nowhere/config.json: no such file" in capsys.readouterr().err
+    electra = ["import", f"{root}/ElectraForPreTraining", *out[:2]]
+    assert main([*electra, "--generator", f"{root}/BertModel"]) == 1
+    expect_error(capsys, main(["import", "/nowhere", *out[:2]]), 2, "/nowhere/config.json: no such")
     assert main(["export", f"{root}/own/BertModel", *out[:2], "--part", "generator"]) == 2
     assert main(["export", "/nowhere", *out[:2]]) == 2
     assert not (tmp_path / "own").exists()
@@ -426,5 +405,5 @@ def test_the_check_fails_where_models_differ(root, tmp_path, capsys):
 
     part, tokenizer = part_of(root / "own" / "BertForMaskedLM")
     part.weights["encoder.stack.layers.1.fc1.weight"][0, 0] += 0.5
-    with pytest.raises(MetaseqError, match="logits differ by up to"):
+    with pytest.raises(MetaseqError, match="logits differ by"):
         check(part, tokenizer, root / "BertForMaskedLM")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import battery
 import pytest
@@ -41,12 +40,10 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
         ("causal_lm", ODD, "ModernBertDecoderForCausalLM"),
     ],
 )
-def test_out_and_in_again(
-    criterion: str, more: list[str], name: str, moons: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_out_and_in_again(criterion, more, name, moons, tmp_path, capsys):
     run, out = trained(moons, tmp_path / "run", criterion, *more), tmp_path / "out"
     assert main(["export", str(run), "--out", str(out), "--check"]) == 0
-    assert "logits differ by at most" in capsys.readouterr().out
+    assert "logits differ by" in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == [name]
     assert config["layer_types"] == ["full_attention", *["sliding_attention"] * 2, "full_attention"]
@@ -83,16 +80,14 @@ def test_out_and_in_again(
         ("sentence_prediction", ["model.segments=0"], "the head sentence"),
     ],
 )
-def test_what_the_library_lacks_is_refused_by_name(
-    criterion: str, more: list[str], named: str, moons: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_what_the_library_lacks_is_refused_by_name(criterion, more, named, moons, tmp_path, capsys):
     run = trained(moons, tmp_path / "run", criterion, *more)
     assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 1
     assert f"nothing like {named}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_training_goes_on_from_an_imported_model(moons: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_an_imported_model(moons, tmp_path):
     """With the model of the folder; sizes, thetas and the pattern of layers are read off it."""
     make(tmp_path / "theirs", "ModernBertForMaskedLM")
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
@@ -123,9 +118,7 @@ def test_training_goes_on_from_an_imported_model(moons: Path, tmp_path: Path) ->
         ({"num_hidden_layers": 10**6, "layer_types": None}, "there is no model"),
     ],
 )
-def test_another_architecture_is_refused(
-    change: dict[str, Any], fact: str, tmp_path: Path, capsys: Any
-) -> None:
+def test_another_architecture_is_refused(change, fact, tmp_path, capsys):
     make(tmp_path / "theirs", "ModernBertForMaskedLM")
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | change))

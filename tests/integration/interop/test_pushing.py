@@ -9,10 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 
@@ -110,9 +110,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("public", [False, True])
-def test_the_folder_is_in_the_repository(
-    run: str, tmp_path: Path, hub: Hub, public: bool, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_folder_is_in_the_repository(run, tmp_path, hub, public, capsys):
     out = tmp_path / "out"
     push = ["--check", "--push", "me/bert", *["--public"] * public]
     assert main(["export", run, "--out", str(out), *push]) == 0
@@ -124,9 +122,7 @@ def test_the_folder_is_in_the_repository(
     assert main(["export", run, *again]) == 0
 
 
-def test_a_public_repository_is_not_filled_by_chance(
-    run: str, tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_public_repository_is_not_filled_by_chance(run, tmp_path, hub, capsys):
     hub.private["me/bert"] = False
     export = ["export", run, "--out", str(tmp_path / "out"), "--push", "me/bert"]
     assert main(export) == 2
@@ -137,9 +133,7 @@ def test_a_public_repository_is_not_filled_by_chance(
 @pytest.mark.parametrize(
     ("status", "reason"), [(401, "Invalid user token."), (403, "You have no rights there.")]
 )
-def test_a_refusal(
-    run: str, tmp_path: Path, hub: Hub, status: int, reason: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_refusal(run, tmp_path, hub, status, reason, capsys):
     hub.refusal = status, reason
     out = tmp_path / "out"
     assert main(["export", run, "--out", str(out), "--push", "other/bert"]) == 1
@@ -147,9 +141,7 @@ def test_a_refusal(
     assert reason in line and f"hf upload other/bert {out}" in line and TOKEN not in line
 
 
-def test_no_network(
-    run: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_no_network(run, tmp_path, hub, monkeypatch, capsys):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -158,7 +150,7 @@ def test_no_network(
     assert "cannot be reached" in capsys.readouterr().err
 
 
-def test_the_library_says_that_it_is_offline(run: str, tmp_path: Path) -> None:
+def test_the_library_says_that_it_is_offline(run, tmp_path):
     """In a process of its own, where nothing has imported the library before."""
     command = [sys.executable, "-m", "metaseq_lm", "export", run, "--out", f"{tmp_path}/out"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}
@@ -169,19 +161,13 @@ def test_the_library_says_that_it_is_offline(run: str, tmp_path: Path) -> None:
     assert "cannot be reached" in done.stderr and "offline" in done.stderr
 
 
-def test_what_is_missing_is_said_first(
-    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_is_missing_is_said_first(run, tmp_path, monkeypatch, capsys):
     export = ["export", run, "--out", str(tmp_path / "out")]
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main([*export, "--public"]) == 2
-    assert "--push REPO" in capsys.readouterr().err
-    assert main([*export, "--push", "me/a/b"]) == 2
-    assert "the name of a repository" in capsys.readouterr().err
+    expect_error(capsys, main([*export, "--public"]), 2, "--push REPO")
+    expect_error(capsys, main([*export, "--push", "me/a/b"]), 2, "of a repository")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert main([*export, "--push", "me/bert"]) == 2
-    assert "HF_TOKEN" in capsys.readouterr().err
+    expect_error(capsys, main([*export, "--push", "me/bert"]), 2, "HF_TOKEN")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main([*export, "--push", "me/bert"]) == 2
-    assert "metaseq-lm[hub]" in capsys.readouterr().err
+    expect_error(capsys, main([*export, "--push", "me/bert"]), 2, "metaseq-lm[hub]")
     assert not (tmp_path / "out").exists()

@@ -31,9 +31,7 @@ TEXTS = ["the quick fox", "it was the best", "a lazy dog jumps over 12", "times"
 
 
 def write_set(folder: Path, kind: str) -> tuple[list[str], list[str]]:
-    """Write rows of one kind; return the options that preprocess them and those that
-    train on them.
-    """
+    """Write rows of one kind; return the options that preprocess them and train on them."""
     file = folder / "rows"
     if kind == "spans":
         answer = {"text": "fox", "answer_start": 10}

@@ -30,19 +30,12 @@ from hf_folders import transformers
 
 SUITES = ROOT / "examples" / "suites"
 NATS = 1e-4
-SIZES = [
-    "task.tokens_per_sample=160",
-    "model.max_positions=160",
-    "model.encoder_layers=2",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=48",
-    "model.encoder_attention_heads=2",
-    "optimizer.lr=0.01",
-    "trainer.max_update=12",
-    "trainer.valid_split=''",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+SIZES = """
+    task.tokens_per_sample=160 model.max_positions=160 model.encoder_layers=2
+    model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=48 model.encoder_attention_heads=2
+    optimizer.lr=0.01 trainer.max_update=12 trainer.valid_split='' engine.tensorboard=false
+    engine.threads=1
+""".split()
 CASES = {
     "causal": ("causal_lm", "byte_bpe"),
     "causal, sentencepiece": ("causal_lm", "sentencepiece_unigram"),
@@ -142,7 +135,7 @@ class Elsewhere:
         return log_probs[range(len(scored)), ids[scored]].double().numpy()
 
 
-def test_tokens_have_the_same_characters(export: Export, items: Path) -> None:
+def test_tokens_have_the_same_characters(export, items):
     ours, theirs = export.tokenizer, export.processor
     vocabulary = ours.vocabulary
     ends = [] if export.rule == "causal" else [vocabulary.sep]
@@ -158,9 +151,7 @@ def test_tokens_have_the_same_characters(export: Export, items: Path) -> None:
     assert theirs.pad_token_id == vocabulary.pad and theirs.mask_token_id == vocabulary.mask
 
 
-def test_the_tokens_of_sentences_have_the_same_scores(
-    export: Export, items: Path, tmp_path: Path
-) -> None:
+def test_the_tokens_of_sentences_have_the_same_scores(export, items, tmp_path):
     elsewhere = Elsewhere(export)
     pairs = build_suite("blimp").read(items / "blimp")
     texts = [text for pair in pairs[:12] for text in (pair.good.text, pair.bad.text)]
@@ -190,7 +181,7 @@ def completions_elsewhere(name: str, fields: dict[str, Any]) -> list[tuple[str, 
 
 
 @pytest.mark.parametrize("name", ["comps", "ewok", "entity_tracking"])
-def test_completions_have_the_same_scores(export: Export, items: Path, name: str) -> None:
+def test_completions_have_the_same_scores(export, items, name):
     elsewhere, scorer = Elsewhere(export), export.scorer
     suite = build_suite(name, ["first=12"])
     choices = suite.read(items / name)
@@ -220,9 +211,7 @@ def others(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("export", ["causal", "causal, modern"], indirect=True)
 @pytest.mark.parametrize("name", ["blimp", "comps", "ewok", "entity_tracking"])
-def test_lm_eval_has_the_same_scores(
-    export: Export, items: Path, name: str, tmp_path: Path
-) -> None:
+def test_lm_eval_has_the_same_scores(export, items, name, tmp_path):
     program = others("lm_eval")
     files = program.read_files(name, items / name)
     completions = [completion for file in files for completion in file.completions]
@@ -236,7 +225,7 @@ def test_lm_eval_has_the_same_scores(
 
 @pytest.mark.parametrize("export", ["mlm", "mlm, byte BPE"], indirect=True)
 @pytest.mark.parametrize("pll", PLL_RULES)
-def test_minicons_has_the_same_scores(export: Export, items: Path, pll: str) -> None:
+def test_minicons_has_the_same_scores(export, items, pll):
     program = others("minicons")
     (file,) = program.read_files("blimp", items / "blimp")
     ours = program.package_scores(export.run, file.completions, pll)

@@ -148,7 +148,7 @@ def stepped(optimizer: torch.optim.AdamW, loss: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_an_update_of_a_masked_lm(name: str, tmp_path: Path) -> None:
+def test_an_update_of_a_masked_lm(name, tmp_path):
     """Criterion, engine and optimizer of the imported run; for BERT with the next-sentence loss."""
     run = open_run(imported(tmp_path, name), overrides=OPTIMIZER)
     batch = batch_of(run.task.vocabulary, run.config.model.segments)  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ def test_an_update_of_a_masked_lm(name: str, tmp_path: Path) -> None:
     assert abs(losses[1] - losses[0]) > 1e-2
 
 
-def test_an_update_of_electra(tmp_path: Path) -> None:
+def test_an_update_of_electra(tmp_path):
     """Generator and discriminator, the loss of each by transformers, weighted 1 and 50."""
     place, judge, maker = imported_pair(tmp_path)
     run = open_run(place, overrides=OPTIMIZER)
@@ -186,9 +186,7 @@ def test_an_update_of_electra(tmp_path: Path) -> None:
     assert abs(losses[1] - losses[0]) > 0.1
 
 
-def test_sentences_are_scored_as_by_transformers(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_sentences_are_scored_as_by_transformers(tmp_path, capsys):
     """A BertForPreTraining as it was imported, one hidden token at a time."""
     own = imported(tmp_path, "BertForPreTraining")
     text = tmp_path / "text.txt"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage.manifest import Manifest, fingerprint_of_run
@@ -78,23 +79,19 @@ def test_another_tokenizer_is_refused(folder: Path, capsys) -> None:
     assert topic(folder, data, "--tokenizer-from", str(folder / "imported")) == 0
     other = ["--tokenizer-from", str(folder / "roberta"), "--overwrite"]
     before = Manifest.load(folder / "data" / "topic")
-    assert topic(folder, data, *other) == 2
-    assert "has another tokenizer already" in capsys.readouterr().err
+    expect_error(capsys, topic(folder, data, *other), 2, "another tokenizer already")
     assert Manifest.load(folder / "data" / "topic") == before
     run = ["--save-dir", str(folder / "run"), "--init-from", str(folder / "roberta")]
-    assert main(["train", data, *TRAIN, *run]) == 2
-    assert "was trained with another tokenizer" in capsys.readouterr().err
+    expect_error(capsys, main(["train", data, *TRAIN, *run]), 2, "with another tokenizer")
 
 
 def test_messages_name_the_remedy(folder: Path, capsys) -> None:
-    assert topic(folder, str(folder / "none")) == 2
-    assert "give --tokenizer-from DIR" in capsys.readouterr().err
+    expect_error(capsys, topic(folder, str(folder / "none")), 2, "give --tokenizer-from DIR")
     assert not (folder / "none").exists()
     data = str(folder / "data")
     assert topic(folder, data, "--tokenizer-from", str(folder / "hf")) == 0
     run = ["--save-dir", str(folder / "run"), "--init-from", str(folder / "hf")]
-    assert main(["train", data, *TRAIN, *run]) == 2
-    assert "metaseq-lm import" in capsys.readouterr().err
+    expect_error(capsys, main(["train", data, *TRAIN, *run]), 2, "metaseq-lm import")
 
 
 def test_a_corpus_beside_the_sets_still_counts(folder: Path) -> None:

@@ -32,7 +32,7 @@ def configure(data: Path, save: Path, *more: str) -> DictConfig:
 
 
 @pytest.mark.parametrize("mode", ["eos", "none"])
-def test_the_loss_is_that_of_the_next_token(mode: str, moons: Path, tmp_path: Path) -> None:
+def test_the_loss_is_that_of_the_next_token(mode, moons, tmp_path):
     """With torch's own cross-entropy, prefix by prefix; dropout is off."""
     more = [f"task.sample_break_mode={mode}", "task.tokens_per_sample=12", "task.batch_size=3"]
     run = TrainingRun(configure(moons, tmp_path, *more))
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_the_next_token(mode: str, moons: Path, tmp_path: Pa
     assert terms["next_token"].sum.item() == pytest.approx(total, abs=1e-9)
 
 
-def test_scores_are_sums_over_prefixes(moons: Path, tmp_path: Path) -> None:
+def test_scores_are_sums_over_prefixes(moons, tmp_path):
     """Of a trained and restored run: [SEP] is not scored, and later words change nothing."""
     run = TrainingRun(configure(moons, tmp_path, "trainer.max_update=3"))
     run.train()
@@ -77,7 +77,7 @@ def test_scores_are_sums_over_prefixes(moons: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(longer.log_probs[:shared], first.log_probs, atol=1e-12)
 
 
-def test_no_target_lies_in_another_document() -> None:
+def test_no_target_lies_in_another_document():
     tokens = torch.tensor([[3, 7, 2, 3, 8, 9, 2, 0]])
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
     layout = Layout(tokens == 0, documents)
@@ -85,7 +85,7 @@ def test_no_target_lies_in_another_document() -> None:
     assert targets.tolist() == [[7, 2, -1, 8, 9, 2, -1, -1]]
 
 
-def test_packed_rows_have_the_losses_of_their_documents(moons: Path, tmp_path: Path) -> None:
+def test_packed_rows_have_the_losses_of_their_documents(moons, tmp_path):
     run = TrainingRun(configure(moons, tmp_path))
     criterion, model = run.task.criterion, run.model.eval()
     parts = [torch.tensor([[3, 10, 11, 2]]), torch.tensor([[3, 12, 2]])]
@@ -96,7 +96,7 @@ def test_packed_rows_have_the_losses_of_their_documents(moons: Path, tmp_path: P
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
 
 
-def test_only_scored_positions_have_a_probability(moons: Path, tmp_path: Path) -> None:
+def test_only_scored_positions_have_a_probability(moons, tmp_path):
     run = TrainingRun(configure(moons, tmp_path))
     tokens = torch.tensor([[3, 10, 11, 2]])
     scored = torch.tensor([[False, False, True, False]])
@@ -105,7 +105,7 @@ def test_only_scored_positions_have_a_probability(moons: Path, tmp_path: Path) -
     assert (log_probs != 0).tolist() == scored.tolist()
 
 
-def test_flops_by_rule(moons: Path, tmp_path: Path) -> None:
+def test_flops_by_rule(moons, tmp_path):
     """Twice the forward pass, with a softmax at every position."""
     run = TrainingRun(configure(moons, tmp_path))
     row = Sizes.of(run.config.model, len(run.task.vocabulary), 34)
@@ -121,9 +121,7 @@ def test_flops_by_rule(moons: Path, tmp_path: Path) -> None:
         (["model=bilstm_lm"], "task causal_lm cannot train model bilstm_lm"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(
-    more: list[str], fact: str, moons: Path, tmp_path: Path
-) -> None:
+def test_what_does_not_belong_together_is_refused(more, fact, moons, tmp_path):
     tiny = [o for o in battery.TINY if not (o.startswith("model.") and "bilstm" in more[0])]
     names = [o for o in NAMES if o.partition("=")[0] != more[0].partition("=")[0]]
     places = [f"data={moons}", f"save_dir={tmp_path}", "task.tokens_per_sample=34"]
@@ -139,7 +137,7 @@ def fine_tuning(data: Path, save: Path, *more: str) -> TrainingRun:
     return TrainingRun(load_config([*names, *battery.TINY, *places, *sizes, *more]))
 
 
-def test_fine_tuning_a_causal_model_reads_the_last_token(moons: Path, tmp_path: Path) -> None:
+def test_fine_tuning_a_causal_model_reads_the_last_token(moons, tmp_path):
     """As its objective had it, also when the run goes on without its source, or is reopened."""
     source = tmp_path / "causal"
     TrainingRun(configure(moons, source, "trainer.max_update=2")).train()
@@ -160,7 +158,7 @@ def test_fine_tuning_a_causal_model_reads_the_last_token(moons: Path, tmp_path: 
         claimed(run.config, "run")
 
 
-def test_a_run_from_before_the_option_sees_both_sides(moons: Path, tmp_path: Path) -> None:
+def test_a_run_from_before_the_option_sees_both_sides(moons, tmp_path):
     """Though it started from a causal model."""
     source = tmp_path / "causal"
     TrainingRun(configure(moons, source, "trainer.max_update=2")).train()

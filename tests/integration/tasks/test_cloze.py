@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from battery import TINY
+from outcomes import expect_error
 from torch import Tensor, nn
 
 from metaseq_lm.cli import main
@@ -43,12 +44,12 @@ def rows_of(data: Path, longest: int, name: str = "CLOTH") -> ClozeRows:
     return ClozeRows(LabelledSet(data / name, "valid"), vocabulary, longest)
 
 
-def test_middle_and_high_schools_part_the_set(data: Path) -> None:
+def test_middle_and_high_schools_part_the_set(data):
     counts = [len(LabelledSet(data / f"CLOTH{end}", "test")) for end in ("", "-M", "-H")]
     assert counts == [20, 10, 10]
 
 
-def test_the_published_folders_are_read(data: Path, tmp_path: Path) -> None:
+def test_the_published_folders_are_read(data, tmp_path):
     """One passage a file, in train/middle, train/high and so on."""
     lines = (cloth_data.write(tmp_path / "files") / "valid.jsonl").read_text().splitlines()
     for number, line in enumerate(lines):
@@ -62,12 +63,8 @@ def test_the_published_folders_are_read(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("longest", [64, 12])
-def test_rows_have_a_mask_at_each_blank_and_hold_the_one_asked_for(
-    longest: int, data: Path
-) -> None:
-    """A row that is cut is the window around its blank: between its neighbours among
-    the numbers.
-    """
+def test_rows_have_a_mask_at_each_blank_and_hold_the_one_asked_for(longest, data):
+    """A cut row is the window around its blank, whose number lies between its neighbours."""
     rows, tokenizer = rows_of(data, longest), load_tokenizer(data)
     batch = rows.batch(np.arange(len(rows)), np.zeros(len(rows), np.uint64))
     assert batch.positions is not None and batch.targets is not None
@@ -85,7 +82,7 @@ def test_rows_have_a_mask_at_each_blank_and_hold_the_one_asked_for(
             assert len(text) in (value, value - 1) and set(map(int, text)) <= set(range(value))
 
 
-def test_a_candidate_scores_the_mean_logit_of_its_tokens_at_the_blank() -> None:
+def test_a_candidate_scores_the_mean_logit_of_its_tokens_at_the_blank():
     class Fixed(nn.Module):
         def forward(self, tokens: Tensor, layout: Any, positions: Tensor) -> Tensor:
             assert positions.tolist() == [[2]]
@@ -106,10 +103,8 @@ def test_a_candidate_scores_the_mean_logit_of_its_tokens_at_the_blank() -> None:
     assert terms["cross_entropy"].sum.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_fine_tuning_from_a_masked_language_model(data: Path, tmp_path: Path) -> None:
-    """The loss begins at the pre-trained head, falls, and results have the accuracy
-    of each level.
-    """
+def test_fine_tuning_from_a_masked_language_model(data, tmp_path):
+    """The loss begins at the pre-trained head, falls, results have each level's accuracy."""
     words = ["--task", "masked_lm", "--criterion", "masked_lm", "task.tokens_per_sample=34"]
     command = ["train", str(data), *TRAIN, *words, "--max-update=20", f"--save-dir={tmp_path}/mlm"]
     assert main(command) == 0
@@ -133,20 +128,16 @@ def test_fine_tuning_from_a_masked_language_model(data: Path, tmp_path: Path) ->
         ({"source": "college1"}, "with middle nor with high"),
     ],
 )
-def test_damaged_passages_are_named(
-    changes: dict[str, Any], message: str, data: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_damaged_passages_are_named(changes, message, data, tmp_path, capsys):
     files = cloth_data.write(tmp_path / "files")
     row = json.loads((files / "valid.jsonl").read_text().splitlines()[0]) | changes
     (files / "valid.jsonl").write_text(json.dumps(row) + "\n")
     command = cloth_data.arguments(files, data)
-    assert main([*command, "--labelled=damaged"]) == 1
-    error = capsys.readouterr().err
-    assert "valid.jsonl:1" in error and message in error
+    expect_error(capsys, main([*command, "--labelled=damaged"]), 1, "valid.jsonl:1", message)
     assert not (data / "damaged").exists()
 
 
-def test_other_sets_and_tasks_are_refused(data: Path, tmp_path: Path, capsys: Any) -> None:
+def test_other_sets_and_tasks_are_refused(data, tmp_path, capsys):
     other = ["--task", "sentence_prediction", "--criterion", "sentence_prediction"]
     command = ["train", str(data), *TRAIN, *other, "task.labelled=CLOTH", "--max-update=1"]
     assert main([*command, "task.tokens_per_sample=34", f"--save-dir={tmp_path}/run"]) == 2
@@ -159,7 +150,7 @@ REAL = Path(os.environ.get("METASEQ_LM_DATA", "")) / "cloth"
 @pytest.mark.skipif(
     not (REAL / "valid.jsonl.xz").is_file(), reason="METASEQ_LM_DATA names no folder with CLOTH"
 )
-def test_the_published_validation_split(data: Path) -> None:
+def test_the_published_validation_split(data):
     command = ["preprocess", "--benchmark=cloth/CLOTH", f"--validpref={REAL}/valid.jsonl.xz"]
     assert main([*command, "--labelled=real", f"--destdir={data}"]) == 0
     rows = LabelledSet(data / "real", "valid").rows

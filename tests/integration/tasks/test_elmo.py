@@ -21,16 +21,10 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
-QUICK = [
-    "criterion=tagging",
-    "optimizer.lr=0.05",
-    "schedule=constant",
-    "trainer.max_update=4",
-    "trainer.valid_split=''",
-    "trainer.final_splits=[test]",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+QUICK = """
+    criterion=tagging optimizer.lr=0.05 schedule=constant trainer.max_update=4
+    trainer.valid_split='' trainer.final_splits=[test] engine.tensorboard=false engine.threads=1
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +50,7 @@ def scores(run: TrainingRun, batch: Batch, name: str) -> Tensor:
         return run.model.scores(run.model.views(batch), batch.scored, name, "primary")
 
 
-def test_sets_share_the_weights_of_the_encoder_only(
-    sentences: Path, reader: Path, tmp_path: Path
-) -> None:
+def test_sets_share_the_weights_of_the_encoder_only(sentences, reader, tmp_path):
     """Those of a set's heads change its scores alone; dropout of the mixes is the option's."""
     run = build(sentences, tmp_path, reader, "task.elmo_dropout=0.25")
     model = run.model.eval()
@@ -76,12 +68,8 @@ def test_sets_share_the_weights_of_the_encoder_only(
             mix.weights[0] -= 2.0
 
 
-def test_the_states_are_those_of_the_language_model(
-    sentences: Path, reader: Path, tmp_path: Path
-) -> None:
-    """Without its dropout even in training, of both directions, all layers, the
-    embeddings first.
-    """
+def test_the_states_are_those_of_the_language_model(sentences, reader, tmp_path):
+    """Without dropout even in training; both directions, all layers, the embeddings first."""
     run = build(sentences, tmp_path, reader, "engine.precision=fp64")
     saved = checkpoint.load(reader).weights
     own = run.model.language_model.state_dict()
@@ -99,9 +87,7 @@ def test_the_states_are_those_of_the_language_model(
     assert run.model.read(read) is read
 
 
-def test_the_language_model_stays_and_the_mixes_learn(
-    sentences: Path, reader: Path, tmp_path: Path
-) -> None:
+def test_the_language_model_stays_and_the_mixes_learn(sentences, reader, tmp_path):
     run = build(sentences, tmp_path, reader)
     before = {name: w.clone() for name, w in run.model.state_dict().items()}
     run.train()
@@ -120,7 +106,7 @@ def test_the_language_model_stays_and_the_mixes_learn(
 
 
 @pytest.mark.parametrize("model", ["cnn_bilstm", "no_encoder"])
-def test_a_checkpoint_stands_alone(model: str, sentences: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_stands_alone(model, sentences, tmp_path):
     """Scored without the language model's run; training it further needs that run, and says so."""
     reader = word_data.language_model(sentences, tmp_path / "reader")
     run = build(sentences, tmp_path / "run", reader, f"model={model}", "task.score_raw=true")
@@ -130,16 +116,12 @@ def test_a_checkpoint_stands_alone(model: str, sentences: Path, tmp_path: Path) 
     shutil.rmtree(tmp_path / "reader")
     again = open_run(str(tmp_path / "run"))
     assert again.score("test")[0] == wanted
-    with pytest.raises(MetaseqError, match="there is no such checkpoint"):
+    with pytest.raises(MetaseqError, match="no such checkpoint"):
         build(sentences, tmp_path / "run", reader, f"model={model}", "trainer.max_update=6")
 
 
-def test_without_an_encoder_modules_read_the_language_model(
-    sentences: Path, reader: Path, tmp_path: Path
-) -> None:
-    """Only they and their mixes are trained, and nothing stands between: a state is for its own
-    word.
-    """
+def test_without_an_encoder_modules_read_the_language_model(sentences, reader, tmp_path):
+    """Only they and their mixes are trained; a state is for its own word."""
     run = build(sentences, tmp_path, reader, "model=no_encoder", "engine.precision=fp64")
     model = run.model
     assert not any(name.startswith("encoder.") for name in model.state_dict())
@@ -161,15 +143,13 @@ def test_without_an_encoder_modules_read_the_language_model(
     assert changed[:, 3].all() and changed.sum() == len(changed)
 
 
-def test_no_encoder_needs_a_language_model(sentences: Path, tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match="nothing to predict from .* task.elmo=RUN"):
+def test_no_encoder_needs_a_language_model(sentences, tmp_path):
+    with pytest.raises(MetaseqError, match="predict from.*task.elmo=RUN"):
         build(sentences, tmp_path, "", "model=no_encoder")
 
 
 @pytest.mark.parametrize("model", ["cnn_bilstm", "transformer_views"])
-def test_another_run_takes_the_encoder_with_its_mix(
-    model: str, sentences: Path, reader: Path, tmp_path: Path
-) -> None:
+def test_another_run_takes_the_encoder_with_its_mix(model, sentences, reader, tmp_path):
     """The heads' mixes are fresh; on a frozen encoder they are trained, its own is not."""
     small = ["model.encoder_embed_dim=8", "model.encoder_ffn_embed_dim=8", "model.max_positions=30"]
     small = [*small, "model.encoder_attention_heads=2"] if model != "cnn_bilstm" else []
@@ -195,7 +175,7 @@ def test_another_run_takes_the_encoder_with_its_mix(
     assert "mixes.pos.weights" in moved and not any("encoder." in name for name in moved)
 
 
-def test_the_cost_is_counted(sentences: Path, tmp_path: Path) -> None:
+def test_the_cost_is_counted(sentences, tmp_path):
     """Each pass of the language model by formula, and the run it was trained in."""
     names = [*battery.WORD_LM, *QUICK, "criterion=language_modeling", "trainer.final_splits=[]"]
     TrainingRun(load_config([*names, f"data={sentences}", f"save_dir={tmp_path / 'lm'}"])).train()
@@ -213,30 +193,26 @@ def test_the_cost_is_counted(sentences: Path, tmp_path: Path) -> None:
     assert meter.total == pytest.approx(4 * each, rel=1e-12)
 
 
-def test_another_vocabulary_is_refused(sentences: Path, reader: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_is_refused(sentences, reader, tmp_path):
     (tmp_path / "text.txt").write_text("a cat sees a cat\n" * 3)
     data = tmp_path / "data"
     words = ["preprocess", "--words", "--trainpref", f"{tmp_path}/text.txt"]
     assert word_data.main([*words, "--destdir", str(data)]) == 0
     other = word_data.language_model(data, tmp_path / "other")
-    with pytest.raises(MetaseqError, match="another vocabulary than .* --tokenizer-from"):
+    with pytest.raises(MetaseqError, match="vocabulary.*--tokenizer-from"):
         build(sentences, tmp_path / "run", other)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("criterion", ["cvt_aux", "word_dropout", "vat"])
-def test_cross_view_training_is_refused(
-    criterion: str, sentences: Path, reader: Path, tmp_path: Path
-) -> None:
+def test_cross_view_training_is_refused(criterion, sentences, reader, tmp_path):
     """Its auxiliary modules must not know what the language model has read."""
     more = [f"criterion={criterion}", "model.normalize_words=true"]
     with pytest.raises(MetaseqError, match="supervised training"):
         build(sentences, tmp_path, reader, *more)
 
 
-def test_elmo_refuses_runs_without_a_language_model(
-    sentences: Path, reader: Path, tmp_path: Path
-) -> None:
+def test_elmo_refuses_runs_without_a_language_model(sentences, reader, tmp_path):
     build(sentences, tmp_path / "a", reader, "trainer.max_update=1").train()
     with pytest.raises(MetaseqError, match="has model cnn_bilstm"):
         build(sentences, tmp_path / "b", tmp_path / "a")
@@ -244,14 +220,12 @@ def test_elmo_refuses_runs_without_a_language_model(
         build(sentences, tmp_path / "b", tmp_path / "nowhere")
 
 
-def test_a_finished_run_knows_its_language_model(
-    sentences: Path, reader: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_knows_its_language_model(sentences, reader, tmp_path):
     """One with other weights in its place is an error."""
     there = tmp_path / reader.name
     shutil.copytree(reader, there, symlinks=True)
     build(sentences, tmp_path / "run", there).train()
     battery.shift_weights(there)
     again = build(sentences, tmp_path / "run", there)
-    with pytest.raises(MetaseqError, match="trained with other language_model"):
+    with pytest.raises(MetaseqError, match="other language_model"):
         again.train()

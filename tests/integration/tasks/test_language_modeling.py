@@ -53,9 +53,7 @@ def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_pat
 
 
 def test_perplexity_and_learning(moons: Path, tmp_path: Path) -> None:
-    """From that of a uniform guess, the vocabulary's size, to less than half; exp of
-    the mean loss.
-    """
+    """From the vocabulary's size, a uniform guess, to less than half; exp of the mean loss."""
     run = TrainingRun(configure(moons, tmp_path, "trainer.max_update=60", "optimizer.lr=0.02"))
     start = run.parts.score("valid")[0]
     assert start["perplexity"] == pytest.approx(len(run.task.vocabulary), rel=0.25)
@@ -70,10 +68,7 @@ def test_perplexity_and_learning(moons: Path, tmp_path: Path) -> None:
     "more, words",
     [
         (["model=transformer"], "task language_modeling needs --model bilstm_lm, got transformer"),
-        (
-            ["task.sample_break_mode=segments"],
-            "sample_break_mode is 'segments'. Choices: eos, none",
-        ),
+        (["task.sample_break_mode=segments"], "'segments'.*Choices: eos, none"),
         (["criterion=masked_lm"], "needs criterion=language_modeling"),
         (["task=masked_lm", "criterion=masked_lm"], "model bilstm_lm"),
         (["task=masked_lm"], "bilstm_lm"),

@@ -67,7 +67,7 @@ def valid_of(run: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_weight_of_one_is_the_objective_alone(name: str, moons: Path, tmp_path: Path) -> None:
+def test_a_weight_of_one_is_the_objective_alone(name, moons, tmp_path):
     """Bit for bit, with dropout: weights, validation and FLOPs."""
     other = "prefix_lm" if name == "causal_lm" else "causal_lm"
     weights = []
@@ -88,7 +88,7 @@ def test_a_weight_of_one_is_the_objective_alone(name: str, moons: Path, tmp_path
     assert flops[0]["flops_by_rule"] == pytest.approx(flops[1]["flops_by_rule"])
 
 
-def test_two_phases_are_a_run_that_goes_on_with_the_other(moons: Path, tmp_path: Path) -> None:
+def test_two_phases_are_a_run_that_goes_on_with_the_other(moons, tmp_path):
     """Weights, moments, data, masks and dropout, bit for bit."""
     phases = ["task.phases=[3,4]", "trainer.max_update=7", *SCHEDULE]
     entries = entry("causal_lm", "weight=[1,0]"), entry("masked_lm", "weight=[0,1]")
@@ -111,7 +111,7 @@ def test_two_phases_are_a_run_that_goes_on_with_the_other(moons: Path, tmp_path:
     assert ["masked_lm.mlm" in log for log in logs] == [not causal for causal in is_causal]
 
 
-def test_a_branch_keeps_the_phases(moons: Path, tmp_path: Path) -> None:
+def test_a_branch_keeps_the_phases(moons, tmp_path):
     """Another end of the run moves no phase; without a word it would."""
     entries = mixture("causal_lm weight=[1,0]", "masked_lm weight=[0,1]")
     options = [*entries, "task.phases=[1,2]", "task.phase_updates=6"]
@@ -127,7 +127,7 @@ def test_a_branch_keeps_the_phases(moons: Path, tmp_path: Path) -> None:
     save = tmp_path / "other"
     battery.train_uncounted(configure(moons, save, *other))
     longer = configure(moons, save, *other, "trainer.max_update=6")
-    with pytest.raises(CheckpointError, match="other phase_updates than there are now"):
+    with pytest.raises(CheckpointError, match="other phase_updates"):
         TrainingRun(longer).train()
     end = configure(moons, save, *other, "trainer.max_update=6", "task.phase_updates=4")
     run = TrainingRun(end, ["schedule"])
@@ -148,7 +148,7 @@ def gradient(loss: Tensor, parts: Parts) -> list[Tensor | None]:
     return list(torch.autograd.grad(loss, [*parts.model.parameters()], allow_unused=True))
 
 
-def test_the_gradient_is_the_weighted_sum(moons: Path, tmp_path: Path) -> None:
+def test_the_gradient_is_the_weighted_sum(moons, tmp_path):
     """Of the gradients of the parts, each a mean over the items of its rows."""
     shares = {"causal_lm": 1, "masked_lm": 3, "masked_diffusion": 2, "span_corruption": 2}
     entries = [entry(name, f"weight={share}") for name, share in shares.items()]
@@ -178,7 +178,7 @@ def test_the_gradient_is_the_weighted_sum(moons: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phases", ["[1,3]", "[]"])
-def test_a_budget_is_spent_by_all_phases(phases: str, moons: Path, tmp_path: Path) -> None:
+def test_a_budget_is_spent_by_all_phases(phases, moons, tmp_path):
     """Though a causal update costs more than a masked one, by the head, on a quarter of tokens."""
     weights = ("weight=[1,0]", "weight=[0,1]") if phases != "[]" else ("weight=0.3", "weight=0.7")
     entries = f"causal_lm {weights[0]}", f"masked_lm {weights[1]} task.mask_prob=0.25"
@@ -200,7 +200,7 @@ def test_a_budget_is_spent_by_all_phases(phases: str, moons: Path, tmp_path: Pat
     assert again.config.trainer.max_update == results["updates"]
 
 
-def test_a_mixture_is_read_as_one_of_its_objectives(moons: Path, tmp_path: Path) -> None:
+def test_a_mixture_is_read_as_one_of_its_objectives(moons, tmp_path):
     """By default as that with the largest weight in the last phase."""
     entries = [
         "causal_lm weight=[1,0.4]",
@@ -250,9 +250,7 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["masked_next_token", "masked_diffusion"])
 @pytest.mark.parametrize("share", [0, 0.25])
-def test_runs_with_a_share_of_causal_rows_are_opened(
-    name: str, share: float, moons: Path, tmp_path: Path
-) -> None:
+def test_runs_with_a_share_of_causal_rows_are_opened(name, share, moons, tmp_path):
     """Earlier versions had task.causal_share and criterion.read=both or causal."""
     config = configure(moons, tmp_path, *alone(name), "trainer.max_update=1")
     battery.train_uncounted(config)
@@ -301,9 +299,7 @@ def test_runs_with_a_share_of_causal_rows_are_opened(
         (["causal_lm"], ["model=bilstm_lm", "~"], "bilstm_lm"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    entries: list[str], more: list[str], message: str, moons: Path, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused(entries, more, message, moons, tmp_path):
     """By a dry run of `train` and by what a dry run of `sweep` calls."""
     if "~" in more:  # of a Transformer's options it has none
         config = load_config(
@@ -316,7 +312,7 @@ def test_what_does_not_fit_is_refused(
             check(config)
 
 
-def test_mappings_are_what_texts_are(moons: Path, tmp_path: Path) -> None:
+def test_mappings_are_what_texts_are(moons, tmp_path):
     """An option is called by its name, or with its section."""
     more = [f"data={moons}", f"save_dir={tmp_path}", "task=mixture", "criterion=mixture"]
     by_text = load_config([*more, 'task.objectives=["masked_lm weight=2 task.mask_prob=0.3"]'])

@@ -84,7 +84,7 @@ def rows_of(batch: PredictionBatch) -> list[tuple[Tensor, list[tuple[int, int, f
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["classic", "modern"])
-def test_masked_next_tokens_by_a_loop(model: list[str], moons: Path, tmp_path: Path) -> None:
+def test_masked_next_tokens_by_a_loop(model, moons, tmp_path):
     """Row by row, without padding: loss and gradient."""
     hidden = ["task.mask_prob=0.4", "task.random_token_prob=0", "task.leave_unmasked_prob=0"]
     parts = open_parts(moons, tmp_path, MNTP, *model, *WINDOWS, *hidden)
@@ -103,7 +103,7 @@ def test_masked_next_tokens_by_a_loop(model: list[str], moons: Path, tmp_path: P
 
 @pytest.mark.parametrize("model", MODELS, ids=["classic", "modern"])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_diffusion_by_a_loop(shifted: bool, model: list[str], moons: Path, tmp_path: Path) -> None:
+def test_diffusion_by_a_loop(shifted, model, moons, tmp_path):
     """The sum of -log p / t over masked tokens, per token of the text, and its gradient."""
     more = [*model, *WINDOWS, f"criterion.shifted={str(shifted).lower()}"]
     parts = open_parts(moons, tmp_path, DIFFUSION, *more)
@@ -126,7 +126,7 @@ def test_diffusion_by_a_loop(shifted: bool, model: list[str], moons: Path, tmp_p
     assert differ.abs().max() < 1e-10
 
 
-def test_a_prefix_is_seen_and_later_tokens_are_not(moons: Path, tmp_path: Path) -> None:
+def test_a_prefix_is_seen_and_later_tokens_are_not(moons, tmp_path):
     """Gradients of the first prediction: zero from later tokens, not from any of the prefix."""
     parts = open_parts(moons, tmp_path, PREFIX)
     batch, embeddings = first_batch(parts), parts.model.encoder.embeddings
@@ -147,9 +147,7 @@ def test_a_prefix_is_seen_and_later_tokens_are_not(moons: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", [MNTP, DIFFUSION, PREFIX])
-def test_packed_rows_have_the_losses_of_their_documents(
-    name: str, moons: Path, tmp_path: Path
-) -> None:
+def test_packed_rows_have_the_losses_of_their_documents(name, moons, tmp_path):
     parts = open_parts(moons, tmp_path, name)
     mask, criterion = parts.task.vocabulary.mask, parts.task.criterion
     texts = [np.array([[3, 10, 11, 12, 2]]), np.array([[3, 12, 13, 2]])]
@@ -246,12 +244,12 @@ def chain() -> Tensor:
     return start[:, None, None] * step[:, :, None] * step[None]
 
 
-def test_the_bound_is_the_likelihood_of_a_consistent_model() -> None:
+def test_the_bound_is_the_likelihood_of_a_consistent_model():
     expected = -chain().log().flatten()
     assert (bounds(Exact(chain())) - expected).abs().max() < 1e-10
 
 
-def test_the_bound_tightens() -> None:
+def test_the_bound_tightens():
     """On strings of a chain it is above the entropy, and falls as conditionals become exact."""
     table = chain()
     entropy = -(table * table.log()).sum()
@@ -261,7 +259,7 @@ def test_the_bound_tightens() -> None:
     assert means[-1].item() == pytest.approx(entropy.item(), abs=1e-10)
 
 
-def test_the_logit_of_mask_has_no_influence(moons: Path, tmp_path: Path) -> None:
+def test_the_logit_of_mask_has_no_influence(moons, tmp_path):
     low, high = (bounds(Exact(chain(), mask_logit=m)) for m in (-9.0, 30.0))
     assert torch.equal(low, high)
     parts = open_parts(moons, tmp_path, DIFFUSION)
@@ -282,7 +280,7 @@ def scored(rows: list[list[int]]) -> ScoredBatch:
 
 
 @pytest.mark.parametrize("samples", [1, 4])
-def test_scores_of_a_constant_model_have_no_variance(samples: int) -> None:
+def test_scores_of_a_constant_model_have_no_variance(samples):
     """n log(V - 1), whatever is masked."""
     model = Exact(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
     for seed in range(5):
@@ -291,7 +289,7 @@ def test_scores_of_a_constant_model_have_no_variance(samples: int) -> None:
         assert scores.sum(1).tolist() == pytest.approx([-3 * log(3)] * 2, abs=1e-12)
 
 
-def test_scores_estimate_the_bound_and_comparisons_are_single_masks() -> None:
+def test_scores_estimate_the_bound_and_comparisons_are_single_masks():
     model, rows = Exact(chain(), 0.5), [[0, 2, 1], [2, 2, 0]]
     at = [row[0] * 9 + row[1] * 3 + row[2] for row in rows]
     many = MaskedDiffusion(MaskedDiffusionConfig(score_samples=600))
@@ -309,7 +307,7 @@ def test_scores_estimate_the_bound_and_comparisons_are_single_masks() -> None:
         assert single[row, position] == pytest.approx(float(wanted[rows[row][position]]))
 
 
-def test_weights_and_times_change_training_only(moons: Path, tmp_path: Path) -> None:
+def test_weights_and_times_change_training_only(moons, tmp_path):
     """Validation gives the bound by numbers of masked tokens, whatever was trained."""
     options = ["task.weights=flat", "task.times=bell"]
     parts = open_parts(moons, tmp_path, DIFFUSION)
@@ -340,7 +338,7 @@ def single_mask(parts: Parts, row: list[int], place: int, source: int) -> float:
 
 
 @pytest.mark.parametrize("name", [MNTP, PREFIX, DIFFUSION])
-def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None:
+def test_scores_of_a_trained_run(name, moons, tmp_path):
     """Single masks, or passes over each prefix; the reach is of states only."""
     more = battery.exact("trainer.max_update=2")
     battery.train_uncounted(battery.configure(moons, tmp_path, (name, 0), *more))
@@ -378,9 +376,7 @@ def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None
         (MNTP, ["task.causal_share=0.5"], "task.objectives"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(
-    name: str, more: list[str], fact: str, moons: Path, tmp_path: Path
-) -> None:
+def test_what_does_not_belong_together_is_refused(name, more, fact, moons, tmp_path):
     with pytest.raises(UsageError, match=fact):
         TrainingRun(battery.configure(moons, tmp_path, (name, 0), *more))
 
@@ -389,15 +385,9 @@ def test_what_does_not_belong_together_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name, more",
-    [
-        (PREFIX, []),
-        (MNTP, []),
-        (DIFFUSION, []),
-        (DIFFUSION, ["task.times=bell"]),
-    ],
+    "name, more", [(PREFIX, []), (MNTP, []), (DIFFUSION, []), (DIFFUSION, ["task.times=bell"])]
 )
-def test_flops_by_rule(name: str, more: list[str], moons: Path, tmp_path: Path) -> None:
+def test_flops_by_rule(name, more, moons, tmp_path):
     """Torch's counter, given the number of predictions; the rule, on average."""
     parts = open_parts(moons, tmp_path, name, *battery.MODERN, *WINDOWS, *more)
     row = Sizes.of(parts.config.model, len(parts.task.vocabulary), 13)

@@ -39,7 +39,7 @@ def configure(data: Path, save: Path, *more: str) -> RunConfig:
     return load_config([*battery.TINY, *names, *SIZE, f"data={data}", f"save_dir={save}", *more])
 
 
-def test_bert_pretraining_learns_which_sentence_follows(topics: Path, tmp_path: Path) -> None:
+def test_bert_pretraining_learns_which_sentence_follows(topics, tmp_path):
     size = ["model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64", "optimizer.lr=0.003"]
     calm = ["trainer.log_interval=100", "schedule=constant", "model.dropout=0"]
     run = TrainingRun(configure(topics, tmp_path, "trainer.max_update=200", *size, *calm))
@@ -47,7 +47,7 @@ def test_bert_pretraining_learns_which_sentence_follows(topics: Path, tmp_path: 
     assert run.trainer.last_valid["next_sentence_accuracy"] > 0.9
 
 
-def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
+def test_the_loss_is_the_sum_of_two_means(topics, tmp_path):
     """Over masked tokens and over rows, computed with torch's own functions."""
     run = TrainingRun(configure(topics, tmp_path, "trainer.max_update=1", "model.dropout=0"))
     (batch,) = run.task.build_streams("train")["train"].micro_batches(0, Shard())
@@ -70,7 +70,7 @@ def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
     assert [t.weight for t in terms.values()] == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_validation_is_the_same_each_time(topics: Path, tmp_path: Path) -> None:
+def test_validation_is_the_same_each_time(topics, tmp_path):
     stream = TrainingRun(configure(topics, tmp_path)).task.build_streams("valid")["valid"]
     passes = [list(stream.one_epoch(Shard())) for _ in range(2)]
     for (one,), (other,) in zip(*passes):
@@ -78,7 +78,7 @@ def test_validation_is_the_same_each_time(topics: Path, tmp_path: Path) -> None:
             assert torch.equal(getattr(one, name), getattr(other, name))
 
 
-def test_names_of_the_parameters(topics: Path, tmp_path: Path) -> None:
+def test_names_of_the_parameters(topics, tmp_path):
     """Those of masked_lm's model, and the head."""
     pairs = TrainingRun(configure(topics, tmp_path, "trainer.max_update=1")).model.state_dict()
     names = {n for n in pairs if not n.startswith("heads.next_sentence.")}
@@ -96,14 +96,12 @@ def test_names_of_the_parameters(topics: Path, tmp_path: Path) -> None:
         (["model.segments=1"], "model.segments"),
     ],
 )
-def test_sentence_pairs_refuse_options_that_do_not_fit(
-    topics: Path, tmp_path: Path, more: list[str], message: str
-) -> None:
+def test_sentence_pairs_refuse_options_that_do_not_fit(topics, tmp_path, more, message):
     with pytest.raises(UsageError, match=message):
         battery.train(configure(topics, tmp_path, "trainer.max_update=1", *more))
 
 
-def test_flops_by_rule_are_those_of_the_masked_lm(topics: Path, tmp_path: Path) -> None:
+def test_flops_by_rule_are_those_of_the_masked_lm(topics, tmp_path):
     """As the ELECTRA paper counts BERT: twice the forward pass, a softmax at 20 of 128 tokens."""
     run = TrainingRun(configure(topics, tmp_path))
     vocab = len(run.task.vocabulary)  # type: ignore[attr-defined]
@@ -112,7 +110,7 @@ def test_flops_by_rule_are_those_of_the_masked_lm(topics: Path, tmp_path: Path) 
     assert run.task.flops_by_rule() == pytest.approx(32 * wanted, rel=1e-12)
 
 
-def test_masked_lm_alone_trains_on_pairs(topics: Path, tmp_path: Path) -> None:
+def test_masked_lm_alone_trains_on_pairs(topics, tmp_path):
     weights = battery.train(
         configure(topics, tmp_path, "criterion=masked_lm", "trainer.max_update=2")
     )

@@ -45,7 +45,7 @@ def weights(run: TrainingRun) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_sentence_prediction_learns_an_easy_rule(form: str, data: Path, tmp_path: Path) -> None:
+def test_sentence_prediction_learns_an_easy_rule(form, data, tmp_path):
     """Over 95 % on rows not seen in training, for every form, with the recipe of ELECTRA's code."""
     more = ["task.epochs=10", "task.batch_size=16", "trainer.final_splits=[test]"]
     TrainingRun(configure(data, tmp_path, f"task.labelled={form}", *more)).train()
@@ -66,7 +66,7 @@ def test_sentence_prediction_learns_an_easy_rule(form: str, data: Path, tmp_path
 
 
 @pytest.mark.parametrize("form", ["choices", "spans", "regression"])
-def test_micro_batches_change_nothing(form: str, data: Path, tmp_path: Path) -> None:
+def test_micro_batches_change_nothing(form, data, tmp_path):
     """Dropout too falls on the same numbers, whichever rows of a batch are computed together."""
     more = ["engine.precision=fp64", "trainer.max_update=3", "task.batch_size=6"]
     more += ["optimizer.eps=1e-4", "optimizer.lr=0.002"]
@@ -103,9 +103,7 @@ def other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     return run
 
 
-def test_an_intermediate_task_gives_its_encoder_only(
-    data: Path, other: TrainingRun, tmp_path: Path
-) -> None:
+def test_an_intermediate_task_gives_its_encoder_only(data, other, tmp_path):
     before = finetune(data, tmp_path / "fresh")
     started = finetune(data, tmp_path / "started", f"init_from={other.config.save_dir}")
     trained = weights(other)
@@ -129,12 +127,8 @@ def inherit(data: Path, save: Path, *more: str) -> TrainingRun:
     )
 
 
-def test_the_model_of_init_from_can_be_inherited(
-    data: Path, other: TrainingRun, tmp_path: Path
-) -> None:
-    """With another dropout if asked; config.yaml has the sizes, so that the run needs no
-    inheritance.
-    """
+def test_the_model_of_init_from_can_be_inherited(data, other, tmp_path):
+    """With another dropout if asked; config.yaml has the sizes, so that none is needed later."""
     start = f"init_from={other.folder.path}"
     run = inherit(data, tmp_path / "a", start, "model.changes=['dropout=0.25']")
     before, after = vars(other.config.model), vars(run.config.model)
@@ -150,9 +144,7 @@ def test_the_model_of_init_from_can_be_inherited(
         (["model.changes=['widht=3']"], "which has no such option"),
     ],
 )
-def test_inherit_refuses_wrong_options(
-    options: list[str], words: str, data: Path, other: TrainingRun, tmp_path: Path
-) -> None:
+def test_inherit_refuses_wrong_options(options, words, data, other, tmp_path):
     with pytest.raises(UsageError, match=words):
         inherit(data, tmp_path, f"init_from={other.folder.path}", *options)
 
@@ -161,9 +153,7 @@ def pretrained_folder(place: Path, own: dict[str, Tensor]) -> str:
     return str(checkpoint.save(place, 1, own, {"update": 1}, {}))
 
 
-def test_other_models_give_what_they_call_encoder(
-    data: Path, other: TrainingRun, tmp_path: Path
-) -> None:
+def test_other_models_give_what_they_call_encoder(data, other, tmp_path):
     """An ELECTRA has a generator beside its encoder, and heads of other names; they are left."""
     trained = weights(other)
     more = {f"generator.{n}": w + 1 for n, w in trained.items()}
@@ -181,15 +171,13 @@ def test_other_models_give_what_they_call_encoder(
         (lambda own: {**own, "encoder.more": torch.ones(2)}, "unexpected"),
     ],
 )
-def test_sentence_prediction_refuses_options_that_do_not_fit(
-    change: object, words: str, data: Path, other: TrainingRun, tmp_path: Path
-) -> None:
+def test_sentence_prediction_refuses_options_that_do_not_fit(change, words, data, other, tmp_path):
     source = pretrained_folder(tmp_path / "there", change(weights(other)))  # type: ignore[operator]
     with pytest.raises(MetaseqError, match=words):
         finetune(data, tmp_path / "run", f"init_from={source}")
 
 
-def test_a_kept_head_must_be_there_and_fit(data: Path, other: TrainingRun, tmp_path: Path) -> None:
+def test_a_kept_head_must_be_there_and_fit(data, other, tmp_path):
     own = weights(other)
     lacking = {n: w for n, w in own.items() if not n.startswith("heads.")}
     for name, changed in (("a", lacking), ("b", own | {"heads.sentence.out.bias": torch.ones(3)})):
@@ -210,9 +198,7 @@ def test_a_kept_head_must_be_there_and_fit(data: Path, other: TrainingRun, tmp_p
         (["trainer.max_update=7"], 7),
     ],
 )
-def test_epochs_give_the_updates(
-    options: list[str], updates: int, data: Path, tmp_path: Path
-) -> None:
+def test_epochs_give_the_updates(options, updates, data, tmp_path):
     run = TrainingRun(configure(data, tmp_path, "task.labelled=pair", *options))
     stored = OmegaConf.load(tmp_path / "config.yaml")
     for config in (run.config, stored):
@@ -221,13 +207,13 @@ def test_epochs_give_the_updates(
     assert factor(1) == 0 and factor(updates + 1) == 0 and (updates == 1 or factor(updates) > 0)
 
 
-def test_a_total_of_its_own_stays(data: Path, tmp_path: Path) -> None:
+def test_a_total_of_its_own_stays(data, tmp_path):
     more = ["task.labelled=pair", "task.epochs=1", "schedule.total_updates=50"]
     run = TrainingRun(configure(data, tmp_path, *more))
     assert (run.config.trainer.max_update, run.config.schedule.total_updates) == (8, 50)
 
 
-def test_a_run_with_epochs_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_run_with_epochs_goes_on(data, tmp_path):
     """The same command again is the same run, and ends where the uninterrupted one does."""
     more = ["task.labelled=single", "task.epochs=1", "trainer.save_interval_updates=3"]
     straight = TrainingRun(configure(data, tmp_path / "straight", *more))
@@ -242,7 +228,7 @@ def test_a_run_with_epochs_goes_on(data: Path, tmp_path: Path) -> None:
     assert all(same(resumed, weights(straight), ""))
 
 
-def test_too_few_epochs(data: Path, tmp_path: Path) -> None:
+def test_too_few_epochs(data, tmp_path):
     for epochs, message in (("0.1", "less than one update"), ("-1", "at least 0")):
         with pytest.raises(UsageError, match=message):
             TrainingRun(configure(data, tmp_path, "task.labelled=single", f"task.epochs={epochs}"))
@@ -260,7 +246,7 @@ def hidden(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save
 
 
-def test_a_split_without_labels_is_only_predicted(hidden: Path, tmp_path: Path) -> None:
+def test_a_split_without_labels_is_only_predicted(hidden, tmp_path):
     assert json.loads((hidden / "results.json").read_text())["metrics"]["test"] == {}
     rows = [json.loads(r) for r in (hidden / "predictions.test.jsonl").read_text().splitlines()]
     assert len(rows) == 12 and {row["gold"] for row in rows} == {None}
@@ -272,19 +258,17 @@ def test_a_split_without_labels_is_only_predicted(hidden: Path, tmp_path: Path) 
     ).read_text()
 
 
-def test_training_on_it_is_a_mistake(data: Path, tmp_path: Path) -> None:
+def test_training_on_it_is_a_mistake(data, tmp_path):
     rows = sentence_sets.sentences(np.random.default_rng(1), 4)
     sentence_sets.write_set(tmp_path / "data" / "s", {"train": ([rows], None)}, ("no", "yes"))
     sentence_sets.write_corpus(tmp_path / "data")
     more = ["task.labelled=s", "trainer.valid_split=''"]
     run = TrainingRun(configure(tmp_path / "data", tmp_path / "run", *more))
-    with pytest.raises(MetaseqError, match="no labels to train on"):
+    with pytest.raises(MetaseqError, match="no labels to"):
         run.train()
 
 
-def test_a_benchmark_scores_and_writes_its_file(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_scores_and_writes_its_file(data, tmp_path, monkeypatch):
     """Official metrics instead of the plain ones, and a leaderboard file for what has no labels."""
     scored = []
 
@@ -312,7 +296,7 @@ def test_a_benchmark_scores_and_writes_its_file(
     assert written == "glue/CoLA test (6, 2) (None, ['0', '1'])"
 
 
-def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> None:
+def test_real_values_without_the_training_split(data, tmp_path):
     """The range of the training labels comes with the weights, so other data need not hold it."""
     run = TrainingRun(
         configure(data, tmp_path / "run", "task.labelled=regression", "trainer.max_update=2")
@@ -330,7 +314,7 @@ def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> N
     assert [json.loads(row) for row in again] == sorted(rows, key=lambda row: row["index"])
 
 
-def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
+def test_batches_of_rows_of_one_length(data, tmp_path):
     """With task.group_by_length the same rows make batches with less padding."""
     places = {}
     for grouped in (False, True):
@@ -345,7 +329,7 @@ def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
     assert places[True] - tokens < (places[False] - tokens) / 2
 
 
-def test_valid_size_is_of_validation_only(data: Path, tmp_path: Path) -> None:
+def test_valid_size_is_of_validation_only(data, tmp_path):
     task = TrainingRun(configure(data, tmp_path, "task.labelled=single", "task.valid_size=40")).task
     lengths = {s: len(task.build_streams(s)[s].order) for s in ("valid", "test")}  # type: ignore[arg-type]
     assert lengths == {"valid": 2, "test": 8}
@@ -359,24 +343,24 @@ def test_valid_size_is_of_validation_only(data: Path, tmp_path: Path) -> None:
         (["task.labelled=single", "task.tokens_per_sample=64"], "max_positions is 32"),
     ],
 )
-def test_mistakes(options: list[str], words: str, data: Path, tmp_path: Path) -> None:
+def test_mistakes(options, words, data, tmp_path):
     with pytest.raises(MetaseqError, match=words):
         TrainingRun(configure(data, tmp_path, *options)).train()
 
 
-def test_models_with_more_options_have_the_same_encoder(data: Path, tmp_path: Path) -> None:
+def test_models_with_more_options_have_the_same_encoder(data, tmp_path):
     """Of an ELECTRA's options those of its encoder count; a model without them is refused."""
     config = configure(data, tmp_path, "task.labelled=single")
     sizes = options_of(config.model)
     config.model = untyped_section({**sizes, "_name": "x", "generator_size": 0.25})
     assert encoder_sizes(config) == TransformerConfig(**sizes)
     config.model = untyped_section({"_name": "recurrent", "layers": 2})
-    with pytest.raises(UsageError, match="'recurrent' has no encoder_layers"):
+    with pytest.raises(UsageError, match="'recurrent'.*encoder_layers"):
         encoder_sizes(config)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_low_precision(form: str, data: Path, tmp_path: Path) -> None:
+def test_low_precision(form, data, tmp_path):
     """bfloat16 changes numbers a little, nothing else: losses and scores stay in full precision."""
     more = [f"task.labelled={form}", "engine.precision=bf16", "trainer.max_update=3"]
     run = TrainingRun(configure(data, tmp_path, *more))

@@ -32,9 +32,7 @@ def options(world: Path, task: str, labelled: str, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     "task, labelled", [("sentence_prediction", "topic"), ("token_classification", "depth")]
 )
-def test_only_the_first_rows_are_trained_on(
-    world: Path, tmp_path: Path, task: str, labelled: str, size: int
-) -> None:
+def test_only_the_first_rows_are_trained_on(world, tmp_path, task, labelled, size):
     more = [f"save_dir={tmp_path}", f"task.train_size={size}", "task.epochs=2"]
     config = prepare_config(load_config(options(world, task, labelled, *more)))
     expected = min(size, 24)
@@ -44,14 +42,14 @@ def test_only_the_first_rows_are_trained_on(
     assert sorted(np.concatenate(drawn).tolist()) == sorted([*range(expected)] * 2)
 
 
-def test_the_rows_that_were_trained_on_are_scored(world: Path, tmp_path: Path) -> None:
+def test_the_rows_that_were_trained_on_are_scored(world, tmp_path):
     more = [f"save_dir={tmp_path}", "task.train_size=10", "trainer.max_update=1"]
     more += ["trainer.final_splits=[train]"]
     TrainingRun(load_config(options(world, "sentence_prediction", "topic", *more))).train()
     assert len((tmp_path / "predictions.train.jsonl").read_text().splitlines()) == 10
 
 
-def test_words_without_a_label_do_not_count(world: Path, tmp_path: Path) -> None:
+def test_words_without_a_label_do_not_count(world, tmp_path):
     more = [f"save_dir={tmp_path}", "trainer.max_update=2", "trainer.final_splits=[test]"]
     run = TrainingRun(load_config(options(world, "token_classification", "depth", *more)))
     run.train()

@@ -16,25 +16,12 @@ from metaseq_lm.tasks import translation
 from metaseq_lm.training.parts import build_task
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=translation",
-    "criterion=translation",
-    "model=lstm_encoder_decoder",
-    "model.layers=1",
-    "model.embed_dim=16",
-    "model.hidden_dim=32",
-    "model.output_dim=32",
-    "model.dropout=0",
-    "schedule=constant",
-    "optimizer.lr=0.01",
-    "task.batch_size=16",
-    "task.beam_size=3",
-    "task.bleu=false",
-    "trainer.log_interval=20",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=translation criterion=translation model=lstm_encoder_decoder model.layers=1
+    model.embed_dim=16 model.hidden_dim=32 model.output_dim=32 model.dropout=0 schedule=constant
+    optimizer.lr=0.01 task.batch_size=16 task.beam_size=3 task.bleu=false trainer.log_interval=20
+    engine.device=cpu engine.threads=1 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +34,7 @@ def configure(data: Path, save: Path, *more: str) -> RunConfig:
     return load_config([*TINY, f"data={data}", f"save_dir={save}", *more])
 
 
-def test_translation_learns_a_few_pairs(
-    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_translation_learns_a_few_pairs(pairs, tmp_path, monkeypatch):
     """48 pairs by heart; translations are scored and written in the order of the source."""
     scored = []
 
@@ -75,7 +60,7 @@ def test_translation_learns_a_few_pairs(
     assert lines == [row["predicted"] for row in rows] == scored[0][1]
 
 
-def test_the_share_of_labels_is_nested_and_seeded(pairs: Path, tmp_path: Path) -> None:
+def test_the_share_of_labels_is_nested_and_seeded(pairs, tmp_path):
     def chosen(*more: str) -> tuple[set, set]:
         task = build_task(configure(pairs, tmp_path, *more))
         used, others = task.labelled_pairs()
@@ -100,23 +85,19 @@ def test_the_share_of_labels_is_nested_and_seeded(pairs: Path, tmp_path: Path) -
         (["criterion=masked_lm"], "needs criterion=translation"),
     ],
 )
-def test_translation_refuses_options_that_do_not_fit(
-    more: list[str], words: str, pairs: Path, tmp_path: Path
-) -> None:
+def test_translation_refuses_options_that_do_not_fit(more, words, pairs, tmp_path):
     options = [o for o in TINY if "model" not in o] if more[0].startswith("model=") else TINY
     with pytest.raises(UsageError, match=words):
         build_task(load_config([*options, f"data={pairs}", f"save_dir={tmp_path}", *more]))
 
 
-def test_data_of_another_kind(tmp_path: Path) -> None:
+def test_data_of_another_kind(tmp_path):
     other = image_data.write(tmp_path / "images")
-    with pytest.raises(MetaseqError, match="images set, not parallel text"):
+    with pytest.raises(MetaseqError, match="images.*parallel text"):
         build_task(configure(other, tmp_path))
 
 
-def test_bleu_without_sacrebleu_is_said_at_once(
-    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bleu_without_sacrebleu_is_said_at_once(pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(bleu.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="task.bleu=false"):
         build_task(configure(pairs, tmp_path, "task.bleu=true"))

@@ -40,7 +40,7 @@ def test_frequent_words_are_known_and_others_are_unknown() -> None:
     assert model_ids(vocabulary, 1).tolist() == [*special, 6, 5, 8, 7, 1]
     assert model_ids(vocabulary, 2).tolist() == [*special, 6, 5, 1, 7, 1]
     assert model_ids(vocabulary, 2, size=2).tolist() == [*special, 6, 5, 1, 1, 1]
-    with pytest.raises(MetaseqError, match="word of the data folder"):
+    with pytest.raises(MetaseqError, match="word of.*data"):
         model_ids(vocabulary, 8)
 
 
@@ -113,5 +113,5 @@ def test_mistakes(more: list[str], words: str, sentences: Path, tmp_path: Path) 
 
 
 def test_word_language_model_refuses_data_without_words(tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match="'metaseq-lm preprocess --words' makes"):
+    with pytest.raises(MetaseqError, match="metaseq-lm preprocess --words"):
         TrainingRun(configure(tmp_path, tmp_path / "run"))

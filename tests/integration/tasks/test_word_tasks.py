@@ -21,19 +21,12 @@ from metaseq_lm.training.parts import Parts, build_parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
-QUICK = [
-    "optimizer=sgd",
-    "optimizer.lr=0.5",
-    "optimizer.momentum=0.9",
-    "optimizer.clip_norm=1",
-    "schedule=damped_inverse_sqrt",
-    "schedule.warmup_updates=3",
-    "trainer.max_update=6",
-    "trainer.validate_interval_updates=3",
-    "trainer.final_splits=[test]",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+QUICK = """
+    optimizer=sgd optimizer.lr=0.5 optimizer.momentum=0.9 optimizer.clip_norm=1
+    schedule=damped_inverse_sqrt schedule.warmup_updates=3 trainer.max_update=6
+    trainer.validate_interval_updates=3 trainer.final_splits=[test] engine.tensorboard=false
+    engine.threads=1
+""".split()
 TAGGING = ["task=tagging", "criterion=tagging"]
 PARSING = ["task=parsing", "criterion=parsing", "task.labelled=dep", "task.parser_dim=4"]
 
@@ -52,7 +45,7 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())["metrics"]
 
 
-def test_tagging_writes_scores_and_columns(sentences: Path, tmp_path: Path) -> None:
+def test_tagging_writes_scores_and_columns(sentences, tmp_path):
     """What the files say, read by the scorer, is the score; averaged and raw weights differ."""
     options = ("task.labelled=chunk", "task.score_raw=true", "task.average_decay=0.5")
     start(sentences, tmp_path, *TAGGING, *options).train()
@@ -75,7 +68,7 @@ def test_tagging_writes_scores_and_columns(sentences: Path, tmp_path: Path) -> N
     assert "average.net.encoder.embedding.scale" in weights
 
 
-def test_parsing_writes_scores_and_trees(sentences: Path, tmp_path: Path) -> None:
+def test_parsing_writes_scores_and_trees(sentences, tmp_path):
     start(sentences, tmp_path, *PARSING).train()
     test = results(tmp_path)["test"]
     assert test["score"] == test["las"] <= test["uas"] and "uas_all" in test
@@ -95,7 +88,7 @@ def test_parsing_writes_scores_and_trees(sentences: Path, tmp_path: Path) -> Non
     assert all(0 <= head <= length for head, length in zip(heads, lengths))
 
 
-def test_tags_of_words_are_scored_by_accuracy(sentences: Path) -> None:
+def test_tags_of_words_are_scored_by_accuracy(sentences):
     """And a class that training lacks is never predicted."""
     run = built(sentences, *TAGGING, "task.labelled=pos", "task.valid_size=4")
     found, rows = run.score("valid")
@@ -106,7 +99,7 @@ def test_tags_of_words_are_scored_by_accuracy(sentences: Path) -> None:
     assert data.label_names[data.unseen] not in {tag for row in rows for tag in row["predicted"]}
 
 
-def test_a_share_of_the_labels(sentences: Path) -> None:
+def test_a_share_of_the_labels(sentences):
     """The same for all seeds of the run, smaller within larger, and no other sentence is seen."""
 
     def chosen(share: float, *more: str) -> set[int]:
@@ -122,10 +115,8 @@ def test_a_share_of_the_labels(sentences: Path) -> None:
     assert {n for i in range(9) for n in stream.order.batch(i).tolist()} == small
 
 
-def test_a_frozen_encoder_stays(sentences: Path, tmp_path: Path) -> None:
-    """The probe: another set on the averaged encoder of a run, of which nothing moves but new
-    heads.
-    """
+def test_a_frozen_encoder_stays(sentences, tmp_path):
+    """The probe: another set on a run's averaged encoder; only new heads move."""
     start(sentences, tmp_path / "a", *PARSING).train()
     options = ("task.labelled=pos", f"init_from={tmp_path / 'a'}", "task.freeze_encoder=true")
     run = start(sentences, tmp_path / "b", *TAGGING, *options)
@@ -142,7 +133,7 @@ def test_a_frozen_encoder_stays(sentences: Path, tmp_path: Path) -> None:
         start(sentences, tmp_path / "c", *TAGGING, options[0], options[2])
 
 
-def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
+def test_label_smoothing_is_for_training_only(sentences):
     """(1 - e) onehot + e / C on gold tags; trees and validation know none."""
     for options, smoothed in ((["task.labelled=chunk", *TAGGING], 0.1), (PARSING, 0.0)):
         run = built(sentences, *options, "model.dropout=0")
@@ -180,22 +171,17 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         ([*PARSING, "task.batch_size=0"], "task.batch_size .*at least 1, got 0"),
         ([*PARSING, "task.valid_size=-3"], "task.valid_size .*at least 0, got -3"),
         ([*PARSING, "model.char_widths=[30]"], "char_widths .*at most 24"),
-        (
-            [*PARSING, "trainer.valid_split=train"],
-            "would choose the best checkpoint",
-        ),
+        ([*PARSING, "trainer.valid_split=train"], "the best checkpoint"),
     ],
 )
-def test_mistakes_are_told(
-    options: list[str], message: str, sentences: Path, tmp_path: Path
-) -> None:
+def test_mistakes_are_told(options, message, sentences, tmp_path):
     """Before anything is trained."""
     with pytest.raises(MetaseqError, match=message):
         start(sentences, tmp_path, *options, "trainer.max_update=1").train()
     assert not (tmp_path / "log.jsonl").exists()
 
 
-def test_the_training_sentences_are_scored_that_are_used(sentences: Path, tmp_path: Path) -> None:
+def test_the_training_sentences_are_scored_that_are_used(sentences, tmp_path):
     """At the end of a run and by `evaluate` alike: the share of the labels, each sentence once."""
     options = ("task.labelled=chunk", "task.label_fraction=0.3", "trainer.final_splits=[train]")
     run = start(sentences, tmp_path, *TAGGING, *options)
@@ -209,9 +195,7 @@ def test_the_training_sentences_are_scored_that_are_used(sentences: Path, tmp_pa
     assert (tmp_path / "chunk.train.conll").exists()
 
 
-def test_another_kind_of_model_is_refused(sentences: Path) -> None:
+def test_another_kind_of_model_is_refused(sentences):
     places = [f"data={sentences}", "save_dir=none", "model=transformer"]
-    with pytest.raises(
-        MetaseqError, match="needs --model cnn_bilstm or no_encoder or transformer_views"
-    ):
+    with pytest.raises(MetaseqError, match="--model cnn_bilstm.*transformer_views"):
         TrainingRun(load_config([*places, *TAGGING, "task.labelled=pos"]))

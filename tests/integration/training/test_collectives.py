@@ -61,11 +61,7 @@ def messages_of_an_update(data: str, out: str, more: list[str]) -> None:
         # Sizes, then the gradients with the logs and with which of them there are.
         ("replicate", [], [SMALL, SUM]),
         # The root and two layers; backward the last layer is still there. Logs, and the norm.
-        (
-            "shard",
-            [],
-            [SMALL, *[GATHER] * 3, *[GATHER] * 2, *[SUM] * 3, SMALL, SMALL],
-        ),
+        ("shard", [], [SMALL, *[GATHER] * 3, *[GATHER] * 2, *[SUM] * 3, SMALL, SMALL]),
         # Nothing is summed between three micro-batches, and the root is gathered once.
         (
             "shard",
@@ -79,9 +75,7 @@ def messages_of_an_update(data: str, out: str, more: list[str]) -> None:
         ),
     ],
 )
-def test_messages_of_an_update(
-    parallel: str, more: list[str], expected: list[str], moons: Path, tmp_path: Path
-) -> None:
+def test_messages_of_an_update(parallel, more, expected, moons, tmp_path):
     """The same on all replicas, in the same order, however fast each is."""
     more = [f"engine.parallel={parallel}", *more]
     on_replicas(2, messages_of_an_update, str(moons), str(tmp_path), more)
@@ -106,7 +100,7 @@ def times_of_sums_and_products(data: str, out: str) -> None:
     process_group.finish()
 
 
-def test_sums_between_nodes_go_on_during_the_backward_pass(moons: Path, tmp_path: Path) -> None:
+def test_sums_between_nodes_go_on_during_the_backward_pass(moons, tmp_path):
     """While the second node is still busy with the last layer, the first one goes on."""
     on_replicas(4, times_of_sums_and_products, str(moons), str(tmp_path))
     sums, products = json.loads((tmp_path / "0.json").read_text())
@@ -137,7 +131,7 @@ def messages_of_runs(data: str, out: str) -> None:
     process_group.finish()
 
 
-def test_an_update_of_a_run_sends_one_small_message(moons: Path, tmp_path: Path) -> None:
+def test_an_update_of_a_run_sends_one_small_message(moons, tmp_path):
     """The sizes, with what the limits and signals depend on; and the gradients."""
     on_replicas(2, messages_of_runs, str(moons), str(tmp_path))
     for rank in (0, 1):
@@ -158,7 +152,7 @@ def train_up_to_limits(data: str, out: str, limits: list[list[str]]) -> None:
     process_group.finish()
 
 
-def test_replicas_stop_at_the_update_that_reaches_a_limit(tmp_path: Path) -> None:
+def test_replicas_stop_at_the_update_that_reaches_a_limit(tmp_path):
     """Of FLOPs and of words, with batches of many lengths, whose FLOPs are known only later."""
     data = make_ragged(tmp_path)
     reached = []

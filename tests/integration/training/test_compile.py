@@ -13,11 +13,7 @@ import small_data
 import torch
 import torch._dynamo
 from real_runs import on_replicas
-from torch._dynamo.utils import (
-    clear_compilation_metrics,
-    counters,
-    get_compilation_metrics,
-)
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
@@ -33,28 +29,16 @@ REFUSED = {
     "cvt_vision": GRADIENT,
     "vat_vision": GRADIENT,
     "vat": GRADIENT,
-    **dict.fromkeys(
-        [
-            "language_modeling",
-            "translation",
-            "cvt_translation",
-            "word_dropout_translation",
-            "tagging",
-            "parsing",
-            "cvt_aux",
-            "word_dropout",
-        ],
-        LSTMS,
-    ),
+    **dict.fromkeys("language_modeling translation cvt_translation".split(), LSTMS),
+    **dict.fromkeys("word_dropout_translation tagging parsing cvt_aux".split(), LSTMS),
+    "word_dropout": LSTMS,
 }
 COMPILED = [case for case in battery.FIRST if case[0] not in REFUSED]
 # Of these the derivatives are traced too, which takes five times as long.
 DERIVATIVES_TRACED = [("masked_lm", 0), ("electra_rtd", 0), ("tartan_mt", 0)]
 # Further tasks and models of these criterions: first-order MAML, TARTAN, images, other noise.
 FURTHER = [
-    ("masked_lm", 1),
-    ("masked_lm", 3),
-    ("masked_lm", 4),
+    *(("masked_lm", i) for i in (1, 3, 4)),
     ("bert_pretraining", 1),
     ("tartan_mt", 3),
     ("tartan_meta", 5),
@@ -62,18 +46,11 @@ FURTHER = [
     ("electric_nce", 1),
 ]
 # Of words, with attention instead of LSTMs. The weight of unlabelled sentences rises.
-VIEWS = [
-    "task=cvt",
-    "task.labelled=[chunk]",
-    "task.hidden_dim=6",
-    "task.batch_size=8",
-    "model=transformer_views",
-    "model.word_embed_dim=6",
-    "model.char_embed_dim=3",
-    "model.char_filters=2",
-    "model.directed_layers=1",
-    "model.encoder_layers=1",
-]
+VIEWS = """
+    task=cvt task.labelled=[chunk] task.hidden_dim=6 task.batch_size=8 model=transformer_views
+    model.word_embed_dim=6 model.char_embed_dim=3 model.char_filters=2 model.directed_layers=1
+    model.encoder_layers=1
+""".split()
 # Run always. The others are like them: one encoder, and a loss of a few lines.
 ALWAYS = [
     *DERIVATIVES_TRACED,
@@ -83,11 +60,7 @@ ALWAYS = [
 ]
 # The masks of dropout are half of what is traced: of those that run always this one has them.
 WITH_DROPOUT = ("masked_lm", 0)
-WITHOUT_DROPOUT = [
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "criterion.unlabelled_dropout=0",
-]
+WITHOUT_DROPOUT = ["model.dropout=0", "model.attention_dropout=0", "criterion.unlabelled_dropout=0"]
 WARMUP = "criterion.unlabelled_warmup=9"
 
 
@@ -100,7 +73,7 @@ def fresh() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: None) -> None:
+def test_compiled_losses_are_those_of_eager(moons, tmp_path, fresh):
     """20 updates of inductor's code, with dropout, in micro-batches of 6, 6 and 4 rows.
 
     In fp32 fused operations round differently: losses agree to 1e-5 of their size.
@@ -127,13 +100,7 @@ def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: 
     ],
     ids=lambda c: f"{c[0]}-{c[1]}",
 )
-def test_no_graph_break(
-    case: battery.Case,
-    moons: Path,
-    tmp_path: Path,
-    fresh: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_graph_break(case, moons, tmp_path, fresh, monkeypatch):
     """Traced, without code for the processor: the weights agree to 1e-12.
 
     Of one layer: a second one is traced like the first, in as much time again.
@@ -165,14 +132,7 @@ def test_no_graph_break(
         pytest.param("word_dropout", [WARMUP], marks=pytest.mark.exhaustive),
     ],
 )
-def test_no_graph_break_in_attention_views(
-    name: str,
-    more: list[str],
-    moons: Path,
-    tmp_path: Path,
-    fresh: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_graph_break_in_attention_views(name, more, moons, tmp_path, fresh, monkeypatch):
     """Two graphs, of labelled and of unlabelled sentences, in however many updates."""
     backend = functools.partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", backend)
@@ -217,44 +177,37 @@ def train_by_block(
     ],
 )
 def test_blocks_are_compiled_beside_shards_and_recomputation(
-    processes: int, parallel: str, recompute: str, case: battery.Case, moons: Path, tmp_path: Path
-) -> None:
+    processes, parallel, recompute, case, moons, tmp_path
+):
     """Two layers share their code, whatever their place in the stream of random numbers."""
     arguments = (str(tmp_path), str(moons), parallel, recompute, case)
     on_replicas(processes, train_by_block, *arguments, seconds=300)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compiled_is_refused(name, moons, tmp_path):
     config = battery.configure(moons, tmp_path, (name, 0), "engine.compile=true")
     with pytest.raises(UsageError, match=rf"criterion {name} .*because {REFUSED[name]}"):
         TrainingRun(config)
 
 
 @pytest.mark.parametrize(
-    "case, override, message",
-    [
-        (("bert_pretraining", 2), "seed=1", r"task\.second_order=exact"),
-    ],
+    "case, override, message", [(("bert_pretraining", 2), "seed=1", r"task\.second_order=exact")]
 )
-def test_options_that_cannot_be_compiled(
-    case: battery.Case, override: str, message: str, moons: Path, tmp_path: Path
-) -> None:
+def test_options_that_cannot_be_compiled(case, override, message, moons, tmp_path):
     config = battery.configure(moons, tmp_path, case, "engine.compile=true", override)
     with pytest.raises(UsageError, match=message):
         TrainingRun(config)
 
 
-def test_a_missing_compiler_is_named(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compiler_is_named(moons, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     config = battery.configure(moons, tmp_path, ("masked_lm", 0), "engine.compile=true")
-    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler \(no-such-compiler\).*install"):
+    with pytest.raises(UsageError, match=r"C\+\+ compiler.*no-such-compiler.*install"):
         TrainingRun(config)
 
 
-def test_traced_noise_is_the_same_noise() -> None:
+def test_traced_noise_is_the_same_noise():
     """Masks of sizes that 4 does not divide, and numbers, one after the other."""
     noise = Noise(7, np.arange(3))
     traced = TracedNoise(noise.traced_keys())

@@ -1,7 +1,5 @@
 """An option of a plug-in that changes what it says it does not change is found by a dry run."""
 
-from pathlib import Path
-
 import pytest
 from battery import CASES, TINY
 from real_runs import Started
@@ -43,7 +41,7 @@ GAMMA, IN_TRAINING = "self.config.gamma", "self.config.gamma * model.training"
         ("loss", GAMMA, ""),
     ],
 )
-def test_false_effects(effect: str, used: str, changed: str, moons: Path, tmp_path: Path) -> None:
+def test_false_effects(effect, used, changed, moons, tmp_path):
     plug_in = tmp_path / "focal.py"
     plug_in.write_text(PLUG_IN.replace("AFFECTS", effect).replace("USED", used))
     options = [*CASES["masked_lm"][0], *TINY, "criterion=focal", "--dry-run"]
@@ -57,9 +55,7 @@ def test_false_effects(effect: str, used: str, changed: str, moons: Path, tmp_pa
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_dry_run_says_what_steps_which_parameters(
-    optimizer: str, moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_dry_run_says_what_steps_which_parameters(optimizer, moons, tmp_path, capsys):
     case = [*CASES["masked_lm"][0], *TINY, "criterion=masked_lm", f"optimizer={optimizer}"]
     assert main(["train", str(moons), *case, "trainer.max_update=2", "--dry-run", "--quiet"]) == 0
     text = "".join(capsys.readouterr())

@@ -104,14 +104,12 @@ ONE_WORD, FIRST_TWO, THREE_WORDS = [-1, 0, 0, 0, -1], [-1, 0, 0, 1, -1], [-1, 0,
         (FIRST_TWO, [3 / 4, 2 / 3, 1.0]),
     ],
 )
-def test_masked_letters(
-    criterion: MaskedLM, model: Knowing, words: list[int] | None, wanted: list[float]
-) -> None:
+def test_masked_letters(criterion, model, words, wanted):
     scores = criterion.token_log_probs(model, batch_of(words))[0, 1:4]
     assert scores.exp().tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-def test_two_pieces_of_a_word_by_two_rules() -> None:
+def test_two_pieces_of_a_word_by_two_rules():
     """Of "ab" and "ba", with 1/2 each, a piece gives the other away."""
 
     class Pieces(Knowing):
@@ -136,14 +134,14 @@ def test_two_pieces_of_a_word_by_two_rules() -> None:
 
 
 @pytest.mark.parametrize("criterion", [CausalLM(), PrefixLM()], ids=["causal", "prefix"])
-def test_letters_in_order(criterion: CausalLM | PrefixLM) -> None:
+def test_letters_in_order(criterion):
     model = Knowing(shifted=True, causal=True)
     scores = criterion.token_log_probs(model, batch_of())[0, 1:4]
     assert scores.exp().tolist() == pytest.approx(IN_ORDER, abs=1e-12)
     assert exp(scores.sum()) == pytest.approx(1 / 2)
 
 
-def test_the_bound_of_diffusion_is_exact_where_letters_do_not_depend_on_each_other() -> None:
+def test_the_bound_of_diffusion_is_exact_where_letters_do_not_depend_on_each_other():
     class Independent(Knowing):
         """A letter is "a" with 3/4, wherever it stands."""
 
@@ -163,7 +161,7 @@ def test_the_bound_of_diffusion_is_exact_where_letters_do_not_depend_on_each_oth
         assert score.item() == pytest.approx(3 * log(3 / 4))
 
 
-def test_a_sentinel_stands_for_one_letter_alone() -> None:
+def test_a_sentinel_stands_for_one_letter_alone():
     class Spans(Knowing):
         """Reads [CLS] x [SEP] <sentinel>, where the last state predicts the masked letter."""
 
@@ -188,9 +186,7 @@ def test_a_sentinel_stands_for_one_letter_alone() -> None:
         ("electra_rtd", {"pll_formula": "dissertation"}, -1.36880),
     ],
 )
-def test_discriminators_energies_and_towers(
-    name: str, options: dict[str, str], of_a_token: float
-) -> None:
+def test_discriminators_energies_and_towers(name, options, of_a_token):
     """Where the noise is the right token with 1/10 and the discriminator's logit is -2.66839.
 
     That is the best one's for a token with 1/5 at a noise rate of 15 %.

@@ -1,14 +1,13 @@
 """FLOPs against the closed form, and that counting changes nothing."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from battery import Case, configure, train
+from battery import configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
 from metaseq_lm.config.groups import NamedParameters
@@ -23,7 +22,7 @@ from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
 from metaseq_lm.training.price import estimate_price
 
 
-def test_a_linear_layer_costs_what_it_should() -> None:
+def test_a_linear_layer_costs_what_it_should():
     """Forward 2nio; backward the same for the weight (the input needs no gradient)."""
     layer, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
     meter = FlopMeter()
@@ -34,7 +33,7 @@ def test_a_linear_layer_costs_what_it_should() -> None:
     assert len(meter.known) == 1
 
 
-def test_signatures_tell_shapes_apart() -> None:
+def test_signatures_tell_shapes_apart():
     def work(tokens: torch.Tensor) -> dict[str, list[list[TokenBatch]]]:
         return {"s": [[TokenBatch(tokens=tokens)]]}
 
@@ -42,7 +41,7 @@ def test_signatures_tell_shapes_apart() -> None:
     assert signature(work(torch.ones(2, 3))) == signature(work(torch.zeros(2, 3)))
 
 
-def test_a_masked_lm_run_costs_what_the_sizes_say(moons: Path, tmp_path: Path) -> None:
+def test_a_masked_lm_run_costs_what_the_sizes_say(moons, tmp_path):
     """16 rows of 34 tokens, 2 layers of width 8: forward by hand, backward twice that."""
     train(configure(moons, tmp_path, ("masked_lm", 0), "trainer.max_update=3", "seed=4"))
     results = json.loads((tmp_path / "results.json").read_text())
@@ -70,9 +69,7 @@ def whitened(config: OptimizerConfig, parameters: NamedParameters) -> torch.opti
     return Whitened([p for _, p in parameters], lr=config.lr)
 
 
-def test_an_update_is_charged_with_what_its_optimizer_computes(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_is_charged_with_what_its_optimizer_computes(moons, tmp_path, monkeypatch):
     """In the run and in its price, where it does not grow with the batch."""
     entry = Entry("whitened", OptimizerConfig, "here.whitened", whitened)
     monkeypatch.setitem(ALL["optimizer"].entries, "whitened", entry)
@@ -95,9 +92,7 @@ def test_an_update_is_charged_with_what_its_optimizer_computes(
     ("case", "is_ruled"),
     [(("causal_lm", 2), True), (("span_corruption", 3), False), (("electra_rtd", 1), False)],
 )
-def test_flops_by_rule_have_the_steps_of_muon(
-    case: Case, is_ruled: bool, moons: Path, tmp_path: Path
-) -> None:
+def test_flops_by_rule_have_the_steps_of_muon(case, is_ruled, moons, tmp_path):
     """As many as are counted, of the layers of encoder, decoder and generator."""
     spent = {}
     for optimizer in ("adamw", "muon"):
@@ -113,7 +108,7 @@ def test_flops_by_rule_have_the_steps_of_muon(
         assert spent["muon"]["flops_by_rule"] == pytest.approx(spent["muon"]["flops"], rel=0.02)
 
 
-def test_attention_counts_whatever_computes_it() -> None:
+def test_attention_counts_whatever_computes_it():
     """The CPU's fused kernel costs what its two products cost, and backward twice that."""
     q, k, v = (torch.randn(2, 3, size, 8, requires_grad=True) for size in (5, 7, 7))
     fused = FlopMeter()
@@ -127,7 +122,7 @@ def test_attention_counts_whatever_computes_it() -> None:
 
 @pytest.mark.parametrize("reach", ["both", "causal", "prefix"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_packed_rows_count_attention_of_whole_rows(reach: str, recompute: bool) -> None:
+def test_packed_rows_count_attention_of_whole_rows(reach, recompute):
     """As flops_rules.py does, whatever the documents, though a CPU computes less for short ones."""
     torch.manual_seed(1)
     sizes = {"encoder_layers": 3, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24}
@@ -152,7 +147,7 @@ def test_packed_rows_count_attention_of_whole_rows(reach: str, recompute: bool) 
     assert spent == {4 * 3 * (row.blocks() + row.inputs() + row.softmax_head(1.0))}
 
 
-def test_counting_changes_nothing(moons: Path, tmp_path: Path) -> None:
+def test_counting_changes_nothing(moons, tmp_path):
     """A run that counts every update equals one that counts only the first of its shape."""
     case = ("meta_pseudo_label_soft", 0)
     plain = train(configure(moons, tmp_path / "a", case, "trainer.max_update=4"))
@@ -170,7 +165,7 @@ def test_counting_changes_nothing(moons: Path, tmp_path: Path) -> None:
     assert all(torch.equal(plain[n], counted[n]) for n in plain)
 
 
-def test_lstms_count_whatever_computes_them() -> None:
+def test_lstms_count_whatever_computes_them():
     """oneDNN's kernel is one operation; by formula it costs what torch's own loop does."""
     rows, length, width, cells = 3, 5, 20, 16
     layer = torch.nn.LSTM(width, cells, batch_first=True)
@@ -206,7 +201,7 @@ def second(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("work, train", [(attend, False), (attend, True), (second, True)])
-def test_the_counter_agrees_with_torchs(work: object, train: bool) -> None:
+def test_the_counter_agrees_with_torchs(work, train):
     """Also where operations come apart only at the counter: in inference mode."""
     totals = []
     theirs = FlopCounterMode(display=False)
@@ -222,7 +217,7 @@ def test_the_counter_agrees_with_torchs(work: object, train: bool) -> None:
     assert totals[0] == totals[1] > 0
 
 
-def test_a_choice_of_branches_is_counted() -> None:
+def test_a_choice_of_branches_is_counted():
     """Higher-order operators, as torch counts them: the dearer branch."""
     x = torch.ones(3, 3)
     with torch.no_grad(), Counter() as counter:

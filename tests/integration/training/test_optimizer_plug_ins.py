@@ -55,16 +55,16 @@ def arguments(data: Path, save: Path, folder: Path, *more: str) -> list[str]:
     return ["train", *places, "criterion=masked_lm", *options]
 
 
-def test_whole_matrices_are_refused_on_shards(moons: Path, tmp_path: Path) -> None:
+def test_whole_matrices_are_refused_on_shards(moons, tmp_path):
     shards = ["--nproc", "2", "engine.parallel=shard"]
     started = Started(arguments(moons, tmp_path / "run", tmp_path, *shards), tmp_path / "err")
     assert started.wait() == 2
     text = started.text()
-    assert text.count("unit_rows needs whole matrices") == 1 and "Traceback" not in text
+    assert text.count("unit_rows needs") == 1 and "Traceback" not in text
     assert "engine.parallel=replicate" in text
 
 
-def test_it_trains_on_whole_parameters(moons: Path, tmp_path: Path) -> None:
+def test_it_trains_on_whole_parameters(moons, tmp_path):
     alone = ["engine.parallel=shard"]  # of one process, which has them whole
     _, data, *words = arguments(moons, tmp_path / "run", tmp_path, *alone)
     load_all(words[words.index("--user-dir") + 1])
@@ -180,7 +180,7 @@ def weights_after(data: Path, save: Path, *more: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("plugged", RESUMED, indirect=True)
-def test_states_of_any_shape_resume_bitwise(plugged: str, moons: Path, tmp_path: Path) -> None:
+def test_states_of_any_shape_resume_bitwise(plugged, moons, tmp_path):
     whole = weights_after(moons, tmp_path / "whole", "trainer.max_update=6")
     for updates in (3, 6):
         again = weights_after(moons, tmp_path / "parts", f"trainer.max_update={updates}")
@@ -188,7 +188,7 @@ def test_states_of_any_shape_resume_bitwise(plugged: str, moons: Path, tmp_path:
 
 
 @pytest.mark.parametrize("plugged", [own_class, shared, outside], indirect=True)
-def test_states_that_no_checkpoint_holds_are_refused(plugged: str) -> None:
+def test_states_that_no_checkpoint_holds_are_refused(plugged):
     named = named_parameters()
     flat = {"_name": "constant"}
     with pytest.raises(UsageError, match=r"plugged .*(window|slow|steps)"):
@@ -197,7 +197,7 @@ def test_states_that_no_checkpoint_holds_are_refused(plugged: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [{}, [0], torch.Generator(), {"of": {"layers": [0.0]}}])
-def test_what_an_attribute_holds_is_refused(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_attribute_holds_is_refused(kept, monkeypatch):
     """Also in containers; a cache has a name that begins with an underscore."""
 
     class Keeping(torch.optim.SGD):
@@ -232,31 +232,27 @@ def test_what_an_attribute_holds_is_refused(kept: Any, monkeypatch: pytest.Monke
         (lambda config, parameters: torch.optim.LBFGS([p for _, p in parameters]), "LBFGS"),
     ],
 )
-def test_what_makes_no_steps_is_refused(
-    build: Any, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_makes_no_steps_is_refused(build, problem, monkeypatch):
     entry = Entry("mine", OptimizerConfig, "mine.build", build)
     monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
     with pytest.raises(UsageError, match=problem):
         make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
 
 
-def test_parameters_that_are_left_out_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_parameters_that_are_left_out_are_named(monkeypatch, capsys):
     def build(_: Any, named: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD([named[0][1]])
 
     entry = Entry("mine", OptimizerConfig, "mine.build", build)
     monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
     make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
-    assert "1 of 2 parameters" in (said := capsys.readouterr().err) and "bias" in said
+    assert "1 of 2" in (said := capsys.readouterr().err) and "bias" in said
 
 
 @pytest.mark.parametrize(
     "factor", [lambda step: 1 / next(COUNTER), lambda step: float("nan"), lambda _: None]
 )
-def test_a_schedule_is_a_function_of_the_step(factor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_is_a_function_of_the_step(factor, monkeypatch):
     entry = Entry("mine", ConstantConfig, "mine.factor", lambda config: factor)
     monkeypatch.setitem(SCHEDULES.entries, "mine", entry)
     with pytest.raises(UsageError, match="mine"):
@@ -268,7 +264,7 @@ VECTORS = PLUG_IN.replace("needs_whole_matrices = True", "needs_whole_matrices =
 )
 
 
-def test_states_of_other_shapes_are_refused_on_shards(moons: Path, tmp_path: Path) -> None:
+def test_states_of_other_shapes_are_refused_on_shards(moons, tmp_path):
     shards = ["--nproc", "2", "engine.parallel=shard"]
     words = arguments(moons, tmp_path / "run", tmp_path, *shards)
     (tmp_path / "unit_rows.py").write_text(VECTORS)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import battery
@@ -51,9 +50,7 @@ def updated(optimizer: str, model: str, *places: Any) -> Parts | None:
 @pytest.mark.parametrize(
     ("case", "model"), PAIRS, ids=[f"{c[0]}-{c[1]}{model and '-'}{model}" for c, model in PAIRS]
 )
-def test_an_update_by_each_optimizer(
-    case: battery.Case, model: str, moons: Path, tmp_path: Path
-) -> None:
+def test_an_update_by_each_optimizer(case, model, moons, tmp_path):
     parts_by_optimizer = {name: updated(name, model, moons, tmp_path, case) for name in BUILT_IN}
     assert parts_by_optimizer["adamw"] and parts_by_optimizer["adam_uncorrected"]
     for name, parts in parts_by_optimizer.items():
@@ -69,6 +66,6 @@ def test_an_update_by_each_optimizer(
         assert stepped == (hidden if name == "muon" else set())
 
 
-def test_all_models_have_a_pair(moons: Path, tmp_path: Path) -> None:
+def test_all_models_have_a_pair(moons, tmp_path):
     names = {battery.configure(moons, tmp_path, case).model._name for case in battery.ALL}
     assert {*names, *OTHERS, "inherit"} == set(MODELS.names())

@@ -108,11 +108,7 @@ def batches(seed: int, rank: int, world: int) -> list[TokenBatch]:
 
 
 def results(
-    parallel: str,
-    rank: int,
-    world: int,
-    by_block: bool = True,
-    second_derivatives: bool = True,
+    parallel: str, rank: int, world: int, by_block: bool = True, second_derivatives: bool = True
 ) -> dict[str, list[Tensor]]:
     """Return what steps, virtual steps and hypergradients come to, whole."""
     model, engine = build(parallel, by_block, second_derivatives)

@@ -24,7 +24,6 @@ from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels
 from metaseq_lm.methods.meta_pseudo_label.options import HardConfig
 from metaseq_lm.tasks.protocols import token_scorer
-from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.scoring import SentenceScorer, batches_by_length
@@ -66,7 +65,7 @@ def by_hand(run: TrainingRun, text: str) -> list[float]:
     return found
 
 
-def test_a_score_is_the_sum_over_hidden_tokens(opened: TrainingRun) -> None:
+def test_a_score_is_the_sum_over_hidden_tokens(opened):
     opened.model.train()  # the scorer must switch dropout off itself
     for text, score in zip(TEXTS, scored(opened, TEXTS), strict=True):
         wanted = by_hand(opened, text)
@@ -76,9 +75,7 @@ def test_a_score_is_the_sum_over_hidden_tokens(opened: TrainingRun) -> None:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 9, 40, 100, 100_000])
-def test_scores_do_not_depend_on_the_batch(
-    place: Path, opened: TrainingRun, batch_tokens: int
-) -> None:
+def test_scores_do_not_depend_on_the_batch(place, opened, batch_tokens):
     alone = [scored(opened, [text])[0].pll for text in TEXTS]
     assert [s.pll for s in scored(opened, TEXTS, batch_tokens)] == pytest.approx(alone, abs=1e-12)
     back = [s.pll for s in scored(opened, TEXTS[::-1], batch_tokens)]
@@ -87,14 +84,14 @@ def test_scores_do_not_depend_on_the_batch(
     assert [s.pll for s in scored(single, TEXTS, batch_tokens)] == pytest.approx(alone, rel=1e-5)
 
 
-def test_low_precision_is_near(place: Path, opened: TrainingRun) -> None:
+def test_low_precision_is_near(place, opened):
     low = scored(open_run(str(place), overrides=["engine.precision=bf16"]), TEXTS)
     exact = [score.pll for score in scored(opened, TEXTS)]
     assert [score.pll for score in low] == pytest.approx(exact, rel=0.02)
     assert [score.pll for score in low] != pytest.approx(exact, rel=1e-9)
 
 
-def test_segments_go_along_with_their_rows() -> None:
+def test_segments_go_along_with_their_rows():
     """A model is asked with the segments and padding of the row that a hidden token stands in."""
     seen = []
 
@@ -117,7 +114,7 @@ def test_segments_go_along_with_their_rows() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 100))
-def test_every_row_is_in_one_batch(lengths: list[int], batch_tokens: int) -> None:
+def test_every_row_is_in_one_batch(lengths, batch_tokens):
     sizes = np.array(lengths)
     batches = list(batches_by_length(sizes, batch_tokens))
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
@@ -126,7 +123,7 @@ def test_every_row_is_in_one_batch(lengths: list[int], batch_tokens: int) -> Non
     assert all(sizes[a].min() >= sizes[b].max() for a, b in itertools.pairwise(batches))
 
 
-def test_equal_rows_and_empty_ones_cost_nothing(opened: TrainingRun) -> None:
+def test_equal_rows_and_empty_ones_cost_nothing(opened):
     scorer = SentenceScorer(opened)
     texts = ["the zebra sleeps", "", "the yak sleeps", "cats"]  # two unknown words are one token
     scores = scorer.score([Sentence(text, "x") for text in texts])
@@ -146,7 +143,7 @@ PAIRS = [
 ]
 
 
-def test_only_changed_tokens_are_scored(opened: TrainingRun) -> None:
+def test_only_changed_tokens_are_scored(opened):
     pairs = [
         (Sentence(good, f"good:{n}"), Sentence(bad, "bad")) for n, (good, bad) in enumerate(PAIRS)
     ]
@@ -161,14 +158,14 @@ def test_only_changed_tokens_are_scored(opened: TrainingRun) -> None:
     # One row, of 6 tokens with padding, for each of the first two pairs, and four for the third,
     # whose sentences differ beside the masked token.
     assert scorer.cost.forward_tokens == (1 + 1 + 4) * 6
-    with pytest.raises(MetaseqError, match="good:0.* 2 and 1 tokens.*compare=changed"):
+    with pytest.raises(MetaseqError, match="good:0.* 2 and 1.*compare=changed"):
         scorer.score_changed([(Sentence("cats run", "good:0"), Sentence("cats", "bad"))])
     long = Sentence(" ".join(["cats"] * 11), "long")
     skipping = SentenceScorer(opened, too_long="skip")
     assert skipping.score_changed([(long, long), pairs[1]])[0] is None
 
 
-def test_parts_of_sentences(opened: TrainingRun) -> None:
+def test_parts_of_sentences(opened):
     """Their scores are the sums over their tokens, and only these are scored."""
     text, other = "the old cats sleep here", "cats run"
     sentences = [Sentence(text, "x"), Sentence(other, "y"), Sentence(text, "z")]
@@ -185,13 +182,13 @@ def test_parts_of_sentences(opened: TrainingRun) -> None:
     cut = SentenceScorer(opened, too_long="cut").score_parts([Sentence(long, "x")] * 2, ends)
     last = scored(opened, ["the " * 8 + "old cats"])[0].log_probs[-2:]
     assert cut[0] == pytest.approx([last.sum()], abs=1e-12) and cut[1] is None
-    with pytest.raises(MetaseqError, match=r"long:1.*room for 10.*leaves out its first"):
+    with pytest.raises(MetaseqError, match=r"long:1.*\b10\b.*its first"):
         scorer.score_parts([Sentence(long, "long:1")], [[(36, 44)]])
 
 
-def test_sentences_longer_than_the_rows(opened: TrainingRun) -> None:
+def test_sentences_longer_than_the_rows(opened):
     long, short = " ".join(["cats"] * 11), "cats run"
-    with pytest.raises(MetaseqError, match=r"here:2: 11 tokens.*room for 10.*tokens_per_sample"):
+    with pytest.raises(MetaseqError, match=r"here:2: 11 tokens.*\b10\b.*tokens_per_sample"):
         scored(opened, [short, long])
     left = scored(opened, [short, long], 100, "skip")
     assert [len(score.tokens) for score in left] == [2]
@@ -199,31 +196,29 @@ def test_sentences_longer_than_the_rows(opened: TrainingRun) -> None:
     assert cut.pll == scored(opened, [" ".join(["cats"] * 10)])[0].pll
 
 
-def test_rows_end_where_the_training_rows_did(place: Path) -> None:
+def test_rows_end_where_the_training_rows_did(place):
     run = open_run(str(place), overrides=["task.tokens_per_sample=6"])
     with pytest.raises(MetaseqError, match="room for 4"):
         scored(run, ["the old cats sleep here"])
 
 
-def test_token_scorer_refuses_criterions_without_probabilities(
-    opened: Parts,
-) -> None:
+def test_token_scorer_refuses_criterions_without_probabilities(opened):
     task = SimpleNamespace(
         criterion=HardLabels(HardConfig()),
         run_config=load_config(["criterion=meta_pseudo_label_hard"]),
     )
-    with pytest.raises(UsageError, match="meta_pseudo_label_hard.*runs of these can: .*masked_lm"):
+    with pytest.raises(UsageError, match="meta_pseudo_label_hard.*: .*masked_lm"):
         token_scorer(task)
     assert token_scorer(opened.task)
 
 
-def test_sentence_scorer_refuses_wrong_arguments(opened: Parts) -> None:
+def test_sentence_scorer_refuses_wrong_arguments(opened):
     for wrong in ((0,), (9, "never")):
         with pytest.raises(UsageError):
             scored(opened, ["cats"], *wrong)
 
 
-def test_the_student_of_a_pair_reads_text_behind_its_own_token(moons: Path, tmp_path: Path) -> None:
+def test_the_student_of_a_pair_reads_text_behind_its_own_token(moons, tmp_path):
     save = tmp_path / "run"
     options = [*CASES["masked_lm"][1], *TINY, "trainer.max_update=1", "trainer.valid_split=''"]
     command = ["train", str(moons), "--save-dir", str(save), "--criterion", "masked_lm"]
@@ -240,7 +235,7 @@ def test_the_student_of_a_pair_reads_text_behind_its_own_token(moons: Path, tmp_
     assert score.log_probs == pytest.approx(logits[at, score.tokens].numpy(), abs=1e-12)
 
 
-def test_blimp_is_read() -> None:
+def test_blimp_is_read():
     folder = os.environ.get("METASEQ_LM_DATA")
     if not folder or not (Path(folder) / "blimp").is_dir():
         pytest.skip("METASEQ_LM_DATA names no folder with blimp")
@@ -249,8 +244,8 @@ def test_blimp_is_read() -> None:
     assert counts == [1000] * 34
 
 
-def test_a_run_on_words_says_that_it_cannot_score(moons: Path, tmp_path: Path) -> None:
+def test_a_run_on_words_says_that_it_cannot_score(moons, tmp_path):
     """Its data have no tokenizer of texts; that is not the reason."""
     config = configure(moons, tmp_path, ("tagging", 0), "trainer.max_update=1")
-    with pytest.raises(UsageError, match="criterion tagging gives no probabilities"):
+    with pytest.raises(UsageError, match="criterion tagging"):
         SentenceScorer(TrainingRun(config))

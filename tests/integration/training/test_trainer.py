@@ -23,13 +23,8 @@ def lines(path: Path, kind: str) -> list[dict]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def test_intervals(moons: Path, tmp_path: Path) -> None:
-    more = [
-        "log_interval=3",
-        "validate_interval_updates=4",
-        "save_interval_updates=5",
-        "keep_last=9",
-    ]
+def test_intervals(moons, tmp_path):
+    more = "log_interval=3 validate_interval_updates=4 save_interval_updates=5 keep_last=9".split()
     train(
         configure(moons, tmp_path, CASE, "trainer.max_update=11", *(f"trainer.{m}" for m in more))
     )
@@ -46,18 +41,16 @@ def test_intervals(moons: Path, tmp_path: Path) -> None:
     }
 
 
-def test_streams_without_names_are_a_mistake_that_is_named(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_without_names_are_a_mistake_that_is_named(moons, tmp_path, monkeypatch):
     config = configure(moons, tmp_path, CASE)
     task = TASKS.entry("masked_lm").value
     streams = task.build_streams
     monkeypatch.setattr(task, "build_streams", lambda *args: list(streams(*args).values()))
-    with pytest.raises(UsageError, match="task 'masked_lm' returns a list; it must return a dict"):
+    with pytest.raises(UsageError, match="'masked_lm'.*list.*dict"):
         train(config)
 
 
-def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> None:
+def test_best_is_the_best_and_patience_stops(moons, tmp_path):
     """With a rate of 0 nothing gets better than the first validation."""
     more = ["trainer.max_update=50", "trainer.validate_interval_updates=2", "trainer.patience=3"]
     train(configure(moons, tmp_path, CASE, *more, "optimizer.lr=0"))
@@ -67,7 +60,7 @@ def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("splits", ["[]", "[valid]"])
-def test_results_are_of_the_best_checkpoint(splits: str, moons: Path, tmp_path: Path) -> None:
+def test_results_are_of_the_best_checkpoint(splits, moons, tmp_path):
     """Its validation counts, whether or not further splits are scored."""
     more = [
         "trainer.max_update=8",
@@ -84,15 +77,13 @@ def test_results_are_of_the_best_checkpoint(splits: str, moons: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("option", ["valid_split=dev", "final_splits=[valid,dev]"])
-def test_a_split_that_is_not_there_costs_no_training(
-    option: str, moons: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(MetaseqError, match="no split 'dev'; .*train, valid"):
+def test_a_split_that_is_not_there_costs_no_training(option, moons, tmp_path):
+    with pytest.raises(MetaseqError, match="'dev'.*train, valid"):
         train(configure(moons, tmp_path, CASE, f"trainer.{option}"))
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "log.jsonl").exists()
 
 
-def test_the_latest_of_equals_can_be_the_best(moons: Path, tmp_path: Path) -> None:
+def test_the_latest_of_equals_can_be_the_best(moons, tmp_path):
     """Then patience begins anew with each of them."""
     more = ["trainer.max_update=8", "trainer.validate_interval_updates=2", "trainer.patience=2"]
     train(configure(moons, tmp_path, CASE, *more, "trainer.ties=latest", "optimizer.lr=0"))
@@ -100,7 +91,7 @@ def test_the_latest_of_equals_can_be_the_best(moons: Path, tmp_path: Path) -> No
     assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000008"
 
 
-def test_best_checkpoint_can_be_the_initial_one(moons: Path, tmp_path: Path) -> None:
+def test_best_checkpoint_can_be_the_initial_one(moons, tmp_path):
     """validate_first: one validation more, before the first update, which it does not change."""
     more = ["trainer.max_update=6", "trainer.validate_interval_updates=2", "trainer.keep_last=1"]
     worse = ["optimizer.lr=30", "schedule=constant", "trainer.validate_first=true"]
@@ -115,7 +106,7 @@ def test_best_checkpoint_can_be_the_initial_one(moons: Path, tmp_path: Path) -> 
     assert all((weights[0][n] == weights[1][n]).all() for n in weights[0])
 
 
-def test_a_run_killed_after_the_first_validation_resumes(moons: Path, tmp_path: Path) -> None:
+def test_a_run_killed_after_the_first_validation_resumes(moons, tmp_path):
     """The validation at update 0 is not made twice; that at 2, after the checkpoint, is dropped."""
     more = ["trainer.validate_first=true", "trainer.keep_last=3"]
     train(configure(moons, tmp_path, CASE, *more, "trainer.max_update=2"))
@@ -128,7 +119,7 @@ def test_a_run_killed_after_the_first_validation_resumes(moons: Path, tmp_path: 
     assert "at update 0" in lines(tmp_path, "event")[0]["message"]
 
 
-def test_a_longer_run_goes_on_from_a_finished_one(moons: Path, tmp_path: Path) -> None:
+def test_a_longer_run_goes_on_from_a_finished_one(moons, tmp_path):
     train(configure(moons, tmp_path, CASE, "trainer.max_update=3"))
     train(configure(moons, tmp_path, CASE, "trainer.max_update=5"))
     assert [row["update"] for row in lines(tmp_path, "train")] == [1, 2, 3, 4, 5]
@@ -139,9 +130,7 @@ def time_on(day: str) -> str:
     return f"2026-11-{day}T00:00:00+00:00"
 
 
-def test_results_say_when_and_with_what_a_run_was_made(
-    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_say_when_and_with_what_a_run_was_made(moons, tmp_path, monkeypatch):
     """A run that is resumed has its first start, one of an earlier version has none."""
     spans = []
     for day, updates in (("01", 2), ("02", 4), ("03", 6)):
@@ -155,22 +144,14 @@ def test_results_say_when_and_with_what_a_run_was_made(
         train(configure(moons, tmp_path, CASE, f"trainer.max_update={updates}"))
         results = json.loads((tmp_path / "results.json").read_text())
         spans.append((results["started"], results["ended"]))
-    assert [start for start, _ in spans] == [
-        time_on("01"),
-        time_on("01"),
-        None,
-    ]
-    assert [end for _, end in spans] == [
-        time_on("01"),
-        time_on("02"),
-        time_on("03"),
-    ]
+    assert [start for start, _ in spans] == [time_on("01"), time_on("01"), None]
+    assert [end for _, end in spans] == [time_on("01"), time_on("02"), time_on("03")]
     assert results["versions"]["torch"] == torch.__version__
     assert results["versions"]["metaseq-lm"] == __version__
     assert results["threads"] == torch.get_num_threads() and results["architecture"]
 
 
-def test_damaged_newest_checkpoint_is_passed_over(moons: Path, tmp_path: Path) -> None:
+def test_damaged_newest_checkpoint_is_passed_over(moons, tmp_path):
     straight = train(configure(moons, tmp_path / "straight", CASE, "trainer.max_update=4"))
     more = ["trainer.save_interval_updates=1", "trainer.keep_last=5"]
     train(configure(moons, tmp_path / "cut", CASE, "trainer.max_update=3", *more))
@@ -184,7 +165,7 @@ def test_damaged_newest_checkpoint_is_passed_over(moons: Path, tmp_path: Path) -
     assert all((straight[n] == resumed[n]).all() for n in straight)
 
 
-def test_other_data_under_the_same_name_is_refused(moons: Path, tmp_path: Path) -> None:
+def test_other_data_under_the_same_name_is_refused(moons, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(moons, data)
     train(configure(data, tmp_path / "run", CASE, "trainer.max_update=2"))
@@ -194,11 +175,11 @@ def test_other_data_under_the_same_name_is_refused(moons: Path, tmp_path: Path) 
     text.write_text("1 2 3\n4 5 6\n" * 40)
     files = ["--trainpref", str(text), "--validpref", str(text), "--tokenizer-from", str(moons)]
     assert main(["preprocess", *files, "--destdir", str(data)]) == 0 and manifest.exists()
-    with pytest.raises(CheckpointError, match="trained on other data.*--save-dir"):
+    with pytest.raises(CheckpointError, match="other data.*--save-dir"):
         train(configure(data, tmp_path / "run", CASE, "trainer.max_update=3"))
 
 
-def test_a_finish_that_was_missed_is_made_up(moons: Path, tmp_path: Path) -> None:
+def test_a_finish_that_was_missed_is_made_up(moons, tmp_path):
     """Killed after the last checkpoint, before the results: the next start writes them."""
     train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
     wanted = json.loads((tmp_path / "results.json").read_text())
@@ -207,7 +188,7 @@ def test_a_finish_that_was_missed_is_made_up(moons: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "results.json").read_text())["metrics"] == wanted["metrics"]
 
 
-def test_cost_of_fine_tuning_includes_all_before(moons: Path, tmp_path: Path) -> None:
+def test_cost_of_fine_tuning_includes_all_before(moons, tmp_path):
     chain = ["trainer.max_update=2"]
     train(configure(moons, tmp_path / "a", CASE, *chain))
     train(configure(moons, tmp_path / "b", CASE, *chain, f"init_from={tmp_path}/a"))

@@ -35,7 +35,7 @@ def batches(config: RunConfig, numbers: range) -> list[Any]:
     return [stream.micro_batches(number, Shard())[0] for number in numbers]
 
 
-def test_rows_and_their_length_rise_by_a_line(moons: Path, tmp_path: Path) -> None:
+def test_rows_and_their_length_rise_by_a_line(moons, tmp_path):
     shapes = [tuple(b.tokens.shape) for b in batches(config_of(moons, tmp_path, *ROWS), range(10))]
     assert [rows for rows, _ in shapes] == [4, 5, 7, 8, 10, 11, 13, 14, 16, 16]
     shapes = [
@@ -45,7 +45,7 @@ def test_rows_and_their_length_rise_by_a_line(moons: Path, tmp_path: Path) -> No
     assert {rows for rows, _ in shapes} == {16}
 
 
-def test_a_cut_row_is_the_beginning_of_the_whole_one(moons: Path, tmp_path: Path) -> None:
+def test_a_cut_row_is_the_beginning_of_the_whole_one(moons, tmp_path):
     still = ["task.mask_prob=0"]
     (cut,) = batches(config_of(moons, tmp_path, *LENGTHS, *still), range(1))
     (whole,) = batches(config_of(moons, tmp_path, *still), range(1))
@@ -65,9 +65,7 @@ def test_a_cut_row_is_the_beginning_of_the_whole_one(moons: Path, tmp_path: Path
         ([*PHASES, "task.batch_warmup_ratio=1"], {0: (15, 9), 10: (20, 17), 16: (13, 34)}),
     ],
 )
-def test_rows_have_another_length_in_each_phase(
-    more: list[str], published: dict[int, tuple[int, int]], moons: Path, tmp_path: Path
-) -> None:
+def test_rows_have_another_length_in_each_phase(more, published, moons, tmp_path):
     stream = build_task(config_of(moons, tmp_path, *more)).build_streams("train")["train"]
     for number, shape in published.items():
         (batch,) = stream.at_update(number).micro_batches(number, Shard())
@@ -78,9 +76,7 @@ def test_rows_have_another_length_in_each_phase(
 
 
 @pytest.mark.parametrize("mode", ["eos", "none", "documents"])
-def test_each_phase_begins_an_epoch_of_rows_of_its_own(
-    mode: str, moons: Path, tmp_path: Path
-) -> None:
+def test_each_phase_begins_an_epoch_of_rows_of_its_own(mode, moons, tmp_path):
     """In which each token of the text is once, in a random order; words are counted in them."""
     rows = ["task.batch_size=4", "task.row_lengths=[9,34]", f"task.sample_break_mode={mode}"]
     total = 2000
@@ -105,9 +101,7 @@ def test_each_phase_begins_an_epoch_of_rows_of_its_own(
 
 
 @pytest.mark.parametrize("case", [("masked_lm", 2), ("bert_pretraining", 0)])
-def test_two_segments_are_packed_into_the_rows_of_a_phase(
-    case: Any, moons: Path, tmp_path: Path
-) -> None:
+def test_two_segments_are_packed_into_the_rows_of_a_phase(case, moons, tmp_path):
     more = ["task.row_lengths=[20,34]", "task.length_phases=[0.5,0.5]", "trainer.max_update=10"]
     config = configure(moons, tmp_path, case, *more)
     stream = build_task(config).build_streams("train")["train"]
@@ -118,7 +112,7 @@ def test_two_segments_are_packed_into_the_rows_of_a_phase(
 
 
 @pytest.mark.parametrize("more", [ROWS, LENGTHS, [*ROWS, *LENGTHS], PHASES, [*PHASES, *ROWS]])
-def test_a_run_costs_what_its_price_says(more: list[str], moons: Path, tmp_path: Path) -> None:
+def test_a_run_costs_what_its_price_says(more, moons, tmp_path):
     config = config_of(moons, tmp_path, *more, "trainer.valid_split=''")
     price = estimate_price(config).flops
     train(config)
@@ -131,7 +125,7 @@ def test_a_run_costs_what_its_price_says(more: list[str], moons: Path, tmp_path:
     assert price < by_size if PHASES[0] in more else price == pytest.approx(by_size, rel=1e-12)
 
 
-def test_mean_size() -> None:
+def test_mean_size():
     """By hand: over four of ten updates rows rise from a quarter of their number."""
     options = WarmupConfig(batch_warmup_updates=4)
     assert options.sizes(10).mean() == pytest.approx((0.25 + 0.4375 + 0.625 + 0.8125 + 6) / 10)
@@ -142,14 +136,14 @@ def test_mean_size() -> None:
     assert WarmupConfig().sizes(7).mean() == 1.0
 
 
-def test_what_a_warm_up_cannot_be(moons: Path, tmp_path: Path) -> None:
+def test_what_a_warm_up_cannot_be(moons, tmp_path):
     """Another length of the run changes a share; rows of two segments are not cut."""
     short = [*ROWS, "trainer.max_update=10"]
     train(config_of(moons, tmp_path / "a", *short))
-    with pytest.raises(MetaseqError, match=r"warmup_updates.*\[4, 0\] then, \[8, 0\] now"):
+    with pytest.raises(MetaseqError, match=r"warmup_updates.*\[4, 0\].*\[8, 0\]"):
         TrainingRun(config_of(moons, tmp_path / "a", *ROWS)).train()
     config = configure(moons, tmp_path / "b", ("masked_lm", 2), *LENGTHS)
-    with pytest.raises(UsageError, match="two segments are not cut"):
+    with pytest.raises(UsageError, match="two segments"):
         build_task(config).build_streams("train")
     config = configure(moons, tmp_path / "c", ("bert_pretraining", 1), *ROWS)
     with pytest.raises(UsageError, match="several batches"):
@@ -170,16 +164,14 @@ def test_what_a_warm_up_cannot_be(moons: Path, tmp_path: Path) -> None:
         (("sentence_prediction", 0), PHASES, "row_lengths"),
     ],
 )
-def test_phases_that_cannot_be(
-    case: Any, options: list[str], fact: str, moons: Path, tmp_path: Path
-) -> None:
+def test_phases_that_cannot_be(case, options, fact, moons, tmp_path):
     """They are refused before anything is written."""
     with pytest.raises(UsageError, match=fact):
         TrainingRun(configure(moons, tmp_path / "run", case, *options)).train()
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_goes_on_in_the_phases_it_began_in(moons: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_in_the_phases_it_began_in(moons, tmp_path):
     train(config_of(moons, tmp_path, *PHASES, "trainer.max_update=10"))
     for longer in ([], ["task.length_updates=30"]):
         with pytest.raises(MetaseqError, match="length_updates"):

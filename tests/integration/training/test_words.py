@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from battery import configure
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
@@ -24,19 +25,12 @@ from metaseq_lm.training.parts import build_task
 from metaseq_lm.training.price import resolve_budget
 from metaseq_lm.training.words import numbers_of_words
 
-SIZES = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=8",
-    "model.encoder_ffn_embed_dim=8",
-    "model.encoder_attention_heads=1",
-    "model.max_positions=24",
-    "task.tokens_per_sample=24",
-    "task.batch_size=8",
-    "trainer.valid_split=''",
-    "trainer.log_interval=2",
-    "engine.tensorboard=false",
-    "engine.threads=1",
-]
+SIZES = """
+    model.encoder_layers=1 model.encoder_embed_dim=8 model.encoder_ffn_embed_dim=8
+    model.encoder_attention_heads=1 model.max_positions=24 task.tokens_per_sample=24
+    task.batch_size=8 trainer.valid_split='' trainer.log_interval=2 engine.tensorboard=false
+    engine.threads=1
+""".split()
 MLM = ["--task", "masked_lm", "--criterion", "masked_lm"]
 
 
@@ -86,9 +80,7 @@ def links(save: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mode", ["none", "eos", "documents"])
-def test_an_epoch_sees_the_words_of_the_text(
-    text: tuple[Path, int], mode: str, tmp_path: Path
-) -> None:
+def test_an_epoch_sees_the_words_of_the_text(text, mode, tmp_path):
     """As many as wc -w says, and as many again in the next one."""
     data, words = text
     rows = [f"task.sample_break_mode={mode}"]
@@ -99,7 +91,7 @@ def test_an_epoch_sees_the_words_of_the_text(
     assert results["words_seen"] == 2 * words
 
 
-def test_how_it_is_run_changes_no_words(text: tuple[Path, int], tmp_path: Path) -> None:
+def test_how_it_is_run_changes_no_words(text, tmp_path):
     short = ["trainer.max_update=5", "trainer.log_interval=1", "trainer.save_words=[100]"]
     train(text[0], tmp_path / "one", *short)
     train(text[0], tmp_path / "other", *short, "engine.micro_batch_size=3", "engine.workers=2")
@@ -116,9 +108,7 @@ def reached(save: Path, numbers: list[int]) -> dict[str, str]:
     return expected
 
 
-def test_checkpoints_at_numbers_of_words(
-    text: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_at_numbers_of_words(text, tmp_path, capsys):
     """At the first update that has seen so many; they stay, are listed, and can be loaded."""
     more = ["trainer.save_words=[100,250,251,500,0.9k,1M]", "trainer.max_update=20"]
     more += ["trainer.log_interval=1", "trainer.keep_last=1", "trainer.save_interval_updates=3"]
@@ -131,7 +121,7 @@ def test_checkpoints_at_numbers_of_words(
         assert f"update_{stored.state['update']:09d}" == update
         assert stored.state["words"]["seen"] == logged(tmp_path)[stored.state["update"]]
     events = (tmp_path / "log.jsonl").read_text()
-    assert "no words_1M: the run has seen" in events and "no words_900" not in events
+    assert "no words_1M:" in events and "no words_900" not in events
     capsys.readouterr()
     assert main(["list", "--checkpoints", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -140,9 +130,7 @@ def test_checkpoints_at_numbers_of_words(
     assert "words_250, words_251" in capsys.readouterr().out
 
 
-def test_a_resumed_run_skips_and_repeats_no_checkpoint(
-    text: tuple[Path, int], tmp_path: Path
-) -> None:
+def test_a_resumed_run_skips_and_repeats_no_checkpoint(text, tmp_path):
     """Stopped between and at them, and killed before a link was made."""
     more = ["trainer.save_words=[100,400,401,900]", "trainer.log_interval=1"]
     train(text[0], tmp_path / "whole", *more, "trainer.max_update=14")
@@ -164,9 +152,7 @@ def test_a_resumed_run_skips_and_repeats_no_checkpoint(
     assert state[0]["words"] == state[1]["words"]
 
 
-def test_checkpoints_are_saved_with_their_validation(
-    text: tuple[Path, int], tmp_path: Path
-) -> None:
+def test_checkpoints_are_saved_with_their_validation(text, tmp_path):
     shutil.copytree(text[0], tmp_path / "data")
     for suffix in ("bin", "idx"):
         shutil.copy(text[0] / f"train.{suffix}", tmp_path / f"data/valid.{suffix}")
@@ -178,7 +164,7 @@ def test_checkpoints_are_saved_with_their_validation(
     assert "loss" in stored["valid"]
 
 
-def test_a_run_ends_at_a_number_of_words(text: tuple[Path, int], tmp_path: Path) -> None:
+def test_a_run_ends_at_a_number_of_words(text, tmp_path):
     """The first update that has seen so many is the last, and the schedule ends there."""
     budget = ["trainer.max_update=0", "trainer.log_interval=1", "trainer.max_words=700"]
     budget.append("schedule=linear")
@@ -200,9 +186,7 @@ def test_a_run_ends_at_a_number_of_words(text: tuple[Path, int], tmp_path: Path)
     assert results["updates"] > last and results["words_seen"] >= 900
 
 
-def test_a_number_of_words_with_warm_ups_that_depend_on_it(
-    text: tuple[Path, int], tmp_path: Path
-) -> None:
+def test_a_number_of_words_with_warm_ups_that_depend_on_it(text, tmp_path):
     warm = ["task.batch_warmup_ratio=0.8", "task.length_warmup_ratio=0.5"]
     budget = ["trainer.max_update=0", "trainer.log_interval=1", "trainer.max_words=900"]
     results = train(text[0], tmp_path, *budget, *warm)
@@ -210,9 +194,7 @@ def test_a_number_of_words_with_warm_ups_that_depend_on_it(
     assert results["updates"] == max(seen) and seen[max(seen)] >= 900 > seen[max(seen) - 1]
 
 
-def test_seeds_of_a_number_of_words_differ_in_their_updates(
-    text: tuple[Path, int], tmp_path: Path
-) -> None:
+def test_seeds_of_a_number_of_words_differ_in_their_updates(text, tmp_path):
     """Which reports know: each ends with the update that has seen so many."""
     options = [*SIZES, "task.sample_break_mode=eos", "trainer.max_update=0"]
     updates = set()
@@ -227,9 +209,7 @@ def test_seeds_of_a_number_of_words_differ_in_their_updates(
     assert len(updates) > 1
 
 
-def test_data_that_do_not_say_where_words_begin(
-    text: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_do_not_say_where_words_begin(text, tmp_path, capsys):
     """Such folders train without a count; numbers of words are refused before anything is made.
 
     When the folder has it, the run goes on with a count from its beginning.
@@ -259,7 +239,7 @@ def test_data_that_do_not_say_where_words_begin(
     assert logged(save)[6] == logged(tmp_path / "other")[6]
 
 
-def test_a_checkpoint_of_an_earlier_version(text: tuple[Path, int], tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_earlier_version(text, tmp_path):
     """Its state has no words: they are counted from the beginning."""
     train(text[0], tmp_path / "a", "trainer.max_update=4")
     stored = checkpoint.load(manifests.resolve(str(tmp_path / "a")))
@@ -272,28 +252,25 @@ def test_a_checkpoint_of_an_earlier_version(text: tuple[Path, int], tmp_path: Pa
     assert logged(tmp_path / "a") == logged(tmp_path / "b")
 
 
-def test_tasks_that_read_no_corpus(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tasks_that_read_no_corpus(moons, tmp_path, capsys):
     objective = ["--task", "token_labels", "--criterion", "token_labels"]
     sets = ["task.labelled=which_moon_20", "trainer.max_update=2"]
     sizes = [option for option in SIZES if "tokens_per_sample" not in option]
     command = ["train", str(moons), "--save-dir", str(tmp_path), *objective, *sizes, *sets]
     command.append("model.max_positions=34")
-    assert main([*command, "trainer.save_words=[5]"]) == 2
-    assert "task token_labels here reads none" in capsys.readouterr().err
+    expect_error(capsys, main([*command, "trainer.save_words=[5]"]), 2, "task token_labels")
     assert main(command) == 0
     results = read_results(tmp_path)
     assert results is not None and results["words_seen"] == 0
 
 
 @pytest.mark.parametrize("entry", ["7G", "0", "-5", "1.5", "strict-smal", ""])
-def test_entries_that_are_no_numbers_of_words(entry: str) -> None:
+def test_entries_that_are_no_numbers_of_words(entry):
     with pytest.raises(UsageError, match="trainer.save_words has"):
         numbers_of_words([entry])
 
 
-def test_schedules_of_numbers_of_words() -> None:
+def test_schedules_of_numbers_of_words():
     million = 10**6
     small = [n * million for n in (*range(1, 10), *range(10, 101, 10))]
     assert numbers_of_words(["strict-small"]) == small and len(small) == 19
@@ -338,13 +315,13 @@ def corpus_batches(config: Any) -> Iterator[tuple[str, int, list[Any]]]:
     [("masked_lm", 0), ("electra_rtd", 0), ("masked_next_token", 1), ("causal_lm", 3)],
     ids=lambda case: case[0],
 )
-def test_tasks_of_a_corpus(case: tuple[str, int], tokens_as_words: Path, tmp_path: Path) -> None:
+def test_tasks_of_a_corpus(case, tokens_as_words, tmp_path):
     for _, words, batches in corpus_batches(configure(tokens_as_words, tmp_path, case)):
         assert words == sum(texts_of(b.tokens, b.layout.padding, None) for b in batches) > 0
 
 
 @pytest.mark.parametrize("case", [("meta_pseudo_label_soft", 0), ("masked_lm", 1)])
-def test_meta_pseudo_labels(case: tuple[str, int], tokens_as_words: Path, tmp_path: Path) -> None:
+def test_meta_pseudo_labels(case, tokens_as_words, tmp_path):
     """A text counts once, not with its masked form; texts beside labelled rows count, too."""
     config = configure(tokens_as_words, tmp_path, case, "task.include_mlm_task=true")
     mlm = build_task(config).vocabulary.cls(1)
@@ -355,7 +332,7 @@ def test_meta_pseudo_labels(case: tuple[str, int], tokens_as_words: Path, tmp_pa
     assert names >= {"unlabelled", "support", "query"}
 
 
-def test_tartan(tokens_as_words: Path, tmp_path: Path) -> None:
+def test_tartan(tokens_as_words, tmp_path):
     config = configure(tokens_as_words, tmp_path, ("tartan_mt", 1))
     names = set()
     for name, words, batches in corpus_batches(config):
@@ -365,7 +342,7 @@ def test_tartan(tokens_as_words: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", [("cvt_aux", 0), ("language_modeling", 1)])
-def test_sentences_of_words(case: tuple[str, int], moons: Path, tmp_path: Path) -> None:
+def test_sentences_of_words(case, moons, tmp_path):
     counted = list(corpus_batches(configure(moons, tmp_path, case)))
     for _, words, batches in counted:
         assert words == sum(int(batch.sizes["words"]) for batch in batches) > 0

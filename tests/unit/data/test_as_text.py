@@ -166,10 +166,8 @@ def test_wsc_as_the_author_marks_it(corpus, tmp_path):
     row["target"]["span2_index"] = 4
     code, folder = make(corpus, tmp_path, "WSC", {"train.jsonl": [row]}, "--as-text", "author")
     assert code == 0
-    assert texts(LabelledSet(folder, "train"), corpus) == [
-        "Ann = she",
-        "***Ann*'s dog barked; she fed it.",
-    ]
+    marked = "***Ann*'s dog barked; she fed it."
+    assert texts(LabelledSet(folder, "train"), corpus) == ["Ann = she", marked]
 
 
 @pytest.mark.parametrize("task", ROWS)
@@ -238,10 +236,7 @@ def test_marks(text, pairs):
         (["--benchmark", "superglue/AX-b"], "superglue/AX-b has no such form"),
         (["--benchmark", "glue/RTE"], "glue/RTE has no such form"),
         (["--benchmark", "superglue/WIC"], "no benchmark 'superglue/WIC'. Did you mean"),
-        (
-            ["--labelled", "x", "--trainpref", "y"],
-            "--as-text does not apply to labelled",
-        ),
+        (["--labelled", "x", "--trainpref", "y"], "--as-text does not"),
     ],
 )
 def test_wrong_options(corpus, tmp_path, capsys, options, message):
@@ -276,5 +271,5 @@ def test_damaged_places(corpus, tmp_path):
     places = folder / "train.spans.bin"
     for values in ([1, 1, 99], [2, 1, 4], [1, 4, 4]):
         places.write_bytes(np.array(values, "<i4").tobytes())
-        with pytest.raises(MetaseqError, match="row 1 has a span outside"):
+        with pytest.raises(MetaseqError, match=r"row 1\b.*span"):
             LabelledSet(folder, "train")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from benchmark_files import SUPERGLUE, glue_files, lines
+from outcomes import expect
 
 from metaseq_lm.data.benchmarks import BABYLM
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -42,7 +43,7 @@ def texts_of(data: LabelledSet, row: int) -> list[str]:
 
 
 @pytest.mark.parametrize("task", CHALLENGE)
-def test_files_of_the_challenge(run: Any, task: str) -> None:
+def test_files_of_the_challenge(run, task):
     """They are those of all tasks in one folder, and their rows have no index."""
     fields, texts, label = CHALLENGE[task]
     files = {}
@@ -66,9 +67,7 @@ def test_files_of_the_challenge(run: Any, task: str) -> None:
         ("WSC", WSC, ['Does "she" refer to "Ann" in this passage?', WSC["text"]]),
     ],
 )
-def test_official_files_of_superglue(
-    run: Any, task: str, row: dict[str, Any], texts: list[str]
-) -> None:
+def test_official_files_of_superglue(run, task, row, texts):
     other = json.loads(json.dumps(row).replace('"idx": 3', '"idx": 4'))
     code, out, folder = run(
         f"babylm/{task}", {"train.jsonl": lines(row, other), "val.jsonl": lines(row)}
@@ -81,7 +80,7 @@ def test_official_files_of_superglue(
 
 
 @pytest.mark.parametrize("task", ["RTE", "MRPC", "QQP", "MNLI"])
-def test_official_files_of_glue(run: Any, task: str) -> None:
+def test_official_files_of_glue(run, task):
     """Nothing is doubled, and only train and valid are read."""
     code, out, folder = run(f"babylm/{task}", glue_files(task))
     assert code == 0, out
@@ -91,14 +90,12 @@ def test_official_files_of_glue(run: Any, task: str) -> None:
     assert "test" not in out.lower().replace("tests", "")
 
 
-def test_a_folder_of_other_files(run: Any) -> None:
+def test_a_folder_of_other_files(run):
     code, out, _ = run("babylm/RTE", {"boolq.train.jsonl": lines(CHALLENGE["BoolQ"][0])})
-    assert code == 1 and "holds none of the files of babylm/RTE" in out
+    assert code == 1 and "files of babylm/RTE" in out
 
 
-def test_options_that_do_not_apply(run: Any) -> None:
+def test_options_that_do_not_apply(run):
     files = {"mrpc.train.jsonl": lines(CHALLENGE["MRPC"][0])}
-    code, out, _ = run("babylm/MRPC", files, "--no-double")
-    assert code == 2 and "it is not doubled" in out
-    code, out, _ = run("babylm/WSC", files, "--as-text")
-    assert code == 2 and "babylm/WSC has no such form" in out
+    expect(run("babylm/MRPC", files, "--no-double"), 2, "not doubled")
+    expect(run("babylm/WSC", files, "--as-text"), 2, "babylm/WSC has no")

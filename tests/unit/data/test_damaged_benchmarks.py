@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from benchmark_files import SUPERGLUE, changed, lines, without
+from outcomes import expect, expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -37,7 +38,7 @@ def test_damaged_facts(wsc, capsys):
             data.rows
         assert main(["doctor", str(wsc)]) == 1
     os.truncate(path, len(whole) - 1)
-    with pytest.raises(MetaseqError, match="train.rows.jsonl: .* bytes instead of"):
+    with pytest.raises(MetaseqError, match=f"train.rows.jsonl: {len(whole) - 1}.*{len(whole)}"):
         LabelledSet(wsc, "train")
     path.unlink()
     with pytest.raises(MetaseqError, match="train.rows.jsonl: missing"):
@@ -50,7 +51,7 @@ def test_damaged_spans(wsc, values):
     spans = np.fromfile(path, "<i4")
     spans[6:9] = values
     spans.tofile(path)
-    with pytest.raises(MetaseqError, match="train.spans.bin: row 2 has a span outside"):
+    with pytest.raises(MetaseqError, match="train.spans.bin: row 2"):
         LabelledSet(wsc, "train")
 
 
@@ -59,11 +60,11 @@ def test_unknown_form(wsc):
     for form, inputs in (("tree", 1), ("pair", 1), ("choices", 2), ("single", 0)):
         manifest.details |= {"form": form, "inputs": inputs}
         manifest.save(wsc)
-        with pytest.raises(MetaseqError, match="form .* text columns"):
+        with pytest.raises(MetaseqError, match=f"{form}.*columns"):
             LabelledSet(wsc, "train")
     manifest.details["form"] = 3
     manifest.save(wsc)
-    with pytest.raises(MetaseqError, match="manifest.json: unknown content: .*form"):
+    with pytest.raises(MetaseqError, match="manifest.json:.*form"):
         LabelledSet(wsc, "train")
 
 
@@ -74,16 +75,12 @@ def test_a_replaced_set_leaves_nothing_behind(run, wsc):
 
 
 def test_some_rows_without_label(run):
-    code, output, _ = run(
-        "superglue/CB", {"test.jsonl": lines(SUPERGLUE["CB"], {**without("CB", "label"), "idx": 4})}
-    )
-    assert code == 1 and "test.jsonl:2: no label, but" in output
+    rows = lines(SUPERGLUE["CB"], {**without("CB", "label"), "idx": 4})
+    expect(run("superglue/CB", {"test.jsonl": rows}), 1, "test.jsonl:2: no label")
 
 
 def test_plain_files_without_labels(corpus, tmp_path, capsys):
-    """A generic test file without label column gives a split without labels; train
-    must have one.
-    """
+    """A test file without label column gives a split without labels; train needs one."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     (tmp_path / "test.tsv").write_text("text\tid\nc\t1\n")
     (tmp_path / "test.jsonl").write_text(lines({"text": "c"}, {"text": "d", "label": "x"}))
@@ -94,6 +91,6 @@ def test_plain_files_without_labels(corpus, tmp_path, capsys):
     assert data.labels is None and data.rows is None and data.spans is None and len(data) == 1
     assert (data.form, data.benchmark) == ("single", "")
     assert main([*call, "--testpref", f"{tmp_path}/test.jsonl"]) == 1
-    assert "test.jsonl:2: a label, but" in capsys.readouterr().err
-    assert main([*call, "--validpref", f"{tmp_path}/test.tsv"]) == 1
-    assert "test.tsv:1: no column 'label'" in capsys.readouterr().err
+    assert "test.jsonl:2: a label" in capsys.readouterr().err
+    code = main([*call, "--validpref", f"{tmp_path}/test.tsv"])
+    expect_error(capsys, code, 1, "test.tsv:1:", "'label'")

@@ -1,6 +1,7 @@
 """Checksums find every flipped bit; the fingerprint depends on the content alone."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_missing_and_cut_files(tmp_path):
     (tmp_path / "train.bin").write_bytes(b"1234")
     (tmp_path / "train.idx").unlink()
     assert verify(tmp_path) == check_sizes(tmp_path)
-    assert any("train.bin: 4 bytes instead of 406" in fault for fault in verify(tmp_path))
+    assert any(re.search("train.bin: 4 .*406", fault) for fault in verify(tmp_path))
     assert any("train.idx: missing" in fault for fault in verify(tmp_path))
 
 
@@ -80,12 +81,12 @@ def test_fingerprint_depends_on_the_content_alone(tmp_path):
     (tmp_path / "b" / "manifest.json").unlink()
     assert fingerprint(tmp_path / "b") == foreign
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MetaseqError, match="no .bin and .idx files"):
+    with pytest.raises(MetaseqError, match=r"\.bin and \.idx"):
         fingerprint(tmp_path / "empty")
 
 
 def test_wrong_manifests(tmp_path):
-    with pytest.raises(MetaseqError, match="manifest.json: no such file"):
+    with pytest.raises(MetaseqError, match="manifest.json: no such"):
         Manifest.load(tmp_path)
     make(tmp_path)
     path = tmp_path / "manifest.json"
@@ -94,7 +95,7 @@ def test_wrong_manifests(tmp_path):
     with pytest.raises(MetaseqError, match="damaged or edited"):
         Manifest.load(tmp_path)
     path.write_text(json.dumps({**content, "version": 2}))
-    with pytest.raises(MetaseqError, match="format 2; this program reads format 1"):
+    with pytest.raises(MetaseqError, match=r"format 2\b.*format 1"):
         Manifest.load(tmp_path)
     for text in ("[]", "3", "{", "", '{"checksum": 1}'):
         path.write_text(text)

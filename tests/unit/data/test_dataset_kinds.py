@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
@@ -80,9 +81,7 @@ def plugin(tmp_path: Path) -> list[str]:
     sys.modules.pop("poem_plugin", None)
 
 
-def test_plugin_kind_makes_a_dataset(
-    plugin: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_kind_makes_a_dataset(plugin, tmp_path, capsys):
     options = ["--poems", "verse", "--trainpref", f"{tmp_path}/poem.txt", "--longest", "7"]
     assert main([*plugin, *options]) == 0
     assert "train: 2 verses" in capsys.readouterr().out
@@ -95,32 +94,24 @@ def test_plugin_kind_makes_a_dataset(
     assert main([*plugin, *options, "--overwrite"]) == 1
 
 
-def test_plugin_options_stand_in_the_help(
-    plugin: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_options_stand_in_the_help(plugin, capsys):
     with pytest.raises(SystemExit):
         main([*plugin, "--help"])
     shown = capsys.readouterr().out
-    assert "poems:\n  --poems NAME" in shown and "longest verse (default: 80)" in shown
+    assert "poems:\n  --poems NAME" in shown and "(default: 80)" in shown
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--rhymes"], "--rhymes only applies to poems; give --poems"),
-        (["--poems", "x", "--labelled", "y"], "--labelled and --poems exclude each other"),
+        (["--poems", "x", "--labelled", "y"], "--labelled and --poems"),
         (["--poems", "x", "--labels", "a"], "--labels does not apply to poems"),
         (["--poems", "x", "--longest", "1"], "--longest must be at least 2, got 1"),
-        (
-            ["--poems", "x", "--rhymes", "--vocab-size", "8"],
-            "--vocab-size and --rhymes exclude each other",
-        ),
+        (["--poems", "x", "--rhymes", "--vocab-size", "8"], "--vocab-size and --rhymes"),
         (["--poems", "x/y", "--trainpref", "z"], "name of a set 'x/y'"),
         (["--longst", "3"], "Did you mean '--longest'"),
     ],
 )
-def test_wrong_plugin_options_are_refused(
-    plugin: list[str], capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    assert main([*plugin, *options]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_plugin_options_are_refused(plugin, capsys, options, message):
+    expect_error(capsys, main([*plugin, *options]), 2, message)

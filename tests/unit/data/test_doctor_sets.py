@@ -107,7 +107,7 @@ def test_pairs_of_train_in_other_splits(data: Path) -> None:
     target += [valid.target[i] for i in range(4, 12)]
     rewrite(toy / "valid.source", source)
     rewrite(toy / "valid.target", target)
-    assert has_line(look(toy), f"warning {toy}: 2 of 12 pairs of valid (16.7 %)", "in train")
+    assert has_line(look(toy), f"warning {toy}:", "2 of 12", "valid (16.7 %)", "in train")
 
 
 @pytest.mark.parametrize("side, size", [("source", 13), ("target", 16)])
@@ -135,12 +135,12 @@ def test_rows_of_parallel_text_that_cannot_be(data: Path, side: str) -> None:
     assert has_line(look(toy), f"warning {toy}/valid.{side}: 2 rows", "first row 5")
     rewrite(toy / f"valid.{side}", [[np.nan, 7.0]] * 12, np.float32)
     lines = only_error(toy, f"valid.{side}.bin: holds float32, not tokens")
-    assert not any("also stand in train" in line for line in lines)
+    assert not any("in train" in line for line in lines)
     rewrite(toy / f"valid.{side}", [[]] * 12)
     only_error(toy, f"valid.{side}: 12 documents, 0 tokens")
     rewrite(toy / f"valid.{side}", [[6]] * 11)
     lines = only_error(toy, "do not belong together")
-    assert any("train has 48 pairs" in line for line in lines)
+    assert any("48 pairs" in line for line in lines)
     assert not any("pairs of valid" in line for line in lines)
 
 
@@ -165,7 +165,7 @@ def test_tokenizers_of_parallel_text(data: Path) -> None:
     resign(data / "toy")
     lines = only_error(data / "toy", "target.dict.txt")
     assert any("source text: word" in line for line in lines)
-    assert any("valid has 12 pairs" in line for line in lines)
+    assert any("12 pairs" in line for line in lines)
     manifest = Manifest.load(data / "toy")
     del manifest.details["target"]
     manifest.save(data / "toy")
@@ -182,12 +182,12 @@ def test_sets_that_need_no_corpus(data: Path) -> None:
     shutil.rmtree(data / "words")
     lines = look(data, full=False)
     assert {line.split()[0] for line in lines} == {"ok"}
-    assert any("valid has 12 pairs" in line for line in lines)
-    assert any("test has 80 images" in line for line in lines)
+    assert any("12 pairs" in line for line in lines)
+    assert any("80 images" in line for line in lines)
     manifest = Manifest.load(data / "images")
     manifest.kind = "another"
     manifest.save(data / "images")
-    assert f"error {data}: no token files (.bin and .idx)" in look(data)
+    assert has_line(look(data), f"error {data}:", "(.bin and .idx)")
 
 
 # -------------------------------------------------------------------- images
@@ -230,7 +230,7 @@ def store(folder: Path, **arrays: np.ndarray) -> Path:
 )
 def test_wrong_images(data: Path, name: str, value: np.ndarray, words: str) -> None:
     lines = only_error(store(data / "images", **{name: value}), words)
-    assert any("train has 16 images" in line for line in lines)
+    assert any("16 images" in line for line in lines)
 
 
 def test_labels_and_copies_of_images(data: Path) -> None:
@@ -239,8 +239,8 @@ def test_labels_and_copies_of_images(data: Path) -> None:
     train = np.arange(16) % 3
     lines = look(store(data / "images", test_images=images, train_labels=train))
     place = f"warning {data}/images:"
-    assert has_line(lines, f"{place} 1 of 8 images of test (12.5 %)", "in train")
-    assert has_line(lines, f"{place} train has", "no example of d")
+    assert has_line(lines, f"{place} 1 of 8", "test (12.5 %)", "in train")
+    assert has_line(lines, f"{place} train has", "example of d")
     assert has_line(lines, f"{place} test has labels", "of: d")
 
 
@@ -251,8 +251,8 @@ def test_many_classes(tmp_path: Path) -> None:
     made = Images(np.zeros((32, 2, 2, 1), np.uint8), labels, tuple(names))
     save_images(tmp_path, {"train": made}, names)
     line = look(tmp_path)[1]
-    assert re.search("32 images of 2 x 2 pixels .*1 channel; ", line)
-    assert re.search("30 classes.* class 0 3.1 % .*class 7 9.4 %", line)
+    assert re.search("32 images.*2.x.2.*1.channel", line)
+    assert re.search(r"30 classes.*0 3\.1.*7 9\.4", line)
 
 
 def change_pixel(content: bytearray) -> None:
@@ -289,8 +289,8 @@ def test_word_sets_of_a_folder_without_manifest(data: Path) -> None:
     words = data / "words"
     (words / "manifest.json").unlink()
     lines = look(words)
-    assert any("dep: train has 40 sentences, 474 words" in line for line in lines)
-    assert any("chunk: 0 of 10 sentences of valid" in line for line in lines)
+    assert has_line(lines, f"ok {words}/dep: train", "40 sentences", "474 words")
+    assert has_line(lines, f"ok {words}/chunk:", "0 of 10", "valid")
     path = words / "dep" / "train.heads.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     resign(words / "dep")
@@ -300,7 +300,7 @@ def test_word_sets_of_a_folder_without_manifest(data: Path) -> None:
 def test_a_damaged_manifest_does_not_hide_the_other_sets(data: Path) -> None:
     (data / "words" / "chunk" / "manifest.json").write_text("{")
     lines = only_error(data / "words", "chunk/manifest.json: damaged")
-    assert any("pos: valid has 10 sentences" in line for line in lines)
+    assert has_line(lines, f"ok {data}/words/pos: valid", "10 sentences")
 
 
 def test_doctor_without_torch_names_the_remedy(data: Path) -> None:
@@ -313,7 +313,7 @@ def test_doctor_without_torch_names_the_remedy(data: Path) -> None:
     command = [sys.executable, "-c", program, str(data / "toy")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "error    torch cannot be imported" in done.stdout and "pip install" in done.stdout
+    assert re.search("error +torch", done.stdout) and "pip install" in done.stdout
 
 
 def test_every_kind_has_a_check() -> None:

@@ -95,7 +95,7 @@ def test_malformed_question_pairs_are_named_and_counted(run):
     *rows, last = said
     fields = [f"{at}: {n} fields, expected {columns}" for at, n in wanted]
     assert [row.split(";")[0] for row in rows] == fields
-    assert "dev.tsv: 5 malformed rows" in last and "the first 3" in last
+    assert "dev.tsv: 5 malformed" in last and "the first 3" in last
     splits = Manifest.load(folder).splits
     assert [splits[name]["malformed"] for name in ("train", "valid")] == [1, 5]
 
@@ -124,19 +124,13 @@ R = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
         ("glue/RTE", {"train.tsv": R + "1\ta\tb\n"}, (), 1, "train.tsv:3: 3 fields, expected 4"),
         ("glue/RTE", {"train.tsv": R + "1\ta\tb\tyes\n"}, (), 1, "train.tsv:3: label 'yes' is not"),
         ("glue/RTE", {"train.tsv": R + "0\ta\tb\tentailment\n"}, (), 1, "train.tsv:3: index 0 occ"),
-        (
-            "glue/RTE",
-            {"train.tsv": R + "x\ta\tb\tentailment\n"},
-            (),
-            1,
-            "train.tsv:3: index 'x' is",
-        ),
+        ("glue/RTE", {"train.tsv": R + "x\ta\tb\tentailment\n"}, (), 1, "train.tsv:3: index 'x'"),
         (
             "glue/RTE",
             {"train.tsv": "index\tsentence1\tsentence2\n"},
             (),
             1,
-            "index, sentence1, sentence2; glue/RTE has",
+            "sentence1, sentence2; glue/RTE",
         ),
         (
             "glue/RTE",
@@ -145,13 +139,7 @@ R = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
             1,
             "index, sentence1, sentence2; glue/RTE has sentence1, sentence2, label",
         ),
-        (
-            "glue/RTE",
-            {"dev.tsv": "index\tpremise\tlabel\n"},
-            (),
-            1,
-            "dev.tsv: its columns are index, premise, label;",
-        ),
+        ("glue/RTE", {"dev.tsv": "index\tpremise\tlabel\n"}, (), 1, "index, premise, label;"),
         (
             "glue/RTE",
             {"train.tsv": R.encode() + b"1\t\xff\tb\tentailment\n"},
@@ -167,29 +155,11 @@ R = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
             1,
             "dev.tsv:2: label 'bad' is not a number",
         ),
-        (
-            "glue/CoLA",
-            {"train.tsv": "gj\t1\tno mark\n"},
-            (),
-            1,
-            "source, label, mark, sentence, without a header row",
-        ),
+        ("glue/CoLA", {"train.tsv": "gj\t1\tno mark\n"}, (), 1, "source, label, mark"),
         ("glue/RTE", {}, (), 1, "none of the files of glue/RTE: train.tsv"),
         ("glue/QPQ", {}, (), 2, "no benchmark 'glue/QPQ'. Did you mean 'glue/QQP'"),
-        (
-            "glue/RTE",
-            {"train.tsv": R},
-            ("--no-double",),
-            2,
-            "--no-double does not apply to glue/RTE",
-        ),
-        (
-            "glue/RTE",
-            {"train.tsv": R},
-            ("--labels", "a"),
-            2,
-            "--labels does not apply to benchmarks",
-        ),
+        ("glue/RTE", {"train.tsv": R}, ("--no-double",), 2, "--no-double does not"),
+        ("glue/RTE", {"train.tsv": R}, ("--labels", "a"), 2, "--labels does not"),
         ("glue/RTE", {"train.tsv": R}, ("--vocab-size", "9"), 2, "--vocab-size does not apply"),
     ],
 )

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from benchmark_files import ANSWERS, PASSAGE, QUERY, SUPERGLUE, glue_files, lines, texts
 from hub_files import TEXT_FORMS, table, write_rows
+from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks import GLUE, find_benchmark
@@ -175,18 +176,16 @@ def test_which_files_are_a_split(run, tmp_path):
     rows = [{"sentence": "a", "label": 1, "idx": 0}]
     files = {"cola_train.csv": table(rows), "data/train-00000-of-00002.csv": table(rows)}
     (tmp_path / "source" / "data").mkdir(parents=True)
-    code, output, folder = run("glue/CoLA", files)
-    assert code == 1 and "could be the train split" in output
+    expect(run("glue/CoLA", files), 1, "train split")
     (tmp_path / "source" / "cola_train.csv").unlink()
-    code, output, folder = run("glue/CoLA", {})
-    assert code == 1 and "one of 2 parts, but" in output
+    expect(run("glue/CoLA", {}), 1, "of 2 parts")
     rows[0]["idx"] = 1
     code, output, folder = run("glue/CoLA", {"data/train-00001-of-00002.csv": table(rows)})
     assert code == 0 and len(LabelledSet(folder, "train")) == 2
     shutil.rmtree(tmp_path / "source" / "data")
     (tmp_path / "source" / "cola" / "validation").mkdir(parents=True)
     code, output, folder = run("glue/CoLA", {"cola/validation/0000.csv": table(rows)})
-    assert code == 1 and "they are in" in output and "source/cola: give it as --source" in output
+    assert code == 1 and "source/cola:" in output and "--source" in output
 
 
 @pytest.mark.parametrize("form", FORMS)

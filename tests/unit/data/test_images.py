@@ -1,7 +1,5 @@
 """Image folders: what is read is what was written; everything else is refused with its name."""
 
-from pathlib import Path
-
 import image_data
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from metaseq_lm.data.images import FILE, Images, load_images, normalised, save_i
 from metaseq_lm.data.storage.manifest import verify
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     written = image_data.make(5, 1)
     save_images(tmp_path, {"train": written}, written.names)
     found = load_images(tmp_path, "train")
@@ -20,7 +18,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert verify(tmp_path) == []
 
 
-def test_normalised_has_the_given_mean_and_deviation() -> None:
+def test_normalised_has_the_given_mean_and_deviation():
     images = image_data.make(50, 1).images
     mean = (images / 255).mean((0, 1, 2))
     sd = (images / 255).std((0, 1, 2))
@@ -46,9 +44,7 @@ def test_normalised_has_the_given_mean_and_deviation() -> None:
         ({"labels": np.array([0, 1, -1, 1])}, "labels from -1 to 1"),
     ],
 )
-def test_wrong_arrays_are_refused_on_both_sides(
-    change: dict[str, np.ndarray], words: str, tmp_path: Path
-) -> None:
+def test_wrong_arrays_are_refused_on_both_sides(change, words, tmp_path):
     parts = {"images": np.zeros((4, 8, 8, 3), np.uint8), "labels": np.arange(4)} | change
     wrong = Images(parts["images"], parts["labels"], image_data.NAMES)
     with pytest.raises(MetaseqError, match=words):
@@ -60,11 +56,11 @@ def test_wrong_arrays_are_refused_on_both_sides(
         load_images(tmp_path, "train")
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path):
     with pytest.raises(MetaseqError, match="no such file"):
         load_images(tmp_path, "train")
     image_data.write(tmp_path)
-    with pytest.raises(MetaseqError, match="no split 'dev'; .*test, train"):
+    with pytest.raises(MetaseqError, match="'dev'.*test, train"):
         load_images(tmp_path, "dev")
     whole = (tmp_path / FILE).read_bytes()
     central = whole.index(b"PK\x01\x02")
@@ -77,7 +73,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             load_images(tmp_path, "train")
 
 
-def test_one_array_and_one_name_are_refused(tmp_path: Path) -> None:
+def test_one_array_and_one_name_are_refused(tmp_path):
     with open(tmp_path / FILE, "wb") as file:
         np.save(file, np.zeros(3))
     with pytest.raises(MetaseqError, match="images.npz: damaged"):
@@ -88,11 +84,11 @@ def test_one_array_and_one_name_are_refused(tmp_path: Path) -> None:
         load_images(tmp_path, "train")
 
 
-def test_objects_are_not_unpickled(tmp_path: Path) -> None:
+def test_objects_are_not_unpickled(tmp_path):
     """An npz can hold pickled objects; they are refused, not loaded."""
     evil = np.array([{"a": 1}], dtype=object)
     np.savez(
         tmp_path / FILE, names=np.array(["a"]), train_images=evil, train_labels=np.zeros(1, int)
     )
-    with pytest.raises(MetaseqError, match="damaged, or not such a file.*pickle"):
+    with pytest.raises(MetaseqError, match="damaged.*pickle"):
         load_images(tmp_path, "train")

@@ -4,9 +4,11 @@ import csv
 import gzip
 import io
 import json
+import re
 
 import numpy as np
 import pytest
+from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -61,7 +63,7 @@ def test_tsv(run, corpus):
     files = {"train.tsv": TRAIN, "valid.tsv": "label\ttext\nno\tq\n", "vis.tsv": TRAIN}
     code, output, folder = run(files)
     assert code == 0, output
-    assert "train: 3 rows, 11 tokens, 1 blank; no 1, yes 2" in output
+    assert all(fact in output for fact in ("3 rows", "11 tokens", "1 blank", "no 1", "yes 2"))
     data = LabelledSet(folder, "train")
     assert data.label_names == ["no", "yes"] and not data.regression
     assert data.labels.tolist() == [1, 0, 1] and data.labels.dtype == np.int64
@@ -125,9 +127,8 @@ def test_bad_bytes(run):
     files = {"train.tsv": b"text\tlabel\nfo\xffx\tx\nfox\ty\n"}
     assert "1 bad_utf8" in run(files)[1]
     code, output, folder = run(files, "--on-bad-utf8", "skip")
-    assert "1 rows, 3 tokens, 1 bad_utf8, 1 skipped" in output
-    code, output, folder = run(files, "--on-bad-utf8", "fail")
-    assert code == 1 and "train.tsv:2: invalid UTF-8" in output
+    assert re.search("1 rows, 3 .*1 bad_utf8.*1.skipped", output)
+    expect(run(files, "--on-bad-utf8", "fail"), 1, "train.tsv:2: invalid UTF-8")
 
 
 def labels(*counts):
@@ -144,23 +145,13 @@ J = '{"text": "a", "label": "x"}\n'
     [
         ({"train.tsv": "text\tlabel\na\n"}, (), 1, "train.tsv:2: 1 fields, expected 2"),
         ({"train.tsv": "text\tlabel\na\tx\tb\n"}, (), 1, "train.tsv:2: 3 fields, expected 2"),
-        (
-            {"train.tsv": "txt\tlabel\na\tx\n"},
-            (),
-            1,
-            "train.tsv:1: no column 'text'. Did you mean 'txt'",
-        ),
+        ({"train.tsv": "txt\tlabel\na\tx\n"}, (), 1, "mean 'txt'"),
         ({"train.tsv": "text\tlabl\na\tx\n"}, (), 1, "no column 'label'. Did you mean 'labl'?"),
         ({"train.tsv": "text\ttext\na\tx\n"}, (), 1, "train.tsv:1: a column name occurs twice"),
         ({"train.tsv": "text\tlabel\n\n"}, (), 1, "train.tsv: no rows (1 blank lines"),
         ({"train.tsv": ""}, (), 1, "train.tsv: is empty"),
         ({"train.tsv": "text\tlabel\na\t \n"}, (), 1, "1 rows without label"),
-        (
-            {"train.jsonl": J + '{"text": "a", "label": NaN}\n'},
-            (),
-            1,
-            "train.jsonl:2: label nan is not finite",
-        ),
+        ({"train.jsonl": J + '{"text": "a", "label": NaN}\n'}, (), 1, "train.jsonl:2: label nan"),
         ({"train.tsv": TRAIN, "valid.tsv": TRAIN + "a\tyse\n"}, (), 1, "valid.tsv:6: label 'yse'"),
         ({"train.tsv": TRAIN}, ("--labels", "yes"), 1, "train.tsv:3: label 'no' is not one of"),
         ({"train.tsv": TRAIN}, ("--regression",), 1, "train.tsv:2: label 'yes' is not a number"),
@@ -169,47 +160,22 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": TRAIN}, ("--labels", "a,a"), 2, "labels must be different"),
         ({"train.tsv": TRAIN}, ("--labels", "a", "--regression"), 2, "exclude each other"),
         ({"train.tsv": TRAIN}, ("--vocab-size", "9"), 2, "--vocab-size does not apply to labelled"),
-        (
-            {"train.jsonl": J},
-            ("--columns", "text,label"),
-            2,
-            "--columns names those of CSV and TSV files",
-        ),
+        ({"train.jsonl": J}, ("--columns", "text,label"), 2, "CSV and TSV"),
         ({"train.tsv": TRAIN}, ("--text-columns", "a,b,c"), 2, "--text-columns takes one column"),
         ({"train.tsv": TRAIN}, ("--tokenizer-from", "/nowhere"), 2, "/nowhere: no tokenizer here"),
         ({"valid.tsv": TRAIN}, (), 2, "without --trainpref the classes"),
         ({"train.csv": "text,label\n"}, (), 1, "train.csv: no rows"),
-        (
-            {"train.csv": 'text,label\na,x\n"b""c,y\nd,z\n'},
-            (),
-            1,
-            "train.csv:3: a quotation mark is",
-        ),
+        ({"train.csv": 'text,label\na,x\n"b""c,y\nd,z\n'}, (), 1, "train.csv:3: a quotation"),
         ({"train.csv": 'text,label\na,x\n"b"c,y\n'}, (), 1, "train.csv:3: ',' expected after '\"'"),
         ({"train.csv": "text,label\na,x,y\n"}, (), 1, "(text, label) with ',' between them"),
-        (
-            {"train.tsv": "text\tlabel\ra\tx\rb\ty\r"},
-            (),
-            1,
-            "its lines end in CR",
-        ),
-        (
-            {"train.csv": "text,label\ra,x\rb,y"},
-            (),
-            1,
-            "its lines end in CR",
-        ),
-        (
-            {"train.jsonl": J.replace("\n", "\r") * 3},
-            (),
-            1,
-            "its lines end in CR",
-        ),
+        ({"train.tsv": "text\tlabel\ra\tx\rb\ty\r"}, (), 1, "end in CR"),
+        ({"train.csv": "text,label\ra,x\rb,y"}, (), 1, "end in CR"),
+        ({"train.jsonl": J.replace("\n", "\r") * 3}, (), 1, "end in CR"),
         (
             {"train.json": '{"text": {"0": "a"}, "label": {"0": "x"}}'},
             (),
             1,
-            "train.json: is JSON, one object of columns",
+            "train.json: is JSON,",
         ),
         ({"train.tsv": "\t".join(f"c{i}" for i in range(99))}, (), 1, "c8, c9 and 89 more. Choose"),
         ({"train.tsv": f"{'word ' * 99}\tx\n"}, (), 1, "word ..., x. Choose"),
@@ -225,18 +191,13 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.jsonl": J + '{"label": "x"}'}, (), 1, "train.jsonl:2: no field 'text'"),
         ({"train.jsonl": J + '{"text": "x"}'}, (), 1, "train.jsonl:2: no field 'label'"),
         ({"train.jsonl": '{"text": 3, "label": "x"}'}, (), 1, ":1: field 'text' is not a text"),
-        (
-            {"train.jsonl": '{"text": "", "label": {"a": 1}}'},
-            (),
-            1,
-            ":1: label {'a': 1} is not a single",
-        ),
+        ({"train.jsonl": '{"text": "", "label": {"a": 1}}'}, (), 1, ":1: label {'a': 1}"),
         ({"train.jsonl": '{"text": "", "label": NaN}'}, ("--regression",), 1, "is not finite"),
         (
             {"train.jsonl": '{"text_a": "a", "text_b": "b", "label": "x"}', "test.jsonl": J},
             (),
             1,
-            "differ in the number of text",
+            "number of text",
         ),
         (
             {"train.jsonl": J + '{"text_a": "a", "text_b": "b", "label": "x"}\n'},
@@ -281,18 +242,18 @@ def test_half_characters_in_json(run, corpus):
 
 def test_files_that_do_not_belong_together(run):
     _, _, folder = run({"train.tsv": TRAIN, "valid.tsv": "text\tlabel\nfox\tyes\n"})
-    with pytest.raises(MetaseqError, match="no split 'test'; .*train, valid"):
+    with pytest.raises(MetaseqError, match="'test'.*train, valid"):
         LabelledSet(folder, "test")
     for suffix in ("bin", "idx"):
         (folder / f"valid.label.{suffix}").rename(folder / f"train.label.{suffix}")
-    with pytest.raises(MetaseqError, match="1 labels but .* has 3 rows"):
+    with pytest.raises(MetaseqError, match="1 labels.*3 rows"):
         LabelledSet(folder, "train")
     manifest = Manifest.load(folder)
     manifest.details["labels"] = ["one"]
     for suffix in ("bin", "idx"):
         (folder / f"train.label.{suffix}").rename(folder / f"valid.label.{suffix}")
     manifest.save(folder)
-    with pytest.raises(MetaseqError, match=r"a label outside 0\.\.0"):
+    with pytest.raises(MetaseqError, match=r"label outside 0\.\.0"):
         LabelledSet(folder, "valid")
 
 
@@ -343,7 +304,7 @@ def test_quotes_and_delimiters(run, corpus, name, content, options):
     expected = list(map(tokenizer.decode, tokenizer.encode_batch([text for text, _ in ROWS])))
     assert [text for (text,) in texts(data, tokenizer)] == expected
     assert data.label_names == ["no", "yes"] and data.labels.tolist() == [1, 0, 1, 0]
-    assert ("is read as JSON" in output) == (content[:1] == "{")
+    assert ("as JSON" in output) == (content[:1] == "{")
 
 
 @pytest.mark.parametrize(
@@ -419,20 +380,19 @@ def test_rows_without_text_are_left_out(run, corpus, capsys):
     rows = [{"text": text, "label": "x"} for text in ("a", None, "", "None")]
     code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
     assert code == 0 and len(LabelledSet(folder, "train")) == 3
-    assert "row 2 has no text (column 'text' is null)" in output
+    assert "row 2" in output and "'text' is null" in output
     code, output, folder = run({"train.csv": "text,label\na,x\n,x\nNaN,x\nNone,x\nnan b,y\n"})
-    assert code == 0 and "2 rows, 6 tokens, 3 no_text" in output
+    assert code == 0 and re.search("2 rows, 6 .*3.no_text", output)
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus)) == [["a"], ["nan b"]]
     assert main(["doctor", str(folder)]) == 0
-    assert "train: 3 rows without text" in capsys.readouterr().out
+    assert "train: 3 rows" in capsys.readouterr().out
     pair = [
         {"text_a": "a", "text_b": None, "label": "x"},
         {"text_a": "a", "text_b": "b", "label": "y"},
     ]
     code, output, folder = run({"train.json": json.dumps(pair)})
     assert code == 0 and len(LabelledSet(folder, "train")) == 1
-    code, output, folder = run({"train.csv": "text,label\n,x\n"}, name="no-text")
-    assert code == 1 and "1 without text" in output
+    expect(run({"train.csv": "text,label\n,x\n"}, name="no-text"), 1, "1 without text")
 
 
 def test_columns_joined_to_one_text(run, corpus):
@@ -445,16 +405,13 @@ def test_columns_joined_to_one_text(run, corpus):
     expected = [["the fox over lazy"], [" over dog"], ["jumps"]]
     assert texts(data, load_tokenizer(corpus)) == expected and data.labels.tolist() == [0, 1, 0]
     code, output, _ = run({"train.jsonl": content}, "--text-separator", " ")
-    assert code == 2 and "--text-separator joins two or more --text-columns" in output
+    assert code == 2 and "--text-separator" in output and "--text-columns" in output
 
 
 def test_near_names_are_offered(run):
-    code, output, _ = run({"train.csv": "id,review,stars\n1,a,5\n"}, name="near")
-    assert code == 1 and "no column 'text'. Perhaps it is 'review'." in output
-    code, output, _ = run({"train.csv": "text,TEXT,stars\na,b,5\n"}, name="near")
-    assert code == 1 and "no column 'label'. Perhaps it is 'stars'." in output
-    code, output, _ = run({"train.csv": "Text,TEXT,label\na,b,5\n"}, name="near")
-    assert code == 1 and "no column 'text'" in output
+    expect(run({"train.csv": "id,review,stars\n1,a,5\n"}, name="near"), 1, "'text'", "'review'")
+    expect(run({"train.csv": "text,TEXT,stars\na,b,5\n"}, name="near"), 1, "'label'", "'stars'")
+    expect(run({"train.csv": "Text,TEXT,label\na,b,5\n"}, name="near"), 1, "no column 'text'")
 
 
 def test_numbers_of_a_column_of_floats_are_those_of_another_split(run):
@@ -475,10 +432,7 @@ def test_numbers_of_a_column_of_floats_are_those_of_another_split(run):
 @pytest.mark.parametrize(
     "row, message",
     [
-        (
-            '{"text": "a", "label": "x", "text": "b"}',
-            "train.jsonl:2: not valid JSON: the key 'text'",
-        ),
+        ('{"text": "a", "label": "x", "text": "b"}', "the key 'text'"),
         ('{"text": "a", "label": "x", "label": "x"}', ""),
     ],
 )
@@ -500,11 +454,7 @@ def test_repeated_keys_of_json(run, row, message):
         ([("pos ", 2), ("pos", 2), (" neg", 3)], ["neg", "pos"], "5 stripped_labels"),
         ([("a", 9), ("b", 9), ("c", 1)], ["a", "b", "c"], "1 of 3 classes have one row: c"),
         ([("a", 9), ("nan", 2)], ["a", "nan"], "'nan' (2 rows): a class"),
-        (
-            [("a", 2), ("-", 2), ("b", 2)],
-            ["a", "b"],
-            "train.tsv:4: label '-' means",
-        ),
+        ([("a", 2), ("-", 2), ("b", 2)], ["a", "b"], "train.tsv:4: label '-'"),
         ([("+", 2), ("-", 2), ("=", 2)], ["+", "-", "="], ""),
         ([("0", 30), ("1", 30), ("-1", 1)], ["0", "1"], "1 no_gold_label"),
         ([("0", 3), ("1", 3), ("-1", 3)], ["-1", "0", "1"], "'-1' (3 rows): a class; if it"),
@@ -535,8 +485,8 @@ def test_rows_without_gold_label(run):
     files = {"train.tsv": labels(("0", 2), ("1", 2)), "valid.tsv": labels(("0", 1), ("-", 2))}
     code, output, folder = run(files | {"test.tsv": hidden})
     assert code == 0, output
-    assert "valid: 1 rows, 1 tokens, 2 no_gold_label" in output
-    assert "test: 2 rows, 2 tokens; no labels" in output
+    assert "1 rows, 1" in output and "2 no_gold_label" in output
+    assert "test: 2 rows," in output and "; no labels" in output
     assert LabelledSet(folder, "test").labels is None and len(LabelledSet(folder, "valid")) == 1
     code, output, folder = run({"train.tsv": labels(("a", 2), ("-", 2))}, "--labels", "a,-")
     assert LabelledSet(folder, "train").labels.tolist() == [0, 0, 1, 1]
@@ -547,7 +497,7 @@ def test_rows_without_gold_label(run):
 def test_repeated_header(run):
     code, output, folder = run({"train.tsv": TRAIN + TRAIN})
     assert code == 0 and "1 repeated_header" in output
-    assert "the header again in line 6" in output
+    assert "in line 6" in output
     assert len(LabelledSet(folder, "train")) == 6
     code, output, folder = run({"train.csv": "text,label\na,x\n"}, "--columns", "text,label")
     assert LabelledSet(folder, "train").label_names == ["x"]
@@ -629,7 +579,6 @@ def test_numbers_are_named_from_0_or_1(run, splits, options, expected, form):
 
 def test_labels_of_minus_one_and_one_are_names_of_their_own(run):
     files = {"train.tsv": "text\tlabel\na\t-1\nb\t1\n"}
-    code, output, _ = run(files, "--labels", "neg,pos")
-    assert code == 2 and "give --labels=-1,1" in output
+    expect(run(files, "--labels", "neg,pos"), 2, "give --labels=-1,1")
     code, _, folder = run(files, "--labels=-1,1")
     assert code == 0 and LabelledSet(folder, "train").labels.tolist() == [0, 1]

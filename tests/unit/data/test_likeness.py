@@ -100,8 +100,7 @@ def test_a_small_split_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_tokens_of_shared_documents(tmp_path: Path) -> None:
-    """One of two documents is in train, with 3 of 10 tokens; the same tokens within another one
-    are none."""
+    """One of two documents, 3 of 10 tokens; its tokens within another one count nothing."""
     a, b = FIRST + np.arange(3), FIRST + np.arange(10, 17)
     train = split(tmp_path / "train", [np.append(b, a), a, FIRST + np.arange(30, 33)])
     likeness = compare(train, split(tmp_path / "valid", [a, b]), VOCABULARY)

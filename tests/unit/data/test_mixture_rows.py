@@ -29,9 +29,7 @@ from metaseq_lm.data.streams import Phases, PlannedStream, Shard, Shuffled, Stre
         ((0.2, 0.2, 0.6), 2, [0.4, 0.4, 1.2]),  # fewer rows than objectives
     ],
 )
-def test_the_numbers_of_rows_follow_the_weights(
-    weights: tuple[float, ...], rows: int, means: list[float]
-) -> None:
+def test_the_numbers_of_rows_follow_the_weights(weights, rows, means):
     assert mean_rows(weights, rows) == pytest.approx(means)
     counts = np.zeros((400, len(weights)))
     for key in range(400):
@@ -43,14 +41,14 @@ def test_the_numbers_of_rows_follow_the_weights(
     assert counts.mean(0) == pytest.approx(means, abs=0.1)
 
 
-def test_every_row_can_be_anyones() -> None:
+def test_every_row_can_be_anyones():
     mine = np.zeros(8)
     for key in range(800):
         mine[divide_rows((0.25, 0.75), key, 8)[0]] += 1
     assert mine / 800 == pytest.approx(np.full(8, 0.25), abs=0.06)
 
 
-def test_absent_objectives_leave_their_weight_to_others() -> None:
+def test_absent_objectives_leave_their_weight_to_others():
     """So that the gradient of a batch of one row is right on average."""
     one, none = np.array([0]), np.array([], int)
     assert loss_weights((0.25, 0.75), (one, one)).tolist() == [0.25, 0.75]
@@ -69,7 +67,7 @@ def test_absent_objectives_leave_their_weight_to_others() -> None:
         ((1,), 2, [0, 0]),
     ],
 )
-def test_phases(shares: tuple[float, ...], updates: int, expected: list[int]) -> None:
+def test_phases(shares, updates, expected):
     phases = Phases(shares, updates)
     assert [phases.at(update) for update in range(updates)] == expected
     assert phases.at(updates + 5) == len(shares) - 1
@@ -109,7 +107,7 @@ def cut(weights: tuple[float, float], number: int, world: int, size: int) -> dic
     return rows
 
 
-def test_the_cut_of_a_batch_changes_no_row() -> None:
+def test_the_cut_of_a_batch_changes_no_row():
     for number in (0, 1, 2, 7):
         whole = cut((0.5, 0.5), number, 1, 0)
         for world, size in ((1, 3), (2, 0), (3, 1), (9, 0)):
@@ -118,7 +116,7 @@ def test_the_cut_of_a_batch_changes_no_row() -> None:
     assert [r[0] for _, r in sorted(first.items())] != [r[0] for _, r in sorted(second.items())]
 
 
-def test_rows_are_those_of_the_objective_alone() -> None:
+def test_rows_are_those_of_the_objective_alone():
     """With their own keys, padded as the whole batch, and planned for its rows only."""
     alone = streams()["a"].micro_batches(0, Shard())[0]
     tokens = dict(zip(alone.samples, alone.tokens.tolist()))
@@ -133,7 +131,7 @@ def test_rows_are_those_of_the_objective_alone() -> None:
     assert only[0].sizes == {"a.rows": 8, "a.width": alone.sizes["width"]}
 
 
-def test_weights_follow_the_update() -> None:
+def test_weights_follow_the_update():
     """Not the number of the batch, which begins anew where the data are reset."""
     stream = mixed_stream(streams(), lambda update: (1, 0) if update < 5 else (0, 1))
     for update, objective in ((0, "a"), (4, "a"), (5, "b"), (99, "b")):
@@ -141,12 +139,12 @@ def test_weights_follow_the_update() -> None:
         assert {b.objective for b in at_update.micro_batches(0, Shard())} == {objective}
 
 
-def test_other_rows_are_refused() -> None:
-    with pytest.raises(UsageError, match="a has 20 of them and b 19"):
+def test_other_rows_are_refused():
+    with pytest.raises(UsageError, match=r"a has 20\b.*b.19\b"):
         mixed_stream({"a": streams()["a"], "b": streams(19)["b"]}, lambda update: (1, 1))
 
 
-def test_batches_within_are_moved_too() -> None:
+def test_batches_within_are_moved_too():
     batch = MixtureBatch.of("a", 1.0, SequenceBatch(tokens=torch.zeros(2, 3), sizes={"rows": 2}))
     moved = batch.to("meta", torch.float64)
     assert isinstance(moved.batch, SequenceBatch) and isinstance(batch.batch, SequenceBatch)

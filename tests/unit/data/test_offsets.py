@@ -56,7 +56,7 @@ def normal(tokenizer: Tokenizer, text: str) -> str:
 @example(text="ﷺ of times")
 @example(text="\u200b the")
 @example(text="a\x85\u0301")
-def test_offsets(trained: dict[str, Tokenizer], kind: str, text: str) -> None:
+def test_offsets(trained, kind, text):
     """The ids are those of encode_batch; spans rise, hold every word, and start at one."""
     tokenizer = trained[kind]
     ids, starts, ends = tokenizer.encode_with_offsets(text)
@@ -82,9 +82,7 @@ def test_offsets(trained: dict[str, Tokenizer], kind: str, text: str) -> None:
 @example(lines=["", " it was", "the\u2003best  of\ttimes ", "a\x1cb", "½ x\u200by \u200b \x00"])
 @example(lines=["a \u0303 \ufeff b \u0e48", "\u0303 x", "\u0303", "a \u0303  "])
 @example(lines=["naïve 漢字", "漢\u3000字", " ", "qqq\x85zzz", "\u2581the of"])
-def test_words_begin_in_the_tokens_that_cover_their_first_characters(
-    trained: dict[str, Tokenizer], kind: str, lines: list[str]
-) -> None:
+def test_words_begin_in_the_tokens_that_cover_their_first_characters(trained, kind, lines):
     tokenizer = trained[kind]
     values, sizes, words = tokenizer.encode_with_words(lines)
     plain_values, plain_sizes = tokenizer.encode_packed(lines)
@@ -103,7 +101,7 @@ def test_words_begin_in_the_tokens_that_cover_their_first_characters(
     assert words.tolist() == expected
 
 
-def test_words_of_a_tokenizer_that_joins_words() -> None:
+def test_words_of_a_tokenizer_that_joins_words():
     """A token counts all words that begin in it; white space alone counts none."""
     tokenizer = tokenizer_class("word").train(["a b-c"], 40, 1, pattern=r"\w+ \w+|\w+|\s")
     ids, sizes, words = tokenizer.encode_with_words(["a b c", "", "a  b"])
@@ -111,7 +109,7 @@ def test_words_of_a_tokenizer_that_joins_words() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_offsets_of_plain_text(trained: dict[str, Tokenizer], kind: str) -> None:
+def test_offsets_of_plain_text(trained, kind):
     """What a token says is what stands at its place; no text comes twice."""
     tokenizer = trained[kind]
     text = "It was  the worst, 1984 times"
@@ -125,7 +123,7 @@ def test_offsets_of_plain_text(trained: dict[str, Tokenizer], kind: str) -> None
     assert "".join("".join(parts).split()) == "".join(text.split())
 
 
-def test_offsets_of_split_characters(trained: dict[str, Tokenizer]) -> None:
+def test_offsets_of_split_characters(trained):
     """Each byte token of a character, and each piece of a spelled-out one, covers all of it."""
     _, starts, ends = trained["byte_bpe"].encode_with_offsets("a 😀b")
     assert (starts[0], ends[0], starts[-1], ends[-1]) == (0, 1, 3, 4)

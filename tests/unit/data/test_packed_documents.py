@@ -45,7 +45,7 @@ SIZES = [3, 9, 2, 12, 5, 1, 30, 4, 7, 2, 3, 12, 8, 1, 6, 2]
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(20, 40))
-def test_best_fit_fills_rows_and_opens_none_in_vain(sizes: list[int], capacity: int) -> None:
+def test_best_fit_fills_rows_and_opens_none_in_vain(sizes, capacity):
     rows = best_fit(np.array(sizes), capacity)
     filled = np.bincount(rows, sizes)
     assert set(rows) == set(range(len(filled)))
@@ -83,7 +83,7 @@ def pieces_of(packed: PackedDocuments, samples: np.ndarray) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_an_epoch_shows_each_document_once_and_whole(epoch: int, tmp_path: Path) -> None:
+def test_an_epoch_shows_each_document_once_and_whole(epoch, tmp_path):
     """But for one that is longer than a row: it is cut."""
     documents = write(tmp_path, SIZES)
     packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=1)
@@ -96,7 +96,7 @@ def test_an_epoch_shows_each_document_once_and_whole(epoch: int, tmp_path: Path)
     assert len(packed) <= 1 + sum(len(d) + 2 for d in cut) // (LENGTH - 3)
 
 
-def test_neighbours_change_by_epoch_and_seed(tmp_path: Path) -> None:
+def test_neighbours_change_by_epoch_and_seed(tmp_path):
     write(tmp_path, SIZES * 3)
     packed, other = (
         PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=seed) for seed in (1, 2)
@@ -112,7 +112,7 @@ def test_neighbours_change_by_epoch_and_seed(tmp_path: Path) -> None:
         assert np.array_equal(row[: len(expected)], expected)
 
 
-def test_rows_are_cut_to_a_width(tmp_path: Path) -> None:
+def test_rows_are_cut_to_a_width(tmp_path):
     write(tmp_path, SIZES)
     packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=1)
     samples = np.arange(len(packed))
@@ -123,7 +123,7 @@ def test_rows_are_cut_to_a_width(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["modern", "transformer"])
-def test_the_causal_loss_is_that_of_rows_of_their_own(name: str, tmp_path: Path) -> None:
+def test_the_causal_loss_is_that_of_rows_of_their_own(name, tmp_path):
     """No token sees another document, positions begin anew, and no target crosses an end."""
     sizes = [size for size in SIZES if size <= LENGTH - 2]
     write(tmp_path, sizes)
@@ -185,9 +185,7 @@ def alone(batch: PredictionBatch, row: int, document: int, lengths: np.ndarray) 
 
 @pytest.mark.parametrize("task", BATCHES)
 @pytest.mark.parametrize("name", ["modern", "transformer"])
-def test_predictions_in_packed_rows_are_those_of_documents_alone(
-    name: str, task: str, tmp_path: Path
-) -> None:
+def test_predictions_in_packed_rows_are_those_of_documents_alone(name, task, tmp_path):
     """Each document as if nothing were beside it."""
     write(tmp_path, SIZES)
     packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=1)
@@ -214,7 +212,7 @@ def test_predictions_in_packed_rows_are_those_of_documents_alone(
         assert term.sum.item() == pytest.approx(sums[key], rel=1e-12), key
 
 
-def test_each_document_has_a_prefix_of_its_own(tmp_path: Path) -> None:
+def test_each_document_has_a_prefix_of_its_own(tmp_path):
     """Of 1 to n - 1 of its n tokens, alike likely; the first of a row has that of the row alone."""
     sizes = [3, 5, 2] * 4
     write(tmp_path, sizes)
@@ -248,7 +246,7 @@ def model_of(name: str) -> torch.nn.Module:
     return classes[name](config, len(VOCABULARY)).double().eval()
 
 
-def test_masked_rows_have_the_documents_in_their_layout(tmp_path: Path) -> None:
+def test_masked_rows_have_the_documents_in_their_layout(tmp_path):
     write(tmp_path, SIZES)
     packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=1)
     specials = np.asarray(VOCABULARY.specials)

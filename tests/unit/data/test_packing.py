@@ -121,13 +121,8 @@ sizes_strategy = st.lists(
     frequent=st.booleans(),
 )
 def test_rows_are_those_of_the_published_rules(
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[list[int]],
-    longest: int,
-    seed: int,
-    chunk: int,
-    frequent: bool,
-) -> None:
+    tmp_path_factory, sizes, longest, seed, chunk, frequent
+):
     """Token by token, also with much more frequent single segments and short targets."""
     folder = tmp_path_factory.mktemp("packed")
     documents = counting(sizes)
@@ -162,9 +157,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Documents]:
     return folder, documents
 
 
-def test_no_row_crosses_documents_and_nothing_but_ends_is_lost(
-    large: tuple[Path, Documents],
-) -> None:
+def test_no_row_crosses_documents_and_nothing_but_ends_is_lost(large):
     folder, documents = large
     corpus = Packed(folder, "train", VOCABULARY, 64, 1)
     rows = unpacked(corpus, np.arange(len(corpus)))
@@ -178,10 +171,8 @@ def test_no_row_crosses_documents_and_nothing_but_ends_is_lost(
     assert corpus.row_lengths.max() == 64
 
 
-def test_shares_are_those_of_the_rules() -> None:
-    """10 % of the examples are single, 5 % of the targets short and uniform, half of the coins
-    true.
-    """
+def test_shares_are_those_of_the_rules():
+    """10 % of examples single, 5 % of targets short and uniform, half of the coins true."""
     draws = Draws.draw(random_streams.generator(3, "x"), 200_000, Targets(128))
     assert stats.binomtest(int(draws.single.sum()), 200_000, 0.1).pvalue > 1e-3
     assert stats.binomtest(int(draws.coin.sum()), 200_000, 0.5).pvalue > 1e-3
@@ -193,7 +184,7 @@ def test_shares_are_those_of_the_rules() -> None:
     assert stats.chisquare(counts[5:128]).pvalue > 1e-3
 
 
-def test_shares_of_rows(tmp_path: Path) -> None:
+def test_shares_of_rows(tmp_path):
     """One endless document of one-token sentences, where every example reaches its target."""
     write(tmp_path / "train", [[[5]] * 400_000, [[5], [5]]])
     longest = 20
@@ -217,7 +208,7 @@ def test_shares_of_rows(tmp_path: Path) -> None:
     assert set(firsts.tolist()) == {6, 7, 8}
 
 
-def test_seed_and_split_choose_the_rows(large: tuple[Path, Documents]) -> None:
+def test_seed_and_split_choose_the_rows(large):
     folder, _ = large
     one, again, other = (Packed(folder, "train", VOCABULARY, 64, seed) for seed in (1, 1, 2))
     assert (one.lengths == again.lengths).all() and (one.firsts == again.firsts).all()
@@ -229,16 +220,16 @@ def options(**given: object) -> object:
     return SimpleNamespace(**defaults | given)
 
 
-def test_open_corpus(tmp_path: Path) -> None:
+def test_open_corpus(tmp_path):
     write(tmp_path / "train", counting([[3, 4], [5]]))
     assert isinstance(open_corpus(tmp_path, "train", VOCABULARY, options(), 1), Packed)
     lines = open_corpus(tmp_path, "train", VOCABULARY, options(sample_break_mode="eos"), 1)
     assert isinstance(lines, Corpus) and lines.segments(np.array([0]), 9) is None
-    with pytest.raises(UsageError, match="at least 5, got 4"):
+    with pytest.raises(UsageError, match=r"tokens_per_sample.* 5\b.* 4\b"):
         open_corpus(tmp_path, "train", VOCABULARY, options(tokens_per_sample=4), 1)
 
 
-def test_a_corpus_of_lines_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_corpus_of_lines_is_refused_with_the_remedy(tmp_path):
     with IndexedWriter(tmp_path / "train", np.uint16) as writer:
         writer.add([4, 5])
         writer.add([6])
@@ -246,7 +237,7 @@ def test_a_corpus_of_lines_is_refused_with_the_remedy(tmp_path: Path) -> None:
         Packed(tmp_path, "train", VOCABULARY, 16, 1)
 
 
-def test_batches_have_segments(large: tuple[Path, Documents]) -> None:
+def test_batches_have_segments(large):
     folder, _ = large
     corpus = Packed(folder, "train", VOCABULARY, 64, 1)
     keys = random_streams.row_keys(1, np.arange(8))

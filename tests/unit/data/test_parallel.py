@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import parallel_data
 import pytest
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -25,7 +26,7 @@ def make(text: Path, *more: str) -> int:
     return main(parallel_data.arguments(text, text.parent / "data" / "toy", *more))
 
 
-def test_both_sides_come_back(text: Path) -> None:
+def test_both_sides_come_back(text):
     assert make(text, "--unlabelled", f"{text}/mono.txt") == 0
     data = text.parent / "data" / "toy"
     source, target = load_sides(data)
@@ -43,12 +44,12 @@ def test_both_sides_come_back(text: Path) -> None:
     assert Manifest.load(data).details["source"] == "en"
     with pytest.raises(MetaseqError, match="no reference translations"):
         _ = ParallelSet(data, "train").references
-    with pytest.raises(MetaseqError, match="no split 'test'; .*train, unlabelled, valid"):
+    with pytest.raises(MetaseqError, match="'test'.*train, unlabelled, valid"):
         ParallelSet(data, "test")
     assert main(["doctor", str(data)]) == 0
 
 
-def test_rare_words_are_unknown_to_training_but_not_to_references(text: Path) -> None:
+def test_rare_words_are_unknown_to_training_but_not_to_references(text):
     """Target words of 5 or fewer occurrences (section 4.3.1); source words that occur once."""
     (text / "train.en").write_text("a b once\n" * 1 + "a b\n" * 5)
     (text / "train.vi").write_text("A five\n" * 5 + "A six\n")
@@ -65,7 +66,7 @@ def test_rare_words_are_unknown_to_training_but_not_to_references(text: Path) ->
     assert "five" in load_sides(data)[1].vocabulary
 
 
-def test_rows_of_the_decoder(text: Path) -> None:
+def test_rows_of_the_decoder(text):
     assert make(text) == 0
     data = text.parent / "data" / "toy"
     pair, sides = ParallelSet(data, "train"), load_sides(data)
@@ -85,23 +86,23 @@ def test_rows_of_the_decoder(text: Path) -> None:
     assert (rows.lengths == pair.source.sizes + 1).all()
     some = shorter(pair, 3)
     assert set(pair.source.sizes[some]) == {2, 3} and len(some) < len(pair)
-    with pytest.raises(MetaseqError, match="longer than 1 tokens; raise task.max_length"):
+    with pytest.raises(MetaseqError, match="1 tokens.*task.max_length"):
         shorter(pair, 1)
 
 
-def test_tokens_that_a_vocabulary_lacks_are_refused(text: Path) -> None:
+def test_tokens_that_a_vocabulary_lacks_are_refused(text):
     """The embedding would fail in the middle of a run, without a file or a place."""
     assert make(text) == 0
     data = ParallelSet(text.parent / "data" / "toy", "train")
     source, target = load_sides(data.folder)
     small: Any = SimpleNamespace(vocabulary=range(5))
     for sides in ((small, target), (source, small)):
-        with pytest.raises(MetaseqError, match="token id .* dict.txt has only 5 symbols"):
+        with pytest.raises(MetaseqError, match="dict.txt.* 5 symbols"):
             TranslationRows(data, sides)
     TranslationRows(data, (source, small), with_target=False)
 
 
-def test_subwords_and_packed_files(text: Path) -> None:
+def test_subwords_and_packed_files(text):
     for side in ("en", "vi"):
         path = text / f"train.{side}"
         with gzip.open(f"{path}.gz", "wb") as file:
@@ -126,9 +127,7 @@ def test_subwords_and_packed_files(text: Path) -> None:
         (("train.en", b"a\n\xff b\n"), "train.en:2: invalid UTF-8"),
     ],
 )
-def test_files_that_do_not_fit(
-    change: tuple, words: str, text: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_files_that_do_not_fit(change, words, text, capsys):
     """One message with file and line; nothing is left behind."""
     name, content = change
     if content is None:
@@ -140,13 +139,13 @@ def test_files_that_do_not_fit(
     assert not (text.parent / "data").exists() or not any((text.parent / "data").rglob("*.*"))
 
 
-def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureFixture) -> None:
+def test_empty_lines_of_training_are_counted(text, capsys):
     (text / "train.en").write_text("a\n\nb\n\xff\n", encoding="latin-1")
     (text / "train.vi").write_text("A\nB\nC\nD\n")
     assert make(text, "--on-bad-utf8", "skip") == 0
     shown = capsys.readouterr().out
     assert "train: 2 sentences" in shown and "1 skipped" in shown
-    assert f"1 empty (the first at {text}/train.en:2)" in shown
+    assert "1 empty" in shown and f"{text}/train.en:2" in shown
 
 
 @pytest.mark.parametrize(
@@ -160,14 +159,10 @@ def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureF
         (["--split", "unlabelled=x"], "kept for --unlabelled"),
     ],
 )
-def test_options_that_do_not_fit(
-    more: list[str], words: str, text: Path, capsys: pytest.CaptureFixture
-) -> None:
-    assert make(text, *more) == 2
-    assert words in capsys.readouterr().err
+def test_options_that_do_not_fit(more, words, text, capsys):
+    expect_error(capsys, make(text, *more), 2, words)
 
 
-def test_options_of_parallel_text_need_it(text: Path, capsys: pytest.CaptureFixture) -> None:
+def test_options_of_parallel_text_need_it(text, capsys):
     words = ["preprocess", "--trainpref", f"{text}/mono.txt", "--destdir", str(text / "d")]
-    assert main([*words, "--source-lang", "en"]) == 2
-    assert "give --parallel NAME" in capsys.readouterr().err
+    expect_error(capsys, main([*words, "--source-lang", "en"]), 2, "give --parallel NAME")

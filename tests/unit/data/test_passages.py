@@ -29,7 +29,7 @@ def text(seed: int, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length, share", [(WINDOW - 1, 0.0), (WINDOW, 0.25), (3 * WINDOW, 0.5)])
-def test_the_tokens_of_a_passage_count(tmp_path: Path, length: int, share: float) -> None:
+def test_the_tokens_of_a_passage_count(tmp_path, length, share):
     """Wherever it stands in both splits, cut into documents, with other special symbols."""
     fresh, passage = text(0, 3 * WINDOW), text(1, length)
     valid = split(tmp_path / "valid", fresh[:70], passage[:20], passage[20:], fresh[70:])
@@ -38,7 +38,7 @@ def test_the_tokens_of_a_passage_count(tmp_path: Path, length: int, share: float
     assert shared_passages(train, valid, VOCABULARY) == pytest.approx(share)
 
 
-def test_short_documents_in_another_order_share_no_passage(tmp_path: Path) -> None:
+def test_short_documents_in_another_order_share_no_passage(tmp_path):
     documents = [text(i, 20) for i in range(40)]
     train, valid = (
         split(tmp_path / "train", *documents),
@@ -47,7 +47,7 @@ def test_short_documents_in_another_order_share_no_passage(tmp_path: Path) -> No
     assert shared_passages(train, valid, VOCABULARY) == 0.0
 
 
-def test_other_case_is_other_text(tmp_path: Path) -> None:
+def test_other_case_is_other_text(tmp_path):
     """One token of every 45 differs, so no window is the same."""
     train, changed = text(0, 900), text(0, 900)
     changed[::45] = FIRST
@@ -56,18 +56,14 @@ def test_other_case_is_other_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 37, WINDOW, 1000])
-def test_train_is_read_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_train_is_read_in_pieces(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(passages, "PIECE", piece)
     tokens = text(0, 1000)
     valid = split(tmp_path / "valid", tokens[300:560], text(1, 740))
     assert shared_passages(split(tmp_path / "train", tokens), valid, VOCABULARY) == 0.26
 
 
-def test_blocks_of_a_large_split_tell_its_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_a_large_split_tell_its_share(tmp_path, monkeypatch):
     monkeypatch.setattr(passages, "MOST", 1 << 14)
     train = split(tmp_path / "train", text(0, 100_000))
     shared = [text(0, 100_000)[400 * i : 400 * i + 400] for i in range(250)]
@@ -76,23 +72,21 @@ def test_blocks_of_a_large_split_tell_its_share(
     assert shared_passages(train, valid, VOCABULARY) == pytest.approx(0.4, abs=0.1)
 
 
-def test_nothing_is_shared_with_too_little_text(tmp_path: Path) -> None:
+def test_nothing_is_shared_with_too_little_text(tmp_path):
     empty, short = split(tmp_path / "empty"), split(tmp_path / "short", text(0, WINDOW - 1))
     assert shared_passages(short, short, VOCABULARY) == 0.0
     assert shared_passages(short, empty, VOCABULARY) == 0.0
     assert shared_passages(empty, split(tmp_path / "a", text(0, 90)), VOCABULARY) == 0.0
 
 
-def test_ids_outside_the_vocabulary_are_read(tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary_are_read(tmp_path):
     outside = split(tmp_path / "a", np.full(WINDOW, 60_000))
     assert shared_passages(outside, split(tmp_path / "b", text(0, 90)), VOCABULARY) == 0.0
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 3), max_size=40), st.integers(1, 6))
-def test_hashes_are_equal_for_equal_windows_only(
-    monkeypatch: pytest.MonkeyPatch, tokens: list[int], window: int
-) -> None:
+def test_hashes_are_equal_for_equal_windows_only(monkeypatch, tokens, window):
     monkeypatch.setattr(passages, "WINDOW", window)
     numbers = np.random.default_rng(0).integers(1, 1 << 64, 4, np.uint64)[tokens]
     windows = [tokens[i : i + window] for i in range(len(tokens) - window + 1)]

@@ -112,12 +112,7 @@ def test_plans_belong_to_the_global_batch() -> None:
         )
 
     stream = PlannedStream(
-        "train",
-        Shuffled(20, 8, 1, "train"),
-        collate,
-        1,
-        np.ones(20, np.int64),
-        plan=draw_times,
+        "train", Shuffled(20, 8, 1, "train"), collate, 1, np.ones(20, np.int64), plan=draw_times
     )
     seen: list[tuple[int, float]] = []
     stream.micro_batches(0, Shard())

@@ -2,6 +2,7 @@
 
 import pytest
 from benchmark_files import SUPERGLUE, lines
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -34,8 +35,7 @@ def test_question_answering_has_a_reader_of_its_own(corpus, monkeypatch, name, v
     ],
 )
 def test_wrong_options(corpus, capsys, options, message):
-    assert main(["preprocess", "--destdir", str(corpus), *options]) == 2
-    assert message in capsys.readouterr().err
+    expect_error(capsys, main(["preprocess", "--destdir", str(corpus), *options]), 2, message)
 
 
 def test_the_folder_is_named_after_the_task(corpus, tmp_path):

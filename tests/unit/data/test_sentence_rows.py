@@ -123,9 +123,7 @@ def test_choices_are_rows_with_the_context_first() -> None:
 
 @pytest.mark.parametrize("room", [7, 12])
 def test_spans_stay_on_their_words(room: int) -> None:
-    """Wherever a span is written, its words stand there in the row, or what the cut
-    left of them.
-    """
+    """At each span its words stand in the row, or what the cut left of them."""
     first, second = [4, 5, 6, 7], [14, 15, 16, 17]
     spans = np.array([[[0, 1, 3], [1, 0, 3]]])
     rows = rows_of(Made("spans", [[first], [second]], [1], spans=spans), room)
@@ -142,12 +140,12 @@ def test_spans_in_one_text() -> None:
 def test_a_span_cut_off_is_a_mistake() -> None:
     made = Made("spans", [[[4], [4] * 20]], [1, 0], spans=np.array([[[0, 0, 1]] * 2] * 2))
     made.spans[1, 1] = (0, 15, 17)  # type: ignore[index]
-    with pytest.raises(MetaseqError, match="row 2 of 'train'.*one of its spans"):
+    with pytest.raises(MetaseqError, match="row 2.*'train'.*spans"):
         rows_of(made)
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UsageError, match="tokens_per_sample is 6, too short"):
+    with pytest.raises(UsageError, match="tokens_per_sample is 6"):
         rows_of(Made("pair", [[[4]], [[4]]]), 6)
-    with pytest.raises(MetaseqError, match="3 candidates .*2 labels"):
+    with pytest.raises(MetaseqError, match="3 candidates.*2 labels"):
         rows_of(Made("choices", [[[4]]] * 4, [0]))

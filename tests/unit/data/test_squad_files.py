@@ -75,17 +75,15 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
         ("", 3, None),
     ],
 )
-def test_answers_have_offsets_in_the_context(answer: str, start: int, found: str | None) -> None:
+def test_answers_have_offsets_in_the_context(answer, start, found):
     place = find_answer(CONTEXT, answer, start)
     assert place == (
         None if found is None else (CONTEXT.index(found), CONTEXT.index(found) + len(found))
     )
 
 
-def test_gold_tokens_spell_the_answer(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The span begins and ends at the tokens that hold the answer's ends, and has no
-    other words.
-    """
+def test_gold_tokens_spell_the_answer(tmp_path, tokenizer):
+    """The span ends at the tokens of the answer's ends, and has no other words."""
     words = CONTEXT.replace("(", " ").replace(")", " ").replace("$", " ").split()
     for word in words:
         data = run(tmp_path, tokenizer, one(gold(word, CONTEXT.index(word))))
@@ -97,7 +95,7 @@ def test_gold_tokens_spell_the_answer(tmp_path: Path, tokenizer: Tokenizer) -> N
         assert tokenizer.decode(data.contexts[0][first : last + 1].tolist()).strip() == text
 
 
-def test_squad_data_folder_has_rows_and_facts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_squad_data_folder_has_rows_and_facts(tmp_path, tokenizer):
     """Counts, flags, golds and texts of a version 2.0 file; half characters become U+FFFD."""
     content = one({"answers": [], "is_impossible": True})
     content["data"][0]["paragraphs"] *= 2
@@ -120,16 +118,14 @@ def test_squad_data_folder_has_rows_and_facts(tmp_path: Path, tokenizer: Tokeniz
     assert manifest["details"] == {"version": "v2.0"}
 
 
-def test_answers_beside_their_offset_are_counted(
-    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture
-) -> None:
+def test_answers_beside_their_offset_are_counted(tmp_path, tokenizer, capsys):
     word = CONTEXT.split()[2]
     data = run(tmp_path, tokenizer, one(gold(word, CONTEXT.index(word) + 1)))
     assert word in data.text(0, int(data.first[0]), int(data.last[0]))
-    assert "1 answers found beside their answer_start" in capsys.readouterr().out
+    assert "1 answers found" in capsys.readouterr().out
 
 
-def test_mrqa(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_mrqa(tmp_path, tokenizer):
     """A header, then one paragraph a line; the first detected span is the one to learn."""
     start = CONTEXT.index("Zoë")
     spans = [[start, start + 7], [0, 2]]
@@ -141,7 +137,7 @@ def test_mrqa(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert data.text(0, data.first[0], data.last[0]) == "Zoë  Ray"
     assert data.golds() == {"m": ["Zoë  Ray", "Ray"]} and data.answerable_only
     line["qas"][0]["detected_answers"] = []  # type: ignore[index]
-    with pytest.raises(MetaseqError, match="in.json:2, question 'm': has no detected answer"):
+    with pytest.raises(MetaseqError, match="in.json:2, question 'm'"):
         run(tmp_path, tokenizer, text.split("\n")[0] + "\n" + json.dumps(line), "mrqa")
 
 
@@ -171,14 +167,14 @@ PLACE = "in.json:1, question 'q': "
         (one({"answers": ["x"]}), PLACE + "field .*answers' .*objects only"),
     ],
 )
-def test_malformed_files(tmp_path: Path, tokenizer: Tokenizer, content: Any, message: str) -> None:
+def test_malformed_files(tmp_path, tokenizer, content, message):
     """One MetaseqError that names the place; the folder stays as it was."""
     with pytest.raises(MetaseqError, match=message):
         run(tmp_path, tokenizer, content)
     assert not (tmp_path / "out").exists()
 
 
-def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_malformed_version_2(tmp_path, tokenizer):
     for question, message in [
         ({"is_impossible": 1, "answers": []}, "is_impossible' is not true or false"),
         ({"is_impossible": True, **gold("x", 1)}, "impossible, but has answers"),
@@ -188,16 +184,14 @@ def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
             run(tmp_path, tokenizer, one(question), "v2.0")
     twice = one(gold("The", 0))
     twice["data"] *= 2
-    with pytest.raises(MetaseqError, match="in.json: .*'q' occurs twice in 'train'"):
+    with pytest.raises(MetaseqError, match="in.json:.*'q'.*twice.*'train'"):
         run(tmp_path, tokenizer, twice)
-    with pytest.raises(UsageError, match="choose one of v1.1, v2.0, mrqa"):
+    with pytest.raises(UsageError, match="v1.1, v2.0, mrqa"):
         run(tmp_path, tokenizer, twice, "2.0")
 
 
-def test_damaged_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Files that do not belong together are refused when the set is opened or its
-    texts are read.
-    """
+def test_damaged_folders(tmp_path, tokenizer):
+    """Files of different sets are refused on opening or when the texts are read."""
     run(tmp_path, tokenizer, squad_data.official("a", 3), "v2.0")
     other = tmp_path / "other"
     other.mkdir()
@@ -217,13 +211,13 @@ def test_damaged_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(MetaseqError, match="train.rows.jsonl:1: damaged"):
         data.texts
     rows.write_text("".join(text.splitlines(keepends=True)[:-1]))
-    with pytest.raises(MetaseqError, match="2 paragraphs and 6 questions, expected 3 and 9"):
+    with pytest.raises(MetaseqError, match=r"2 paragraphs.*\b6\b.*\b3\b.*\b9\b"):
         data.texts
-    with pytest.raises(MetaseqError, match="no split 'test'; there are train"):
+    with pytest.raises(MetaseqError, match="'test'.*train"):
         SquadSet(tmp_path / "out", "test")
 
 
-def test_doctor(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_doctor(tmp_path, tokenizer):
     """Sizes, answers that were not found, contexts in two splits, and damage."""
     content = squad_data.official("a", 4)
     node = content["data"][0]["paragraphs"][0]["qas"][0]
@@ -233,11 +227,9 @@ def test_doctor(tmp_path: Path, tokenizer: Tokenizer) -> None:
     preprocess(SquadPipeline(request, "v2.0", tokenizer))
     found = [f"{f.level} {f.text}" for f in examine(tmp_path / "out", full=True)]
     text = "\n".join(found)
-    assert (
-        "ok " + str(tmp_path / "out") + ": train has 12 questions on 4 paragraphs; 33.3 %" in text
-    )
-    assert "warning" in text and "valid: 1 answers are not in" in text
-    assert re.search(r"4 of 4 documents of valid \(100.0 %\) .*in train", text)
+    assert re.search("ok .*out: train.*12 questions.*4 paragraphs;.*33", text)
+    assert re.search("warning.*valid: 1 answers", text)
+    assert re.search(r"4 of 4.*100\.0.*in.train", text)
     assert "error" not in text
     (tmp_path / "out" / "valid.rows.jsonl").write_text("{}\n")
     found = [f"{f.level} {f.text}" for f in examine(tmp_path / "out", full=False)]
@@ -259,9 +251,7 @@ real = pytest.mark.skipif(
         ("squad2-cs224n-dev-v2.0.json.xz", "v2.0", 6078, 3168),
     ],
 )
-def test_real_files(
-    tmp_path: Path, name: str, version: str, questions: int, impossible: int
-) -> None:
+def test_real_files(tmp_path, name, version, questions, impossible):
     """Published counts; every gold answer is found and, as its tokens spell it, scores 100."""
     paragraphs = list(SquadReader(TextFile(REAL / name, "fail"), version))
     text = [p.context for p in paragraphs]

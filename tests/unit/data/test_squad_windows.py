@@ -1,7 +1,6 @@
 """Windows of contexts: every token is in one, gold spans are where they should be, BERT's rules."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,9 +54,7 @@ CUTS = [(12, 64, 3), (12, 64, 100), (10, 2, 1), (60, 64, 128), (9, 64, 5), (7, 0
 
 @pytest.mark.parametrize(("longest", "question", "stride"), CUTS)
 @pytest.mark.parametrize("training", [False, True])
-def test_rows(
-    data: SquadSet, tokenizer: Tokenizer, longest: int, question: int, stride: int, training: bool
-) -> None:
+def test_rows(data, tokenizer, longest, question, stride, training):
     """Rows, masks and targets against a loop over questions and windows."""
     vocabulary = tokenizer.vocabulary
     windows = SquadWindows(data, vocabulary, training, longest, question, stride)
@@ -103,9 +100,7 @@ def test_rows(
 
 
 @pytest.mark.parametrize(("longest", "question", "stride"), CUTS)
-def test_max_context(
-    data: SquadSet, tokenizer: Tokenizer, longest: int, question: int, stride: int
-) -> None:
+def test_max_context(data, tokenizer, longest, question, stride):
     """Each token has its most context in one window: BERT's score, the first of equals."""
     windows = SquadWindows(data, tokenizer.vocabulary, False, longest, question, stride)
     for number in range(len(data)):
@@ -124,7 +119,7 @@ def test_max_context(
                     assert windows.max_context(window)[token - start] == (window == wanted)
 
 
-def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> None:
+def test_a_batch_is_rows_of_the_whole(data, tokenizer):
     windows = SquadWindows(data, tokenizer.vocabulary, True, 20, 64, 7)
     whole = windows.batch(np.arange(len(windows)))
     chosen = np.array([5, 0, 5])
@@ -133,22 +128,20 @@ def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> N
         assert np.array_equal(getattr(part, name), getattr(whole, name)[chosen]), name
 
 
-def test_windows_without_the_answer_stay(data: SquadSet, tokenizer: Tokenizer) -> None:
+def test_windows_without_the_answer_stay(data, tokenizer):
     """They are labelled answerable and point at the first position."""
     windows = SquadWindows(data, tokenizer.vocabulary, True, 12, 64, 3)
     whole = windows.batch(np.arange(len(windows)))
     assert ((whole.starts == 0) & (whole.impossible == 0)).sum() > 20
 
 
-def test_windows_refuse_unusable_questions(
-    data: SquadSet, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="room for a question .of 3 tokens."):
+def test_windows_refuse_unusable_questions(data, tokenizer, tmp_path):
+    with pytest.raises(UsageError, match="question.* 3 tokens"):
         SquadWindows(data, tokenizer.vocabulary, False, 6, 64, 3)
-    with pytest.raises(UsageError, match="task.doc_stride .*at least 1, got 0"):
+    with pytest.raises(UsageError, match=r"task.doc_stride.* 1\b.* 0\b"):
         check_options(SquadConfig, SquadConfig(doc_stride=0), "task.")
     small = tokenizer_class("word").train(["after"], 10, 2)
-    with pytest.raises(MetaseqError, match="out/train.context.bin holds token id .* has only 7"):
+    with pytest.raises(MetaseqError, match=r"out/train.context.bin.* 7\b"):
         SquadWindows(data, small.vocabulary, False, 12, 64, 3)
     content = squad_data.official("w", 1, 1)
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "q", "answer_start": 0}]
@@ -156,6 +149,6 @@ def test_windows_refuse_unusable_questions(
     path.write_text(json.dumps(content))
     preprocess(SquadPipeline(Request(tmp_path / "out", {"train": [path]}), "v2.0", tokenizer))
     lost = SquadSet(tmp_path / "out", "train")
-    with pytest.raises(MetaseqError, match="no window .* .1 questions skipped"):
+    with pytest.raises(MetaseqError, match="1 questions skipped"):
         SquadWindows(lost, tokenizer.vocabulary, True, 512, 64, 128)
     assert len(SquadWindows(lost, tokenizer.vocabulary, False, 512, 64, 128)) == 1

@@ -47,7 +47,7 @@ SIZES = {"count": st.integers(1, 60), "world": st.integers(1, 9), "micro": st.in
 
 @settings(max_examples=200, deadline=None)
 @given(**SIZES)
-def test_parts_partition_the_rows(count: int, world: int, micro: int) -> None:
+def test_parts_partition_the_rows(count, world, micro):
     """Each row once, in order; no part longer than asked, replicas even to one row."""
     parts = [Shard(rank, world, micro).parts(count) for rank in range(world)]
     everything = [int(row) for mine in parts for part in mine for row in part]
@@ -63,7 +63,7 @@ def test_parts_partition_the_rows(count: int, world: int, micro: int) -> None:
 @pytest.mark.usefixtures("table")
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(1, 60), batch=st.integers(1, 20))
-def test_the_smallest_batch_is_what_it_says(count: int, batch: int) -> None:
+def test_the_smallest_batch_is_what_it_says(count, batch):
     for order in (Shuffled(count, batch, 1, "s"), Sequential(count, batch)):
         epoch = -(-count // batch)
         assert order.smallest == min(len(order.batch(i)) for i in range(epoch))
@@ -73,7 +73,7 @@ def test_the_smallest_batch_is_what_it_says(count: int, batch: int) -> None:
 @pytest.mark.usefixtures("table")
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 50), size=st.integers(1, 60), seed=st.integers(0, 99))
-def test_shuffled_epochs(count: int, size: int, seed: int) -> None:
+def test_shuffled_epochs(count, size, seed):
     """Each epoch holds every sample once; only its last batch may be short."""
     order = Shuffled(count, size, seed, "train")
     per_epoch = -(-count // size)
@@ -85,7 +85,7 @@ def test_shuffled_epochs(count: int, size: int, seed: int) -> None:
 
 @computed_too
 @pytest.mark.usefixtures("table")
-def test_shuffled_is_a_pure_function() -> None:
+def test_shuffled_is_a_pure_function():
     one, other = Shuffled(100, 7, 5, "train"), Shuffled(100, 7, 5, "train")
     numbers = [40, 3, 0, 39, 3, 77, 200, 40]
     wanted = {n: other.batch(n).tolist() for n in sorted(numbers)}
@@ -94,7 +94,7 @@ def test_shuffled_is_a_pure_function() -> None:
 
 @computed_too
 @pytest.mark.usefixtures("table")
-def test_epochs_seeds_and_names_have_their_own_order() -> None:
+def test_epochs_seeds_and_names_have_their_own_order():
     orders = [
         Shuffled(100, 100, *which).batch(number).tolist()
         for which, number in (((5, "a"), 0), ((5, "a"), 1), ((6, "a"), 0), ((5, "b"), 0))
@@ -105,7 +105,7 @@ def test_epochs_seeds_and_names_have_their_own_order() -> None:
 
 @pytest.mark.parametrize("table", [streams.TABLE], indirect=True)  # few samples are uneven above
 @pytest.mark.usefixtures("table")
-def test_shuffled_is_even() -> None:
+def test_shuffled_is_even():
     order = Shuffled(5, 5, 1, "train")
     places = np.zeros((5, 5))
     for epoch in range(4_000):
@@ -118,10 +118,8 @@ def test_shuffled_is_even() -> None:
 @pytest.mark.usefixtures("table")
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(1, 2_000), batch=st.integers(1, 20), seed=st.integers(0, 9))
-def test_batches_of_like_lengths(count: int, batch: int, seed: int) -> None:
-    """Each sample once an epoch; whole batches hold neighbours by length; no epoch is
-    like another.
-    """
+def test_batches_of_like_lengths(count, batch, seed):
+    """Each sample once an epoch, with neighbours by length; no epoch is like another."""
     lengths = np.random.default_rng(seed).integers(1, 90, count)
     order = Shuffled(count, batch, seed, "train", lengths)
     epochs = [
@@ -144,7 +142,7 @@ def test_batches_of_like_lengths(count: int, batch: int, seed: int) -> None:
 
 @computed_too
 @pytest.mark.usefixtures("table")
-def test_pools_of_like_lengths_are_many() -> None:
+def test_pools_of_like_lengths_are_many():
     """A batch is not always with the same others: pools are of random samples."""
     count, batch = 4 * POOL * 8, 8
     lengths = np.random.default_rng(1).integers(1, 90, count)
@@ -160,7 +158,7 @@ def test_pools_of_like_lengths_are_many() -> None:
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_first_batch_says_what_all_cost(grouped: bool, seed: int) -> None:
+def test_the_first_batch_says_what_all_cost(grouped, seed):
     """Its size times the ratio is the mean size, whatever the first batch happens to be."""
     lengths = np.random.default_rng(0).lognormal(3, 0.6, 8_000).astype(int) + 1
     order = Shuffled(8_000, 32, seed, "train", lengths if grouped else None)
@@ -174,7 +172,7 @@ def test_the_first_batch_says_what_all_cost(grouped: bool, seed: int) -> None:
     assert both == pytest.approx(2 * np.mean(sizes), rel=0.1)
 
 
-def test_draws_are_uniform_and_belong_to_the_row() -> None:
+def test_draws_are_uniform_and_belong_to_the_row():
     drawn = draw_below(1, np.arange(40_000), 20)
     assert stats.chisquare(np.bincount(drawn, minlength=20)).pvalue > 1e-3
     assert (draw_below(1, np.arange(40_000), 20) == drawn).all()
@@ -184,7 +182,7 @@ def test_draws_are_uniform_and_belong_to_the_row() -> None:
 
 
 @pytest.mark.parametrize("ramp", [Ramp(3, 11, 5), Ramp(1, 4, 1), Ramp(4, 4, 3), Ramp(2, 9, 100)])
-def test_a_ramp_rises_by_a_line_and_adds_up(ramp: Ramp) -> None:
+def test_a_ramp_rises_by_a_line_and_adds_up(ramp):
     values = [ramp.at(number) for number in range(120)]
     rise = ramp.last - ramp.first
     line = [ramp.first + rise * n / ramp.length for n in range(ramp.length)]
@@ -193,7 +191,7 @@ def test_a_ramp_rises_by_a_line_and_adds_up(ramp: Ramp) -> None:
     assert [ramp.before(number) for number in range(121)] == [0, *np.cumsum(values)]
 
 
-def test_the_order_of_each_phase_begins_with_it() -> None:
+def test_the_order_of_each_phase_begins_with_it():
     """Whatever was shown before; epochs are those of the samples of each phase."""
     phases = Phases((0.3, 0.7), 10)
     assert phases.begins == [0, 3] and Phases((0.25, 0.5, 0.25), 9).begins == [0, 3, 7]
@@ -211,7 +209,7 @@ def test_the_order_of_each_phase_begins_with_it() -> None:
 
 
 @pytest.mark.parametrize(("count", "ramp"), [(10, Ramp(1, 4, 6)), (7, Ramp(5, 20, 3))])
-def test_growing_batches_show_each_epoch_once(count: int, ramp: Ramp) -> None:
+def test_growing_batches_show_each_epoch_once(count, ramp):
     """In the order of Shuffled, without a gap, though a batch may have rows of several epochs."""
     order = Growing(count, ramp, 3, "train")
     batches = [order.batch(number) for number in range(20)]
@@ -224,7 +222,7 @@ def test_growing_batches_show_each_epoch_once(count: int, ramp: Ramp) -> None:
     assert order.smallest == ramp.first
 
 
-def test_growing_batches_of_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_batches_of_many_samples(monkeypatch):
     """Whose order is computed batch by batch."""
     monkeypatch.setattr("metaseq_lm.data.streams.TABLE", 8)
     order = Growing(50, Ramp(3, 7, 4), 1, "train")
@@ -232,13 +230,13 @@ def test_growing_batches_of_many_samples(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(samples[:50]) == [*range(50)] == sorted(samples[50:100])
 
 
-def test_sequential() -> None:
+def test_sequential():
     order = Sequential(7, 3)
     assert len(order) == 3
     assert [order.batch(n).tolist() for n in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_draw_below_an_array() -> None:
+def test_draw_below_an_array():
     bounds = np.arange(1, 2_001)
     drawn = draw_below(3, np.arange(2_000), bounds)
     assert (drawn >= 0).all() and (drawn < bounds).all()
@@ -277,7 +275,7 @@ def rows_of(order: object, shards: list[Shard], number: int) -> dict[int, tuple]
 
 @settings(max_examples=60, deadline=None)
 @given(world=st.integers(1, 5), micro=st.integers(0, 6), number=st.integers(0, 30))
-def test_rows_keep_key_and_noise_however_they_are_cut(world: int, micro: int, number: int) -> None:
+def test_rows_keep_key_and_noise_however_they_are_cut(world, micro, number):
     order = Shuffled(24, 8, 1, "train")
     whole = rows_of(order, [Shard()], number)
     cut = rows_of(order, [Shard(rank, world, micro) for rank in range(world)], number)
@@ -286,14 +284,14 @@ def test_rows_keep_key_and_noise_however_they_are_cut(world: int, micro: int, nu
     assert len({row for _, row in whole.values()}) == 8
 
 
-def test_a_batch_has_keys_of_its_own() -> None:
+def test_a_batch_has_keys_of_its_own():
     order = Shuffled(24, 8, 1, "train")
     tables = [rows_of(order, [Shard()], number) for number in range(6)]
     keys = [key for found in tables for key, _ in found.values()]
     assert len(set(keys)) == 48
 
 
-def test_once() -> None:
+def test_once():
     stream = Stream("valid", Sequential(10, 4), collate, 1, LENGTHS)
     samples = [[int(s) for m in batch for s in m.samples] for batch in stream.one_epoch(Shard())]
     assert samples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -304,9 +302,7 @@ def test_once() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 7), st.data())
-def test_a_sorted_pass_shows_each_chosen_sample_once_by_length(
-    sizes: list[int], size: int, data: st.DataObject
-) -> None:
+def test_a_sorted_pass_shows_each_chosen_sample_once_by_length(sizes, size, data):
     lengths = np.array(sizes)
     chosen = np.array(data.draw(st.permutations(range(len(sizes)))))[: 1 + len(sizes) // 2]
 
@@ -322,13 +318,13 @@ def test_a_sorted_pass_shows_each_chosen_sample_once_by_length(
     assert seen == [sizes[sample] for sample in samples] == sorted(seen)
 
 
-def test_noise_rows_of_streams_never_meet() -> None:
+def test_noise_rows_of_streams_never_meet():
     rows = np.arange(100_000)
     found = [noise_rows(name, rows) for name in ("unlabelled", "support", "query", "train")]
     assert len(np.unique(np.concatenate(found))) == 400_000
 
 
-def test_arrays_of_a_batch_become_tensors_but_for_rows_and_samples() -> None:
+def test_arrays_of_a_batch_become_tensors_but_for_rows_and_samples():
     sizes = {"n": np.array([1, 2]), "m": 3}
     batch = TokenBatch(tokens=np.arange(3), rows=np.arange(3), samples=np.arange(3), sizes=sizes)  # type: ignore[arg-type]
     assert torch.equal(batch.tokens, torch.arange(3)) and batch.padding is None

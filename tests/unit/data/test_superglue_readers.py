@@ -1,12 +1,14 @@
 """Official files of SuperGLUE: what arrives, and what a wrong row is called."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from benchmark_files import SUPERGLUE, changed, lines, texts, without
 from hypothesis import given
 from hypothesis import strategies as st
+from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks import BENCHMARKS
@@ -66,8 +68,7 @@ def test_superglue_test_split_without_labels(run, corpus, task):
     data = LabelledSet(folder, "test")
     assert data.labels is None and texts(data, corpus) == EXPECTED[task][0]
     assert main(["doctor", str(folder)]) == 0
-    code, output, _ = run(f"superglue/{task}", {"val.jsonl": lines(bare)})
-    assert code == 1 and "val.jsonl:1: no field 'label'" in output
+    expect(run(f"superglue/{task}", {"val.jsonl": lines(bare)}), 1, "val.jsonl:1:", "'label'")
 
 
 def test_spans_are_tokens(run):
@@ -102,17 +103,16 @@ def test_find_words(wanted, index, found, remark):
 
 
 def test_the_nearest_of_several_places_is_taken():
-    assert find_words("it saw us and he saw it run", "it", 5)[:2] == (21, 23)
-    assert find_words("it saw us and he saw it run", "it", 2)[:2] == (0, 2)
+    text = "it saw us and he saw it run"
+    assert find_words(text, "it", 5)[:2] == (21, 23) and find_words(text, "it", 2)[:2] == (0, 2)
 
 
 def test_span_text_elsewhere_is_a_remark_with_its_place(run):
     target = {"span1_text": "dog", "span1_index": 2, "span2_text": "she", "span2_index": 3}
     record = changed("WSC", target=target)
     code, output, folder = run("superglue/WSC", {"train.jsonl": "\n" + lines(record)})
-    assert code == 0
-    assert "train.jsonl:2: target.span1_index 2: the words there are 'barked;', not 'dog'" in output
-    assert "1 span_text_elsewhere" in output
+    assert code == 0 and "train.jsonl:2: target.span1_index 2" in output
+    assert re.search("'barked;'.*'dog'", output) and "1 span_text_elsewhere" in output
     assert LabelledSet(folder, "train").spans[0, 0].tolist() == [0, 6, 9]
 
 
@@ -150,11 +150,7 @@ def broken(task, path, value):
         ("BoolQ", "[1]\n", "train.jsonl:1: no objects but values"),
         ("BoolQ", lines(SUPERGLUE["BoolQ"]) * 2, "train.jsonl:2: idx 3 occurs twice"),
         ("BoolQ", lines(without("BoolQ", "label")), "train.jsonl:1: no field 'label'"),
-        (
-            "BoolQ",
-            lines(changed("BoolQ", label="maybe")),
-            "train.jsonl:1: label 'maybe' is not one",
-        ),
+        ("BoolQ", lines(changed("BoolQ", label="maybe")), "train.jsonl:1: label 'maybe'"),
         ("BoolQ", lines(changed("BoolQ", label=[1])), "train.jsonl:1: label [1] is not a single"),
         ("BoolQ", lines(changed("BoolQ", passage=3)), ":1: field 'passage' is not a text"),
         ("BoolQ", lines(changed("BoolQ", idx="x")), ":1: field 'idx' is not a whole"),
@@ -175,20 +171,12 @@ def broken(task, path, value):
         (
             "ReCoRD",
             broken("ReCoRD", ("passage", "entities", 1, "end"), 99),
-            ":1: passage.entities[1] from 8 to 99, but",
+            "passage.entities[1] from 8",
         ),
         ("ReCoRD", broken("ReCoRD", ("qas", 0, "query"), "who"), "query has no @placeholder"),
         ("WiC", lines(changed("WiC", end1=99)), "from character 2 to 99 of sentence1"),
-        (
-            "WiC",
-            lines(changed("WiC", start2=2, end2=3)),
-            "from character 2 to 3 of sentence2",
-        ),
-        (
-            "WSC",
-            broken("WSC", ("target", "span2_index"), 40),
-            ":1: target.span2_index 40: the text has",
-        ),
+        ("WiC", lines(changed("WiC", start2=2, end2=3)), "2 to 3 of sentence2"),
+        ("WSC", broken("WSC", ("target", "span2_index"), 40), ":1: target.span2_index 40:"),
         ("WSC", broken("WSC", ("target",), "x"), ":1: field 'target' is not an object"),
     ],
 )
@@ -208,5 +196,4 @@ def test_span_without_a_token(run, corpus, tmp_path):
     record = changed("WiC", sentence1="run !", start1=4, end1=5)
     options = ("--destdir", str(words))
     code, output, _ = run("superglue/WiC", {"train.jsonl": lines(record)}, *options)
-    assert code == 1
-    assert "train.jsonl:1: no token holds '!' (characters 4 to 5" in output
+    assert code == 1 and re.search(r"train\.jsonl:1:.*'!'.*4 to 5", output)

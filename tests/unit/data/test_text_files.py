@@ -103,7 +103,7 @@ def test_policies(tmp_path):
     assert list(training_lines([TextFile(path, "replace")])) == ["good", "ba\ufffdd", "good"]
     assert list(training_lines([TextFile(path, "skip")])) == ["good", "good"]
     assert [bad for _, _, bad in TextFile(path).lines()] == [False, True, False]
-    with pytest.raises(MetaseqError, match=r"f:2: invalid UTF-8 \(byte 0xff\)"):
+    with pytest.raises(MetaseqError, match="f:2: .*UTF-8.*0xff"):
         list(training_lines([TextFile(path, "fail")]))
 
 
@@ -116,5 +116,5 @@ def test_truncated_archives(tmp_path, suffix, opener):
     with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after"):
         list(blocks(TextFile(path)))
     path.write_bytes(b"this is not packed at all")
-    with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after 0 bytes"):
+    with pytest.raises(MetaseqError, match=f"f{suffix}: damaged.*\\b0 bytes"):
         list(blocks(TextFile(path)))

@@ -25,9 +25,7 @@ def library(room: int, stride: int, pair: bool) -> Tokenizer:
     made = Tokenizer(models.WordLevel(words, unk_token="<s>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 1)],
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
     made.enable_truncation(room + 2 + pair, stride=stride, strategy="longest_first")
     return made
@@ -152,5 +150,5 @@ def test_a_drawn_window_is_uniform(long: Path) -> None:
 
 def test_no_room(long: Path) -> None:
     for name, longest, stride in (("long", 2, 0), ("pairs", 4, 0), ("long", 22, -1)):
-        with pytest.raises(UsageError, match="room for their special tokens"):
+        with pytest.raises(UsageError, match="for.*special tokens"):
             opened(long, name, longest, stride)

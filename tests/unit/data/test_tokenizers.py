@@ -190,16 +190,16 @@ def test_word_patterns_and_frequencies():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_small_a_vocabulary(kind):
-    with pytest.raises(UsageError, match="--vocab-size 33 is too small for " + kind):
+    with pytest.raises(UsageError, match=f"--vocab-size 33.*{kind}"):
         tokenizer_class(kind).train(TEXT, 33, 30)
 
 
 def test_unknown_kind_and_options():
-    with pytest.raises(UsageError, match="Did you mean 'byte_bpe'"):
+    with pytest.raises(UsageError, match="'byte_bp'.*'byte_bpe'"):
         tokenizer_class("byte_bp")
     with pytest.raises(UsageError, match="no minimum frequency"):
         tokenizer_class("sentencepiece_bpe").train(TEXT, 400, 30, min_frequency=2)
-    with pytest.raises(MetaseqError, match="sentencepiece_bpe cannot be trained"):
+    with pytest.raises(MetaseqError, match="sentencepiece_bpe cannot"):
         tokenizer_class("sentencepiece_bpe").train([], 400, 30)
 
 
@@ -213,11 +213,11 @@ def test_rows_of_dict_must_be_the_symbols_of_the_model(trained, kind, tmp_path):
         with pytest.raises(MetaseqError, match=f"dict.txt: {len(rows) - 1} rows, but"):
             load_tokenizer(tmp_path)
         path.write_bytes(b"".join([*rows[:-1], b"other 0\n"]))
-        with pytest.raises(MetaseqError, match=f"dict.txt:{len(rows)}: symbol 'other', but"):
+        with pytest.raises(MetaseqError, match=f"dict.txt:{len(rows)}: symbol 'other'"):
             load_tokenizer(tmp_path)
     path.unlink()
     if kind in ("word", "char"):
-        with pytest.raises(MetaseqError, match="dict.txt: no such file"):
+        with pytest.raises(MetaseqError, match="dict.txt: no such"):
             load_tokenizer(tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_damaged_models(trained, tmp_path):
         load_tokenizer(tmp_path)
     trained["sentencepiece_bpe"].save(tmp_path)
     (tmp_path / "spm.model").write_bytes(b"\x00" * 100)
-    with pytest.raises(MetaseqError, match="spm.model: not usable as sentencepiece_bpe"):
+    with pytest.raises(MetaseqError, match="spm.model: .*sentencepiece_bpe"):
         load_tokenizer(tmp_path)
     trained["byte_bpe"].save(tmp_path)
     good = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
@@ -234,7 +234,7 @@ def test_damaged_models(trained, tmp_path):
     for bad in (good[:100], "[]", "{}", lower, good.replace('"type": "BPE"', '"type": "Nothing"')):
         assert bad != good
         (tmp_path / "tokenizer.json").write_text(bad, encoding="utf-8")
-        with pytest.raises(MetaseqError, match="tokenizer.json: not usable as byte_bpe"):
+        with pytest.raises(MetaseqError, match="tokenizer.json: .*byte_bpe"):
             load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_options.json").write_text("{")
     with pytest.raises(MetaseqError, match="tokenizer_options.json: damaged"):

@@ -86,7 +86,7 @@ def test_other_byte_level_tokenizers_are_refused(tmp_path, change):
     content = json.loads(roberta().to_str())
     change(content)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(MetaseqError, match="it is not byte-level BPE"):
+    with pytest.raises(MetaseqError, match="not byte-level BPE"):
         load_tokenizer(tmp_path)
 
 

@@ -1,7 +1,5 @@
 """Whole words, spans and changing rates of masks."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from published_masks import gpt_bert_spans, spanbert_spans
@@ -19,7 +17,6 @@ from metaseq_lm.data.corpus.units import (
     choose_words,
     span_counts,
 )
-from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.byte_bpe import ByteBpe
 from metaseq_lm.data.tokenizers.plain import CharTokenizer
 from metaseq_lm.data.tokenizers.sentencepiece_models import SentencePieceUnigram
@@ -61,7 +58,7 @@ def words_of(starts: np.ndarray, candidates: np.ndarray, row: int) -> list[np.nd
     return [np.array(word) for word in words]
 
 
-def test_span_lengths_are_those_of_spanbert() -> None:
+def test_span_lengths_are_those_of_spanbert():
     """Joshi et al. 2020: p = 0.2, at most 10, mean 3.8."""
     lengths = SpanLengths()
     expected = [0.2241, 0.1792, 0.1434, 0.1147, 0.0918, 0.0734, 0.0587, 0.0470, 0.0376, 0.0301]
@@ -75,7 +72,7 @@ def test_span_lengths_are_those_of_spanbert() -> None:
 
 @pytest.mark.parametrize("rate", [0.15, 0.4, 0.07, 1.0])
 @pytest.mark.parametrize("rounding", ["random", "nearest"])
-def test_spans_have_the_exact_budget(rate: float, rounding: str) -> None:
+def test_spans_have_the_exact_budget(rate, rounding):
     tokens, lengths = pieces(300, 100)
     options = masking(SPAN, rate=rate, rounding=rounding, tokens_per_sample=100)
     masked, positions, targets = mask_tokens(tokens, lengths, keys_of(300), options)
@@ -87,12 +84,12 @@ def test_spans_have_the_exact_budget(rate: float, rounding: str) -> None:
     assert (masked == tokens).sum() < tokens.size
 
 
-def test_the_budget_of_spans_is_rounded_up() -> None:
+def test_the_budget_of_spans_is_rounded_up():
     assert span_counts(np.array([100, 20, 7, 0]), 0.15).tolist() == [15, 3, 2, 0]
     assert span_counts(np.array([100]), 0.07).tolist() == [7]  # 7.000000000000001 in floating point
 
 
-def test_spans_begin_with_words_and_end_with_them_or_the_budget() -> None:
+def test_spans_begin_with_words_and_end_with_them_or_the_budget():
     tokens, lengths = pieces(400, 60)
     candidates = tokens >= 10
     starts = masking(SPAN).units.starts(tokens, candidates)  # type: ignore[union-attr]
@@ -116,7 +113,7 @@ def test_spans_begin_with_words_and_end_with_them_or_the_budget() -> None:
     assert 2.8 < first_words / 400 < 3.8
 
 
-def test_all_tokens_of_a_span_are_replaced_alike() -> None:
+def test_all_tokens_of_a_span_are_replaced_alike():
     tokens, lengths = pieces(2000, 40)
     options = masking(SPAN, rate=0.3, random=0.1, keep=0.2)
     masked, positions, targets = mask_tokens(tokens, lengths, keys_of(2000), options)
@@ -134,7 +131,7 @@ def test_all_tokens_of_a_span_are_replaced_alike() -> None:
     assert np.mean(kept) == pytest.approx(0.21, abs=0.02)
 
 
-def test_spans_by_tokens_favour_long_words() -> None:
+def test_spans_by_tokens_favour_long_words():
     """As SpanBERT's code, which draws a token; its paper draws a word (Joshi et al. 2020)."""
     words, rows = [1, 2, 3, 4, 5] * 20, 1500
     starts = np.zeros((rows, sum(words)), bool)
@@ -172,7 +169,7 @@ def groups(is_chosen: np.ndarray, most: int = 8) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.3])
-def test_short_spans_are_those_of_gpt_bert(rate: float) -> None:
+def test_short_spans_are_those_of_gpt_bert(rate):
     """Charpentier and Samuel 2024, code: how many are masked, and in how long groups."""
     rows, length = 4000, 126
     generator = np.random.default_rng(2)
@@ -189,7 +186,7 @@ def test_short_spans_are_those_of_gpt_bert(rate: float) -> None:
     np.testing.assert_allclose(is_masked.mean(0), is_masked.mean(), atol=0.035)
 
 
-def test_short_spans_are_replaced_as_a_whole() -> None:
+def test_short_spans_are_replaced_as_a_whole():
     """Of 1 to 3 tokens, at most 2 more than the number asked for, the last one whole."""
     tokens, lengths = pieces(3000, 40)
     candidates, counts = tokens >= 10, np.full(3000, 5)
@@ -217,7 +214,7 @@ def test_short_spans_are_replaced_as_a_whole() -> None:
     assert np.mean(left == 0) == pytest.approx(0.7, abs=0.03)
 
 
-def test_whole_words_are_chosen_greedily() -> None:
+def test_whole_words_are_chosen_greedily():
     """As a loop: words in random order, each that fits into what is left of the budget."""
     tokens, lengths = pieces(200, 30)
     candidates = tokens >= 10
@@ -239,7 +236,7 @@ def test_whole_words_are_chosen_greedily() -> None:
 
 
 @pytest.mark.parametrize("kind", [WORD, SPAN, SHORT_SPAN])
-def test_a_row_depends_neither_on_others_nor_on_the_width(kind: str) -> None:
+def test_a_row_depends_neither_on_others_nor_on_the_width(kind):
     tokens, lengths = pieces(40, 30)
     options = masking(kind, rate=0.3)
     whole = mask_tokens(tokens, lengths, keys_of(40), options)
@@ -249,7 +246,7 @@ def test_a_row_depends_neither_on_others_nor_on_the_width(kind: str) -> None:
     assert (part[0] == whole[0][7:9]).all()
 
 
-def test_a_word_ends_at_what_cannot_be_masked() -> None:
+def test_a_word_ends_at_what_cannot_be_masked():
     tokens = np.array([[2, 15, 16, 11, 17, 3, 18, 3]])
     candidates = tokens >= 10
     starts = Units(WORD, STARTS).starts(tokens, candidates)
@@ -266,9 +263,7 @@ def test_a_word_ends_at_what_cannot_be_masked() -> None:
     ],
     ids=["wordpiece", "byte_bpe", "unigram", "char"],
 )
-def test_words_of_each_tokenizer(
-    train: Callable[[], Tokenizer], joined: Callable[[str], bool]
-) -> None:
+def test_words_of_each_tokenizer(train, joined):
     """Pieces that go on with a word belong to the word before them, in text as in the table."""
     tokenizer = train()
     symbols, starts = tokenizer.vocabulary.symbols, tokenizer.word_starts
@@ -282,14 +277,14 @@ def test_words_of_each_tokenizer(
         assert [not joined(symbols[i]) for i in text] == starts[text].tolist()
 
 
-def test_words_are_chosen_once_and_all_alike() -> None:
-    with pytest.raises(UsageError, match="mask_unit=word chooses whole words"):
+def test_words_are_chosen_once_and_all_alike():
+    with pytest.raises(UsageError, match="mask_unit=word chooses"):
         masking(WORD, legacy_duplicates=True)
     with pytest.raises(UsageError, match="mask_rarity=0"):
         masking(SPAN, weights=np.ones(20))
 
 
-def test_rates_change_linearly() -> None:
+def test_rates_change_linearly():
     rates = MaskRates((0.3, 0.15), 8)
     values = [rates.at(update) for update in (0, 2, 4, 6, 8, 9, 100)]
     assert values == pytest.approx([0.3, 0.2625, 0.225, 0.1875, 0.15, 0.15, 0.15])
@@ -298,10 +293,10 @@ def test_rates_change_linearly() -> None:
     assert MaskRates((0.4,), 5).at(3) == MaskRates((0.4,), 5).mean == 0.4
 
 
-def test_rates_by_phases() -> None:
+def test_rates_by_phases():
     rates = MaskRates((0.3, 0.15, 0.05), 10, (0.5, 0.3, 0.2))
     assert [rates.at(update) for update in range(12)] == [0.3] * 5 + [0.15] * 3 + [0.05] * 4
     assert rates.mean == pytest.approx(0.205)
     for phases in ((0.5, 0.5), (0.5, 0.3, 0.3)):
-        with pytest.raises(UsageError, match="a share of the updates for each"):
+        with pytest.raises(UsageError, match="share of the"):
             MaskRates((0.3, 0.15, 0.05), 10, phases)

@@ -75,7 +75,7 @@ def test_any_symbol_comes_back(tmp_path, symbols, count):
 def test_plain_symbols_are_written_as_fairseq_does(tmp_path):
     Vocabulary([*special_symbols(0), "Ġthe", "a b"], [0, 0, 0, 7, 1]).save(tmp_path / "dict.txt")
     text = (tmp_path / "dict.txt").read_text(encoding="utf-8")
-    assert text == "[PAD] 0\n[MASK] 0\n[SEP] 0\nĠthe 7\na b 1\n"
+    assert text.splitlines() == ["[PAD] 0", "[MASK] 0", "[SEP] 0", "Ġthe 7", "a b 1"]
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,15 @@ def test_family_layouts(tmp_path, symbols, layout):
     assert vocabulary.unwritten == set(ids) - {vocabulary.unk}
     assert (vocabulary.layout, vocabulary.task_tokens) == (layout, 1)
     assert vocabulary.index("a") == symbols.index("a") and vocabulary.index("?") == ids[-1]
-    with pytest.raises(MetaseqError, match="has one task token"):
+    with pytest.raises(MetaseqError, match="one task token"):
         vocabulary.cls(1)
 
 
 def test_family_layout_must_be_complete_and_the_only_one():
     for lacking in BERT[1:3] + BERT[4:6] + BERT[7:]:
-        with pytest.raises(ValueError, match="neither set is complete"):
+        with pytest.raises(ValueError, match="neither set"):
             Vocabulary([s for s in BERT if s != lacking])
-    with pytest.raises(ValueError, match="both sets are complete"):
+    with pytest.raises(ValueError, match="both sets"):
         Vocabulary([*BERT, *(s for s in ROBERTA if s not in BERT)])
     # Our own layout wins: what else is there are words of the text.
     own = Vocabulary([*special_symbols(0), *ROBERTA, "[CLS]", "[UNK]"])
@@ -143,9 +143,7 @@ def test_masking_and_words_with_a_family_layout(symbols):
 
 
 def test_rare_tokens_are_preferred_in_training_only():
-    """Weights are count ** -rarity, of the symbols that never occur those of one that
-    occurs once.
-    """
+    """Weights are count ** -rarity, with a count of 1 where there is none."""
     from metaseq_lm.config.tasks import DrawingConfig, MaskedLMConfig
     from metaseq_lm.tasks.masked_lm import masking_of
 
@@ -156,5 +154,5 @@ def test_rare_tokens_are_preferred_in_training_only():
     assert masking.weights[-3:].tolist() == pytest.approx([0.1, 0.5, 1.0])
     assert masking_of(config, vocabulary, "valid", drawing=rare).weights.size == 0
     assert masking_of(config, vocabulary).weights.size == 0
-    with pytest.raises(UsageError, match="mask_rarity needs the counts of dict.txt"):
+    with pytest.raises(UsageError, match="mask_rarity.*dict.txt"):
         masking_of(config, Vocabulary(symbols), drawing=rare)

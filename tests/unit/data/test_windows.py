@@ -31,9 +31,7 @@ def table(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 @pytest.mark.parametrize("room", [1, 7, 64, 1 << 40])
-def test_windows_are_those_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, room: int
-) -> None:
+def test_windows_are_those_of_the_table(tmp_path, monkeypatch, count, room):
     monkeypatch.setattr(windows, "CHUNK", 2 * BLOCK)
     generator = np.random.default_rng(count)
     sizes = generator.integers(0, 40, count) * generator.integers(0, 2, count)
@@ -48,7 +46,7 @@ def test_windows_are_those_of_the_table(
     assert in_blocks.sample_at(tokens).tolist() == owner[tokens].tolist()
 
 
-def test_no_memory_for_each_document(tmp_path: Path) -> None:
+def test_no_memory_for_each_document(tmp_path):
     """Two million documents take less than a byte each beside what is read at once."""
     data = write(tmp_path, np.full(2_000_000, 3))
     tracemalloc.start()
@@ -68,7 +66,7 @@ def test_no_memory_for_each_document(tmp_path: Path) -> None:
         (34 + 4 * 1000 + 8 * 5, 7, "pointer 5 is 7"),
     ],
 )
-def test_a_damaged_index_is_refused(tmp_path: Path, place: int, value: int, message: str) -> None:
+def test_a_damaged_index_is_refused(tmp_path, place, value, message):
     write(tmp_path, np.full(1000, 3))
     index = bytearray((tmp_path / "train.idx").read_bytes())
     index[place : place + 4] = value.to_bytes(4, "little", signed=True)

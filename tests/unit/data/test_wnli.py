@@ -111,9 +111,7 @@ def test_rows_without_a_clause(sentence: str, hypothesis: str) -> None:
 
 
 def test_the_pronoun_with_most_around_it() -> None:
-    """Two pronouns agree on one side; the first has more words, of equal ones the
-    earlier is taken.
-    """
+    """Two pronouns agree on one side; more words win, of equals the earlier."""
     sentence = "He knew he won and she knew she won."
     facts = facts_of(sentence, "Kim knew she won.")
     assert sentence[slice(*facts["pronoun"])] == "she"

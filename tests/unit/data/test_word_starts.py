@@ -31,9 +31,7 @@ words_of_tokens = st.lists(st.sampled_from([0, 0, 1, 1, 1, 3]), max_size=20)
 
 @same_folder
 @given(parts=st.lists(words_of_tokens, max_size=4), data=st.data())
-def test_runs_count_the_words_of_their_tokens(
-    tmp_path: Path, parts: list[list[int]], data: st.DataObject
-) -> None:
+def test_runs_count_the_words_of_their_tokens(tmp_path, parts, data):
     starts = write(tmp_path / "a", parts)
     words = np.array([n for part in parts for n in part], np.int64)
     places = st.lists(st.integers(0, len(words)), min_size=2, max_size=2).map(sorted)
@@ -47,9 +45,7 @@ def test_runs_count_the_words_of_their_tokens(
 
 @same_folder
 @given(first=words_of_tokens, second=words_of_tokens, third=words_of_tokens, dropped=st.integers(0))
-def test_truncated_tokens_are_forgotten(
-    tmp_path: Path, first: list[int], second: list[int], third: list[int], dropped: int
-) -> None:
+def test_truncated_tokens_are_forgotten(tmp_path, first, second, third, dropped):
     remaining = first + second[: dropped % (len(second) + 1)]
     with WordStartsWriter(tmp_path / "a") as writer:
         for part in (first, second):
@@ -60,7 +56,7 @@ def test_truncated_tokens_are_forgotten(
     assert (tmp_path / "a.words").read_bytes() == (tmp_path / "b.words").read_bytes()
 
 
-def test_total_reads_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_reads_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(word_starts, "CHUNK", 3)
     assert write(tmp_path / "a", [[1, 0, 2, 0, 1, 1, 1]]).total == 6
 
@@ -77,7 +73,7 @@ def test_total_reads_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda b: b[:-1] + b"\xff", "further words do not rise"),
     ],
 )
-def test_damaged_files(tmp_path: Path, change, message: str) -> None:
+def test_damaged_files(tmp_path, change, message):
     write(tmp_path / "a", [[1, 0, 1, 2, 1, 0, 0, 1, 1]])
     path = tmp_path / "a.words"
     path.write_bytes(change(path.read_bytes()))
@@ -85,9 +81,9 @@ def test_damaged_files(tmp_path: Path, change, message: str) -> None:
         WordStarts(tmp_path / "a", 9)
 
 
-def test_words_of_other_tokens(tmp_path: Path) -> None:
+def test_words_of_other_tokens(tmp_path):
     write(tmp_path / "a", [[1, 0, 1]])
-    with pytest.raises(MetaseqError, match="for 3 tokens, but a.bin has 4"):
+    with pytest.raises(MetaseqError, match=r" 3 tokens.*a.bin.* 4\b"):
         WordStarts(tmp_path / "a", 4)
     assert open_word_starts(tmp_path / "b", 4) is None
 
@@ -99,7 +95,7 @@ TEXT = "the cat sat on  the mat\n\tit's raining,\u2003half a\u00a0day \n\nmore-o
     "tokenizer",
     ["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_unigram", "word", "char"],
 )
-def test_preprocess_counts_the_words_of_each_line(tmp_path: Path, tokenizer: str) -> None:
+def test_preprocess_counts_the_words_of_each_line(tmp_path, tokenizer):
     (tmp_path / "train.txt").write_text(TEXT * 20)
     arguments = ["--trainpref", f"{tmp_path}/train.txt", "--destdir", f"{tmp_path}/data"]
     vocabulary = ["--vocab-size", "60" if tokenizer.startswith("sentence") else "400"]
@@ -112,7 +108,7 @@ def test_preprocess_counts_the_words_of_each_line(tmp_path: Path, tokenizer: str
     assert Manifest.load(tmp_path / "data").splits["train"]["words"] == sum(expected)
 
 
-def test_words_do_not_change_the_fingerprint_of_data(tmp_path: Path) -> None:
+def test_words_do_not_change_the_fingerprint_of_data(tmp_path):
     """So that runs on a folder without them go on when it has been made again with them."""
     (tmp_path / "train.txt").write_text(TEXT)
     arguments = ["--trainpref", f"{tmp_path}/train.txt", "--destdir", f"{tmp_path}/data"]

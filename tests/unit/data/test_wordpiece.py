@@ -126,7 +126,7 @@ def test_training(trained):
     assert {"times", "the", "naive", "##s", "漢"} <= set(symbols)
     assert not {"É", "é"} & set(symbols) and "É" in trained[True].vocabulary
     kind = tokenizer_class("wordpiece")
-    with pytest.raises(UsageError, match="--vocab-size 7 is too small for wordpiece"):
+    with pytest.raises(UsageError, match="--vocab-size 7 .*wordpiece"):
         kind.train(TEXT, 7, 3)
     # More characters than there is room for: the rarest have no piece.
     small = kind.train(TEXT, 20, 0)
@@ -202,7 +202,7 @@ def replaced(**changes):
         (replaced(added_tokens=[]), ""),
         (
             lambda c: {**c, "model": {**c["model"], "continuing_subword_prefix": "@@"}},
-            "do not begin with ##",
+            "begin with ##",
         ),
         (
             lambda c: {
@@ -210,7 +210,7 @@ def replaced(**changes):
                 "added_tokens": [],
                 "model": {**c["model"], "vocab": {"[UNK]": 0, "a": 1}},
             },
-            "neither set is complete",
+            "neither set",
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_settings_win_over_the_normalizer_of_a_tokenizer_json(trained, tmp_path,
     [
         ({"vocab.txt": "[PAD]\na\na\n"}, "the symbol 'a' twice"),
         ({"vocab.txt": b"[PAD]\n\xff\n"}, "cannot be read"),
-        ({"vocab.txt": "a\nb\n"}, "neither set is complete"),
+        ({"vocab.txt": "a\nb\n"}, "neither set"),
         ({"vocab.txt": "", "tokenizer_config.json": "{"}, "tokenizer_config.json: damaged"),
         ({"vocab.json": "{", "merges.txt": ""}, "vocab.json, merges.txt"),
         ({"vocab.json": "{}"}, "no tokenizer here"),

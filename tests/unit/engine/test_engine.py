@@ -49,10 +49,7 @@ def batches(sizes: list[int], seed: int = 0) -> list[Batch]:
 def squares(net: Callable[[Tensor], Tensor]) -> Callable[[Batch], Terms]:
     def loss(batch: RowBatch) -> Terms:
         out = net(batch.x)
-        return {
-            "square": Term((out**2).sum(), "rows"),
-            "mean": Term(out.sum(), "rows", weight=0.0),
-        }
+        return {"square": Term((out**2).sum(), "rows"), "mean": Term(out.sum(), "rows", weight=0.0)}
 
     return loss
 
@@ -62,7 +59,7 @@ def same(a: list, b: list, tolerance: float = 1e-13) -> bool:
 
 
 @pytest.mark.parametrize("sizes", [[8], [1, 7], [2, 2, 2, 2], [5, 1, 2]])
-def test_gradient_is_that_of_the_global_mean(net: nn.Module, sizes: list[int]) -> None:
+def test_gradient_is_that_of_the_global_mean(net, sizes):
     engine = build(net)
     whole = torch.cat([b.x for b in batches(sizes)])
     out = net(whole)
@@ -75,7 +72,7 @@ def test_gradient_is_that_of_the_global_mean(net: nn.Module, sizes: list[int]) -
 
 
 @pytest.mark.parametrize("sizes", [[8], [1, 7], [2, 2, 2, 2]])
-def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None:
+def test_a_term_per_nothing_is_the_sum(net, sizes):
     """Not divided, whatever the micro-batches; beside a mean it keeps its own scale."""
     engine = build(net)
 
@@ -94,7 +91,7 @@ def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None
 
 
 @pytest.mark.parametrize("sizes", [[8], [1, 7], [2, 2, 2, 2]])
-def test_a_summed_term_is_logged_as_its_mean(net: nn.Module, sizes: list[int]) -> None:
+def test_a_summed_term_is_logged_as_its_mean(net, sizes):
     """The gradient is that of the sum, the log shows the means, whatever the micro-batches."""
     engine = build(net)
 
@@ -113,7 +110,7 @@ def test_a_summed_term_is_logged_as_its_mean(net: nn.Module, sizes: list[int]) -
     assert abs(logs["loss"] - (0.5 * mean + out.mean())) < 1e-12
 
 
-def test_evaluate_agrees_and_takes_an_iterator(net: nn.Module) -> None:
+def test_evaluate_agrees_and_takes_an_iterator(net):
     engine = build(net)
     _, logs = engine.gradients(squares(net), batches([8]), engine.parameters("main"))
     evaluated = engine.evaluate(squares(net), iter([batches([3, 5])]))
@@ -121,7 +118,7 @@ def test_evaluate_agrees_and_takes_an_iterator(net: nn.Module) -> None:
     assert all(abs(evaluated[n] - float(logs[n])) < 1e-13 for n in evaluated)
 
 
-def test_sizes_and_weights_per_copy(net: nn.Module) -> None:
+def test_sizes_and_weights_per_copy(net):
     """Vector terms: each copy is divided by its own size; weights may differ."""
     engine = build(net)
     x = torch.randn(2, 5, 3, dtype=torch.float64)
@@ -144,7 +141,7 @@ def test_sizes_and_weights_per_copy(net: nn.Module) -> None:
         assert abs(logs["square"] - out.mean()) < 1e-13
 
 
-def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
+def test_terms_of_the_loss_are_known(net):
     engine = build(net)
 
     def loss(batch: RowBatch) -> Terms:
@@ -156,13 +153,11 @@ def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
     assert engine.record.loss_terms == {"a": ""}
 
 
-def test_unknown_size_is_explained(net: nn.Module) -> None:
+def test_unknown_size_is_explained(net):
     engine = build(net)
-    with pytest.raises(MetaseqError, match="term 'a' is per 'tokens', but .*has .*rows"):
+    with pytest.raises(MetaseqError, match="'a'.*'tokens'.*rows"):
         engine.gradients(
-            lambda b: {"a": Term(net(b.x).sum(), "tokens")},
-            batches([2]),
-            engine.parameters("main"),
+            lambda b: {"a": Term(net(b.x).sum(), "tokens")}, batches([2]), engine.parameters("main")
         )
 
 
@@ -175,7 +170,7 @@ def test_unknown_size_is_explained(net: nn.Module) -> None:
         (lambda x: {"a": Term(x.sum(1), None)}, r"'a' has the shape \(2,\); .* a scalar"),
     ],
 )
-def test_what_is_no_sum_is_explained(net: nn.Module, returned: Callable, message: str) -> None:
+def test_what_is_no_sum_is_explained(net, returned, message):
     """Whether a run begins with an update or with a validation."""
     engine = build(net)
     with pytest.raises(MetaseqError, match=message):
@@ -186,7 +181,7 @@ def test_what_is_no_sum_is_explained(net: nn.Module, returned: Callable, message
 
 @pytest.mark.parametrize("sizes", [[6], [1, 2, 3]])
 @pytest.mark.parametrize("replay", [False, True])
-def test_hypergradient_is_autograd_through_the_step(sizes: list[int], replay: bool) -> None:
+def test_hypergradient_is_autograd_through_the_step(sizes, replay):
     """d<v, g(theta, phi)>/d phi for a loss of inner theta and outer phi."""
     engine = build(nn.Linear(1, 1).double())
     g = torch.Generator().manual_seed(3)
@@ -212,12 +207,8 @@ def test_hypergradient_is_autograd_through_the_step(sizes: list[int], replay: bo
 
 @pytest.mark.parametrize("sizes", [[6], [1, 2, 3]])
 @pytest.mark.parametrize("step", [0.0, 1e-6])
-def test_hypergradient_belongs_to_where_the_inner_gradient_was_taken(
-    sizes: list[int], step: float, net: nn.Module
-) -> None:
-    """Virtual and real steps, a query and another inner gradient come before it and
-    change nothing.
-    """
+def test_hypergradient_belongs_to_where_the_inner_gradient_was_taken(sizes, step, net):
+    """Steps, a query and another inner gradient before it change nothing."""
     engine = build(net)
     parameters = engine.parameters("main")
     v = [torch.ones_like(p) for p in parameters]
@@ -249,7 +240,7 @@ def test_hypergradient_belongs_to_where_the_inner_gradient_was_taken(
         assert same(product(first), wanted_moved, 1e-8)
 
 
-def test_unreached_parameters_stay_none_and_are_not_stepped() -> None:
+def test_unreached_parameters_stay_none_and_are_not_stepped():
     net = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}).double()
     engine = build(net)
     for used in ("a", "b", "a"):
@@ -262,7 +253,7 @@ def test_unreached_parameters_stay_none_and_are_not_stepped() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_gradient_changes_nothing(net: nn.Module, bad: float) -> None:
+def test_non_finite_gradient_changes_nothing(net, bad):
     engine = build(net)
     grads = [torch.ones_like(p) for p in net.parameters()]
     assert engine.step("main", grads)
@@ -276,7 +267,7 @@ def test_non_finite_gradient_changes_nothing(net: nn.Module, bad: float) -> None
     assert engine.optimizers["main"].updates == 1
 
 
-def test_clip_and_schedule(net: nn.Module) -> None:
+def test_clip_and_schedule(net):
     inner = torch.optim.SGD(net.parameters(), lr=1.0)
     optimizer = Optimizer(inner, lambda n: 1 / n, list(net.parameters()), 0.5)
     engine = Engine({"main": optimizer}, precision="fp64")
@@ -290,7 +281,7 @@ def test_clip_and_schedule(net: nn.Module) -> None:
         assert abs(engine.norms["main"] - 2.0 * step.numel() ** 0.5) < 1e-12
 
 
-def test_restoring_undoes_steps_and_moves(net: nn.Module) -> None:
+def test_restoring_undoes_steps_and_moves(net):
     engine = build(net)
     grads = [torch.ones_like(p) for p in net.parameters()]
     engine.step("main", grads)
@@ -311,7 +302,7 @@ def test_restoring_undoes_steps_and_moves(net: nn.Module) -> None:
     assert torch.allclose(state["exp_avg"], torch.full_like(state["exp_avg"], 1 - 0.9**2))
 
 
-def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) -> None:
+def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net):
     """The third draw of an update is the same whether the first was kept or replayed."""
 
     def third(replay: bool, sizes: list[int]) -> Tensor:
@@ -330,6 +321,6 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
     assert torch.equal(third(True, [6]), wanted) and torch.equal(third(False, [2, 4]), wanted)
 
 
-def test_a_term_of_an_unknown_kind_is_refused() -> None:
+def test_a_term_of_an_unknown_kind_is_refused():
     with pytest.raises(MetaseqError, match="'CLOZE_NLL'"):
         check_terms({"mlm": Term(torch.ones(()), None, kind="CLOZE_NLL")}, {})

@@ -113,7 +113,7 @@ def test_entity_tracking_by_operations(tmp_path: Path) -> None:
     for name in ("accuracy", "accuracy_macro"):
         assert references[OVERALL][name]["chance"] == pytest.approx(1 / 3)
         assert references["regular"][name]["chance"] == pytest.approx(1 / 3)
-    with pytest.raises(UsageError, match="'ambiref' is empty.*longer rows"):
+    with pytest.raises(UsageError, match="'ambiref' is empty"):
         scored("entity_tracking", tmp_path, table)
 
 

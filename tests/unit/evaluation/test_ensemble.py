@@ -48,7 +48,7 @@ def test_the_mean_of_real_values() -> None:
     ],
 )
 def test_other_rows_are_refused(other: list[dict], words: str) -> None:
-    with pytest.raises(MetaseqError, match=f"run 1 and run 2 .*{words}"):
+    with pytest.raises(MetaseqError, match=f"run 1.*run 2.*{words}"):
         mean_scores([FIRST, other])
 
 
@@ -60,7 +60,7 @@ def test_the_best_runs() -> None:
     assert best(values, 4, lower_is_better=True) == [0, 1, 3, 4]
     assert best(values, 5, lower_is_better=False) == [0, 1, 2, 3, 4]
     for most in (0, 6, -1):
-        with pytest.raises(UsageError, match="there are 5 runs"):
+        with pytest.raises(UsageError, match=r"\b5 runs"):
             best(values, most, True)
 
 
@@ -100,5 +100,5 @@ def test_answers_far_out() -> None:
 
 
 def test_other_questions_are_refused() -> None:
-    with pytest.raises(MetaseqError, match="run 1 and run 2 .*row 0"):
+    with pytest.raises(MetaseqError, match="run 1.*run 2.*row.0"):
         mean_answers([[answers(0.0)], [answers(0.0, question="other")]], 20)

@@ -64,7 +64,7 @@ def test_what_is_skipped_is_what_comes_first(name: str, tmp_path: Path) -> None:
     assert read("skip=2") == one[2:] + two[2:]
     assert read("skip=1", "first=2") == one[1:3] + two[1:]
     assert len(read("skip=1", "first=3")) == 5
-    with pytest.raises(MetaseqError, match=r"two.*: skip=3 leaves none of its items\."):
+    with pytest.raises(MetaseqError, match="two.*: skip=3"):
         read("skip=3")
 
 

@@ -141,15 +141,7 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
     }
     assert tuning.options == {name: usual | changes for name, changes in exceptions.items()}
     # What a user sets counts for all sets.
-    words = [
-        "frozen=false",
-        "choose=scored",
-        "epochs=2",
-        "batch_size=8",
-        "train=5",
-        "tokens=64",
-        "lr=1e-3",
-    ]
+    words = "frozen=false choose=scored epochs=2 batch_size=8 train=5 tokens=64 lr=1e-3".split()
     suite = build_suite("finetune", words)
     suite.score(items, tuning)
     options = {
@@ -199,7 +191,7 @@ def test_what_chooses_the_epoch_chooses_the_rate(data: Path) -> None:
     assert metrics["lr"] == pytest.approx((0.2 + 0.1) / 2)
     with pytest.raises(DivergedError, match="seed 3"):
         suite.score(items, Rates(outcomes | {(3, 0.1): None, (3, 0.2): None}))
-    with pytest.raises(UsageError, match=r"lr_choices=\[0.1,0.0\]: rates are above 0"):
+    with pytest.raises(UsageError, match=r"lr_choices=\[0.1,0.0\]"):
         build_suite("finetune", ["lr_choices=0.1,0"]).read(data)
 
 
@@ -278,9 +270,9 @@ def test_sets_that_cannot_be_fine_tuned_on_are_named(data: Path) -> None:
     rng = np.random.default_rng(3)
     columns = [sentences(rng, 4)]
     write_set(data / "bare", {"train": (columns, [0] * 4), "valid": (columns, None)}, ["a", "b"])
-    with pytest.raises(UsageError, match="bare: has no labels of split 'valid'"):
+    with pytest.raises(UsageError, match="bare: .*labels.*'valid'"):
         build_suite("finetune", ["sets=[bare]"]).read(data)
     write_set(data / "many", {"train": (columns, [[0]] * 4)}, ["a", "b"], form="multi_label")
-    with pytest.raises(UsageError, match="many: is of form 'multi_label'"):
+    with pytest.raises(UsageError, match="many: .*'multi_label'"):
         build_suite("finetune", ["sets=[many]"]).read(data)
     assert [path.name for path in build_suite("finetune").read(data)] == ["MRPC", "WSC"]

@@ -33,7 +33,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_ridge_is_that_with_the_fewest_errors_of_items_left_out() -> None:
+def test_the_ridge_is_that_with_the_fewest_errors_of_items_left_out():
     rng = np.random.default_rng(4)
     labels = rng.integers(0, 3, 60)
     inputs = rng.normal(size=(60, 7)) + 0.7 * np.eye(3, 7)[labels]
@@ -67,7 +67,7 @@ def left_out(x: np.ndarray, y: np.ndarray, item: int, penalty: float) -> np.ndar
     return np.asarray(np.append(x[item], 1) @ fit)
 
 
-def test_more_inputs_than_items() -> None:
+def test_more_inputs_than_items():
     rng = np.random.default_rng(4)
     labels = np.arange(12) % 2
     inputs = rng.normal(size=(12, 40)).astype(np.float32)
@@ -75,7 +75,7 @@ def test_more_inputs_than_items() -> None:
     assert (Ridge.fit(inputs, labels, 2).values(inputs).argmax(1) == labels).all()
 
 
-def test_the_effective_rank_is_a_share_of_the_directions() -> None:
+def test_the_effective_rank_is_a_share_of_the_directions():
     axes = np.concatenate([np.eye(6), -np.eye(6)])
     assert effective_rank(axes) == pytest.approx(1, abs=1e-12)
     assert effective_rank(axes + 7) == pytest.approx(1, abs=1e-12)
@@ -87,7 +87,7 @@ def test_the_effective_rank_is_a_share_of_the_directions() -> None:
     assert effective_rank(np.ones((1, 6))) == 0
 
 
-def test_the_class_of_a_word() -> None:
+def test_the_class_of_a_word():
     words, labels = np.array([4, 4, 4, 7, 7, 2]), np.array([1, 1, 0, 0, 1, 1])
     # 7 has a tie and 9 does not occur: the majority.
     assert class_of_word(words, labels, np.array([4, 7, 9, 2, 1]), 3).tolist() == [1, 1, 1, 1, 1]
@@ -118,7 +118,7 @@ class Labels:
 
 
 @pytest.mark.parametrize("name", ["state", "topic"])
-def test_the_layer_is_chosen_on_the_valid_split(world: Path, name: str) -> None:
+def test_the_layer_is_chosen_on_the_valid_split(world, name):
     def score(*shifted: tuple[str, ...], options: tuple[str, ...] = ()) -> Results:
         suite = build_suite("probe", options)
         results: Results = suite.score(suite.read(world / name), Labels(*shifted))
@@ -139,7 +139,7 @@ def test_the_layer_is_chosen_on_the_valid_split(world: Path, name: str) -> None:
     assert score(("valid",), (), options=("split=valid",))[OVERALL].metrics["layer"] == 0
 
 
-def test_the_first_items_can_be_read_alone(world: Path) -> None:
+def test_the_first_items_can_be_read_alone(world):
     for options, sizes in (
         ([], {"train": 40, "valid": 40, "test": 40}),
         (["train=8", "test=5"], {"train": 8, "valid": 5, "test": 5}),
@@ -154,7 +154,7 @@ def test_the_first_items_can_be_read_alone(world: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "state", "depth", "head_number"])
-def test_references_are_those_of_the_world(world: Path, name: str) -> None:
+def test_references_are_those_of_the_world(world, name):
     constants = Manifest.load(world).details["world"]["constants"]["labelled"][name]
     suite = build_suite("probe")
     references = suite.references(suite.read(world / name), world / name)
@@ -165,7 +165,7 @@ def test_references_are_those_of_the_world(world: Path, name: str) -> None:
     assert "bayes" not in scores and "majority" in scores
 
 
-def test_a_share_is_of_what_is_known_beyond_the_word(tmp_path: Path) -> None:
+def test_a_share_is_of_what_is_known_beyond_the_word(tmp_path):
     data = tmp_path / "mirrored"
     assert main(["preprocess", "--world", "mirrored", *SIZES.split(), "--destdir", str(data)]) == 0
     constants = Manifest.load(data).details["world"]["constants"]["labelled"]
@@ -186,7 +186,7 @@ def test_a_share_is_of_what_is_known_beyond_the_word(tmp_path: Path) -> None:
     assert share_known(0.7, {"bayes": 0.5, "word": 0.5}) == {}
 
 
-def test_pairs_have_the_references_of_the_world(world: Path) -> None:
+def test_pairs_have_the_references_of_the_world(world):
     constants = Manifest.load(world).details["world"]["constants"]["pairs"]
 
     def all_references(*options: str) -> References:
@@ -216,14 +216,12 @@ MISTAKES: list[tuple[str, Callable[[Path], Path], str]] = [
 
 
 @pytest.mark.parametrize("option, folder, reason", MISTAKES)
-def test_other_data_are_refused(
-    world: Path, option: str, folder: Callable[[Path], Path], reason: str
-) -> None:
+def test_other_data_are_refused(world, option, folder, reason):
     with pytest.raises(UsageError, match=reason):
         build_suite("probe", [option]).check(folder(world))
 
 
-def test_the_hash_of_the_data_does_not_depend_on_their_place(world: Path, tmp_path: Path) -> None:
+def test_the_hash_of_the_data_does_not_depend_on_their_place(world, tmp_path):
     """The manifest of a set has the command that made it, with the folder."""
     again = tmp_path / "again"
     assert main(["preprocess", "--world", "quad", *SIZES.split(), "--destdir", str(again)]) == 0
@@ -233,14 +231,14 @@ def test_the_hash_of_the_data_does_not_depend_on_their_place(world: Path, tmp_pa
     assert suite.data_hash(world / "topic") != suite.data_hash(world / "state")
 
 
-def test_words_without_a_label_are_left_out(world: Path) -> None:
+def test_words_without_a_label_are_left_out(world):
     rows = TaggedRows(world / "depth", "test", 64)
     part = part_of(rows, 0, 3)
     assert part.samples.tolist() == [0, 1, 2]
     assert 0 < len(part.labels) < rows.lengths[:3].sum() and part.labels.max() < 4
 
 
-def test_a_set_too_small_to_choose_a_layer_is_refused(world: Path, tmp_path: Path) -> None:
+def test_a_set_too_small_to_choose_a_layer_is_refused(world, tmp_path):
     """Without a valid split a part of train chooses, and one sentence has no part."""
     table = tmp_path / "one.tsv"
     table.write_text("text\tlabel\na\tgood\n")
@@ -248,13 +246,13 @@ def test_a_set_too_small_to_choose_a_layer_is_refused(world: Path, tmp_path: Pat
     assert main(["preprocess", "--labelled", "one", *files, "--destdir", str(world)]) == 0
     suite = build_suite("probe")
     items = suite.read(world / "one")
-    with pytest.raises(UsageError, match="no labelled item to learn from"):
+    with pytest.raises(UsageError, match="no labelled item"):
         suite.references(items, world / "one")
-    with pytest.raises(UsageError, match="no labelled item to learn from"):
+    with pytest.raises(UsageError, match="no labelled item"):
         suite.score(items, Labels())
 
 
-def test_pairs_are_read_by_difference_and_product() -> None:
+def test_pairs_are_read_by_difference_and_product():
     """Whether two states are equal is no linear function of the two."""
     states = np.array([[[1.0, -2.0], [3.0, 0.5]]])
     assert inputs_of(states).tolist() == [[1.0, -2.0, 3.0, 0.5, 2.0, 2.5, 3.0, -1.0]]
@@ -270,7 +268,7 @@ def test_pairs_are_read_by_difference_and_product() -> None:
     assert hits[0] > 0.95 and hits[1] < 0.65
 
 
-def test_real_values_are_fitted_with_the_least_squared_error() -> None:
+def test_real_values_are_fitted_with_the_least_squared_error():
     rng = np.random.default_rng(6)
     inputs = rng.normal(size=(50, 4))
     values = inputs @ np.array([1.0, 0.0, -2.0, 0.5]) + 3 + rng.normal(size=50)
@@ -285,7 +283,7 @@ def test_real_values_are_fitted_with_the_least_squared_error() -> None:
     assert ridge.values(inputs).shape == (50, 1)
 
 
-def test_sets_of_a_benchmark_have_its_metrics(tmp_path: Path) -> None:
+def test_sets_of_a_benchmark_have_its_metrics(tmp_path):
     """The main one, which comes first, chooses the layer; references have them, too."""
     rng = np.random.default_rng(7)
     write_corpus(tmp_path)
@@ -297,7 +295,7 @@ def test_sets_of_a_benchmark_have_its_metrics(tmp_path: Path) -> None:
     results = suite.score(items, Labels(("valid", "test"), ("valid",), ()))
     metrics = results[OVERALL].metrics
     assert list(metrics) == [
-        *("matthews", "accuracy", "valid_matthews", "valid_accuracy", "ridge", "layer"),
+        *("matthews", "accuracy", "valid_matthews", "valid_accuracy", "ridge", "layer")
     ]
     assert (metrics["matthews"], metrics["valid_matthews"], metrics["layer"]) == (1, 1, 2)
     assert results["layer_0"].metrics["matthews"] == -1

@@ -247,7 +247,7 @@ def test_version_1_has_no_case_for_empty_answers() -> None:
     assert squad_v1({"a": ["the"]}, {"a": "."})["f1"] == 0
     assert squad_v1({"a": ["the"]}, {"a": "."})["exact"] == 100
     assert token_f1_or_empty("the", ".") == 1
-    with pytest.raises(MetaseqError, match="gold answers for each"):
+    with pytest.raises(MetaseqError, match="gold answers"):
         squad_v1({"a": []}, {})
-    with pytest.raises(MetaseqError, match="odds of no answer"):
+    with pytest.raises(MetaseqError, match="odds of"):
         squad_v2({"a": ["x"]}, {"a": "x"}, {}, 0.0)

@@ -135,7 +135,7 @@ def test_soft_accuracy_is_the_mean_sigmoid_and_does_not_overflow() -> None:
 def test_pairs_that_are_too_long_are_left_out_and_an_empty_group_is_refused() -> None:
     pairs = [pair("a", "b", "short"), pair("a", "too long", "short")]
     assert scored(pairs, {"a": 0.0, "b": -1.0})[OVERALL].n == 1
-    with pytest.raises(UsageError, match=r"'long' is empty.*--too-long cut"):
+    with pytest.raises(UsageError, match="'long'.*--too-long cut"):
         scored([*pairs, pair("a", "too long", "long")], {"a": 0.0, "b": -1.0})
 
 
@@ -220,7 +220,7 @@ def test_options() -> None:
     }.items():
         with pytest.raises(UsageError, match=words):
             build_suite("pairs", [option])
-    with pytest.raises(UsageError, match="Did you mean 'blimp'"):
+    with pytest.raises(UsageError, match="'blmp'.*'blimp'"):
         build_suite("blmp")
 
 

@@ -157,9 +157,7 @@ def cross_view_loss(model: nn.Module, batch: WordBatch) -> Tensor:
 
 
 def test_cross_view_training(sentences: Path) -> None:
-    """Labelled and unlabelled updates by turns: SGD with momentum, norm 1, averages before each
-    step.
-    """
+    """Updates by turns: SGD with momentum, norm 1, averages before each step."""
     dry = ("model.dropout=0", "criterion.unlabelled_dropout=0", "optimizer.clip_norm=1")
     rate = ("schedule=damped_inverse_sqrt", "schedule.warmup_updates=3", "task.average_decay=0.9")
     run = built(sentences, "criterion=cvt_aux", *dry, *rate)

@@ -27,8 +27,7 @@ def rows(count: int = 3, length: int = 7) -> Tensor:
 
 
 def test_a_direction_knows_one_side_only() -> None:
-    """Another token at t changes the forward states from t on and the backward ones up to t, in all
-    layers but the embeddings."""
+    """Another token at t changes forward states from t on and backward ones up to t."""
     net, tokens = encoder(), rows()
     other = tokens.clone()
     at = 3
@@ -94,9 +93,8 @@ def test_the_first_state_is_the_end_of_both_directions() -> None:
     assert torch.equal(found[:, 1:], torch.cat([ahead, back], -1)[:, 1:])
     several = net(tokens.view(1, 3, 7), Layout(padding.view(1, 3, 7)))
     assert torch.equal(several, found.unsqueeze(0))
-    assert (
-        net(tokens[:1], Layout(torch.ones(1, 7, dtype=torch.bool))).isfinite().all()
-    )  # a candidate less
+    layout = Layout(torch.ones(1, 7, dtype=torch.bool))  # a candidate less
+    assert net(tokens[:1], layout).isfinite().all()
 
 
 def test_reverse_turns_within_the_lengths() -> None:
@@ -137,14 +135,12 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
 
 
 def test_sizes_and_start() -> None:
-    """The parameters are those of the formula; forget gates start open; a width too large is
-    refused.
-    """
+    """Parameters by the formula; forget gates start open; too large a width is refused."""
     net = BiLSTMLM(SIZES, WORDS)
     lstm = 4 * 6 * (4 + 4) + 8 * 6 + 4 * 6
     assert sum(p.numel() for p in net.parameters()) == WORDS * 4 + 4 * lstm + WORDS * 4 + WORDS
     assert SIZES.width == 8 and isinstance(net.encoder.ahead[0], nn.LSTM)
     biases = net.encoder.ahead[0].bias_ih_l0 + net.encoder.ahead[0].bias_hh_l0
     assert biases.tolist() == [0.0] * 6 + [1.0] * 6 + [0.0] * 12
-    with pytest.raises(UsageError, match="encoder_hidden_dim must be more than"):
+    with pytest.raises(UsageError, match="encoder_hidden_dim"):
         BiLSTM(BiLSTMConfig(1, 4, 4), WORDS)

@@ -1,7 +1,6 @@
 """The kernels of row noise against torch's operations: the same bits, by Triton's interpreter."""
 
 import re
-from pathlib import Path
 from types import ModuleType
 
 import battery
@@ -52,12 +51,8 @@ def dropped(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_bits_of_the_reference(
-    shape: tuple[int, ...], dtype: torch.dtype, kernels: ModuleType
-) -> None:
-    """With and without a residual of each type, at two places of the rows, and rates near 0 and
-    1.
-    """
+def test_the_bits_of_the_reference(shape, dtype, kernels):
+    """With and without a residual, at two places of the rows, and rates near 0 and 1."""
     torch.manual_seed(1)
     x = torch.randn(shape).to(dtype)
     for kind in (None, torch.float32, dtype):
@@ -70,7 +65,7 @@ def test_the_bits_of_the_reference(
                     assert one.dtype == other.dtype and torch.equal(one, other)
 
 
-def test_masks_of_many_rows_and_words(kernels: ModuleType) -> None:
+def test_masks_of_many_rows_and_words(kernels):
     """The bits of three draws one after the other, of an odd number of positions."""
     ours, reference = noise_of(33, kernels), noise_of(33, None)
     for shape in ((33, 2051), (33, 3, 5), (66, 9)):
@@ -81,7 +76,7 @@ def test_masks_of_many_rows_and_words(kernels: ModuleType) -> None:
     assert ours.position == reference.position
 
 
-def test_first_and_second_derivatives(kernels: ModuleType) -> None:
+def test_first_and_second_derivatives(kernels):
     keys = noise_of(2, None).tensor()
     x, residual = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
@@ -93,7 +88,7 @@ def test_first_and_second_derivatives(kernels: ModuleType) -> None:
     assert torch.autograd.gradgradcheck(function, (x, residual))
 
 
-def test_the_graph_stores_the_keys_alone(kernels: ModuleType) -> None:
+def test_the_graph_stores_the_keys_alone(kernels):
     sizes = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -107,7 +102,7 @@ def test_the_graph_stores_the_keys_alone(kernels: ModuleType) -> None:
     assert sizes == [4]
 
 
-def test_inputs_and_gradients_that_are_not_contiguous(kernels: ModuleType) -> None:
+def test_inputs_and_gradients_that_are_not_contiguous(kernels):
     x = torch.randn(6, 5, 4).transpose(1, 2)[::2].requires_grad_()
     outputs, gradients = [], []
     for chosen in (kernels, None):
@@ -117,31 +112,31 @@ def test_inputs_and_gradients_that_are_not_contiguous(kernels: ModuleType) -> No
     assert torch.equal(*outputs) and torch.equal(*gradients)
 
 
-def test_no_rows_and_no_numbers(kernels: ModuleType) -> None:
+def test_no_rows_and_no_numbers(kernels):
     for shape in ((0, 5), (3, 0)):
         for chosen in (kernels, None):
             with use_context(ForwardContext(noise_of(shape[0], chosen))):
                 assert Dropout(0.5)(torch.ones(shape)).shape == shape
 
 
-def test_a_residual_of_another_shape(kernels: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"\(3,\) for x \(2, 3\)"):
+def test_a_residual_of_another_shape(kernels):
+    with pytest.raises(ValueError, match=r"\(3,\).*\(2, 3\)"):
         noise_of(2, kernels).dropout(torch.ones(2, 3), 0.1, torch.ones(3))
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 0.999999])
-def test_rates_that_leave_nothing(p: float) -> None:
+def test_rates_that_leave_nothing(p):
     with pytest.raises(UsageError, match="65535/65536"):
         Dropout(p)
 
 
-def test_rate_0_returns_the_input() -> None:
+def test_rate_0_returns_the_input():
     x = torch.randn(3)
     assert Dropout(0.0)(x) is x
     assert torch.equal(Dropout(0.0)(x, x), x + x)
 
 
-def test_compiled_passes_use_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_passes_use_no_kernel(monkeypatch):
     monkeypatch.setattr(passes, "cuda_kernels", lambda kind: pytest)
     assert noise_of(2, pytest).kernels is Noise(3, np.arange(2)).kernels is pytest
     assert TracedNoise(noise_of(2, None).traced_keys()).kernels is None
@@ -160,7 +155,7 @@ CONFIG = TransformerConfig(
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_layer(recompute: bool, autocast: bool, kernels: ModuleType) -> None:
+def test_a_layer(recompute, autocast, kernels):
     """Attention, residuals and activations: bitwise the reference, also under autocast."""
     torch.manual_seed(3)
     layer, x = Layer(CONFIG), torch.randn(3, 7, 8)
@@ -175,7 +170,7 @@ def test_a_layer(recompute: bool, autocast: bool, kernels: ModuleType) -> None:
         assert torch.equal(one, other)
 
 
-def test_copies_of_a_layer(kernels: ModuleType) -> None:
+def test_copies_of_a_layer(kernels):
     """Stacked weights, whose second derivatives are those of the reference."""
     torch.manual_seed(3)
     layer = Layer(CONFIG).double()
@@ -196,13 +191,7 @@ SECOND_ORDER = pytest.param(("meta_pseudo_label_soft", 0), marks=pytest.mark.slo
 
 
 @pytest.mark.parametrize("case", [("masked_lm", 0), SECOND_ORDER], ids=str)
-def test_training(
-    case: battery.Case,
-    moons: Path,
-    tmp_path: Path,
-    kernels: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_training(case, moons, tmp_path, kernels, monkeypatch):
     """One update; the second case differentiates gradients."""
     weights = []
     for chosen in (kernels, None):
@@ -214,7 +203,7 @@ def test_training(
 
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("kind", ["bf16", "fp32"])
-def test_kernels_for_an_h100(kind: str, with_residual: bool) -> None:
+def test_kernels_for_an_h100(kind, with_residual):
     """Compiled without one: several numbers a load, and every product and sum rounded."""
     pytest.importorskip("triton", reason="Triton is missing: pip install triton (300 MB)")
     import triton

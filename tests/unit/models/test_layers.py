@@ -48,16 +48,16 @@ def hidden() -> Tensor:
     return torch.randn(COPIES, BATCH, LENGTH, WIDTH, dtype=torch.float64).requires_grad_()
 
 
-def test_linear_copies() -> None:
+def test_linear_copies():
     compare(Linear(WIDTH, 6), [hidden()])
 
 
-def test_layer_norm_copies() -> None:
+def test_layer_norm_copies():
     compare(LayerNorm(WIDTH), [hidden()])
 
 
 @pytest.mark.parametrize("padding_idx", [None, 0, 3])
-def test_embedding_copies_of_ids(padding_idx: int | None) -> None:
+def test_embedding_copies_of_ids(padding_idx):
     tokens = torch.randint(0, 7, (COPIES, BATCH, LENGTH))
     tokens[:, 0, 0] = 0 if padding_idx is None else padding_idx
     module = Embedding(7, WIDTH, padding_idx=padding_idx)
@@ -75,7 +75,7 @@ def test_embedding_copies_of_ids(padding_idx: int | None) -> None:
 
 
 @pytest.mark.parametrize("padding_idx", [None, 0, 3])
-def test_embedding_copies_of_probabilities(padding_idx: int | None) -> None:
+def test_embedding_copies_of_probabilities(padding_idx):
     scores = torch.randn(COPIES, BATCH, LENGTH, 7, dtype=torch.float64)
     soft = scores.softmax(-1).requires_grad_()
     compare(Embedding(7, WIDTH, padding_idx=padding_idx), [soft])
@@ -83,7 +83,7 @@ def test_embedding_copies_of_probabilities(padding_idx: int | None) -> None:
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("padding_idx", [None, 0, 3])
-def test_one_hot_input_is_the_lookup(padding_idx: int | None, copies: bool) -> None:
+def test_one_hot_input_is_the_lookup(padding_idx, copies):
     lead = (COPIES,) if copies else ()
     module = Embedding(7, WIDTH, padding_idx=padding_idx).double()
     weight = torch.randn(*lead, 7, WIDTH, dtype=torch.float64).requires_grad_()
@@ -98,7 +98,7 @@ def test_one_hot_input_is_the_lookup(padding_idx: int | None, copies: bool) -> N
 
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("soft", [False, True])
-def test_no_gradient_reaches_the_padding_row(soft: bool, copies: bool) -> None:
+def test_no_gradient_reaches_the_padding_row(soft, copies):
     lead = (COPIES,) if copies else ()
     module = Embedding(7, WIDTH, padding_idx=3).double()
     weight = torch.randn(*lead, 7, WIDTH, dtype=torch.float64).requires_grad_()
@@ -114,7 +114,7 @@ def test_no_gradient_reaches_the_padding_row(soft: bool, copies: bool) -> None:
         torch.testing.assert_close(output, given @ (weight if not copies else weight.unsqueeze(1)))
 
 
-def test_dropout() -> None:
+def test_dropout():
     x = torch.ones(4, 1000)
     layer = Dropout(0.25)
     noise = Noise(9, torch.arange(4).numpy())
@@ -141,7 +141,7 @@ def stored(function: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor
     return output, sum(size for start, size in sizes.items() if start not in at)
 
 
-def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch):
     """Output and gradient are those of few numbers, which store the multipliers."""
     x = torch.randn(4, 1000, requires_grad=True)
     along, results = torch.randn(4, 1000), []
@@ -158,9 +158,7 @@ def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gelu_linear_stores_its_input_alone(
-    dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gelu_linear_stores_its_input_alone(dtype, bias, monkeypatch):
     """Output and gradients are bitwise those of GELU and a linear layer; gelu(x) is not stored."""
     monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", 0)
     layer = Linear(32, 8, bias).to(torch.float64 if dtype == torch.float64 else torch.float32)
@@ -183,7 +181,7 @@ def test_gelu_linear_stores_its_input_alone(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_gelu_linear_has_second_derivatives(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gelu_linear_has_second_derivatives(bias, monkeypatch):
     monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", 0)
     layer = Linear(6, 4, bias).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)

@@ -80,9 +80,7 @@ def test_a_target_word_changes_only_what_follows(model: LSTMEncoderDecoder) -> N
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_search_scores_what_teacher_forcing_scores(model: LSTMEncoderDecoder, size: int) -> None:
-    """States follow their hypotheses: a found row has the log-probability that the
-    model gives it.
-    """
+    """A found row has the log-probability that the model gives it."""
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=3.0)
     tokens, padding = rows([4, 2, 5, 3, 5, 1, 4, 5] * 4, 5)

@@ -26,9 +26,7 @@ def states() -> Tensor:
 
 @pytest.mark.parametrize("kind", ["plain", "pooled", "spans", "regression"])
 def test_gradients_are_those_of_finite_differences(kind: str) -> None:
-    """Of the criterion's sum with respect to all weights of the head and to the
-    states, in float64.
-    """
+    """Of the criterion's sum by all weights of the head and by the states, in float64."""
     outputs = 1 if kind == "regression" else 3
     if kind == "spans":
         head: torch.nn.Module = SpanPairHead(WIDTH, outputs, 0.0)

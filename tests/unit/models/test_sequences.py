@@ -72,7 +72,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "layout", [Layout(), PADDED, PACKED, PADDED_DOCUMENTS], ids=("rows", "padded", "packed", "all")
 )
-def test_the_attention_of_masks(layout: Layout, reach: str, distance: int, on_gpu: None) -> None:
+def test_the_attention_of_masks(layout, reach, distance, on_gpu):
     """Output and gradients at all tokens but padding."""
     torch.manual_seed(1)
     shape = (ROWS, HEADS, LENGTH, WIDTH)
@@ -92,13 +92,13 @@ def test_the_attention_of_masks(layout: Layout, reach: str, distance: int, on_gp
 
 
 @pytest.mark.parametrize("reach", ["anticausal", "prefix", "ranked"])
-def test_other_reaches_use_masks(reach: str, on_gpu: None) -> None:
+def test_other_reaches_use_masks(reach, on_gpu):
     layout = replace(PACKED, prefix=torch.tensor([2, 1, 0]), ranks=DOCUMENTS)
     visibility = Visibility.of(replace(layout, reach=reach), LENGTH, torch.device("cpu"))
     assert visibility.sequences is None and visibility.mask is not None
 
 
-def test_dropout_and_second_derivatives_use_masks(on_gpu: None) -> None:
+def test_dropout_and_second_derivatives_use_masks(on_gpu):
     visibility = Visibility.of(PADDED, LENGTH, torch.device("cpu"))
     q = torch.randn(ROWS, HEADS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
     for context, layer in (
@@ -111,7 +111,7 @@ def test_dropout_and_second_derivatives_use_masks(on_gpu: None) -> None:
         assert torch.autograd.grad(gradient.sum(), q)[0].abs().max() > 0
 
 
-def test_layouts_that_do_not_know_their_sequences_use_masks(on_gpu: None) -> None:
+def test_layouts_that_do_not_know_their_sequences_use_masks(on_gpu):
     for layout in (Layout(PADDED.padding), Layout(documents=DOCUMENTS), PACKED.rows([0, 0, 1])):
         assert Visibility.of(layout, LENGTH, torch.device("cpu")).sequences is None
 
@@ -125,14 +125,12 @@ def test_layouts_that_do_not_know_their_sequences_use_masks(on_gpu: None) -> Non
         ((6, 2, LENGTH, 8), torch.bfloat16, False),  # rows that share the mask of three
     ],
 )
-def test_queries_that_the_kernel_takes(
-    shape: tuple[int, ...], dtype: torch.dtype, takes: bool
-) -> None:
+def test_queries_that_the_kernel_takes(shape, dtype, takes):
     sequences = Sequences.of(PACKED, LENGTH, False, 0)
     assert sequences is not None and sequences.take(torch.empty(shape, dtype=dtype)) == takes
 
 
-def test_starts() -> None:
+def test_starts():
     """Those of documents, of padding inside the last one, and past the last sequence the end."""
     sequences = Sequences.of(PADDED_DOCUMENTS, LENGTH, False, 0)
     assert sequences is not None and sequences.starts is not None
@@ -140,20 +138,20 @@ def test_starts() -> None:
     assert sequences.starts.tolist() == wanted + [36] * (21 - len(wanted))
 
 
-def test_more_sequences_than_the_layout_says() -> None:
+def test_more_sequences_than_the_layout_says():
     with pytest.raises(RuntimeError):
         Sequences.of(replace(PACKED, sequences=6), LENGTH, False, 0)
     copied = PACKED.repeated(2)
     assert copied.sequences == 14 and Sequences.of(copied, LENGTH, False, 0) is not None
 
 
-def test_cpus_take_none() -> None:
+def test_cpus_take_none():
     visibility = Visibility.of(PADDED, LENGTH, torch.device("cpu"))
     assert visibility.sequences is None
 
 
 @pytest.mark.parametrize("starts", [None, torch.empty(9, dtype=torch.int32, device="meta")])
-def test_counted_flops_are_those_of_rows(starts: Tensor | None) -> None:
+def test_counted_flops_are_those_of_rows(starts):
     """Torch's own kernel, without values: it has a derivative, also with windows."""
     shape: Any = (ROWS, HEADS, LENGTH, WIDTH)
     q, k, v = (

@@ -257,5 +257,5 @@ def test_initialisation() -> None:
 
 
 def test_a_long_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match="13 tokens .*12 positions"):
+    with pytest.raises(ValueError, match="13 tokens.*12 positions"):
         build()(torch.ones(1, 13, dtype=torch.long))

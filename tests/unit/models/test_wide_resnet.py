@@ -65,14 +65,7 @@ def test_group_norm_takes_each_image_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"depth": 15},
-        {"depth": 4},
-        {"norm": "layer"},
-        {"width": 0},
-        {"channels": 0},
-    ],
+    "options", [{"depth": 15}, {"depth": 4}, {"norm": "layer"}, {"width": 0}, {"channels": 0}]
 )
 def test_wrong_options_are_refused(options: dict) -> None:
     with pytest.raises(UsageError, match="model."):

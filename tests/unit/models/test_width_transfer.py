@@ -65,8 +65,7 @@ def growth(base: int, *optimizer: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [("adamw",), ("muon", "match_rms_adamw"), ("muon", "original")],
+    "optimizer", [("adamw",), ("muon", "match_rms_adamw"), ("muon", "original")]
 )
 def test_changes_do_not_grow_with_the_width(optimizer: tuple[str, ...]) -> None:
     """From width 32 to 256; unscaled, those of the logits do."""
@@ -126,7 +125,7 @@ def test_the_ratio_of_a_run() -> None:
         with pytest.raises(UsageError, match="base_width"):
             with_width(wrong)
     config = with_width(run_config(layer_decay=0.9))
-    with pytest.raises(UsageError, match="leave one of them out"):
+    with pytest.raises(UsageError, match="layer_decay"):
         config.optimizer.groups([])
-    with pytest.raises(MetaseqError, match="base_width scales the logits"):
+    with pytest.raises(MetaseqError, match="base_width scales"):
         claimed(run_config(), "run")

@@ -173,9 +173,7 @@ def test_product_form_of_electra() -> None:
 
 
 def test_form_of_bert() -> None:
-    """lr t / W while t < W, then lr (1 - t / T), t from 0: no decay inside the warm-up, then a
-    drop.
-    """
+    """lr t / W while t < W, then lr (1 - t / T), t from 0: a drop after the warm-up."""
     factor = polynomial(0, 200, 1.0, 0.0, 0.1, zero_based=True, decay_in_warmup=False)
     for t in range(200):
         assert factor(t + 1) == pytest.approx(t / 20 if t < 20 else 1 - t / 200, abs=1e-15)
@@ -197,12 +195,7 @@ def test_share_of_warmup() -> None:
 
 
 @pytest.mark.parametrize(
-    "build",
-    [
-        lambda: inverse_sqrt(0),
-        lambda: linear(0, 0),
-        lambda: polynomial(0, 0, 1.0, 0.0),
-    ],
+    "build", [lambda: inverse_sqrt(0), lambda: linear(0, 0), lambda: polynomial(0, 0, 1.0, 0.0)]
 )
 def test_impossible_settings(build: object) -> None:
     with pytest.raises(UsageError, match="must"):

@@ -109,7 +109,7 @@ def test_other_optimizers_have_no_moments() -> None:
     p = nn.Parameter(torch.zeros(1))
     options = {"_name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
     common = {"clip_norm": 0.0, "decay_norms_and_biases": True}
-    with pytest.raises(UsageError, match="needs optimizer=adamw, this run has FusedSGD"):
+    with pytest.raises(UsageError, match="optimizer=adamw.*FusedSGD"):
         moments_of(make_optimizer([("p", p)], options | common, SCHEDULE))
 
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ def save(folder: Path, update: int) -> Path:
     return checkpoint.save(folder, update, weights, STATE | {"update": update}, {"note": "hi"})
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     path = save(tmp_path, 5)
     found = checkpoint.load(path)
     assert all(torch.equal(found.weights[n], w + 5) for n, w in WEIGHTS.items())
@@ -53,7 +52,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"facts": {"labels": {"set": 7}}}, "set is no list"),
     ],
 )
-def test_manifest_with_values_of_other_types(tmp_path: Path, change: dict, message: str) -> None:
+def test_manifest_with_values_of_other_types(tmp_path, change, message):
     path = save(tmp_path, 5)
     file = path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -125,7 +124,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_damage_is_noticed_and_the_one_before_is_taken(tmp_path: Path, how: str) -> None:
+def test_damage_is_noticed_and_the_one_before_is_taken(tmp_path, how):
     save(tmp_path, 1)
     damage(save(tmp_path, 2), how)
     with pytest.raises(CheckpointError, match="update_000000002"):
@@ -135,7 +134,7 @@ def test_damage_is_noticed_and_the_one_before_is_taken(tmp_path: Path, how: str)
     assert len(skipped) == 1 and "update_000000002" in skipped[0]
 
 
-def test_a_tensor_under_two_names(tmp_path: Path) -> None:
+def test_a_tensor_under_two_names(tmp_path):
     """A plug-in may tie weights, or keep views of one buffer."""
     embed = torch.randn(4, 3)
     weights = {"embed": embed, "out": embed, "first": embed[:1], "turned": embed.t()}
@@ -144,7 +143,7 @@ def test_a_tensor_under_two_names(tmp_path: Path) -> None:
     assert all(torch.equal(found.weights[name], weights[name]) for name in weights)
 
 
-def test_leftovers_are_removed(tmp_path: Path) -> None:
+def test_leftovers_are_removed(tmp_path):
     save(tmp_path, 1)
     (tmp_path / ".tmp-update_000000002").mkdir()
     (tmp_path / ".tmp-update_000000002" / "model.safetensors").write_bytes(b"half")
@@ -153,9 +152,7 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".tmp-*"))
 
 
-def test_a_save_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     """Fail at each file in turn: the old checkpoint stays the last one, nothing is half there."""
     save(tmp_path, 1)
     real = checkpoint._write
@@ -170,14 +167,14 @@ def test_a_save_that_fails_leaves_what_was_there(
             return real(path, pieces)
 
         monkeypatch.setattr(checkpoint, "_write", write)
-        with pytest.raises(CheckpointError, match="No space left.*bytes needed"):
+        with pytest.raises(CheckpointError, match="No space.*bytes needed"):
             save(tmp_path, 2)
         assert [p.name for p in manifests.all_updates(tmp_path)] == ["update_000000001"]
         assert (tmp_path / "last").resolve().name == "update_000000001"
         assert not list(tmp_path.glob(".tmp-*"))
 
 
-def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest_and_the_best(tmp_path):
     for update in range(1, 7):
         path = save(tmp_path, update)
         if update == 2:
@@ -189,27 +186,25 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert manifests.resolve(str(tmp_path), "best").name.endswith("2")
 
 
-def test_load_into_names_what_does_not_fit() -> None:
+def test_load_into_names_what_does_not_fit():
     module = torch.nn.Linear(2, 3)
-    with pytest.raises(
-        CheckpointError, match=r"of another shape: weight: \(3, 5\) there, \(3, 2\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"weight: \(3, 5\).*\(3, 2\)"):
         checkpoint.load_into(module, {"weight": torch.ones(3, 5), "bias": torch.ones(3)}, "x")
-    with pytest.raises(CheckpointError, match="missing: bias; unexpected: extra"):
+    with pytest.raises(CheckpointError, match="bias; unexpected: extra"):
         checkpoint.load_into(module, {"weight": torch.ones(3, 2), "extra": torch.ones(1)}, "x")
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         manifests.resolve("/nowhere/at/all")
 
 
 @pytest.mark.parametrize("shape, dtype", [((2,), torch.float32), ((3,), torch.int64), (None, None)])
-def test_a_tensor_of_another_form_than_its_place_is_refused(shape: Any, dtype: Any) -> None:
+def test_a_tensor_of_another_form_than_its_place_is_refused(shape, dtype):
     stored = {"a": SimpleNamespace(shape=shape, dtype=dtype)} if shape else {}
-    with pytest.raises(ValueError, match="a is missing, or not torch.float32"):
+    with pytest.raises(ValueError, match="a is.*torch.float32"):
         checkpoint._find(stored, "a", torch.empty(3, device="meta"))
 
 
 @pytest.mark.parametrize("length", [2, 4])
-def test_a_part_of_an_old_checkpoint_of_another_shape_is_refused(length: int) -> None:
+def test_a_part_of_an_old_checkpoint_of_another_shape_is_refused(length):
     tensors = {"weights/a": torch.zeros(length)}
-    with pytest.raises(ValueError, match=rf"\[{length}\] instead of \[3\]"):
+    with pytest.raises(ValueError, match=rf"\[{length}\].*\[3\]"):
         checkpoint._insert([(["weights", "a"], [3])], tensors, {"weights": {}})

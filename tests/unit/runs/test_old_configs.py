@@ -1,6 +1,5 @@
 """Runs that earlier versions made are opened and resumed: their options have the names of then."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +21,7 @@ def old_config(sharded: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("sharded", "current"), [(False, "replicate"), (True, "shard")])
-def test_checkpoints_and_config_files_of_version_0_2(
-    tmp_path: Path, sharded: bool, current: str
-) -> None:
+def test_checkpoints_and_config_files_of_version_0_2(tmp_path, sharded, current):
     stored: Any = SimpleNamespace(path=tmp_path, manifest={"config": old_config(sharded)})
     file = tmp_path / "config.yaml"
     OmegaConf.save(OmegaConf.create(old_config(sharded)), file)

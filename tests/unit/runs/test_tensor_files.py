@@ -42,7 +42,7 @@ def test_rows_of_files_in_any_order(tmp_path: Path) -> None:
     "ranges", [[(0, 2), (3, 7)], [(1, 7)], [(0, 4), (3, 7)], [(0, 7), (0, 7)]], ids=str
 )
 def test_rows_that_are_missing_or_there_twice(ranges: list, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rows of a are missing, there twice"):
+    with pytest.raises(ValueError, match="rows of a"):
         stored_tensors(parts(tmp_path, *ranges))
 
 
@@ -51,7 +51,7 @@ def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-2])
     assert torch.equal(stored[:6].read(), TENSOR[:6])
-    with pytest.raises(CheckpointError, match="was changed while it was read"):
+    with pytest.raises(CheckpointError, match="was changed"):
         stored.read()
 
 

@@ -36,9 +36,7 @@ def listed(arguments: tuple[str, ...], key: str) -> list[str]:
 
 
 def test_sweep_gives_each_student_its_teachers(tmp_path: Path) -> None:
-    """Each teacher's set is the student's, in its order; who has no teacher in the
-    paper has none.
-    """
+    """Each teacher's set is the student's, in its order; without one in the paper, none."""
     every = stages(tmp_path)
     folders = {n: a[a.index("--save-dir") + 1] for n, a in every.items()}
     teaching = {
@@ -84,9 +82,7 @@ def test_fine_tuning_starts_from_the_student(tmp_path: Path) -> None:
 
 
 def test_the_paper_s_size_is_one_axis(tmp_path: Path) -> None:
-    """All configs follow it together: those of the students, of the teachers, of the
-    fine-tuning.
-    """
+    """All configs follow it: of students, of teachers, of the fine-tuning."""
     for size in ("small", "paper"):
         every = stages(tmp_path, size).values()
         chosen = {arguments[arguments.index("--config-name") + 1] for arguments in every}

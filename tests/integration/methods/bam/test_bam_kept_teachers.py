@@ -11,9 +11,7 @@ from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.runs.manifests import CheckpointError
 
 
-def test_a_student_keeps_its_teachers(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_a_student_keeps_its_teachers(teacher_runs, bam_sets, tmp_path):
     """Wherever they are when it goes on; others are refused, those that went on too."""
     copies = copied(teacher_runs, tmp_path)
     student = tmp_path / "student"
@@ -42,9 +40,7 @@ def test_a_student_keeps_its_teachers(
             go(student, teaching, 4)
 
 
-def test_a_split_more_changes_no_outputs(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_a_split_more_changes_no_outputs(teacher_runs, bam_sets, tmp_path):
     """They are of the training rows; other data of the set does not matter."""
     copies = copied(teacher_runs, tmp_path)
     bam_bench.train(bam_sets, tmp_path / "one", given(copies), "trainer.max_update=1")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import bam_bench
-import pytest
 import safetensors.numpy
 
 from metaseq_lm.cli import main
@@ -47,9 +46,7 @@ def finished(stages: tuple[StageRun, ...]) -> int:
     raise AssertionError("it is stopped again and again")
 
 
-def test_stops_at_any_stage_leave_no_trace(
-    bam_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stops_at_any_stage_leave_no_trace(bam_sets, tmp_path, monkeypatch):
     """To the last bit: teachers, what they say, the student."""
     straight = stages_of(bam_sets, tmp_path / "straight")
     assert finished(straight) == 0

@@ -26,7 +26,7 @@ def rows_of(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_single_to_multi_on_two_sets(bam_sets: Path, tmp_path: Path) -> None:
+def test_single_to_multi_on_two_sets(bam_sets, tmp_path):
     """Two teachers of one set each, then one student of both, as commands: it has learnt both."""
     common = [str(bam_sets), *bam_bench.OPTIONS, "optimizer.clip_norm=1"]
     common += ["task.epochs=12", "task.validate_epochs=3", "trainer.final_splits=[test]"]
@@ -98,7 +98,7 @@ def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 GLUE = "task.labelled=[CoLA,STS-B,RTE]"
 
 
-def test_benchmarks_have_their_scores_and_files(benchmarks: Path, tmp_path: Path) -> None:
+def test_benchmarks_have_their_scores_and_files(benchmarks, tmp_path):
     """Matthews, Spearman and accuracy, recomputed from the predictions; a leaderboard file each."""
     more = ["trainer.final_splits=[valid,test]"]
     bam_bench.train(benchmarks, tmp_path, GLUE, *more)
@@ -119,7 +119,7 @@ def test_benchmarks_have_their_scores_and_files(benchmarks: Path, tmp_path: Path
     assert not names & {"RTE.tsv", "predictions.test.RTE.jsonl"}
 
 
-def test_an_ensemble_is_one_of_each_set(benchmarks: Path, tmp_path: Path) -> None:
+def test_an_ensemble_is_one_of_each_set(benchmarks, tmp_path):
     for seed in (1, 2):
         bam_bench.train(benchmarks, tmp_path / str(seed), GLUE, f"seed={seed}")
     runs = [str(tmp_path / str(seed)) for seed in (1, 2)]
@@ -161,9 +161,7 @@ def open_rows(run: str, name: str) -> list[dict]:
         ),
     ],
 )
-def test_epochs_are_of_what_is_drawn(
-    more: list[str], rows: int, weights: list[float] | None, bam_sets: Path
-) -> None:
+def test_epochs_are_of_what_is_drawn(more, rows, weights, bam_sets):
     """Three epochs of all rows, or of all copies; a set alone has neither copies nor a weight."""
     run = bam_bench.dry(bam_sets, "task.epochs=3", "schedule=linear", *more)
     assert run.config.schedule.total_updates == run.config.criterion.total_updates
@@ -173,7 +171,7 @@ def test_epochs_are_of_what_is_drawn(
     assert weights is None or list(found.values()) == pytest.approx(weights, abs=1e-3)
 
 
-def test_copies_can_be_counted_over_more_sets(bam_sets: Path) -> None:
+def test_copies_can_be_counted_over_more_sets(bam_sets):
     """A subset is weighed as in a run on all of them, if asked; the largest set is its anchor."""
     more = ["task.sampling=legacy_copies", "task.exponent=0", "task.labelled=[few,values]"]
     own = bam_bench.dry(bam_sets, *more).task.mixing()
@@ -188,9 +186,7 @@ def test_copies_can_be_counted_over_more_sets(bam_sets: Path) -> None:
 # ---------------------------------------------------------------- going on
 
 
-def test_resumed_in_the_middle_the_share_goes_on(
-    bam_sets: Path, teacher_runs: list[Path], tmp_path: Path
-) -> None:
+def test_resumed_in_the_middle_the_share_goes_on(bam_sets, teacher_runs, tmp_path):
     """Bit for bit, with dropout; the share of the gold labels at every update, too."""
     given = f"task.teachers=[{','.join(map(str, teacher_runs))}]"
     straight = bam_bench.train(bam_sets, tmp_path / "a", given, *CUT, "trainer.max_update=8")
@@ -202,18 +198,14 @@ def test_resumed_in_the_middle_the_share_goes_on(
         assert shares == pytest.approx(np.arange(8) / 8)
 
 
-def test_a_longer_annealing_is_another_run(
-    bam_sets: Path, teacher_runs: list[Path], tmp_path: Path
-) -> None:
+def test_a_longer_annealing_is_another_run(bam_sets, teacher_runs, tmp_path):
     given = f"task.teachers=[{','.join(map(str, teacher_runs))}]"
     bam_bench.train(bam_sets, tmp_path, given, "trainer.max_update=2")
-    with pytest.raises(UsageError, match="criterion.total_updates is 2 there, 6 here"):
+    with pytest.raises(UsageError, match="criterion.total_updates is 2.*6"):
         bam_bench.train(bam_sets, tmp_path, given, "trainer.max_update=6")
 
 
-def test_a_finished_student_knows_its_teachers(
-    bam_sets: Path, teacher_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_finished_student_knows_its_teachers(bam_sets, teacher_runs, tmp_path, capsys):
     """Others are an error; wherever the teacher lies now, or if it is gone, the run is finished."""
     there = tmp_path / "there"
     shutil.copytree(teacher_runs[1], there, symlinks=True)
@@ -228,7 +220,7 @@ def test_a_finished_student_knows_its_teachers(
         train(teacher)
         assert "is finished already" in capsys.readouterr().out
     battery.shift_weights(there)
-    with pytest.raises(MetaseqError, match="trained with other teachers"):
+    with pytest.raises(MetaseqError, match="other teachers"):
         train(there)
     shutil.rmtree(there)
     train(there)
@@ -236,8 +228,8 @@ def test_a_finished_student_knows_its_teachers(
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_single_task_fine_tuning_takes_over_encoder_and_head(
-    kept: bool, bam_sets: Path, teacher_runs: list[Path], tmp_path: Path
-) -> None:
+    kept, bam_sets, teacher_runs, tmp_path
+):
     """The encoder and the pooler of a run on several sets; the set's head with keep_head."""
     start = [f"init_from={teacher_runs[0]}", "task.labelled=[values]", f"task.keep_head={kept}"]
     run = bam_bench.dry(bam_sets, *start)
@@ -251,12 +243,8 @@ def test_single_task_fine_tuning_takes_over_encoder_and_head(
 
 
 @pytest.mark.parametrize("kept, wanted", [(True, [-6.0, 4.0]), (False, [0.0, 5.0])])
-def test_a_kept_head_keeps_its_range(
-    kept: bool, wanted: list[float], bam_sets: Path, teacher_runs: list[Path], tmp_path: Path
-) -> None:
-    """On rows with another range its outputs mean what they meant; a fresh one takes that of the
-    rows.
-    """
+def test_a_kept_head_keeps_its_range(kept, wanted, bam_sets, teacher_runs, tmp_path):
+    """On rows with another range its outputs mean what they meant; a fresh one takes theirs."""
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     shutil.rmtree(data / "values")
     draw = np.random.default_rng(0)
@@ -267,7 +255,7 @@ def test_a_kept_head_keeps_its_range(
     assert bam_bench.dry(data, *start).model.ranges.set_values.tolist() == wanted
 
 
-def test_the_pooler_of_pre_training_is_taken(bam_sets: Path, tmp_path: Path) -> None:
+def test_the_pooler_of_pre_training_is_taken(bam_sets, tmp_path):
     own = bam_bench.weights(bam_bench.dry(bam_sets))
     given = {n: w + 1 for n, w in own.items() if n.startswith("encoder.")}
     given |= {
@@ -282,8 +270,8 @@ def test_the_pooler_of_pre_training_is_taken(bam_sets: Path, tmp_path: Path) -> 
     assert not [n for n in bare.model.state_dict() if "pooler" in n]
 
 
-def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> None:
-    with pytest.raises(MetaseqError, match="no head for words; .*heads for few"):
+def test_a_kept_head_must_be_there(bam_sets, teacher_runs):
+    with pytest.raises(MetaseqError, match="for words; .*few"):
         start = [f"init_from={teacher_runs[1]}", "task.keep_head=true"]
         bam_bench.dry(bam_sets, *start, "task.labelled=[words]")
 
@@ -307,20 +295,20 @@ def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> 
         (["task.labelled=[values]", "criterion.sigmoid=true"], "labels from -[0-9.]+ on; divided"),
     ],
 )
-def test_mistakes(options: list[str], words: str, bam_sets: Path, tmp_path: Path) -> None:
+def test_mistakes(options, words, bam_sets, tmp_path):
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     sentence_sets.learnable(data / "choices", "choices", 8)
     with pytest.raises(MetaseqError, match=words):
         bam_bench.train(data, tmp_path / "run", *options)
 
 
-def test_a_set_without_a_score_of_the_papers_has_its_official_one() -> None:
+def test_a_set_without_a_score_of_the_papers_has_its_official_one():
     """As MultiRC; elsewhere the paper's choice stays."""
     assert with_score({"score": 0.3, "f1a": 0.3, "exact_match": 0.1})["score"] == 0.3
     assert with_score({"score": 0.3, "f1": 0.3, "accuracy": 0.6})["score"] == 0.6
 
 
-def test_totals_follow_only_where_that_is_their_default(bam_sets: Path) -> None:
+def test_totals_follow_only_where_that_is_their_default(bam_sets):
     """task.epochs moves trainer.max_update, and a total that was given stays."""
     more = ["task.epochs=2", "trainer.max_update=8", "schedule=polynomial"]
     free, fixed = (
@@ -331,8 +319,8 @@ def test_totals_follow_only_where_that_is_their_default(bam_sets: Path) -> None:
     assert (fixed.criterion.total_updates, fixed.schedule.total_updates) == (9, 20)
 
 
-def test_a_split_that_nobody_has(bam_sets: Path, teacher_runs: list[Path]) -> None:
-    with pytest.raises(MetaseqError, match="words, values has a split 'more'"):
+def test_a_split_that_nobody_has(bam_sets, teacher_runs):
+    with pytest.raises(MetaseqError, match="words, values .*'more'"):
         main_or_raise(["evaluate", str(teacher_runs[0]), "--split", "more"])
 
 

@@ -40,9 +40,7 @@ def student(
 
 
 @pytest.mark.parametrize("rows", [1, 7])
-def test_outputs_are_those_of_a_pass_without_dropout(
-    rows: int, student: tuple[Path, list[Path]], bam_sets: Path
-) -> None:
+def test_outputs_are_those_of_a_pass_without_dropout(rows, student, bam_sets):
     """Row by row of the set, whatever was computed together; fp32."""
     files = stored(student[1])
     assert sorted(files) == sorted(NAMES)
@@ -63,7 +61,7 @@ def test_outputs_are_those_of_a_pass_without_dropout(
             assert np.abs(outputs[some] - wanted).max() < 4e-6
 
 
-def test_batch_size_changes_nothing(teacher_runs: list[Path], bam_sets: Path) -> None:
+def test_batch_size_changes_nothing(teacher_runs, bam_sets):
     teacher, found = teachers.resolve(str(teacher_runs[0])), []
     for more in (["task.batch_size=5"], ["task.batch_size=64", "engine.micro_batch_size=3"]):
         run = open_run(str(teacher.checkpoint), None, None, [*more, "engine.precision=fp64"])
@@ -71,7 +69,7 @@ def test_batch_size_changes_nothing(teacher_runs: list[Path], bam_sets: Path) ->
     assert np.abs(found[0] - found[1]).max() <= 1e-7 and np.ptp(found[0]) > 0
 
 
-def test_each_row_meets_its_own_teacher(student: tuple[Path, list[Path]], bam_sets: Path) -> None:
+def test_each_row_meets_its_own_teacher(student, bam_sets):
     files = stored(student[1])
     tables = {n: safetensors.numpy.load_file(files[n])["outputs"] for n in NAMES}
     run = bam_bench.dry(bam_sets, given(student[1]))
@@ -84,12 +82,8 @@ def test_each_row_meets_its_own_teacher(student: tuple[Path, list[Path]], bam_se
         assert output == pytest.approx([*own, 0][:2])
 
 
-def test_a_student_is_no_twin_of_its_teacher(
-    student: tuple[Path, list[Path]], bam_sets: Path
-) -> None:
-    """Of the same seed: other first weights, of which init_from leaves the heads, other rows in a
-    batch.
-    """
+def test_a_student_is_no_twin_of_its_teacher(student, bam_sets):
+    """Of the same seed: other first weights, but for init_from, and other rows in a batch."""
     taught, again, plain = (
         bam_bench.dry(bam_sets, *more) for more in ([given(student[1])], [given(student[1])], [])
     )
@@ -105,9 +99,7 @@ def test_a_student_is_no_twin_of_its_teacher(
     assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
 
-def test_stored_outputs_are_reused_and_kept(
-    student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_stored_outputs_are_reused_and_kept(student, bam_sets, tmp_path):
     """A second student computes nothing; a folder of outputs serves as well as the run."""
     before = {n: f.stat().st_mtime_ns for n, f in stored(student[1]).items()}
     first = bam_bench.dry(bam_sets, given(student[1]))
@@ -130,17 +122,13 @@ def changed(data: Path, place: Path, name: str, rows: int) -> Path:
 
 
 @pytest.mark.parametrize("rows", [24, 30])
-def test_stored_outputs_of_other_rows_are_refused(
-    rows: int, student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_stored_outputs_of_other_rows_are_refused(rows, student, bam_sets, tmp_path):
     data = changed(bam_sets, tmp_path, "few", rows)
-    with pytest.raises(MetaseqError, match=r"few.train.safetensors: .* other rows.*data: "):
+    with pytest.raises(MetaseqError, match="few.train.safetensors: .*rows.*data: "):
         bam_bench.train(data, tmp_path / "run", given(student[1]))
 
 
-def test_stored_outputs_of_other_weights_are_refused(
-    student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_stored_outputs_of_other_weights_are_refused(student, bam_sets, tmp_path):
     """A teacher trained anew under the same name is another teacher."""
     copy = Path(shutil.copytree(student[1][1], tmp_path / "t", symlinks=True))
     for part in ("checkpoints", "results.json", "config.yaml"):
@@ -149,12 +137,12 @@ def test_stored_outputs_of_other_weights_are_refused(
     last = f"trainer.max_update={int(place.partition('_')[2])}"
     bam_bench.train(bam_sets, copy, "task.labelled=[few]", last, "seed=6")
     assert stored([copy])["few"].parent.name == place
-    with pytest.raises(MetaseqError, match="classes or weights .*weights: "):
+    with pytest.raises(MetaseqError, match="weights: "):
         bam_bench.train(bam_sets, tmp_path / "run", "task.labelled=[few]", given([copy]))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "text", "wide"])
-def test_damage_is_found(damage: str, bam_sets: Path, tmp_path: Path) -> None:
+def test_damage_is_found(damage, bam_sets, tmp_path):
     bam_data.write_outputs(bam_sets, tmp_path / "stored", NAMES)
     file = tmp_path / "stored" / "few.train.safetensors"
     content = bytearray(file.read_bytes())
@@ -166,19 +154,17 @@ def test_damage_is_found(damage: str, bam_sets: Path, tmp_path: Path) -> None:
     else:
         content[-9] ^= 1
         file.write_bytes({"cut": content[:-8], "flip": content, "text": b"no tensor"}[damage])
-    with pytest.raises(MetaseqError, match="few.train.safetensors: (not readable|.* other rows)"):
+    with pytest.raises(MetaseqError, match="few.train.safetensors: (not|.*other rows)"):
         bam_bench.train(bam_sets, tmp_path / "run", given([tmp_path / "stored"]))
 
 
-def test_outputs_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_outputs_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(MetaseqError, match="not finite"):
         teachers.store(tmp_path / "x", np.array([[np.nan]]), {"set": "few"})
     assert not list(tmp_path.iterdir())
 
 
-def test_a_set_has_exactly_one_teacher(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_a_set_has_exactly_one_teacher(teacher_runs, bam_sets, tmp_path):
     """Before anything is written; with the way out."""
     save = tmp_path / "run"
     for teaching, words in (
@@ -191,24 +177,20 @@ def test_a_set_has_exactly_one_teacher(
     assert not save.exists()
 
 
-def test_a_run_of_another_task_is_no_teacher(bam_sets: Path, tmp_path: Path) -> None:
+def test_a_run_of_another_task_is_no_teacher(bam_sets, tmp_path):
     more = ["task=sentence_prediction", "criterion=sentence_prediction", "task.labelled=words"]
     options = [o for o in bam_bench.OPTIONS if not o.startswith(("task=", "criterion="))]
     config = bam_bench.load_config(
         [*more, *options, f"data={bam_sets}", f"save_dir={tmp_path / 'a'}"]
     )
     bam_bench.TrainingRun(config).train()
-    with pytest.raises(MetaseqError, match="is a run of task sentence_prediction"):
+    with pytest.raises(MetaseqError, match="task sentence_prediction"):
         bam_bench.train(bam_sets, tmp_path / "b", given([tmp_path / "a"]))
 
 
 @pytest.mark.parametrize("use", ["teacher", "keep_head"])
-def test_classes_in_another_order_are_refused(
-    use: str, teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
-    """The rows and their number of classes are the same, and every output would mean
-    the other one.
-    """
+def test_classes_in_another_order_are_refused(use, teacher_runs, bam_sets, tmp_path):
+    """Rows and number of classes are the same, but every output means the other one."""
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     manifest = Manifest.load(data / "words")
     manifest.details["labels"].reverse()
@@ -216,15 +198,13 @@ def test_classes_in_another_order_are_refused(
     more = [given(teacher_runs[:1])]
     if use == "keep_head":
         more = [f"init_from={teacher_runs[0]}", "task.keep_head=true"]
-    with pytest.raises(MetaseqError, match="on words with the classes .*DATA has .*--labels"):
+    with pytest.raises(MetaseqError, match="words with.*classes.*--labels"):
         bam_bench.train(data, tmp_path / "run", "task.labelled=[words]", *more)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path) -> None:
-    """All runs behind it and its teachers' passes, the encoder of them all once; unknown stays
-    unknown.
-    """
+def test_cost_of_a_student_includes_its_teachers(bam_sets, tmp_path):
+    """All runs behind it and its teachers' passes, their encoder once; unknown stays unknown."""
     bam_bench.train(bam_sets, tmp_path / "encoder", "task.labelled=[words]")
     start = f"init_from={tmp_path / 'encoder'}"
     teaching = [bam_bench.teacher(tmp_path, bam_sets, name, more=[start]) for name in NAMES[:2]]
@@ -242,16 +222,15 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     assert before["flops"] == sum(found["flops"] for found in results.values()) + passes
     # An update has three times the products of a pass; rows are padded to their batch.
     update = results[teaching[0]]["flops"] / (2 * 16)
-    assert (
-        0.2 < before["runs"][str(stored(teaching)["words"].resolve())]["flops"] / 96 / update < 0.5
-    )
+    words = before["runs"][str(stored(teaching)["words"].resolve())]["flops"]
+    assert 0.2 < words / 96 / update < 0.5
     assert two["pretraining"] == before
     run = read_run(tmp_path / "one")
     assert run.costs["flops"] == before["flops"] + one["flops"]
     assert run.costs["own_flops"] == one["flops"]
     (teaching[0] / "results.json").unlink()
     stored(teaching)["words"].unlink()
-    with pytest.raises(UsageError, match="teacher_words is not finished"):
+    with pytest.raises(UsageError, match="teacher_words is not"):
         bam_bench.train(bam_sets, tmp_path / "three", *both, "trainer.max_update=1")
     named = given([teaching[0] / "checkpoints" / "best", teaching[1]])
     bam_bench.train(bam_sets, tmp_path / "three", *both, named, "trainer.max_update=1")
@@ -260,9 +239,7 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     assert run.costs["flops"] is None and run.costs["own_flops"] is not None
 
 
-def test_a_trial_writes_no_outputs(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_a_trial_writes_no_outputs(teacher_runs, bam_sets, tmp_path):
     """--dry-run, and the update that trainer.max_flops makes for its price."""
     copies = copied(teacher_runs, tmp_path)
     command = ["train", str(bam_sets), *bam_bench.OPTIONS, bam_bench.ALL, given(copies)]
@@ -275,25 +252,21 @@ def test_a_trial_writes_no_outputs(
 
 
 def test_a_signal_is_heard_while_outputs_are_computed(
-    teacher_runs: list[Path],
-    bam_sets: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+    teacher_runs, bam_sets, tmp_path, monkeypatch, capsys
+):
     copies = copied(teacher_runs, tmp_path)
     monkeypatch.setattr(signals, "received", lambda: signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGTERM while the outputs of") as found:
+    with pytest.raises(Interrupted, match="SIGTERM while.*outputs") as found:
         # No metric, for which a validation at the start would be the first to hear it.
         more = "trainer.best_checkpoint_metric=''"
         bam_bench.train(bam_sets, tmp_path / "run", given(copies), more)
     assert found.value.signal == signal.SIGTERM and not stored(copies)
     monkeypatch.undo()
     bam_bench.train(bam_sets, tmp_path / "run", given(copies), more)
-    assert "outputs on few: 0 of 24 rows" in capsys.readouterr().out
+    assert "few: 0 of" in capsys.readouterr().out
 
 
-def test_a_teacher_is_asked_in_full_precision(bam_sets: Path, tmp_path: Path) -> None:
+def test_a_teacher_is_asked_in_full_precision(bam_sets, tmp_path):
     low = bam_bench.teacher(tmp_path, bam_sets, "few", more=["engine.precision=bf16"])
     for own, wanted in (("bf16", "fp32"), ("fp32", "fp32"), ("fp64", "fp64")):
         config = bam_bench.configure(bam_sets, tmp_path / "run", f"engine.precision={own}")
@@ -301,13 +274,11 @@ def test_a_teacher_is_asked_in_full_precision(bam_sets: Path, tmp_path: Path) ->
         assert run.engine.precision == wanted
 
 
-def test_the_data_must_have_all_sets_of_a_teacher(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_the_data_must_have_all_sets_of_a_teacher(teacher_runs, bam_sets, tmp_path):
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     shutil.rmtree(data / "values")
     more = ["task.labelled=[words]", given(copied(teacher_runs[:1], tmp_path))]
-    with pytest.raises(MetaseqError, match="teacher_words_values has heads for values, too"):
+    with pytest.raises(MetaseqError, match="teacher_words_values has.*values"):
         bam_bench.train(data, tmp_path / "run", *more)
 
 
@@ -320,9 +291,7 @@ def test_the_data_must_have_all_sets_of_a_teacher(
         ({"facts": {"labels": {"few": None}}}, "damaged: few is no list"),
     ],
 )
-def test_a_damaged_manifest_ends_in_a_message(
-    change: dict, words: str, teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_manifest_ends_in_a_message(change, words, teacher_runs, bam_sets, tmp_path):
     (copy,) = copied(teacher_runs[1:], tmp_path)
     file = teachers.resolve(str(copy)).checkpoint / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -330,9 +299,7 @@ def test_a_damaged_manifest_ends_in_a_message(
         bam_bench.dry(bam_sets, "task.labelled=[few]", given([copy]))
 
 
-def test_the_way_to_a_teacher(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_way_to_a_teacher(teacher_runs, bam_sets, tmp_path, monkeypatch):
     """It is stored in full; a run that is finished needs none."""
     (copy,) = copied(teacher_runs[1:], tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -345,9 +312,7 @@ def test_the_way_to_a_teacher(
         bam_bench.train(bam_sets, tmp_path / "other", *few)
 
 
-def test_student_on_two_processes_equals_one(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
+def test_student_on_two_processes_equals_one(teacher_runs, bam_sets, tmp_path):
     """Teachers asked by two processes and by one: the same words, the same student."""
     more = ["trainer.max_update=3", "model.dropout=0", "model.attention_dropout=0"]
     more += ["task.head_dropout=0", *bam_bench.CALM]

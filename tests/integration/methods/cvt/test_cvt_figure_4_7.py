@@ -19,24 +19,12 @@ from metaseq_lm.data.images import Images
 from metaseq_lm.training.run import TrainingRun
 
 SCRIPT = Path(__file__).resolve().parents[4] / "examples" / "cvt" / "figure_4_7.py"
-TINY = [
-    "task=cvt_vision",
-    "task.labelled=60",
-    "task.valid_count=20",
-    "task.unlabelled_batch_size=8",
-    "task.batch_size=8",
-    "model=conv_large",
-    "model.width=0.06",
-    "model.norm=batch",
-    "task.average_decay=0",
-    "optimizer.lr=0.01",
-    "schedule=constant",
-    "trainer.max_update=2",
-    "trainer.final_splits=[test]",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=cvt_vision task.labelled=60 task.valid_count=20 task.unlabelled_batch_size=8
+    task.batch_size=8 model=conv_large model.width=0.06 model.norm=batch task.average_decay=0
+    optimizer.lr=0.01 schedule=constant trainer.max_update=2 trainer.final_splits=[test]
+    engine.device=cpu engine.threads=1 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def test_each_place_is_measured_by_itself(script: ModuleType) -> None:
+def test_each_place_is_measured_by_itself(script):
     """The class is seen at one place; the others have chance, whatever their size."""
     rng = np.random.default_rng(1)
 
@@ -84,7 +72,7 @@ def test_each_place_is_measured_by_itself(script: ModuleType) -> None:
     assert accuracy[0, 1] == 1 and (abs(accuracy[weights != 2] - 0.5) < 0.1).all()
 
 
-def test_zones_of_six_by_six_places(script: ModuleType) -> None:
+def test_zones_of_six_by_six_places(script):
     zones = script.zones(6)
     assert {name: int(mask.sum()) for name, mask in zones.items()} == {
         "corners": 4,
@@ -95,9 +83,7 @@ def test_zones_of_six_by_six_places(script: ModuleType) -> None:
     assert list(script.zones(2)) == ["corners"]
 
 
-def test_runs_are_measured_beside_untrained_nets(
-    script: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_runs_are_measured_beside_untrained_nets(script, runs, tmp_path, capsys):
     script.main([str(runs), "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     rows = json.loads((tmp_path / "figure_4_7.json").read_text())
@@ -129,32 +115,30 @@ def test_runs_are_measured_beside_untrained_nets(
     assert "CVT" not in capsys.readouterr().out
 
 
-def test_differences_stand_beside_what_would_be_seen(script: ModuleType) -> None:
+def test_differences_stand_beside_what_would_be_seen(script):
     """Of three against three seeds of deviation 1, 2.5 is found with a probability of 0.8."""
     scores = np.array([4.0, 5.0, 6.0])
     assert script.difference(scores + 5, scores) == "+5.0 (2.5)"
     assert script.difference(scores[:2] + 5, scores) == "+4.5"
 
 
-def test_what_cannot_be_compared_is_refused(
-    script: ModuleType, runs: Path, sentences: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_compared_is_refused(script, runs, sentences, tmp_path):
     out = ["--out", str(tmp_path / "out")]
-    with pytest.raises(MetaseqError, match="--baseline VAT: no run with seed 1, 2; labels: CVT"):
+    with pytest.raises(MetaseqError, match="--baseline VAT: .*1, 2;.*CVT"):
         script.main([str(runs), *out, "--baseline", "VAT"])
-    with pytest.raises(MetaseqError, match="no run with seed 1; labels: CVT"):
+    with pytest.raises(MetaseqError, match="seed 1;.*CVT"):
         script.main([str(runs / "cvt"), *out])
     twice = [script.Places(label, 1, [[1.0]], [[0.5]]) for label in ("supervised", "CVT", "CVT")]
-    with pytest.raises(MetaseqError, match="CVT has seed 1 twice"):
+    with pytest.raises(MetaseqError, match="CVT.*seed 1 twice"):
         script.by_label(twice, "supervised")
     damaged = tmp_path / "figure_4_7.json"
     for text in ("{", "[3]", '[{"label": "a"}]'):
         damaged.write_text(text)
-        with pytest.raises(MetaseqError, match="not a file that figure_4_7.py"):
+        with pytest.raises(MetaseqError, match="figure_4_7.json.*figure_4_7.py"):
             script.main([str(damaged), *out])
     options = ["task=tagging", "task.labelled=chunk", "criterion=tagging", *WORDS, *TINY[-3:]]
     places = [f"data={sentences}", f"save_dir={tmp_path / 'tagger'}", "trainer.max_update=1"]
     TrainingRun(load_config([*options, *places])).train()
-    with pytest.raises(MetaseqError, match="task tagging; .*task cvt_vision"):
+    with pytest.raises(MetaseqError, match="task tagging;.*cvt_vision"):
         script.main([str(tmp_path / "tagger"), *out])
     assert not (tmp_path / "out").exists()

@@ -21,27 +21,14 @@ SCORES = Path(__file__).resolve().parents[4] / "examples" / "electric" / "scores
 
 WORDS = [f"w{i}" for i in range(9)]
 RATE = 0.2
-OPTIONS = [
-    "task=electra",
-    "model=electra",
-    "model.noise=two_tower",
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=16",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=2",
-    "model.generator_size=0.5",
-    "model.max_positions=12",
-    "task.tokens_per_sample=12",
-    "task.sample_break_mode=eos",
-    "task.batch_size=16",
-    f"task.mask_prob={RATE}",
-    "optimizer.lr=0.05",
-    "schedule=constant",
-    "trainer.max_update=15",
-    "trainer.valid_split=''",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+OPTIONS = f"""
+    task=electra model=electra model.noise=two_tower model.encoder_layers=1
+    model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32 model.encoder_attention_heads=2
+    model.generator_size=0.5 model.max_positions=12 task.tokens_per_sample=12
+    task.sample_break_mode=eos task.batch_size=16 task.mask_prob={RATE} optimizer.lr=0.05
+    schedule=constant trainer.max_update=15 trainer.valid_split='' engine.threads=1
+    engine.tensorboard=false
+""".split()
 CRITERIONS = ["electric_nce", "electra_rtd", "two_tower_cloze"]
 DISSERTATION = "criterion.pll_formula=dissertation"
 PRECISE = ["engine.precision=fp64", "engine.device=cpu"]
@@ -103,14 +90,7 @@ IDS = [formula for _, _, formula in CASES]
 
 
 @pytest.mark.parametrize("name, more, formula", CASES, ids=IDS)
-def test_score(
-    name: str,
-    more: list[str],
-    formula: str,
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_score(name, more, formula, runs, tmp_path, capsys):
     """Log-probabilities of every token; rows of other lengths are padded, and pass once."""
     (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n")
     capsys.readouterr()
@@ -127,14 +107,7 @@ def test_score(
 
 
 @pytest.mark.parametrize("name, more, formula", CASES, ids=IDS)
-def test_rerank(
-    name: str,
-    more: list[str],
-    formula: str,
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_rerank(name, more, formula, runs, tmp_path, capsys):
     """The best of score + lambda * PLL, with PLLs by hand."""
     plls = {s: sum(by_hand(runs / name, s, formula)) for s in SENTENCES}
     scores = dict(zip(SENTENCES, (-1.0, -3.0, 0.0)))
@@ -154,9 +127,7 @@ def test_rerank(
     assert ranked["hyp_1"]["score"] == pytest.approx(max(totals.values()), rel=1e-9)
 
 
-def test_a_masked_generator_gives_no_probabilities(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_masked_generator_gives_no_probabilities(runs, tmp_path, capsys):
     """Refused in one message that names what can."""
     place = str(tmp_path / "run")
     options = [*OPTIONS, "model.noise=mlm", "trainer.max_update=1", "--criterion", "electra_rtd"]
@@ -164,12 +135,10 @@ def test_a_masked_generator_gives_no_probabilities(
     (tmp_path / "in.txt").write_text("w0\n")
     capsys.readouterr()
     assert main(["score", place, "--input", str(tmp_path / "in.txt")]) == 2
-    assert "train it with model.noise=two_tower" in capsys.readouterr().err
+    assert "model.noise=two_tower" in capsys.readouterr().err
 
 
-def test_scores_of_runs_become_an_archive(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_scores_of_runs_become_an_archive(runs, tmp_path, monkeypatch, capsys):
     """scores.py: what `score` and `rerank` print of each run, as metrics that `report` reads."""
     pairs = [
         {"sentence_good": good, "sentence_bad": bad}

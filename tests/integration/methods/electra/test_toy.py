@@ -42,7 +42,7 @@ def every_row(chain: object) -> tuple[np.ndarray, np.ndarray]:
     return rows, chances
 
 
-def test_conditionals_by_enumeration(toy: ModuleType) -> None:
+def test_conditionals_by_enumeration(toy):
     """p(x_t | all others) from the joint distribution of whole rows."""
     chain = toy.Chain(3, 5, seed=4)
     rows, chances = every_row(chain)
@@ -58,7 +58,7 @@ def test_conditionals_by_enumeration(toy: ModuleType) -> None:
     np.testing.assert_allclose(chain.triples(), joint, atol=1e-12)
 
 
-def test_efficient_counts_by_enumeration(toy: ModuleType) -> None:
+def test_efficient_counts_by_enumeration(toy):
     """Algorithm 2's expected counts, by listing rows, replaced positions and samples."""
     chain = toy.Chain(2, 4, seed=4)
     q, counts = chain.blurred(0.4), toy.empty(chain)
@@ -81,7 +81,7 @@ def test_efficient_counts_by_enumeration(toy: ModuleType) -> None:
     assert found.weight.sum().item() == pytest.approx(1)
 
 
-def test_no_gradient_at_minus_log_p(toy: ModuleType) -> None:
+def test_no_gradient_at_minus_log_p(toy):
     """The sign and the constant of noise-contrastive estimation, in expectation."""
     chain = toy.Chain()
     energy = torch.tensor(-np.log(chain.p.transpose(0, 2, 1)), requires_grad=True)
@@ -94,7 +94,7 @@ def test_no_gradient_at_minus_log_p(toy: ModuleType) -> None:
     assert grad.abs().max() > 1e-3
 
 
-def test_the_naive_estimator_recovers_minus_log_p(toy: ModuleType) -> None:
+def test_the_naive_estimator_recovers_minus_log_p(toy):
     chain = toy.Chain()
     q = chain.blurred(0.3)
     found = toy.judge(toy.minimise(toy.naive(chain, q, 2), chain), chain)
@@ -105,7 +105,7 @@ def test_the_naive_estimator_recovers_minus_log_p(toy: ModuleType) -> None:
     assert found["Z_error"] < 0.02
 
 
-def test_the_efficient_estimator_is_biased_by_context_noise(toy: ModuleType) -> None:
+def test_the_efficient_estimator_is_biased_by_context_noise(toy):
     """More replaced neighbours, more bias; correlation stays high."""
     chain = toy.Chain()
     q = chain.blurred(0.3)
@@ -116,7 +116,7 @@ def test_the_efficient_estimator_is_biased_by_context_noise(toy: ModuleType) -> 
     assert all(f["correlation"] > 0.95 for f in found)
 
 
-def test_the_aim_of_the_efficient_estimator_by_enumeration(toy: ModuleType) -> None:
+def test_the_aim_of_the_efficient_estimator_by_enumeration(toy):
     """Its energies make the expected gradient vanish at every whole noised row."""
     chain, k = toy.Chain(2, 4, seed=4), 2
     rows, chances = every_row(chain)
@@ -140,9 +140,7 @@ def test_the_aim_of_the_efficient_estimator_by_enumeration(toy: ModuleType) -> N
 
 
 @pytest.mark.parametrize("p, q, biased, exact", [(0.3, 0.2, 0.444, 0.3), (0.9, 0.7, 10.1, 0.9)])
-def test_reading_probabilities_from_electra(
-    toy: ModuleType, p: float, q: float, biased: float, exact: float
-) -> None:
+def test_reading_probabilities_from_electra(toy, p, q, biased, exact):
     """The published numbers have k / (n - k) in the dissertation's formula."""
     rate, one, other = 0.15, np.array(p), np.array(q)
     logit = toy.electra_logit(one, other, rate)
@@ -157,7 +155,7 @@ def test_reading_probabilities_from_electra(
     assert printed == pytest.approx((1 - rate) * biased, rel=2e-3)
 
 
-def test_the_best_discriminator_by_counting(toy: ModuleType) -> None:
+def test_the_best_discriminator_by_counting(toy):
     """Real and fake tokens counted over all rows, chosen positions and samples, labels by equality.
 
     The corrected formula reads p from their odds, the dissertation's too much by a factor of
@@ -284,9 +282,7 @@ def expected_gradient(
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_the_naive_criterion_is_at_rest_at_minus_log_p(
-    k: int, toy: ModuleType, program: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_naive_criterion_is_at_rest_at_minus_log_p(k, toy, program, monkeypatch):
     """Algorithm 1 as the example trains it: sign, labels and constant, with noise that is not p."""
     chain = toy.Chain(2, 4, seed=4)
     rows, _ = every_row(chain)
@@ -301,9 +297,7 @@ def test_the_naive_criterion_is_at_rest_at_minus_log_p(
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("k", [1, 3])
-def test_electric_nce_is_at_rest_at_its_aim(
-    k: int, exact: bool, toy: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_electric_nce_is_at_rest_at_its_aim(k, exact, toy, monkeypatch):
     """Algorithm 2: the energies that the replaced neighbours allow, not quite -log p."""
     chain = toy.Chain(2, 4, seed=4)
     rows, _ = every_row(chain)
@@ -316,7 +310,7 @@ def test_electric_nce_is_at_rest_at_its_aim(
         assert abs(expected_gradient(how, sampler, chain, q, k, wrong)).max() > 1e-4
 
 
-def test_the_program_without_transformers(tmp_path: Path) -> None:
+def test_the_program_without_transformers(tmp_path):
     """Parts (a) to (c) as a reader runs them."""
     program = [sys.executable, str(FOLDER / "toy.py"), str(tmp_path), "--exact"]
     done = subprocess.run(program, capture_output=True, text=True)

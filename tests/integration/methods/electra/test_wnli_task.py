@@ -20,20 +20,12 @@ from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.training.run import TrainingRun
 
-SMALL = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64",
-    "model.encoder_attention_heads=2",
-    "model.max_positions=24",
-    "model.dropout=0",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-    "optimizer.lr=0.003",
-    "schedule=polynomial",
-    "schedule.warmup_ratio=0.1",
-]
+SMALL = """
+    model.encoder_layers=1 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64
+    model.encoder_attention_heads=2 model.max_positions=24 model.dropout=0 engine.device=cpu
+    engine.threads=1 engine.tensorboard=false optimizer.lr=0.003 schedule=polynomial
+    schedule.warmup_ratio=0.1
+""".split()
 TASK = ["task=wnli", "criterion=wnli", "task.labelled=WNLI", "task.tokens_per_sample=24"]
 WORDS = r"\w+|[^\w\s]"
 
@@ -163,21 +155,15 @@ def test_rows_without_a_choice(data: Path) -> None:
     "change",
     [
         {"sentence": 1},
-        {"pronoun": [3]},
-        {"pronoun": [3, 3]},
-        {"pronoun": [3, 999]},
-        {"pronoun": "it"},
-        {"pronoun": [True, 3]},
-        {"query": ""},
-        {"query": None},
-        {"candidates": None},
-        {"candidates": ["a", 1]},
+        *({"pronoun": span} for span in ([3], [3, 3], [3, 999], "it", [True, 3])),
+        *({"query": query} for query in ("", None)),
+        *({"candidates": candidates} for candidates in (None, ["a", 1])),
     ],
     ids=str,
 )
 def test_damaged_rows(change: dict, data: Path) -> None:
     good = row("the cup", "the cat")
-    with pytest.raises(MetaseqError, match="train.rows.jsonl:2: no sentence with a pronoun"):
+    with pytest.raises(MetaseqError, match="train.rows.jsonl:2: .*pronoun"):
         choices(data, [good, good | change], [0, 1])
 
 
@@ -297,7 +283,7 @@ def test_encoder_and_head_start_from_the_pretrained_run(data: Path, tmp_path: Pa
 
 
 def test_mistakes(data: Path, pairs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="task sentence_prediction, not for wnli"):
+    with pytest.raises(UsageError, match="sentence_prediction.*wnli"):
         TrainingRun(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
     with pytest.raises(UsageError, match="is not glue/WNLI"):
         TrainingRun(configure(pairs, tmp_path / "b", "task.labelled=pairs")).train()

@@ -62,7 +62,7 @@ PLAIN = {
 }
 
 
-def test_flops_by_rule_count_every_gradient(moons: Path, tmp_path: Path) -> None:
+def test_flops_by_rule_count_every_gradient(moons, tmp_path):
     tasks = {
         k: TrainingRun(configure(moons, tmp_path / str(k), *TEXT, f"task.inner_steps={k}")).task
         for k in (0, 3)
@@ -75,7 +75,7 @@ def test_flops_by_rule_count_every_gradient(moons: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", sorted(PLAIN))
-def test_no_inner_steps_equal_the_plain_task(kind: str, moons: Path, tmp_path: Path) -> None:
+def test_no_inner_steps_equal_the_plain_task(kind, moons, tmp_path):
     """Weights, moments and schedule bit for bit, with dropout, clipping and a schedule."""
     meta, plain = PLAIN[kind]
     one = trained(configure(moons, tmp_path / "a", *meta, *DROPOUT, "task.inner_steps=0"))
@@ -92,8 +92,8 @@ def last_only(self: Task, engine: Engine, model: torch.nn.Module, batches: Batch
 @pytest.mark.parametrize("setting", [TEXT, PAIRS, LSTM], ids=["text", "pairs", "lstm"])
 @pytest.mark.parametrize("order", ["none", "exact"])
 def test_inner_rate_zero_equals_training_on_the_test_batches(
-    setting: list[str], order: str, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    setting, order, moons, tmp_path, monkeypatch
+):
     steps = ["task.inner_steps=2", "task.inner_optim=sgd", "task.inner_lr=0"]
     steps += [f"task.second_order={order}", *DROPOUT]
     one = trained(configure(moons, tmp_path / "a", *setting, *steps))
@@ -112,7 +112,7 @@ def everything(run: TrainingRun) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("setting", [TEXT, PAIRS], ids=["text", "pairs"])
-def test_moments_never_leak(setting: list[str], moons: Path, tmp_path: Path) -> None:
+def test_moments_never_leak(setting, moons, tmp_path):
     """Inner steps of the fused Adam change weights and moments, and leave them to the last bit."""
     run = TrainingRun(configure(moons, tmp_path, *setting, *DROPOUT, "task.inner_steps=2"))
     engine, seen = run.engine, []
@@ -137,12 +137,8 @@ def test_moments_never_leak(setting: list[str], moons: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("k", [0, 1, 3])
-def test_an_update_takes_k_plus_one_batches_of_each_stream(
-    k: int, moons: Path, tmp_path: Path
-) -> None:
-    """In the order of the stream: inner ones first, then the test batch; all logged losses are
-    there.
-    """
+def test_an_update_takes_k_plus_one_batches_of_each_stream(k, moons, tmp_path):
+    """In the order of the stream: inner ones first, then the test batch; all losses are logged."""
     seen: list[list[tuple[str, list[int]]]] = []
     run = TrainingRun(
         configure(moons, tmp_path, *PAIRS, f"task.inner_steps={k}", "trainer.max_update=3")
@@ -169,7 +165,7 @@ def test_an_update_takes_k_plus_one_batches_of_each_stream(
     assert names == [f"inner_loss_{j}" for j in range(k)]
 
 
-def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_path: Path) -> None:
+def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons, tmp_path):
     """With torch's own cross-entropy on each set's head, also over several micro-batches."""
     more = ["model.dropout=0", "model.attention_dropout=0", "trainer.max_update=1"]
     more.append("engine.micro_batch_size=3")
@@ -191,7 +187,7 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
 
 
 @pytest.mark.parametrize("steps", [[], ["task.inner_optim=sgd", "task.inner_lr=0.05"]])
-def test_labelled_sets_are_learnt(steps: list[str], moons: Path, tmp_path: Path) -> None:
+def test_labelled_sets_are_learnt(steps, moons, tmp_path):
     """Inner steps and all: the meta-learned weights fit the sets better than the first ones."""
     more = ["model.dropout=0", "optimizer.lr=0.01", "schedule=constant", "trainer.max_update=60"]
     run = TrainingRun(configure(moons, tmp_path, *PAIRS, *more, *steps))
@@ -200,7 +196,7 @@ def test_labelled_sets_are_learnt(steps: list[str], moons: Path, tmp_path: Path)
     assert lines[58]["loss"] < 0.7 * lines[0]["loss"]
 
 
-def test_a_run_starts_from_plain_pretraining(moons: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_plain_pretraining(moons, tmp_path):
     """From masked_lm or sentence_pairs on text; labelled sets take the encoder and fresh heads."""
     plain = ["task=masked_lm", "criterion=masked_lm", *battery.PACKED]
     data = f"data={small_data.ensure(moons, 'documents')}"
@@ -218,7 +214,7 @@ def test_a_run_starts_from_plain_pretraining(moons: Path, tmp_path: Path) -> Non
     }
 
 
-def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path) -> None:
+def test_the_encoder_of_labelled_sets_is_taken_over(moons, tmp_path):
     config = configure(moons, tmp_path / "sets", *PAIRS, "trainer.max_update=2")
     known = trained(config).model.state_dict()
     tuning = [*battery.SENTENCES, "criterion=sentence_prediction", "task.labelled=pairs"]
@@ -253,7 +249,7 @@ def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path)
         ([*LSTM, "model=transformer"], "needs --model bilstm_lm"),
     ],
 )
-def test_mistakes(more: list[str], words: str, moons: Path, tmp_path: Path) -> None:
+def test_mistakes(more, words, moons, tmp_path):
     more = [s for s in more if "hidden_dim" not in s] if "model=transformer" in more else more
     with pytest.raises(MetaseqError, match=words):
         TrainingRun(configure(moons, tmp_path, *more)).train()

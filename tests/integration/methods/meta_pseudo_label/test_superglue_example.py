@@ -18,20 +18,15 @@ from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
 PLACE: Path = CONFIGS.parent / "superglue"
-TINY = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=16",
-    "model.encoder_ffn_embed_dim=32",
-    "model.encoder_attention_heads=2",
-    "task.stride=5",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    model.encoder_layers=1 model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32
+    model.encoder_attention_heads=2 task.stride=5 engine.threads=1 engine.tensorboard=false
+""".split()
 SETS = ["task.labelled=[MultiRC,ReCoRD,CB]", "task.task_tokens=[5,6,3]"]
 
 
 @pytest.mark.parametrize("name", ["mlm", "soft", "hard"])
-def test_each_config_makes_an_update(name: str, superglue: Path, tmp_path: Path) -> None:
+def test_each_config_makes_an_update(name, superglue, tmp_path):
     """A dry run: one update of each kind with the config's batches, and a validation."""
     more = ["task.tokens_per_sample=20", "model.max_positions=20", "trainer.log_interval=1", *SETS]
     places = [f"data={superglue}", f"save_dir={tmp_path}"]
@@ -47,9 +42,7 @@ def test_each_config_makes_an_update(name: str, superglue: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("task, token", [("CB", 3), ("ReCoRD", 6)])
-def test_fine_tuning_makes_an_update(
-    task: str, token: int, superglue: Path, tmp_path: Path
-) -> None:
+def test_fine_tuning_makes_an_update(task, token, superglue, tmp_path):
     """From a run of the pre-training config, with the model that it had."""
     places = [f"data={superglue}", f"save_dir={tmp_path / 'first'}"]
     more = ["task.tokens_per_sample=20", "model.max_positions=20", "trainer.max_update=1", *SETS]
@@ -94,10 +87,8 @@ def run_data_script(folder: Path, files: list[str]) -> tuple[subprocess.Complete
     return done, (folder / "log").read_text().splitlines()
 
 
-def test_data_of_some_tasks(tmp_path: Path) -> None:
-    """Folders with and without a prefix; what is missing is named, with the options
-    that then help.
-    """
+def test_data_of_some_tasks(tmp_path):
+    """Folders with and without a prefix; what is missing is named, with the remedy."""
     files = ["BoolQ/val.jsonl", "superglue-CB/val.jsonl.xz", "superglue-ReCoRD-part/dev32.jsonl"]
     files += ["superglue-RTE/train.jsonl", "superglue-WSC/val.jsonl", "WSC/val.jsonl"]
     done, calls = run_data_script(tmp_path, files)
@@ -116,16 +107,16 @@ def test_data_of_some_tasks(tmp_path: Path) -> None:
     ]
 
 
-def test_data_of_all_tasks_and_of_none(tmp_path: Path) -> None:
+def test_data_of_all_tasks_and_of_none(tmp_path):
     every = [f"{name.split('/')[1]}/val.jsonl" for name in AS_TEXT]
     done, calls = run_data_script(tmp_path, every)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and len(calls) == 9
     (tmp_path / "empty").mkdir()
     done, calls = run_data_script(tmp_path / "empty", [])
-    assert done.returncode == 1 and "holds none of the tasks BoolQ" in done.stderr
+    assert done.returncode == 1 and "tasks BoolQ" in done.stderr
 
 
-def test_sweeps_without_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_without_a_task(tmp_path, capsys):
     """The two commands of the page for what lacks ReCoRD: the others keep their tokens."""
     tasks = {"BoolQ": 2, "CB": 3, "COPA": 4, "MultiRC": 5, "RTE": 7, "WiC": 8, "WSC": 9}
     names, numbers = ",".join(tasks), ",".join(map(str, tasks.values()))
@@ -144,9 +135,7 @@ def test_sweeps_without_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said.count("task.labelled=WSC task.task_token=9") == 1
 
 
-def test_baseline_names_what_it_skips(
-    superglue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baseline_names_what_it_skips(superglue, tmp_path, capsys):
     """A set with a training split only, and tasks without a folder, are skipped; others scored."""
     baseline = imported(PLACE / "baseline.py")
     for name in ("CB", "MultiRC"):
@@ -165,4 +154,4 @@ def test_baseline_names_what_it_skips(
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["task"] for row in rows] == ["CB", "MultiRC", "mean"]
     assert rows[2]["score"] == pytest.approx((rows[0]["score"] + rows[1]["score"]) / 2)
-    assert "skipped ReCoRD: no valid split" in said.err and "skipped BoolQ: no folder" in said.err
+    assert "skipped ReCoRD: no" in said.err and "skipped BoolQ: no" in said.err

@@ -57,11 +57,9 @@ def test_hard_pairs_are_samples(even: Path) -> None:
 
 
 def test_pairs_of_the_teacher_are_logged(even: Path, tmp_path: Path) -> None:
-    more = [
-        "trainer.max_update=4",
-        "trainer.validate_interval_updates=2",
-        "engine.tensorboard=false",
-    ]
+    more = """
+        trainer.max_update=4 trainer.validate_interval_updates=2 engine.tensorboard=false
+    """.split()
     save = f"save_dir={tmp_path}/soft"
     TrainingRun(Bench(even, "soft", *more, "task.pairs=2", save).config).train()
     log = [json.loads(line) for line in (tmp_path / "soft/log.jsonl").read_text().splitlines()]

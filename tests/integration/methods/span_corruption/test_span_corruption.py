@@ -59,9 +59,7 @@ def states_after(model: Any, inputs: Tensor, targets: list[int]) -> Tensor:
 
 
 @of_each_model
-def test_loss_and_gradient_are_those_of_a_loop(
-    case: battery.Case, moons: Path, tmp_path: Path
-) -> None:
+def test_loss_and_gradient_are_those_of_a_loop(case, moons, tmp_path):
     """Row by row and token by token, with torch's cross-entropy."""
     run = TrainingRun(configure(moons, tmp_path, case))
     micro_batches = run.task.build_streams("train")["train"].micro_batches(3, Shard())
@@ -85,9 +83,7 @@ def test_loss_and_gradient_are_those_of_a_loop(
 
 
 @pytest.mark.parametrize("case", CASES[:3:2], ids=["joint", "decoder"])
-def test_a_target_sees_all_inputs_and_earlier_targets(
-    case: battery.Case, moons: Path, tmp_path: Path
-) -> None:
+def test_a_target_sees_all_inputs_and_earlier_targets(case, moons, tmp_path):
     """By the gradient of its logits with respect to the embeddings; all layers are global."""
     run = TrainingRun(configure(moons, tmp_path, case, "task.batch_size=1"))
     (batch,) = run.engine.to_device(
@@ -112,7 +108,7 @@ def test_a_target_sees_all_inputs_and_earlier_targets(
 
 
 @of_each_model
-def test_scores_are_those_of_one_sentinel(case: battery.Case, moons: Path, tmp_path: Path) -> None:
+def test_scores_are_those_of_one_sentinel(case, moons, tmp_path):
     """log p(token | text with a sentinel in its place, the sentinel), token by token."""
     run = TrainingRun(configure(moons, tmp_path, case, "trainer.max_update=2"))
     run.train()
@@ -134,7 +130,7 @@ def test_scores_are_those_of_one_sentinel(case: battery.Case, moons: Path, tmp_p
 
 
 @of_each_model
-def test_flops_by_rule(case: battery.Case, moons: Path, tmp_path: Path) -> None:
+def test_flops_by_rule(case, moons, tmp_path):
     """Of texts that are all of the longest kind; those of the paper's rules by their parts."""
     config = configure(moons, tmp_path, case, "task.batch_size=16")
     run = TrainingRun(config)
@@ -166,7 +162,7 @@ class FullRows:
         return self.all_rows[samples], np.full(len(samples), width)
 
 
-def test_inputs_length_sets_that_of_texts(moons: Path, tmp_path: Path) -> None:
+def test_inputs_length_sets_that_of_texts(moons, tmp_path):
     config = configure(moons, tmp_path, CASES[0], "task.inputs_length=19", "task.mean_span=3")
     assert prepare_config(config).task.tokens_per_sample == 22  # of 20 tokens: 3 noise, 1 span
     with pytest.raises(UsageError, match="at least 4"):
@@ -175,7 +171,7 @@ def test_inputs_length_sets_that_of_texts(moons: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["span_corruption", "ul2"])
 @pytest.mark.parametrize("model", ["transformer", "encoder_decoder"])
-def test_the_defaults_fit_together(task: str, model: str, moons: Path, tmp_path: Path) -> None:
+def test_the_defaults_fit_together(task, model, moons, tmp_path):
     names = [f"task={task}", "criterion=span_corruption", f"model={model}"]
     places = [f"data={moons}", f"save_dir={tmp_path}", "model.encoder_layers=1"]
     built = build_task(load_config([*names, *places]))
@@ -194,14 +190,12 @@ def test_the_defaults_fit_together(task: str, model: str, moons: Path, tmp_path:
         (0, ["task=masked_lm", "criterion=masked_lm", "model=encoder_decoder"], "cannot train"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    case: int, more: list[str], fact: str, moons: Path, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused(case, more, fact, moons, tmp_path):
     with pytest.raises(UsageError, match=fact):
         TrainingRun(configure(moons, tmp_path, ("span_corruption", case), *more))
 
 
-def test_padding_and_other_rows_change_no_score(moons: Path, tmp_path: Path) -> None:
+def test_padding_and_other_rows_change_no_score(moons, tmp_path):
     run = TrainingRun(configure(moons, tmp_path, CASES[2]))
     tokens = torch.tensor([[3, 40, 41, 2, 0, 0], [3, 40, 41, 42, 43, 2]])
     scored = torch.tensor([[False, True, True, False, False, False]] * 2)

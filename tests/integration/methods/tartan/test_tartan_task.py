@@ -25,7 +25,7 @@ def fine_tuning(data: Path, save: Path, start: Path, *more: str) -> TrainingRun:
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
-def test_tartan_learns_an_easy_task(criterion: str, topics: Path, tmp_path: Path) -> None:
+def test_tartan_learns_an_easy_task(criterion, topics, tmp_path):
     """All metrics come with it; predictions agree with them; weights and cosines are logged."""
     more = ["trainer.max_update=80", "trainer.final_splits=[test]", "task.batch_size=24", *BEST]
     more += ["optimizer.lr=0.002", "model.dropout=0", "model.attention_dropout=0"]
@@ -46,7 +46,7 @@ def test_tartan_learns_an_easy_task(criterion: str, topics: Path, tmp_path: Path
     assert (alphas[0] == alphas[1]) != meta
 
 
-def test_checkpoints_hold_the_weights_of_the_tasks(topics: Path, tmp_path: Path) -> None:
+def test_checkpoints_hold_the_weights_of_the_tasks(topics, tmp_path):
     """A resumed run goes on with them, to the last bit."""
     more = ["criterion.weight_lr=0.5", "criterion.algorithm_1=true"]
     ends = []
@@ -60,7 +60,7 @@ def test_checkpoints_hold_the_weights_of_the_tasks(topics: Path, tmp_path: Path)
     assert alphas[0] == alphas[1]
 
 
-def test_dapt_then_tapt_then_the_end_task(topics: Path, tmp_path: Path) -> None:
+def test_dapt_then_tapt_then_the_end_task(topics, tmp_path):
     """The baselines: each stage takes encoder and LM head of the one before, the head is fresh."""
     dapt = build(topics, tmp_path / "dapt", "masked_lm", "task.auxiliary=[train]")
     dapt.train()
@@ -77,7 +77,7 @@ def test_dapt_then_tapt_then_the_end_task(topics: Path, tmp_path: Path) -> None:
     assert same(encoder, weights(tuned)) and encoder.keys() <= weights(tuned).keys()
 
 
-def test_own_lm_heads_learn_apart(topics: Path, tmp_path: Path) -> None:
+def test_own_lm_heads_learn_apart(topics, tmp_path):
     """They start as the one head of an earlier run, or each as its own there."""
     two, start = "task.auxiliary=[train,tapt]", f"init_from={tmp_path / 'two'}"
     run = build(topics, tmp_path / "two", "tartan_mt", two)
@@ -96,7 +96,7 @@ def test_own_lm_heads_learn_apart(topics: Path, tmp_path: Path) -> None:
         assert torch.equal(weights(again)[f"heads.{head}.bias"], weights(one)["heads.lm.bias"])
 
 
-def test_tartan_starts_from_electra(topics: Path, tmp_path: Path) -> None:
+def test_tartan_starts_from_electra(topics, tmp_path):
     """The discriminator is the body; of the model's options those of a Transformer are used."""
     mine = [s for s in SIZES if s.startswith(("model.", "engine.", "trainer.", "task.tok"))]
     chosen = ["task=electra", "criterion=electra_rtd", "model=electra", "model.segments=1"]
@@ -114,7 +114,7 @@ def test_tartan_starts_from_electra(topics: Path, tmp_path: Path) -> None:
     assert taken and same(taken, weights(second)) and taken.keys() <= weights(second).keys()
 
 
-def test_the_final_fine_tuning_begins_where_the_run_ended(topics: Path, tmp_path: Path) -> None:
+def test_the_final_fine_tuning_begins_where_the_run_ended(topics, tmp_path):
     """Same scores before the first update; that checkpoint stays the best if nothing beats it."""
     more = ["trainer.max_update=20", "trainer.final_splits=[test]", *BEST]
     interval = "trainer.validate_interval_updates=2"
@@ -137,14 +137,14 @@ def test_the_final_fine_tuning_begins_where_the_run_ended(topics: Path, tmp_path
     assert best.name == "update_000000000"
 
 
-def test_epochs_are_those_of_the_largest_auxiliary(topics: Path, tmp_path: Path) -> None:
+def test_epochs_are_those_of_the_largest_auxiliary(topics, tmp_path):
     more = ["task.auxiliary=[train,tapt]", "task.epochs=2", "schedule=linear"]
     run = build(topics, tmp_path, "tartan_mt", *more)
     assert run.config.trainer.max_update == 2 * -(-300 // 8)
     assert run.config.schedule.total_updates == 76
 
 
-def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> None:
+def test_the_head_has_its_own_rate_and_decay(topics, tmp_path):
     run = build(
         topics,
         tmp_path,
@@ -172,42 +172,28 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         ("tartan_mt", ["criterion.weights=[1,2,3]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["criterion.weights=[1,0]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["task.labelled=''"], "give task.labelled=NAME"),
-        (
-            "tartan_meta",
-            ["criterion.similarity=cos"],
-            "'cosine'. Choices: cosine, dot",
-        ),
-        (
-            "tartan_meta",
-            ["criterion.meta_head_split=valid"],
-            "criterion.meta_head_split is 'valid'",
-        ),
+        ("tartan_meta", ["criterion.similarity=cos"], "'cos.*cosine, dot"),
+        ("tartan_meta", ["criterion.meta_head_split=valid"], "meta_head_split is 'valid'"),
         ("tartan_mt", ["task.auxiliary=[tapt,dev]"], "endtask or dev"),
         ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
         ("tartan_meta", ["criterion.weight_lr=-1"], "criterion.weight_lr .*at least 0"),
         ("tartan_meta", ["criterion.meta_head_lr=-1"], "criterion.meta_head_lr .*at least"),
         ("tartan_mt", ["task.lines_per_example=-1"], "task.lines_per_example .*at least 0"),
         ("tartan_mt", ["task.head_lr=-1"], "task.head_lr .*at least 0, got -1"),
-        (
-            "tartan_mt",
-            ["task.meta_head_batch_size=0"],
-            "task.meta_head_batch_size .*at least",
-        ),
+        ("tartan_mt", ["task.meta_head_batch_size=0"], "task.meta_head_batch_size .*at least"),
     ],
 )
-def test_mistakes_are_named(
-    criterion: str, more: list[str], words: str, topics: Path, tmp_path: Path
-) -> None:
+def test_mistakes_are_named(criterion, more, words, topics, tmp_path):
     with pytest.raises(UsageError, match=words):
         build(topics, tmp_path, criterion, *more)
 
 
-def test_a_domain_that_is_not_there(topics: Path, tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match="no split 'papers'; .*long, train"):
+def test_a_domain_that_is_not_there(topics, tmp_path):
+    with pytest.raises(MetaseqError, match="'papers'.*long, train"):
         build(topics, tmp_path, "tartan_mt", "task.auxiliary=[papers]").train()
 
 
-def test_sets_of_other_forms_are_refused(pairs: Path, tmp_path: Path) -> None:
+def test_sets_of_other_forms_are_refused(pairs, tmp_path):
     config = configure(pairs, tmp_path, "tartan_mt", "task.labelled=scores")
     with pytest.raises(UsageError, match="real values"):
         TrainingRun(config)

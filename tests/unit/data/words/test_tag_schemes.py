@@ -127,9 +127,9 @@ def test_types_may_hold_dashes_and_classes_are_listed():
 
 def test_tags_of_words_and_mixtures():
     assert guess_scheme([["NOUN", "-LRB-", "O"]]) == "none"
-    with pytest.raises(UsageError, match="'I-NP', and others, such as 'NOUN'"):
+    with pytest.raises(UsageError, match="'I-NP'.*'NOUN'"):
         guess_scheme([["I-NP", "NOUN"]])
-    with pytest.raises(UsageError, match="none of iob1, bio, bioes, ioe1 and ioe2"):
+    with pytest.raises(UsageError, match="iob1, bio, bioes,.*ioe2"):
         guess_scheme([["I-NP", "O", "B-NP"]])
 
 

@@ -215,7 +215,7 @@ def test_heads_that_are_no_tree_are_told(heads):
         (ROW.format(1, 0) + ROW.format(2, 1) + ROW.format(3, 0), ":3: words 1 and 3 both"),
         (
             "# c\n" + "".join(ROW.format(i, h) for i, h in ((1, 0), (2, 3), (3, 4), (4, 2))),
-            ":3: .*words 2 -> 3 -> 4 -> 2 go round",
+            ":3: .*3 -> 4",
         ),
         ("1\ta\tb\n", ":1: 3 fields"),
         (ROW.format(1, 0).replace("\t", " "), ":1: 1 fields"),
@@ -272,5 +272,5 @@ def test_columns_in(tmp_path_factory, sentences):
 
 
 def test_trees_of_unequal_length_are_refused():
-    with pytest.raises(ValueError, match="1 words, 2 heads"):
+    with pytest.raises(ValueError, match="1 words.*2 heads"):
         conllu_text(["a"], [0, 1], ["root"])

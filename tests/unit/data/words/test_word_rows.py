@@ -93,7 +93,7 @@ LENGTHS = st.lists(st.integers(0, 120), min_size=1, max_size=300).map(np.array)
 def test_an_epoch_holds_each_sentence_once(lengths, batch_size, seed, chunk, buckets):
     usable = np.flatnonzero((lengths > 0) & (lengths < 100))
     if not len(usable):
-        with pytest.raises(UsageError, match="at least 1 word .*fewer than 100"):
+        with pytest.raises(UsageError, match=r" 1 word\b.* 100\b"):
             Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100)
         return
     order = Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100, buckets=buckets)
@@ -122,9 +122,7 @@ def test_batches_have_about_the_same_sum_of_roots():
 
 
 def test_pieces_are_drawn_from_the_whole_text():
-    """Of three texts one after another a run sees all from the beginning, not the
-    first one only.
-    """
+    """Of three texts in a row a run sees all from the beginning."""
     texts = [np.random.default_rng(i).poisson(mean, 10_000) for i, mean in enumerate((9, 18, 30))]
     lengths = np.concatenate(texts)
     order = Bucketed(lengths, 64, 1, "text", chunk=1000)
@@ -150,15 +148,13 @@ def test_more_buckets_save_more_padding():
     assert np.mean(np.array(inside) > 0) < 0.1  # those of buckets that joined a neighbour
     assert sorted(np.concatenate(batches[1]).tolist()) == list(range(20_000))
     for wrong in ([0, 4], [5, 5], [9, 3]):
-        with pytest.raises(UsageError, match="task.buckets must be lengths that grow"):
+        with pytest.raises(UsageError, match="task.buckets"):
             Bucketed(lengths, 16, 1, "text", buckets=wrong)
 
 
 @pytest.mark.parametrize("step", [1, 3, 10])
 def test_few_sentences_meet_others_in_each_epoch(step):
-    """However many buckets there are: of one batch each, they would be the same
-    batches for ever.
-    """
+    """Buckets of one batch each would be the same batches for ever."""
     lengths = np.random.default_rng(0).gamma(2, 12, 372).astype(int) + 1
     order = Bucketed(lengths, 16, 1, "chunk", buckets=list(range(3, 100, step)))
     batches = [

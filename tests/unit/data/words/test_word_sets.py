@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outcomes import expect
 from word_files import TREES
 
 from metaseq_lm.cli import main
@@ -19,6 +20,8 @@ from metaseq_lm.data.words.overlap import Overlap
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 
+NOUN_VERB = "a N\nb V\n"
+
 
 def labels(data):
     return [[data.label_names[i] for i in data.labels[n]] for n in range(len(data))]
@@ -27,10 +30,11 @@ def labels(data):
 def test_unlabelled_text(words):
     data = WordSet(words, "train")
     assert (data.form, len(data), data.labels, data.heads) == ("text", 3, None, None)
-    assert data.surface([1, 2]) == ["A dog barked at the cat !".split(), ["the"] * 3]
+    sentence = "A dog barked at the cat !"
+    assert data.surface([1, 2]) == [sentence.split(), ["the"] * 3]
     assert data.lengths.tolist() == [7, 7, 3]
     names = [data.vocabulary.words[i] for i in data.words[1]]
-    assert names == "a dog barked at the cat !".split()
+    assert names == sentence.lower().split()
 
 
 def test_spans_are_stored_as_bioes(words):
@@ -59,15 +63,7 @@ def test_trees(words):
 
 def test_tags_of_words(words):
     data = WordSet(words / "upos", "train")
-    assert not data.spans and data.label_names == [
-        "AUX",
-        "NOUN",
-        "NUM",
-        "PART",
-        "PRON",
-        "PUNCT",
-        "VERB",
-    ]
+    assert not data.spans and data.label_names == "AUX NOUN NUM PART PRON PUNCT VERB".split()
     assert labels(data)[1] == ["NUM", "NOUN"]
 
 
@@ -78,8 +74,7 @@ def test_a_wrong_scheme_names_the_line(run, words, scheme):
     line = {"bio": 5, "bioes": 2}[scheme]
     assert code == 1 and f"train.txt:{line}: tag 'I-X'" in shown
     assert not (words / "wrong").exists()
-    code, shown = run(content, "--tagged", "wrong")
-    assert code == 2 and "--tag-scheme conlleval" in shown
+    expect(run(content, "--tagged", "wrong"), 2, "--tag-scheme conlleval")
     assert run(content, "--tagged", f"as-{scheme}", "--tag-scheme", "conlleval")[0] == 0
     assert labels(WordSet(words / f"as-{scheme}", "train")) == [["B-X", "E-X"], ["O", "S-X"]]
 
@@ -87,14 +82,13 @@ def test_a_wrong_scheme_names_the_line(run, words, scheme):
 def test_unseen_tags(run, words, tmp_path):
     (tmp_path / "test.txt").write_text("a N\nb S\nc V\n")
     test = ["--testpref", str(tmp_path / "test.txt")]
-    assert run("a N\nb V\n", "--tagged", "own", *test)[0] == 0
+    assert run(NOUN_VERB, "--tagged", "own", *test)[0] == 0
     assert WordSet(words / "own", "test").label_names == ["N", "S", "V"]
-    assert run("a N\nb V\n", "--tagged", "one", "--unseen-tags", "one", *test)[0] == 0
+    assert run(NOUN_VERB, "--tagged", "one", "--unseen-tags", "one", *test)[0] == 0
     data = WordSet(words / "one", "test")
     assert data.label_names == ["N", "V", "<unseen>"] and data.unseen == 2
     assert data.labels[0].tolist() == [0, 2, 1]
-    code, shown = run("a B-X\n", "--tagged", "two", "--unseen-tags", "one")
-    assert code == 2 and "not for spans" in shown
+    expect(run("a B-X\n", "--tagged", "two", "--unseen-tags", "one"), 2, "not for spans")
 
 
 def test_classes_of_an_earlier_set(run, words, tmp_path):
@@ -104,18 +98,15 @@ def test_classes_of_an_earlier_set(run, words, tmp_path):
     assert run("b V\n", "--tagged", "later", *taken)[0] == 0
     later = WordSet(words / "later", "train")
     assert later.label_names == ["A", "N", "V"] and labels(later) == [["V"]]
-    code, shown = run("a N\n\nb X\n", "--tagged", "wrong", *taken)
-    assert code == 1 and ":3: 'X' is no class of" in shown and "--labels-from" in shown
+    expect(run("a N\n\nb X\n", "--tagged", "wrong", *taken), 1, ":3: 'X'", "--labels-from")
     assert not (words / "wrong").exists()
     # Spans: types, not tags; tags that an earlier train lacked go on being one class.
     taken = ["--labels-from", str(words / "chunk")]
     assert run("it B-VP\n", "--tagged", "spans", *taken)[0] == 0
-    assert (
-        WordSet(words / "spans", "train").label_names
-        == WordSet(words / "chunk", "train").label_names
-    )
+    spans, chunk = (WordSet(words / name, "train").label_names for name in ("spans", "chunk"))
+    assert spans == chunk
     assert run("it B-XP\n", "--tagged", "wrong", *taken)[0] == 1
-    assert run("a N\nb V\n", "--tagged", "one", "--unseen-tags", "one", "--overwrite")[0] == 0
+    assert run(NOUN_VERB, "--tagged", "one", "--unseen-tags", "one", "--overwrite")[0] == 0
     assert run("a N\nb X\n", "--tagged", "after", "--labels-from", str(words / "one"))[0] == 0
     after = WordSet(words / "after", "train")
     assert (after.label_names, after.unseen, labels(after)) == (
@@ -123,8 +114,7 @@ def test_classes_of_an_earlier_set(run, words, tmp_path):
         2,
         [["N", "<unseen>"]],
     )
-    code, shown = run("a N\n", "--tagged", "wrong", "--labels-from", str(words))
-    assert code == 1 and "a labelled set with classes" in shown
+    expect(run("a N\n", "--tagged", "wrong", "--labels-from", str(words)), 1, "labelled set")
 
 
 def test_roots(run, words):
@@ -143,22 +133,19 @@ def test_hold_out(run, words):
     assert [len(names) for names in found] == [15, 5]
     assert sorted(found[0] + found[1]) == sorted(f"w{i}" for i in range(20))
     assert [sorted(names, key=lambda n: int(n[1:])) for names in found] == found
-    code, shown = run(content, "--tagged", "none", "--hold-out", "20")
-    assert code == 2 and "train has 20 sentences" in shown
+    expect(run(content, "--tagged", "none", "--hold-out", "20"), 2, "20 sentences")
 
 
 def test_overlap_is_dropped(run, words, tmp_path):
     # "No" of the test split of chunk; figures count by their number of digits.
     content = "no X\n\nit X\nsat X\n( X\n\n2001 X\n\nno X\nno X\n"
     drop = ["--drop-overlap-with", "chunk"]
-    code, shown = run(content, "--tagged", "dropped", *drop)
-    assert code == 0 and "3 dropped" in shown
+    expect(run(content, "--tagged", "dropped", *drop), 0, "3 dropped")
     data = WordSet(words / "dropped", "train")
     assert data.surface(np.arange(len(data))) == [["no", "no"]]
     (tmp_path / "test.txt").write_text("the X\ncat X\n")
     options = ["--words", "--drop-overlap-with", str(tmp_path / "test.txt")]
-    code, shown = run("a b\nThe cat\nthe cat sat\n", *options, dest="text")
-    assert code == 0 and "1 dropped" in shown
+    expect(run("a b\nThe cat\nthe cat sat\n", *options, dest="text"), 0, "1 dropped")
     found = WordSet(tmp_path / "text", "train")
     assert found.surface(np.arange(2)) == [["a", "b"], ["the", "cat", "sat"]]
     assert Manifest.load(tmp_path / "text").splits["train"]["dropped_overlap"] == 1
@@ -171,20 +158,18 @@ def test_overlap_is_dropped(run, words, tmp_path):
     assert run("the cat\nb\n", *options, *text, dest="text")[0] == 0
     counts = Manifest.load(tmp_path / "text").splits
     assert (counts["train"]["sentences"], counts["test"]["sentences"]) == (1, 2)
-    code, shown = run(content, "--tagged", "x", "--drop-overlap-with", "nothing")
-    assert code == 2 and "nothing: neither a set" in shown
+    expect(run(content, "--tagged", "x", "--drop-overlap-with", "nothing"), 2, "nothing: neither")
     # A set without a split to evaluate on has nothing to keep out.
-    code, shown = run(content, "--tagged", "x", "--drop-overlap-with", "trees")
-    assert code == 2 and "trees has the split train" in shown
+    expect(run(content, "--tagged", "x", "--drop-overlap-with", "trees"), 2, "trees has")
 
 
 def test_a_text_of_which_all_is_dropped_says_so(run, tmp_path):
     (tmp_path / "test.txt").write_text("the X\ncat X\n")
     drop = ["--drop-overlap-with", str(tmp_path / "test.txt")]
     code, shown = run("the cat\n", "--words", *drop, dest="text")
-    assert code == 1 and "train.txt: no text but the 1 that --drop-overlap-with" in shown
+    assert code == 1 and re.search("train.txt: no text.*--drop-overlap-with", shown)
     code, shown = run("the X\ncat X\n", "--tagged", "all", *drop)
-    assert code == 1 and "train.txt: no sentences but the 1 that --drop-overlap-with" in shown
+    assert code == 1 and re.search("train.txt: no sentences.*--drop-overlap-with", shown)
 
 
 @pytest.mark.parametrize(
@@ -233,14 +218,8 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
     [
         (["--words", "--tagged", "x"], "--words and --tagged exclude each other"),
         (["--tagged", "x/y"], "letters, digits"),
-        (
-            ["--tagged", "x", "--min-frequency", "2"],
-            "--min-frequency does not apply to tagged",
-        ),
-        (
-            ["--treebank", "x", "--tag-scheme", "bio"],
-            "--tag-scheme does not apply to treebanks",
-        ),
+        (["--tagged", "x", "--min-frequency", "2"], "--min-frequency does not"),
+        (["--treebank", "x", "--tag-scheme", "bio"], "--tag-scheme does not"),
         (["--words", "--tag-column", "2"], "--tag-column does not apply to sentences"),
         (["--words", "--labels", "a"], "--labels does not apply to sentences"),
         (["--tagged", "x", "--tokenizer", "char"], "--tokenizer does not apply to tagged"),
@@ -261,15 +240,14 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
                 ["--labelled-corpus", "x"],
             )
         ),
-        (["--words", "--word-column", "1"], "CoNLL columns, and none"),
+        (["--words", "--word-column", "1"], "CoNLL columns"),
         (["--tagged", "x", "--hold-out", "0"], "at least 1"),
         (["--tagged", "x", "--hold-out-seed", "0"], "--hold-out-seed needs --hold-out N"),
         (["--tagged", "x", "--unseen-tags", "one", "--hold-out", "1"], "not for spans"),
     ],
 )
 def test_wrong_options(run, words, options, message):
-    code, shown = run("a B-X\n\nb B-X\n", *options, "--overwrite")
-    assert code == 2 and message in shown
+    expect(run("a B-X\n\nb B-X\n", *options, "--overwrite"), 2, message)
     assert not verify(words)
 
 
@@ -277,7 +255,7 @@ def test_wrong_options(run, words, options, message):
 def test_conllu_is_read_whatever_its_name(run, words, name):
     """Ids are no words; the tags are the field upos unless another one is chosen."""
     code, shown = run(TREES, "--tagged", "any", "--overwrite", name=name)
-    assert code == 0 and "field upos of CoNLL-U; choose with --tag-column" in shown, shown
+    assert code == 0 and re.search("field upos.*--tag-column", shown), shown
     assert WordSet(words / "any", "train").surface(np.arange(2))[1] == ["10 000", "cats"]
     for column, message in (("3", "NOUN"), ("feats", "each tag is '_'"), ("upso", "'upos'")):
         code, shown = run(
@@ -286,24 +264,15 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
         assert code == (0 if column == "3" else 2 if column == "upso" else 1), shown
         assert message in shown
     assert run(TREES, "--treebank", "anytree", "--overwrite", name=name)[0] == 0
-    code, shown = run(TREES, "--treebank", "x", "--word-column", "1", name=name)
-    assert code == 2 and "CoNLL columns, and none" in shown
+    expect(run(TREES, "--treebank", "x", "--word-column", "1", name=name), 2, "CoNLL columns")
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
         ("word,tag\nthe,D\ncat,N\n\nit,P\n" * 9, [], "a table (word, tag) with commas"),
-        (
-            "text\tlabel\n" + "this was a very good film\tpos\n" * 9,
-            [],
-            "holds texts, not words; name",
-        ),
-        (
-            '{"text": "a b", "label": "x"}\n' * 9,
-            [],
-            "a label are a labelled set",
-        ),
+        ("text\tlabel\n" + "this was a very good film\tpos\n" * 9, [], "texts, not words"),
+        ('{"text": "a b", "label": "x"}\n' * 9, [], "a labelled set"),
         ('{"data": [{"title": "a", "paragraphs": []}]}', [], "is JSON of SQuAD, not words"),
         ("__label__a b c\n" * 9, [], "is fastText's labelled lines"),
         ("1 the x D\n2 cat y N\n\n1 it z P\n", [], "column 0 counts the words"),
@@ -313,30 +282,28 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
     ],
 )
 def test_files_of_another_kind_are_named(run, content, options, message):
-    code, shown = run(content, "--tagged", "x", *options, "--overwrite")
-    assert code == 1 and message in shown, shown
+    expect(run(content, "--tagged", "x", *options, "--overwrite"), 1, message)
 
 
 def test_sentences_that_run_together_are_named(run, words, capsys):
     rows = "".join(f"w{i % 7}\tB-X\n" for i in range(300))
     for content, named in ((rows, True), (rows.replace("w6\tB-X\n", "w6\tB-X\n\n"), False)):
         code, shown = run(content, "--tagged", "long", "--overwrite")
-        assert code == 0 and ("has 300 words: a blank line" in shown) == named
+        assert code == 0 and ("300 words: a" in shown) == named
         assert main(["doctor", str(words)]) == 0
-        assert ("long: train: sentence 1 of 1 has" in capsys.readouterr().out) == named
+        assert ("sentence 1 of" in capsys.readouterr().out) == named
 
 
 def test_tags_that_look_like_spans_are_named(run, words, capsys):
-    code, shown = run("a PER\nb O\n\nc O\n", "--tagged", "maybe", "--overwrite")
-    assert code == 0 and "warning" in shown and "'PER' has no prefix" in shown
+    expect(run("a PER\nb O\n\nc O\n", "--tagged", "maybe", "--overwrite"), 0, "warning", "'PER'")
     assert main(["doctor", str(words)]) == 0
-    assert "maybe: train: 'O' looks like" in capsys.readouterr().out
+    assert "maybe: train: 'O'" in capsys.readouterr().out
 
 
 def test_a_column_for_a_treebank(run, words):
     """CoNLL-U says itself where relations stand; other files may have them anywhere."""
     code, shown = run("1\ta\n", "--treebank", "x", "--tag-column", "upos", name="t.conllu")
-    assert code == 2 and "--tag-column upos does not apply to" in shown
+    assert code == 2 and "--tag-column upos does" in shown
     assert run("a 0-root X\n", "--treebank", "column", "--tag-column", "1")[0] == 0
     assert WordSet(words / "column", "train").label_names == ["root"]
 
@@ -348,17 +315,14 @@ def test_relations_of_conllu_go_without_subtypes(run, words):
     for name, options in (("tree", ["--treebank"]), ("tagged", [*relations, "--tagged"])):
         assert run(row, *drop, *options, name, name="t.conllu")[0] == 0
         assert set(WordSet(words / name, "train").label_names) == {"nsubj", "root"}
-    code, shown = run(row, *drop, "--tagged", "parts", name="t.conllu")
-    assert code == 2 and "--tag-column deprel" in shown
-    code, shown = run("a 0-root\n", *drop, "--treebank", "columns")
-    assert code == 2 and "is for CoNLL-U" in shown
+    expect(run(row, *drop, "--tagged", "parts", name="t.conllu"), 2, "--tag-column deprel")
+    expect(run("a 0-root\n", *drop, "--treebank", "columns"), 2, "is for CoNLL-U")
 
 
 def test_empty_and_missing(run, words, tmp_path):
     code, shown = run(" \n\n", "--tagged", "empty")
     assert code == 1 and "no sentences" in shown and not (words / "empty").exists()
-    code, shown = run("\n\n", "--words", dest="empty")
-    assert code == 2 and "no text to take words" in shown
+    expect(run("\n\n", "--words", dest="empty"), 2, "no text to")
     code, shown = run("a A\n", "--tagged", "x", dest="nothing")
     assert code == 2 and "preprocess --words" in shown and not (tmp_path / "nothing").exists()
 
@@ -370,9 +334,9 @@ def copied(words, tmp_path):
 
 def test_doctor_names_labels_that_train_lacks(run, words, tmp_path, capsys):
     (tmp_path / "test.txt").write_text("a N\nb S\n")
-    assert run("a N\nb V\n", "--tagged", "lacks", "--testpref", f"{tmp_path}/test.txt")[0] == 0
+    assert run(NOUN_VERB, "--tagged", "lacks", "--testpref", f"{tmp_path}/test.txt")[0] == 0
     shown = doctor(words / "lacks", capsys)[1]
-    assert "has no example of: S\n" in shown
+    assert "example of: S\n" in shown
 
 
 def doctor(folder, capsys, *options):
@@ -383,17 +347,15 @@ def doctor(folder, capsys, *options):
 def test_doctor(copied, capsys):
     code, shown = doctor(copied, capsys, "--verify")
     assert code == 0, shown
-    assert "3 sentences, 17 words, 0.0 % unknown, longest 7" in shown
-    assert "BIOES tags of spans: " in shown and "of 6 relations: root 25.0 %" in shown
-    assert re.search(r"4 of 4 sentences of test \(100.0 %\) .*in train", shown)
+    assert re.search("3 sentences.*17 words.*longest.7", shown)
+    assert "BIOES tags" in shown and re.search("6 relations.*25.0", shown)
+    assert re.search(r"4 of 4.*100\.0.*in.train", shown)
     path = copied / "chunk" / "test.labels.bin"
     path.write_bytes(bytes([2]) + path.read_bytes()[1:])
-    code, shown = doctor(copied, capsys)
-    assert code == 1 and "test.labels.bin: block 0" in shown
+    expect(doctor(copied, capsys), 1, "test.labels.bin: block 0")
     assert doctor(copied / "chunk", capsys, "--verify")[0] == 1
     (copied / "trees" / "train.heads.bin").unlink()
-    code, shown = doctor(copied, capsys)
-    assert code == 1 and "train.heads.bin: missing" in shown
+    expect(doctor(copied, capsys), 1, "train.heads.bin: missing")
 
 
 @pytest.mark.parametrize(
@@ -424,10 +386,10 @@ def test_another_vocabulary(copied):
 
 
 def test_other_folders(words, tmp_path):
-    with pytest.raises(MetaseqError, match="no split 'dev'; .*test, train"):
+    with pytest.raises(MetaseqError, match="'dev'.*test, train"):
         WordSet(words / "chunk", "dev")
     Manifest("corpus", {"hash": ""}, {"train": {}}, "").save(tmp_path)
-    with pytest.raises(MetaseqError, match="not sentences of words"):
+    with pytest.raises(MetaseqError, match="sentences of words"):
         WordSet(tmp_path, "train")
 
 

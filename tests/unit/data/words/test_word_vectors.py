@@ -23,18 +23,23 @@ def test_words_and_numbers(tmp_path):
     found = read(tmp_path, "the 1 2\ncat -0.5 1e-3\n<unk> 9 9\n")
     assert list(found) == ["the", "cat"]
     assert found["cat"] == pytest.approx([-0.5, 1e-3])
-    assert list(read(tmp_path, "the 1 2 \ncat 0 1 \n", {"cat"})) == ["cat"]
 
 
-def test_the_normalised_spelling_wins_then_the_first(tmp_path):
-    assert read(tmp_path, "The 1 1\nthe 2 2\nTHE 3 3\n") == {"the": [2, 2]}
-    assert read(tmp_path, "1990 1 1\n1991 2 2\n") == {"0000": [1, 1]}
-    assert read(tmp_path, "0000 1 1\n1991 2 2\n") == {"0000": [1, 1]}
-
-
-def test_header_of_word2vec_and_words_with_blanks(tmp_path):
-    assert read(tmp_path, "2 2\na 1 2\n. . 3 4\n") == {"a": [1, 2], ". .": [3, 4]}
-    assert read(tmp_path, "7 2 1\na 1 2\n") == {"0": [2, 1], "a": [1, 2]}
+@pytest.mark.parametrize(
+    "content, wanted, found",
+    [
+        ("the 1 2 \ncat 0 1 \n", {"cat"}, {"cat": [0, 1]}),
+        # The normalised spelling wins, then the first.
+        ("The 1 1\nthe 2 2\nTHE 3 3\n", None, {"the": [2, 2]}),
+        ("1990 1 1\n1991 2 2\n", None, {"0000": [1, 1]}),
+        ("0000 1 1\n1991 2 2\n", None, {"0000": [1, 1]}),
+        # The header of word2vec, and words with blanks.
+        ("2 2\na 1 2\n. . 3 4\n", None, {"a": [1, 2], ". .": [3, 4]}),
+        ("7 2 1\na 1 2\n", None, {"0": [2, 1], "a": [1, 2]}),
+    ],
+)
+def test_wanted_words_spellings_and_headers(tmp_path, content, wanted, found):
+    assert read(tmp_path, content, wanted) == found
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,7 @@ def test_the_table():
     assert table.dtype == np.float32 and table[6].tolist() == [3, 4]
     assert not table[:2].any() and table[2:6].all()
     assert np.array_equal(table, vector_table(words, known))
-    with pytest.raises(MetaseqError, match="none of the words"):
+    with pytest.raises(MetaseqError, match="none of the"):
         vector_table(SPECIAL_WORDS, known)
 
 

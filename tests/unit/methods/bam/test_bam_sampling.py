@@ -27,7 +27,7 @@ COPIES = [3, 1, 3, 1, 1, 2, 2, 4]
 WEIGHTS = [0.863, 0.995, 0.897, 1.373, 1.014, 0.773, 1.203, 0.882]
 
 
-def test_the_table_of_the_authors_code() -> None:
+def test_the_table_of_the_authors_code():
     copies, weights = copies_and_weights(GLUE, 0.75)
     assert list(copies.values()) == COPIES
     assert list(weights.values()) == pytest.approx(WEIGHTS, abs=6e-4)
@@ -40,7 +40,7 @@ def test_the_table_of_the_authors_code() -> None:
     assert found.criterion.total_updates == found.schedule.total_updates == 50_646
 
 
-def test_copies_and_weights_make_the_shares() -> None:
+def test_copies_and_weights_make_the_shares():
     """Copies alone miss them by up to a half, the weights make up for it, exactly."""
     copies, weights = copies_and_weights(GLUE, 0.75)
     seen = np.array([copies[n] * size * weights[n] for n, size in GLUE.items()])
@@ -53,7 +53,7 @@ sizes_of = st.lists(st.integers(1, 500), min_size=1, max_size=6)
 
 @given(sizes_of, st.floats(0, 1))
 @settings(max_examples=60, deadline=None)
-def test_draws_are_the_nearest_whole_shares(sizes: list[int], exponent: float) -> None:
+def test_draws_are_the_nearest_whole_shares(sizes, exponent):
     counts = draws(sizes, exponent)
     assert sum(counts) == sum(sizes)
     assert np.abs(np.array(counts) - shares(sizes, exponent) * sum(sizes)).max() < 1
@@ -62,12 +62,8 @@ def test_draws_are_the_nearest_whole_shares(sizes: list[int], exponent: float) -
 
 @given(sizes_of, st.integers(1, 70), st.integers(0, 3), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_an_epoch_has_its_counts_and_every_row_as_often(
-    sizes: list[int], rows: int, seed: int, grouped: bool
-) -> None:
-    """Batches are full and run on; in each epoch a set's rows are seen equally often,
-    but for one.
-    """
+def test_an_epoch_has_its_counts_and_every_row_as_often(sizes, rows, seed, grouped):
+    """Batches are full; in each epoch a set's rows are seen equally often, but for one."""
     counts = draws(sizes, 0.5)
     lengths = np.random.default_rng(seed).integers(1, 60, sum(sizes)) if grouped else None
     order = MixedEpochs(sizes, counts, rows, seed, "train", lengths)
@@ -85,10 +81,8 @@ def test_an_epoch_has_its_counts_and_every_row_as_often(
     assert (again.batch(len(batches) - 1) == batches[-1]).all()
 
 
-def test_rows_of_a_batch_are_about_equally_long() -> None:
-    """In each epoch, though batches run on from one into the next; sets of like
-    lengths stay mixed.
-    """
+def test_rows_of_a_batch_are_about_equally_long():
+    """In each epoch, though batches run on; sets of like lengths stay mixed."""
     lengths = np.random.default_rng(0).integers(1, 61, 5000)
     grouped = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train", lengths)
     drawn = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train")
@@ -102,7 +96,7 @@ def test_rows_of_a_batch_are_about_equally_long() -> None:
     assert np.std(starts) > 8  # batches of all lengths in any order
 
 
-def test_sets_of_other_lengths_hardly_share_batches_of_rows_equally_long() -> None:
+def test_sets_of_other_lengths_hardly_share_batches_of_rows_equally_long():
     """Their shares of an epoch stay what they are; without grouping every batch has both."""
     generator = np.random.default_rng(0)
     lengths = np.concatenate([generator.integers(1, 20, 4000), generator.integers(20, 60, 1000)])
@@ -115,7 +109,7 @@ def test_sets_of_other_lengths_hardly_share_batches_of_rows_equally_long() -> No
     assert mixed[0] < 0.05 and mixed[1] > 0.99
 
 
-def test_epochs_differ_and_are_mixed() -> None:
+def test_epochs_differ_and_are_mixed():
     order = MixedEpochs([400, 100], [300, 200], 100, 1, "train")
     batches = [order.batch(i) for i in range(10)]
     assert not (np.sort(np.concatenate(batches[:5])) == np.sort(np.concatenate(batches[5:]))).all()

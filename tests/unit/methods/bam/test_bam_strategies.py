@@ -36,27 +36,21 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_table(strategies, runs, capsys):
     """Medians over seeds of each set; the average of a seed's sets, where it has all."""
     make_run(runs / "single-RTE" / "died", seed=4, label="Single", score=None)
     strategies.main([str(runs / "single-CoLA"), str(runs / "single-RTE"), str(runs / "multi")])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "| | CoLA | RTE | average of CoLA, RTE |"
-    assert lines[4] == "| most frequent class | 0.0 | 52.7 |  |"
-    assert (
-        lines[5]
-        == "| Single | 20.0 [10.0, 30.0] (2) | 60.0 [50.0, 70.0] (3) | 37.5 [30.0, 45.0] (2) |"
-    )
-    assert (
-        lines[6]
-        == "| Multi | 15.0 [10.0, 20.0] (2) | 80.0 [80.0, 80.0] (2) | 47.5 [45.0, 50.0] (2) |"
-    )
+    wanted = [
+        "| most frequent class | 0.0 | 52.7 |  |",
+        "| Single | 20.0 [10.0, 30.0] (2) | 60.0 [50.0, 70.0] (3) | 37.5 [30.0, 45.0] (2) |",
+        "| Multi | 15.0 [10.0, 20.0] (2) | 80.0 [80.0, 80.0] (2) | 47.5 [45.0, 50.0] (2) |",
+    ]
+    assert lines[2].startswith("| | CoLA | RTE |") and lines[4:7] == wanted
     assert "died" in lines[-1] and "not finished" in lines[-1]
 
 
-def test_the_table_of_an_archive(
-    strategies: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_table_of_an_archive(strategies, runs, tmp_path, capsys):
     strategies.main([str(runs)])
     before = capsys.readouterr().out
     file = tmp_path / "runs.jsonl"
@@ -66,7 +60,7 @@ def test_the_table_of_an_archive(
     assert capsys.readouterr().out == before
 
 
-def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
+def test_differences_and_what_could_be_seen(strategies):
     """Of pairs with three seeds each; three against three can show nothing by permutation."""
     column = "average of RTE"
     scores = [0.0, 0.01, 0.02, 0.03, 0.04]
@@ -75,8 +69,7 @@ def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
         "Multi": {"RTE": [score + 0.2 for score in scores[:3]], column: [s + 0.1 for s in scores]},
         "Single->Multi": {"RTE": [], column: scores[:2]},
     }
-    head, _, *lines = strategies.claims(cells)
-    assert head == "| better | than | on | difference | detectable (80 % power) |"
+    _, _, *lines = strategies.claims(cells)
     least = 100 * strategies.detectable(scores, scores, "permutation")
     assert 0.5 < least < 3.5
     assert lines == [
@@ -85,25 +78,19 @@ def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
     ]
 
 
-def test_further_sets_leave_the_average_alone(
-    strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_further_sets_leave_the_average_alone(strategies, runs, capsys):
     """A teacher of a set that no student has, and a student of one set only."""
     for label, name in (("Single", "QQP"), ("RTE with QQP", "RTE")):
         found = {"metrics": {"valid": {f"{name}_score": 0.9}}}
         make_run(runs / f"z-{label}" / "seed=1", seed=1, label=label, results=found)
     strategies.main([str(runs)])
     table = capsys.readouterr().out
-    assert "average of CoLA, RTE |" in table and "| 37.5 [30.0, 45.0] (2) |" in table
-    assert "| 47.5 [45.0, 50.0] (2) |" in table and "| RTE with QQP |" in table
+    assert "average of" in table and "| 37.5 [30.0, 45.0] (2) |" in table
+    assert "| 47.5 [45.0, 50.0] (2) |" in table and "RTE with QQP" in table
 
 
-def test_strategies_count_sets_better_than_both_baselines(
-    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """p is the larger one of those against Single and Multi, corrected for the cells
-    with a test.
-    """
+def test_strategies_count_sets_better_than_both_baselines(strategies, tmp_path, capsys):
+    """p is the larger of two, against Single and Multi, corrected for the cells."""
     scores = {"Single": 0.5, "Multi": 0.6, "Single->Multi": 0.7, "Multi->Multi": 0.55}
     for label, value in scores.items():
         for seed in range(5):
@@ -122,13 +109,11 @@ def test_strategies_count_sets_better_than_both_baselines(
     assert p["Single->Multi", "CoLA"] > 0.5
     strategies.main([str(tmp_path)])
     out = capsys.readouterr().out
-    assert "| 70.2 [70.0, 70.4] (5) p 0.0006 |" in out and "for the 6 cells" in out
+    assert "| 70.2 [70.0, 70.4] (5) p 0.0006 |" in out and "6 cells" in out
     assert "| 60.2 [60.0, 60.4] (5) |" in out
 
 
-def test_sets_below_the_most_frequent_class_rank_nothing(
-    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_sets_below_the_most_frequent_class_rank_nothing(strategies, tmp_path, capsys):
     """RTE, where no median reaches 52.7, is shown, but neither averaged, tested nor claimed."""
     for label, value in {"Single": 0.45, "Multi": 0.5, "Single->Multi": 0.52}.items():
         for seed in range(5):
@@ -137,14 +122,14 @@ def test_sets_below_the_most_frequent_class_rank_nothing(
             make_run(folder, seed=seed, label=label, results={"metrics": found})
     strategies.main([str(tmp_path)])
     out = capsys.readouterr().out
-    assert "| | CoLA | RTE | average of CoLA |" in out and "| 50.2 [50.0, 50.4] (5) |" in out
-    assert "for the 2 cells" in out and "\nRTE: no median is above" in out
+    assert "average of CoLA |" in out and "| 50.2 [50.0, 50.4] (5) |" in out
+    assert "2 cells" in out and "\nRTE: no median" in out
     assert "| on |" in out and "| RTE | +" not in out
 
 
-def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:
+def test_a_score_that_is_there_twice(strategies, runs):
     make_run(
         runs / "again", seed=1, label="Multi", results={"metrics": {"valid": {"RTE_score": 0.9}}}
     )
-    with pytest.raises(strategies.MetaseqError, match="Multi has RTE twice for seed 1"):
+    with pytest.raises(strategies.MetaseqError, match="Multi has RTE.*1"):
         strategies.main([str(runs)])

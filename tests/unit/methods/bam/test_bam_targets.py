@@ -94,9 +94,7 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
 
 
 def test_annealing_goes_from_teacher_to_gold() -> None:
-    """Annealing from 0 to 1: other gold labels change nothing at first, another teacher little at
-    last.
-    """
+    """Other gold labels change nothing at first, another teacher little at last."""
     criterion, model = BamDistill(BamDistillConfig(total_updates=1000)), Known(7)
 
     def loss(updates: int, change: str = "") -> float:
@@ -117,9 +115,7 @@ def test_annealing_goes_from_teacher_to_gold() -> None:
 
 @pytest.mark.parametrize("weight, share", [(1.0, 0.0), (0.5, 0.5), (0.0, 1.0)])
 def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float) -> None:
-    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at
-    every update.
-    """
+    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, always."""
     criterion = BamDistill(
         BamDistillConfig(annealing=False, distill_weight=weight, total_updates=10)
     )
@@ -153,9 +149,7 @@ def test_impossible_options(options: dict, words: str) -> None:
 
 
 def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
-    """The mixed batch equals each row by itself through its own head, and evaluation through
-    `final`.
-    """
+    """A mixed batch equals each row alone through its head, evaluation `final`."""
     run = bam_bench.dry(bam_sets, "engine.precision=fp64")
     run.model.eval()
     rows = run.task.build_streams("train")["train"].micro_batches(0, run.shard)

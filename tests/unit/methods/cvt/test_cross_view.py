@@ -32,7 +32,7 @@ def knows(view: str, position: int, word: int) -> bool:
 
 
 @pytest.mark.parametrize("module", TAGGING)
-def test_tagging_modules_see_their_view_only(module: str, sentences: Path) -> None:
+def test_tagging_modules_see_their_view_only(module, sentences):
     """And none of "future" and "past" the word whose label it predicts."""
     run = built(sentences, "criterion=cvt_aux")
     batch, at = batch_of(run), 5
@@ -47,7 +47,7 @@ def test_tagging_modules_see_their_view_only(module: str, sentences: Path) -> No
 
 
 @pytest.mark.parametrize("module", PARSING)
-def test_parsing_modules_see_their_views_only(module: str, sentences: Path) -> None:
+def test_parsing_modules_see_their_views_only(module, sentences):
     run = built(sentences, "criterion=cvt_aux")
     batch, at = batch_of(run), 5
     before = scores(run, batch, "dep", module)
@@ -63,9 +63,7 @@ def test_parsing_modules_see_their_views_only(module: str, sentences: Path) -> N
 
 
 @pytest.mark.parametrize("sets", [BOTH, ["chunk"]], ids=["all", "one"])
-def test_unlabelled_sentences_train_encoder_and_auxiliaries(
-    sets: list[str], sentences: Path
-) -> None:
+def test_unlabelled_sentences_train_encoder_and_auxiliaries(sets, sentences):
     """Not the primary modules, nor modules of other sets, nor the averages, which nobody trains."""
     run = built(sentences, "criterion=cvt_aux")
     found, _ = gradients(run, batch_of(run).replace(learners=tuple(sets)))
@@ -77,10 +75,8 @@ def test_unlabelled_sentences_train_encoder_and_auxiliaries(
     assert all(g.abs().sum() > 0 for n, g in found.items() if g is not None and "embedding" in n)
 
 
-def test_momentum_moves_no_module_without_gradient(sentences: Path) -> None:
-    """A labelled step fills the momentum of the primary module; the unlabelled one
-    leaves it alone.
-    """
+def test_momentum_moves_no_module_without_gradient(sentences):
+    """A labelled step fills the momentum of the primary module; an unlabelled one does not."""
     run = built(sentences, "criterion=cvt_aux")
     engine = run.engine
     engine.step("main", gradients(run, batch_of(run, "chunk"))[1])
@@ -92,9 +88,7 @@ def test_momentum_moves_no_module_without_gradient(sentences: Path) -> None:
 
 
 @pytest.mark.parametrize("mean_teacher", [False, True])
-def test_the_teacher_is_the_primary_module_without_dropout(
-    mean_teacher: bool, sentences: Path
-) -> None:
+def test_the_teacher_is_the_primary_module_without_dropout(mean_teacher, sentences):
     run = built(sentences, "criterion=cvt_aux", f"criterion.mean_teacher={mean_teacher}")
     with torch.no_grad():
         for p in run.model.encoder.parameters():
@@ -113,7 +107,7 @@ def test_the_teacher_is_the_primary_module_without_dropout(
         assert (different - wanted).abs().max() > 1e-4
 
 
-def test_losses_are_means_over_words_and_over_pairs(sentences: Path) -> None:
+def test_losses_are_means_over_words_and_over_pairs(sentences):
     """By a loop: "future" at t learns what the teacher says of t + 1, both words; all weigh 1.
 
     Of trees all words of a sentence count, over pairs of head and relation.
@@ -140,7 +134,7 @@ def test_losses_are_means_over_words_and_over_pairs(sentences: Path) -> None:
         assert term.weight == 1 and batch.sizes[term.per] == count
 
 
-def test_cross_entropy_has_the_gradient_of_the_divergence() -> None:
+def test_cross_entropy_has_the_gradient_of_the_divergence():
     draw = torch.Generator().manual_seed(1)
     target = torch.randn(2, 3, 5, generator=draw).double().softmax(-1)
     both = []
@@ -156,7 +150,7 @@ def test_cross_entropy_has_the_gradient_of_the_divergence() -> None:
     assert both[0][0] - both[1][0] == pytest.approx(entropy)
 
 
-def test_hard_targets_and_confidence(sentences: Path) -> None:
+def test_hard_targets_and_confidence(sentences):
     run = built(sentences, "criterion=cvt_aux", "criterion.hard_targets=true")
     batch = batch_of(run)
     probabilities = scores(run, batch, "chunk", "primary").softmax(-1)
@@ -170,7 +164,7 @@ def test_hard_targets_and_confidence(sentences: Path) -> None:
     assert 0 < kept.sum() < batch.scored.sum()
 
 
-def test_words_weigh_as_much_as_the_teacher_is_sure_of_them(sentences: Path) -> None:
+def test_words_weigh_as_much_as_the_teacher_is_sure_of_them(sentences):
     run = built(sentences, "criterion=cvt_aux", "criterion.weigh_confidence=true")
     batch = batch_of(run)
     probabilities = scores(run, batch, "chunk", "primary").softmax(-1)
@@ -179,7 +173,7 @@ def test_words_weigh_as_much_as_the_teacher_is_sure_of_them(sentences: Path) -> 
     assert torch.equal(weighed, probabilities * weights)
 
 
-def test_labels_come_first_then_the_weight_of_text_rises(sentences: Path) -> None:
+def test_labels_come_first_then_the_weight_of_text_rises(sentences):
     """The gradient of an unlabelled update is the plain one times its weight."""
     more = ("criterion.unlabelled_weight=0.5", "criterion.unlabelled_warmup=4", DRY)
     run = built(sentences, "criterion=cvt_aux", "task.labelled_first=3", *more)
@@ -195,9 +189,7 @@ def test_labels_come_first_then_the_weight_of_text_rises(sentences: Path) -> Non
                 torch.testing.assert_close(weighed[name], weight * gradient)
 
 
-def test_a_first_update_on_text_has_the_weight_that_its_number_gives(
-    sentences: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_update_on_text_has_the_weight_that_its_number_gives(sentences, monkeypatch):
     run = built(sentences, "criterion=cvt_aux", "criterion.unlabelled_warmup=10")
     engine, weights = run.engine, []
     call = type(run.task.criterion).__call__
@@ -213,10 +205,8 @@ def test_a_first_update_on_text_has_the_weight_that_its_number_gives(
     assert weights == [1, 0.1, 1, pytest.approx(0.3)]
 
 
-def test_auxiliaries_learn_from_gold_labels_if_asked(sentences: Path) -> None:
-    """Purely supervised: every update is a labelled one, and all modules of its set
-    get gradients.
-    """
+def test_auxiliaries_learn_from_gold_labels_if_asked(sentences):
+    """Purely supervised: all updates are labelled, all modules of a set get gradients."""
     options = ("criterion.gold_auxiliaries=true", "criterion.use_unlabelled=false")
     run = built(sentences, "criterion=cvt_aux", *options)
     assert set(run.task.build_streams("train")) == set(BOTH)
@@ -228,7 +218,7 @@ def test_auxiliaries_learn_from_gold_labels_if_asked(sentences: Path) -> None:
     assert moved and all(".chunk.primary." in name for name in moved)
 
 
-def test_updates_take_turns_and_sets_come_by_the_root_of_their_size(sentences: Path) -> None:
+def test_updates_take_turns_and_sets_come_by_the_root_of_their_size(sentences):
     """And the draws follow from seed and number of the update alone."""
     run = built(sentences, "criterion=cvt_aux")
     sizes = {"chunk": 90, "dep": 10}
@@ -243,7 +233,7 @@ def test_updates_take_turns_and_sets_come_by_the_root_of_their_size(sentences: P
     assert labelled._shares.tolist() == pytest.approx([0.5, 1.0])
 
 
-def test_one_set_at_a_time(sentences: Path) -> None:
+def test_one_set_at_a_time(sentences):
     """Drawn by the number of the update; together the sets go through the text once."""
     run = built(sentences, "criterion=cvt_aux", "criterion.all_sets=false")
     streams = {name: f"unlabelled:{name}" for name in BOTH}
@@ -273,7 +263,7 @@ def spent(data: Path, folder: Path, *options: str) -> tuple[float, dict[str, int
 
 
 @pytest.mark.parametrize("seed", [1, 3])
-def test_flops_are_those_of_the_sets_that_learn(seed: int, sentences: Path, tmp_path: Path) -> None:
+def test_flops_are_those_of_the_sets_that_learn(seed, sentences, tmp_path):
     """Not of whichever was drawn first: 12 updates cost what their kinds cost one by one."""
     options = ["criterion=cvt_aux", "criterion.all_sets=false", f"seed={seed}"]
     options += ["task.batch_size=8", "task.unlabelled_longest=12"]
@@ -286,7 +276,7 @@ def test_flops_are_those_of_the_sets_that_learn(seed: int, sentences: Path, tmp_
     assert total == pytest.approx(sum(costs[name] * count for name, count in made.items()), 0.05)
 
 
-def test_the_price_is_that_of_a_whole_cycle(sentences: Path, tmp_path: Path) -> None:
+def test_the_price_is_that_of_a_whole_cycle(sentences, tmp_path):
     """Each kind of update is made once in a dry run; the price is their mean by their shares."""
     run = built(sentences, "criterion=cvt_aux", "criterion.all_sets=false")
     run.task.chosen = lambda name: range({"chunk": 9, "dep": 1}[name])

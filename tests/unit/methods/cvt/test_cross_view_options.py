@@ -1,7 +1,5 @@
 """Cross-View Training on words: its baselines, averaged weights, another encoder, and mistakes."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from cvt_bench import BOTH, EXAMPLES, NORMALISED, batch_of, built, configure, gradients
@@ -17,7 +15,7 @@ from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
 
-def test_word_dropout_removes_words(sentences: Path) -> None:
+def test_word_dropout_removes_words(sentences):
     """A tenth of the words with their characters, never <start> or <end>."""
     run = built(sentences, "criterion=word_dropout")
     batch = batch_of(run)
@@ -34,9 +32,7 @@ def test_word_dropout_removes_words(sentences: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["word_dropout", "vat"])
-def test_the_student_reads_what_was_changed(
-    name: str, sentences: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_student_reads_what_was_changed(name, sentences, monkeypatch):
     """And before it the teacher the sentences as they are."""
     run = built(sentences, f"criterion={name}", NORMALISED)
     criterion, batch, read = run.task.criterion, batch_of(run), []
@@ -59,12 +55,8 @@ def test_the_student_reads_what_was_changed(
 
 
 @pytest.mark.parametrize(("name", "rate"), [("cvt_aux", 0.2), ("word_dropout", 0.5), ("vat", 0.5)])
-def test_the_students_have_a_dropout_of_their_own(
-    name: str, rate: float, sentences: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But where the primary module is it, that of labelled sentences; with less, it came to one
-    class.
-    """
+def test_the_students_have_a_dropout_of_their_own(name, rate, sentences, monkeypatch):
+    """A primary module as student has that of labelled sentences; less led to one class."""
     run = built(sentences, f"criterion={name}", NORMALISED, "model.dropout=0.5")
     criterion, batch, found = run.task.criterion, batch_of(run), []
     monkeypatch.setattr(
@@ -76,7 +68,7 @@ def test_the_students_have_a_dropout_of_their_own(
     assert found == [{rate}]
 
 
-def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> None:
+def test_the_perturbation_is_adversarial_and_of_its_norm(sentences):
     """More harmful than a random one, on words only; finding it leaves no gradient anywhere."""
     options = ("criterion=vat", NORMALISED, "criterion.xi=0.01")
     run = built(sentences, *options, "criterion.unlabelled_dropout=0")
@@ -103,10 +95,8 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> Non
         assert harm(name, shift) - clean > 3 * abs(harm(name, random) - clean)
 
 
-def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) -> None:
-    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or
-    not.
-    """
+def test_each_weight_has_an_average_that_moves_before_the_step(sentences):
+    """In an unlabelled update too: a tenth towards the earlier weights, trained or not."""
     run = built(sentences, "criterion=cvt_aux", "task.average_decay=0.9")
     model, engine = run.model, run.engine
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -129,10 +119,8 @@ def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) 
 
 
 @pytest.mark.parametrize("more", [[], ["criterion.unlabelled_dropout=0.2"]], ids=["", "paper"])
-def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_path: Path) -> None:
-    """As in the example: without a rate for unlabelled sentences its dropouts stay
-    what they are.
-    """
+def test_the_encoder_can_be_a_transformer(more, sentences, tmp_path):
+    """As in the example: without an unlabelled rate its dropouts stay."""
     sizes = [f"model.encoder_{part}=8" for part in ("embed_dim", "ffn_embed_dim")]
     sizes += [
         "model.encoder_attention_heads=2",
@@ -173,37 +161,28 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
         (["criterion=cvt_aux", "task.labelled=[chunk,chunk]"], "different labelled sets"),
         (["criterion=cvt_aux", "criterion.tagging_auxiliaries=[]"], "tagging_auxiliaries is empty"),
         (["criterion=cvt_aux", "criterion.parsing_auxiliaries=[]"], "parsing_auxiliaries is empty"),
-        (
-            ["criterion=cvt_aux", "criterion.unlabelled_dropout=1"],
-            "unlabelled_dropout .*below 1, got 1",
-        ),
+        (["criterion=cvt_aux", "criterion.unlabelled_dropout=1"], "unlabelled_dropout .*below 1"),
         (["criterion=word_dropout", "criterion.unlabelled_dropout=-0.1"], "unlabelled_dropout"),
         (
             ["criterion=vat", "criterion.mean_teacher=true", "task.average_decay=0", NORMALISED],
-            "mean_teacher needs averaged weights",
+            "mean_teacher needs averaged",
         ),
-        (
-            ["criterion=cvt_aux", "criterion.unlabelled_weight=0"],
-            "unlabelled_weight .*above 0",
-        ),
+        (["criterion=cvt_aux", "criterion.unlabelled_weight=0"], "unlabelled_weight .*above 0"),
         (["criterion=vat", "criterion.unlabelled_warmup=-1", NORMALISED], "unlabelled_warmup must"),
         (["criterion=cvt_aux", "task.labelled_first=-1"], "task.labelled_first .*at least 0"),
         (["criterion=cvt_aux", "criterion.label_smoothing=-1"], "criterion.label_smoothing"),
         (["criterion=cvt_aux", "task.unlabelled_longest=-1"], "task.unlabelled_longest must be"),
-        (
-            ["criterion=cvt_aux", "trainer.valid_split=train"],
-            "would choose the best checkpoint",
-        ),
+        (["criterion=cvt_aux", "trainer.valid_split=train"], "the best checkpoint"),
         (["criterion=cvt_aux", "task.unlabelled_longest=2"], "no sentence"),
         (["criterion=cvt_aux", "task.labelled=[chunk,train]"], "cannot have heads"),
     ],
 )
-def test_mistakes_are_told(options: list[str], message: str, sentences: Path) -> None:
+def test_mistakes_are_told(options, message, sentences):
     with pytest.raises(UsageError, match=message):
         estimate_price(configure(sentences, *options))
 
 
-def test_auxiliaries_may_be_missing_where_nothing_learns_from_text(sentences: Path) -> None:
+def test_auxiliaries_may_be_missing_where_nothing_learns_from_text(sentences):
     """Of a form of which there is no set, and without unlabelled sentences."""
     for more in (["task.labelled=[dep]"], ["criterion.use_unlabelled=false"]):
         built(sentences, "criterion=cvt_aux", "criterion.tagging_auxiliaries=[]", *more)

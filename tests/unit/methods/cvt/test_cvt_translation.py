@@ -17,24 +17,12 @@ from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=cvt_translation",
-    "model=lstm_encoder_decoder",
-    "model.layers=2",
-    "model.embed_dim=6",
-    "model.hidden_dim=8",
-    "model.output_dim=8",
-    "model.dropout=0.5",
-    "schedule=constant",
-    "optimizer.lr=0.01",
-    "task.batch_size=8",
-    "task.beam_size=2",
-    "task.bleu=false",
-    "trainer.log_interval=1",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=cvt_translation model=lstm_encoder_decoder model.layers=2 model.embed_dim=6
+    model.hidden_dim=8 model.output_dim=8 model.dropout=0.5 schedule=constant optimizer.lr=0.01
+    task.batch_size=8 task.beam_size=2 task.bleu=false trainer.log_interval=1 engine.device=cpu
+    engine.threads=1 engine.tensorboard=false
+""".split()
 
 EXACT = ["engine.precision=fp64"]
 
@@ -89,9 +77,7 @@ def heads(names: set[str]) -> set[str]:
     return {name.split(".")[2] for name in names if name.startswith("net.heads.")}
 
 
-def test_labels_teach_the_primary_head_and_translations_the_others(
-    pairs: Path, tmp_path: Path
-) -> None:
+def test_labels_teach_the_primary_head_and_translations_the_others(pairs, tmp_path):
     run = build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]")
     labelled = reached(run, batches(run, "train"))
     unlabelled = reached(run, taught(run))
@@ -104,7 +90,7 @@ def test_labels_teach_the_primary_head_and_translations_the_others(
     }
 
 
-def test_a_step_leaves_the_other_heads_where_they_are(pairs: Path, tmp_path: Path) -> None:
+def test_a_step_leaves_the_other_heads_where_they_are(pairs, tmp_path):
     """With momentum, too: a head without a gradient is not moved (trap 21)."""
     more = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.1"]
     run = build(pairs, tmp_path, *more)
@@ -122,7 +108,7 @@ def test_a_step_leaves_the_other_heads_where_they_are(pairs: Path, tmp_path: Pat
         assert ("cvt_future" in logs) == bool(update % 2) == ("loss_unlabelled" in logs)
 
 
-def test_future_sees_the_attention_vector_before(pairs: Path, tmp_path: Path) -> None:
+def test_future_sees_the_attention_vector_before(pairs, tmp_path):
     """What future says of word t does not depend on word t - 1, what the others say does."""
     run = scrambled(build(pairs, tmp_path, "criterion.auxiliary=[future,full]", *EXACT))
     run.model.eval()
@@ -145,7 +131,7 @@ def test_future_sees_the_attention_vector_before(pairs: Path, tmp_path: Path) ->
     assert not torch.isclose(future[:, word], changed_future[:, word]).any()
 
 
-def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> None:
+def test_the_losses_are_those_of_the_formula(pairs, tmp_path):
     """Without dropout: smoothed cross-entropy per token; future's over all tokens but the first."""
     more = ["criterion.unlabelled_dropout=0", "criterion.attention_dropout=0", "model.dropout=0"]
     run = scrambled(build(pairs, tmp_path, *more, *EXACT))
@@ -168,10 +154,8 @@ def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> Non
         assert len(each) == batch.sizes[terms[f"cvt_{name}"].per]
 
 
-def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: Path) -> None:
-    """Its translations are those of evaluation mode, whatever the parts of the batch; dropout is
-    back.
-    """
+def test_the_teacher_is_the_primary_head_without_dropout(pairs, tmp_path):
+    """Its translations are those of evaluation mode, in any parts; dropout is back."""
     run = scrambled(build(pairs, tmp_path, *EXACT))
     parts = run.engine.to_device(batches(run, UNLABELLED))
     (batch,) = taught(run, parts)
@@ -188,10 +172,8 @@ def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: 
     assert batch.sizes["targets"] == int((batch.targets >= 0).sum())
 
 
-def test_attention_dropout_hides_from_the_first_head_only(pairs: Path, tmp_path: Path) -> None:
-    """Source positions, in an unlabelled update, others for each target word; nothing from the
-    teacher.
-    """
+def test_attention_dropout_hides_from_the_first_head_only(pairs, tmp_path):
+    """Source positions in an unlabelled update, others by word; none from the teacher."""
     run = scrambled(build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]", *EXACT))
     seen: dict[str, list] = {}
     for name, head in run.model.net.heads.items():
@@ -215,7 +197,7 @@ def test_attention_dropout_hides_from_the_first_head_only(pairs: Path, tmp_path:
     assert all(torch.equal(*pair) for (pair,) in seen.values())
 
 
-def test_word_dropout_hides_words_only(pairs: Path, tmp_path: Path) -> None:
+def test_word_dropout_hides_words_only(pairs, tmp_path):
     more = ["criterion.rate=1", "criterion.unlabelled_dropout=0"]
     run = build(pairs, tmp_path, *more, criterion="word_dropout_translation")
     (batch,) = taught(run)
@@ -230,7 +212,7 @@ def test_word_dropout_hides_words_only(pairs: Path, tmp_path: Path) -> None:
     assert len(read) == 1 and torch.equal(read[0] == vocabulary.mask, hidden)
 
 
-def test_turns_and_streams(pairs: Path, tmp_path: Path) -> None:
+def test_turns_and_streams(pairs, tmp_path):
     task = build(pairs, tmp_path, "task.labelled_first=3").task
     kinds = [next(iter(task.needs(update))) for update in range(6)]
     assert kinds == ["train", "train", "train", UNLABELLED, "train", UNLABELLED]
@@ -244,7 +226,7 @@ def test_turns_and_streams(pairs: Path, tmp_path: Path) -> None:
     assert list(supervised.model.net.heads) == ["primary"]
 
 
-def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
+def test_the_average_is_scored_and_saved(pairs, tmp_path):
     more = ["trainer.max_update=6", "task.average_decay=0.5", "task.score_raw=true"]
     run = build(pairs, tmp_path, *more)
     start = {n: w.clone() for n, w in run.model.net.state_dict().items()}
@@ -260,7 +242,7 @@ def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", UNLABELLED])
-def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_path: Path) -> None:
+def test_the_average_moves_once_and_before_the_step(kind, pairs, tmp_path):
     run = build(pairs, tmp_path, "task.average_decay=0.9", *EXACT)
     parts = run.engine.to_device(batches(run, kind))
     average_moves_before_the_step(run, {kind: [parts]})
@@ -269,10 +251,7 @@ def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_
 @pytest.mark.parametrize(
     "more, words",
     [
-        (
-            ["criterion.auxiliary=[past]"],
-            "criterion.auxiliary has 'past'.*Choices: attention, future, full",
-        ),
+        (["criterion.auxiliary=[past]"], "auxiliary has 'past'.*attention, future"),
         (["criterion.auxiliary=[]"], "one or more different heads"),
         (["criterion.auxiliary=[future,future]"], "one or more different heads"),
         (["task.unlabelled=rest"], "labelled_share=1.0 leaves no pair"),
@@ -283,15 +262,13 @@ def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_
         (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size .*at least 0"),
     ],
 )
-def test_cvt_translation_refuses_options_that_do_not_fit(
-    more: list[str], words: str, pairs: Path, tmp_path: Path
-) -> None:
+def test_cvt_translation_refuses_options_that_do_not_fit(more, words, pairs, tmp_path):
     with pytest.raises(UsageError, match=words):
         build(pairs, tmp_path, *more, "trainer.max_update=1").train()
     assert not (tmp_path / "log.jsonl").exists()
 
 
-def test_kinds(pairs: Path, tmp_path: Path) -> None:
+def test_kinds(pairs, tmp_path):
     """Both kinds are priced, whenever the first unlabelled batch comes."""
     estimate = estimate_price(configure(pairs, tmp_path, "task.labelled_first=9"))
     task = estimate.parts.task
@@ -304,7 +281,7 @@ def test_kinds(pairs: Path, tmp_path: Path) -> None:
     assert supervised.task.kinds() == [(1.0, {"train": 1})]
 
 
-def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) -> None:
+def test_a_refused_step_leaves_the_average_alone(pairs, tmp_path):
     run = build(pairs, tmp_path, "trainer.on_nonfinite=skip")
     engine = run.engine
     with torch.no_grad():

@@ -29,22 +29,12 @@ from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=cvt_vision",
-    "task.labelled=40",
-    "task.valid_count=20",
-    "task.batch_size=8",
-    "task.unlabelled_batch_size=8",
-    "model=conv_large",
-    "model.width=0.06",
-    "schedule=constant",
-    "optimizer.lr=0.003",
-    "trainer.log_interval=1",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-    "engine.precision=fp64",
-]
+TINY = """
+    task=cvt_vision task.labelled=40 task.valid_count=20 task.batch_size=8
+    task.unlabelled_batch_size=8 model=conv_large model.width=0.06 schedule=constant
+    optimizer.lr=0.003 trainer.log_interval=1 engine.device=cpu engine.threads=1
+    engine.tensorboard=false engine.precision=fp64
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +72,7 @@ def heads(names: object) -> set[str]:
     return {n.split(".")[2] for n in names if n.startswith("net.heads.")}  # type: ignore[attr-defined]
 
 
-def test_beginnings_of_the_order_have_all_classes_alike() -> None:
+def test_beginnings_of_the_order_have_all_classes_alike():
     labels = np.random.default_rng(1).integers(0, 5, 300)
     order = balanced(labels, 1)
     assert sorted(order) == list(range(300))
@@ -92,7 +82,7 @@ def test_beginnings_of_the_order_have_all_classes_alike() -> None:
     assert (order != balanced(labels, 2)).any() and (order == balanced(labels, 1)).all()
 
 
-def test_parts_do_not_overlap(pictures: Path, tmp_path: Path) -> None:
+def test_parts_do_not_overlap(pictures, tmp_path):
     found = build(pictures, tmp_path).task.parts
     assert {n: len(p) for n, p in found.items()} == {"valid": 20, "train": 40, UNLABELLED: 100}
     every = np.concatenate([p.images for p in found.values()]).reshape(160, -1)
@@ -104,7 +94,7 @@ def test_parts_do_not_overlap(pictures: Path, tmp_path: Path) -> None:
     assert batch.targets is None and batch.sizes == {UNLABELLED: 8}
 
 
-def test_images_are_moved() -> None:
+def test_images_are_moved():
     images = np.arange(2 * 4 * 4).reshape(2, 4, 4, 1).astype(np.uint8)
     same = moved(images, np.zeros((2, 2), int))
     assert (same == images).all()
@@ -114,9 +104,7 @@ def test_images_are_moved() -> None:
     assert (right[:, :2] == images[1, :, 2:0:-1]).all()
 
 
-def test_labels_teach_the_primary_head_and_it_teaches_the_places(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_labels_teach_the_primary_head_and_it_teaches_the_places(pictures, tmp_path):
     run = build(pictures, tmp_path)
     labelled, unlabelled = (
         gradients(run, parts(run, "train")),
@@ -130,7 +118,7 @@ def test_labels_teach_the_primary_head_and_it_teaches_the_places(
     assert list(vat.model.net.heads) == ["primary"]
 
 
-def test_the_loss_is_the_divergence_of_each_place(pictures: Path, tmp_path: Path) -> None:
+def test_the_loss_is_the_divergence_of_each_place(pictures, tmp_path):
     """The mean over the places of KL(primary, place), the teacher without dropout."""
     run = build(pictures, tmp_path, "criterion.unlabelled_dropout=0")
     (batch,) = parts(run, UNLABELLED)
@@ -150,7 +138,7 @@ def test_the_loss_is_the_divergence_of_each_place(pictures: Path, tmp_path: Path
     assert term.per == UNLABELLED
 
 
-def test_the_teacher_does_not_depend_on_dropout(pictures: Path, tmp_path: Path) -> None:
+def test_the_teacher_does_not_depend_on_dropout(pictures, tmp_path):
     """Two passes with other masks differ in the student only: the target's entropy is the same."""
     run = build(pictures, tmp_path)
     seen = []
@@ -170,9 +158,7 @@ def test_the_teacher_does_not_depend_on_dropout(pictures: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["cvt_vision", "vat_vision"])
-def test_the_student_sees_changed_images(
-    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_student_sees_changed_images(name, pictures, tmp_path, monkeypatch):
     """And before it the teacher the images as they are."""
     run = build(pictures, tmp_path, criterion=name)
     (batch,) = parts(run, UNLABELLED)
@@ -186,9 +172,7 @@ def test_the_student_sees_changed_images(
 
 
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
-def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
-    kind: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(kind, pictures, tmp_path):
     more = [f"criterion.perturbation={kind}", "criterion.radius=0.5", "model.dropout=0"]
     run = build(pictures, tmp_path, *more, criterion="vat_vision")
     criterion, net = run.task.criterion, run.model.net
@@ -209,7 +193,7 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_the_adversarial_direction_is_found_without_dropout(pictures: Path, tmp_path: Path) -> None:
+def test_the_adversarial_direction_is_found_without_dropout(pictures, tmp_path):
     """It is what it would be in a net that has none; the loss at the changed images is not."""
     changes, losses = [], []
     for rate in (0.5, 0.0):
@@ -229,14 +213,12 @@ def test_the_adversarial_direction_is_found_without_dropout(pictures: Path, tmp_
 
 
 @pytest.mark.parametrize("kind", ["train", UNLABELLED])
-def test_the_average_moves_once_and_before_the_step(
-    kind: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_the_average_moves_once_and_before_the_step(kind, pictures, tmp_path):
     run = build(pictures, tmp_path, "task.average_decay=0.9")
     average_moves_before_the_step(run, {kind: [parts(run, kind)]})
 
 
-def test_normal_numbers_belong_to_rows() -> None:
+def test_normal_numbers_belong_to_rows():
     def drawn(rows: list[int]) -> torch.Tensor:
         with use_context(ForwardContext(Noise(key("x"), np.array(rows, np.uint64)))):
             return gaussian(torch.zeros(len(rows), 1, 100, 100, dtype=torch.float64))
@@ -247,7 +229,7 @@ def test_normal_numbers_belong_to_rows() -> None:
     assert abs((whole**4).mean() - 3) < 0.15
 
 
-def test_batch_normalisation_remembers_labelled_images_only(pictures: Path, tmp_path: Path) -> None:
+def test_batch_normalisation_remembers_labelled_images_only(pictures, tmp_path):
     """Neither teacher nor student leaves a trace in the statistics (trap 24)."""
     more = ["model.norm=batch", "criterion.perturbation=adversarial"]
     run = build(pictures, tmp_path, *more)
@@ -261,7 +243,7 @@ def test_batch_normalisation_remembers_labelled_images_only(pictures: Path, tmp_
         assert all(torch.equal(before[n], now[n]) == (stream == UNLABELLED) for n in names)
 
 
-def test_the_average_teaches_if_asked(pictures: Path, tmp_path: Path) -> None:
+def test_the_average_teaches_if_asked(pictures, tmp_path):
     more = ["criterion.mean_teacher=true", "criterion.perturbation=none"]
     run = build(pictures, tmp_path, *more, criterion="vat_vision")
     (batch,) = parts(run, UNLABELLED)
@@ -278,7 +260,7 @@ def test_the_average_teaches_if_asked(pictures: Path, tmp_path: Path) -> None:
     assert not torch.allclose(seen[0], seen[2])
 
 
-def test_turns(pictures: Path, tmp_path: Path) -> None:
+def test_turns(pictures, tmp_path):
     task = build(pictures, tmp_path).task
     assert [list(task.needs(u)) for u in range(3)] == [["train"], [UNLABELLED], ["train"]]
     joint = build(pictures, tmp_path / "j", "task.joint=true").task
@@ -289,7 +271,7 @@ def test_turns(pictures: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_kinds(pictures: Path, tmp_path: Path) -> None:
+def test_kinds(pictures, tmp_path):
     """Both kinds are priced where they take turns."""
     estimate = estimate_price(configure(pictures, tmp_path, "trainer.valid_split=''"))
     labelled, unlabelled = estimate.first_updates
@@ -306,7 +288,7 @@ def test_kinds(pictures: Path, tmp_path: Path) -> None:
     assert supervised.task.kinds() == [(1.0, {"train": 1})]
 
 
-def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path) -> None:
+def test_a_refused_step_leaves_the_average_alone(pictures, tmp_path):
     run = build(pictures, tmp_path, "trainer.on_nonfinite=skip", "model.dropout=0")
     engine, (batch,) = run.engine, parts(run, "train")
     with torch.no_grad():
@@ -320,7 +302,7 @@ def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path)
         assert {name.split(".")[0] for name in moved} == (set() if refused else {"net", "average"})
 
 
-def test_stripes_are_learnt(pictures: Path, tmp_path: Path) -> None:
+def test_stripes_are_learnt(pictures, tmp_path):
     more = ["trainer.max_update=50", "task.average_decay=0.8", "task.score_raw=true"]
     more += ["task.joint=true", "task.batch_size=20", "model.dropout=0", "optimizer.lr=0.01"]
     more += ["model.width=0.13"]  # of 8 channels alone positional norm takes longer
@@ -331,7 +313,7 @@ def test_stripes_are_learnt(pictures: Path, tmp_path: Path) -> None:
     assert {row["gold"] for row in rows} == set("abcd")
 
 
-def test_a_head_for_each_place() -> None:
+def test_a_head_for_each_place():
     torch.manual_seed(1)
     layer = PositionHeads(36, 5, 3)
     features = torch.randn(2, 5, 6, 6)
@@ -364,15 +346,13 @@ def test_a_head_for_each_place() -> None:
         (["trainer.valid_split=train"], "would choose the best checkpoint"),
     ],
 )
-def test_cvt_vision_refuses_options_that_do_not_fit(
-    more: list[str], words: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_cvt_vision_refuses_options_that_do_not_fit(more, words, pictures, tmp_path):
     with pytest.raises(UsageError, match=words):
         build(pictures, tmp_path, *more, "trainer.max_update=1").train()
     assert not (tmp_path / "log.jsonl").exists()
 
 
-def test_small_images_are_refused(tmp_path: Path) -> None:
+def test_small_images_are_refused(tmp_path):
     small = image_data.write(tmp_path / "small")
-    with pytest.raises(UsageError, match="square ones of 12 or more"):
+    with pytest.raises(UsageError, match="12 or more"):
         build(small, tmp_path / "run")

@@ -69,7 +69,7 @@ def binary(logit: float, fake: bool) -> float:
 
 @pytest.mark.parametrize("where", ["all", "masked", "random"])
 @pytest.mark.parametrize("sharing", ["embeddings", "none", "all"])
-def test_replaced_token_detection(where: str, sharing: str) -> None:
+def test_replaced_token_detection(where, sharing):
     """[CLS] and [SEP] count, padding does not; the weights are 1 and 50."""
     model = build(sharing=sharing, generator_size=1.0 if sharing == "all" else 0.5)
     batch = make_batch()
@@ -93,7 +93,7 @@ def test_replaced_token_detection(where: str, sharing: str) -> None:
     assert seen.logs["accuracy"].item() == pytest.approx(mean(right))
 
 
-def test_weights_are_options() -> None:
+def test_weights_are_options():
     model, batch = build(), make_batch()
     how = criterion("electra_rtd", generator_weight=0.3, discriminator_weight=7.0)
     logs = (seen := Seen(model, how, batch)).logs
@@ -101,7 +101,7 @@ def test_weights_are_options() -> None:
     assert seen.loss.item() == pytest.approx(wanted.item(), **EXACT)
 
 
-def test_the_rate_is_that_of_the_task() -> None:
+def test_the_rate_is_that_of_the_task():
     """Nobody has to write 15 % twice."""
     from metaseq_lm.core.loading import load_config
 
@@ -110,7 +110,7 @@ def test_the_rate_is_that_of_the_task() -> None:
     assert load_config([*names, "task.mask_prob=0.25"]).criterion.noise_rate == 0.25
 
 
-def test_contrast() -> None:
+def test_contrast():
     """Rows that are left alone have labels of 0 throughout and a label of 0 for the whole."""
     model, how = build(("rtd", "contrast")), criterion("electra_rtd", contrast=0.5)
     batch = make_batch((9, 7, 5, 8, 6, 7), [[1, 3], [5, 2], [3], [1, 2], [4, 2], [5, 1]])
@@ -138,7 +138,7 @@ def test_contrast() -> None:
     assert left_alone == set(range(6))
 
 
-def test_the_share_of_rows_left_alone() -> None:
+def test_the_share_of_rows_left_alone():
     how, rows = criterion("electra_rtd", contrast=0.2), 20_000
     with noise(3, range(rows)):
         clean = how.clean_rows(TokenBatch(tokens=torch.zeros(rows, 4)))
@@ -148,7 +148,7 @@ def test_the_share_of_rows_left_alone() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("kind", ["two_tower", "unigram", "uniform"])
-def test_electric(kind: str, legacy: bool, exact: bool) -> None:
+def test_electric(kind, legacy, exact):
     """P(noise) = sigmoid(E + log q + log of the odds), every chosen token is noise."""
     model, batch = build(noise=kind), make_batch()
     how = criterion("electric_nce", exact_counts=exact, legacy_specials=legacy)
@@ -181,14 +181,14 @@ def test_electric(kind: str, legacy: bool, exact: bool) -> None:
     assert seen.loss.item() == pytest.approx(total, **EXACT)
 
 
-def test_electric_scores_a_row_in_one_pass() -> None:
+def test_electric_scores_a_row_in_one_pass():
     model, batch = build(noise="two_tower"), make_batch()
     found = criterion("electric_nce").token_log_probs(model, batch)
     energy = model.heads["rtd"](model.hidden(batch.tokens, batch))
     assert torch.equal(found, -energy * batch.scored)
 
 
-def test_two_towers_alone() -> None:
+def test_two_towers_alone():
     model, batch = build((), noise="two_tower", generator_size=1.0), make_batch()
     assert model.encoder is None
     how = criterion("two_tower_cloze")
@@ -202,7 +202,7 @@ def test_two_towers_alone() -> None:
     assert scored.sum().item() == pytest.approx(sum(words), **EXACT)
 
 
-def test_replace_mlm() -> None:
+def test_replace_mlm():
     """Originals at all chosen positions, where the sample is the original too; weights 1 and 1."""
     model, batch = build(("lm",)), make_batch()
     seen = Seen(model, criterion("replace_mlm"), batch)
@@ -220,7 +220,7 @@ def test_replace_mlm() -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, 30.0, -30.0])
-def test_all_tokens_mlm(shift: float) -> None:
+def test_all_tokens_mlm(shift):
     """P(y) = D [y = input] + (1 - D) softmax(y), without logarithms; the copy gate may be shut."""
     model, batch = build(("lm", "copy"), large=0.3), make_batch()
     with torch.no_grad():
@@ -243,7 +243,7 @@ def test_all_tokens_mlm(shift: float) -> None:
     assert seen.loss.item() == pytest.approx(total, **EXACT)
 
 
-def test_all_tokens_mlm_with_extreme_gates() -> None:
+def test_all_tokens_mlm_with_extreme_gates():
     """Where exp-space gives log 0, log-space is finite."""
     from metaseq_lm.methods.electra.criterion import copied_log_probs
 
@@ -270,16 +270,14 @@ def test_all_tokens_mlm_with_extreme_gates() -> None:
         ("electra_adversarial", "mlm", ("rtd", "baseline")),
     ],
 )
-def test_more_padding_changes_no_loss(name: str, kind: str, heads: tuple) -> None:
+def test_more_padding_changes_no_loss(name, kind, heads):
     model = build(heads, noise=kind)
     losses = {Seen(model, criterion(name), make_batch(width=w)).loss.item() for w in (9, 10, 14)}
     assert max(losses) - min(losses) < 1e-10 * max(losses)
 
 
 @pytest.mark.parametrize("p, q, biased, exact", [(0.3, 0.2, 0.444, 0.3), (0.9, 0.7, 10.1, 0.9)])
-def test_probabilities_of_electra_with_two_towers(
-    p: float, q: float, biased: float, exact: float
-) -> None:
+def test_probabilities_of_electra_with_two_towers(p, q, biased, exact):
     """From the best discriminator of labels by equality, at a noise rate of 15 %.
 
     The dissertation's formula gives the `biased` numbers, with odds of m / (1 - m); as it is
@@ -300,7 +298,7 @@ def test_probabilities_of_electra_with_two_towers(
         assert (found[~batch.scored] == 0).all()
 
 
-def test_tokens_are_compared_by_the_log_odds_that_they_are_original() -> None:
+def test_tokens_are_compared_by_the_log_odds_that_they_are_original():
     """Of a discriminator whose noise is a masked LM; with towers by log-probabilities."""
     batch, rtd = make_batch(), criterion("electra_rtd")
     model = build().eval()

@@ -1,8 +1,5 @@
 """Parameter counts of the published sizes, part by part, and FLOPs by the paper's rules."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -51,7 +48,7 @@ def count(*modules: nn.Module | None) -> int:
 
 
 @pytest.mark.parametrize("size", NAMES)
-def test_parts(size: str) -> None:
+def test_parts(size):
     model, number = build(size), NAMES.index(size)
     encoder, generator = model.encoder, model.generator
     first = generator.stack.layers[0].attention
@@ -73,13 +70,13 @@ def test_parts(size: str) -> None:
 
 
 @pytest.mark.parametrize("size", NAMES)
-def test_two_towers(size: str) -> None:
+def test_two_towers(size):
     model = build(size, "model.noise=two_tower")
     assert count(model.generator) == PARTS["two_towers"][NAMES.index(size)]
 
 
 @pytest.mark.parametrize("size", NAMES)
-def test_masked_lm_of_the_same_size(size: str) -> None:
+def test_masked_lm_of_the_same_size(size):
     config = load_config([f"model=bert_{size}"])
     with torch.device("meta"):
         model = TransformerLM(config.model, SYMBOLS)
@@ -87,7 +84,7 @@ def test_masked_lm_of_the_same_size(size: str) -> None:
 
 
 @pytest.mark.parametrize("size", NAMES)
-def test_other_ways_of_sharing(size: str) -> None:
+def test_other_ways_of_sharing(size):
     """Without sharing the generator's own embeddings have its width, and there is no projection."""
     number = NAMES.index(size)
     width = PARTS["generator_width"][number]
@@ -105,7 +102,7 @@ def test_other_ways_of_sharing(size: str) -> None:
 
 
 @pytest.mark.parametrize("noise", ["mlm", "two_tower", "difficulty"])
-def test_initial_weights(noise: str) -> None:
+def test_initial_weights(noise):
     """As the authors' code draws them: N(0, 0.02) cut at 0.04, but Glorot where it says nothing.
 
     That is the projections of the embeddings and the heads of one linear layer; biases are 0.
@@ -158,30 +155,27 @@ INFERENCE = [("small", 3.68e9), ("base", 2.86e10), ("large", 8.75e10)]
 
 
 @pytest.mark.parametrize("sizes, rows, updates, wanted", ELECTRA)
-def test_pretraining_flops(sizes: tuple, rows: int, updates: int, wanted: float) -> None:
+def test_pretraining_flops(sizes, rows, updates, wanted):
     found = flops_rules.electra(*flops(*sizes)) * rows * updates
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("sizes, rows, updates, wanted", BERT)
-def test_masked_lm_flops(sizes: tuple, rows: int, updates: int, wanted: float) -> None:
+def test_masked_lm_flops(sizes, rows, updates, wanted):
     found = flops_rules.masked_lm(flops(*sizes)[0]) * rows * updates
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("size, wanted", INFERENCE)
-def test_inference_flops(size: str, wanted: float) -> None:
+def test_inference_flops(size, wanted):
     assert flops_rules.classifier(flops(size, 128)[0]) == pytest.approx(wanted, rel=2e-3)
 
 
-TOYS = [
-    ((4, 128, 64, 64, 64), 0.5, 3.7e10),
-    ((4, 256, 128, 128, 128), 0.25, 4.0e11),
-]
+TOYS = [((4, 128, 64, 64, 64), 0.5, 3.7e10), ((4, 256, 128, 128, 128), 0.25, 4.0e11)]
 
 
 @pytest.mark.parametrize("toy, share, wanted", TOYS)
-def test_flops_of_a_step_of_a_toy(toy: tuple, share: float, wanted: float) -> None:
+def test_flops_of_a_step_of_a_toy(toy, share, wanted):
     layers, width, embed, longest, rows = toy
     config = ElectraConfig(
         encoder_layers=layers,
@@ -195,7 +189,7 @@ def test_flops_of_a_step_of_a_toy(toy: tuple, share: float, wanted: float) -> No
     assert flops_rules.electra(*sizes) * rows == pytest.approx(wanted, rel=0.02)
 
 
-def test_two_tower_flops() -> None:
+def test_two_tower_flops():
     """Two stacks with a projection each, and a softmax at every position."""
     tower = flops("small", 128)[1]
     h, e, s = tower.width, tower.embed, tower.length
@@ -218,9 +212,7 @@ def test_two_tower_flops() -> None:
     ],
     ids=["electra", "uniform", "replace_mlm", "strategic_mlm"],
 )
-def test_flops_by_rule_of_a_run(
-    criterion: str, more: list[str], wanted: Callable, moons: Path, tmp_path: Path
-) -> None:
+def test_flops_by_rule_of_a_run(criterion, more, wanted, moons, tmp_path):
     """What results.json has beside the measured FLOPs."""
     options = ["task=electra", "model=electra_small", "model.encoder_layers=1", "task.batch_size=3"]
     options += [f"criterion={criterion}", *more, f"data={moons}", f"save_dir={tmp_path}"]

@@ -56,9 +56,7 @@ def test_pairs_are_successive_draws_by_weight() -> None:
 
 
 def test_what_becomes_of_a_token_moves_with_the_draw() -> None:
-    """Of two chosen tokens one stays visible and one is [MASK], wherever they are; nothing else
-    changes.
-    """
+    """Of two chosen tokens one stays visible, one is [MASK]; nothing else changes."""
     batch, masked, positions, targets = drawn([1, 3])
     assert (batch.tokens.gather(1, positions) == targets).all()
     assert (masked.gather(1, positions[:, :1]) == targets[:, :1]).all()
@@ -152,5 +150,5 @@ def test_the_masked_lm_does_not_train_the_guesses_nor_the_other_way_round(sharin
     ("name", "kind"), [("electra_rtd", "difficulty"), ("strategic_mlm", "mlm")]
 )
 def test_a_net_of_the_other_kind_is_refused(name: str, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} cannot be trained with model.noise={kind}; set"):
+    with pytest.raises(UsageError, match=f"{name} cannot.*model.noise={kind};"):
         check_noise(name, criterion(name).noises, kind)

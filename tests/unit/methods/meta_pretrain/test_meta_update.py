@@ -105,21 +105,21 @@ def plain(every: Double, **how: float) -> dict:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_meta_update_without_inner_steps_is_plain_training(clip: float) -> None:
+def test_meta_update_without_inner_steps_is_plain_training(clip):
     every = batches(3, (2, 4))
     found = train(MetaOptions(inner_steps=0), every, clip=clip, dropout=0.3)
     assert equal(found, plain(every, clip=clip, dropout=0.3))
 
 
 @pytest.mark.parametrize("order", ["none", "exact"])
-def test_meta_update_with_inner_rate_zero_is_plain_training(order: str) -> None:
+def test_meta_update_with_inner_rate_zero_is_plain_training(order):
     """On the test batches, with their dropout masks; exact multiplies by (I - 0 H)."""
     every = batches(9, (2, 4))
     how = MetaOptions(2, "sgd", 0.0, order)
     assert equal(train(how, every, dropout=0.3), plain(every[2::3], dropout=0.3))
 
 
-def test_inner_steps_matter() -> None:
+def test_inner_steps_matter():
     """So that the two tests above can fail."""
     every = batches(9)
     for how in (MetaOptions(2), MetaOptions(2, "sgd", 0.1), MetaOptions(2, "sgd", 0.1, "exact")):
@@ -128,9 +128,7 @@ def test_inner_steps_matter() -> None:
 
 @pytest.mark.parametrize("how", [MetaOptions(3), MetaOptions(3, "sgd", 0.2)], ids=["adam", "sgd"])
 @pytest.mark.parametrize("earlier", [0, 2])
-def test_the_outer_step_starts_where_the_update_began(
-    how: MetaOptions, earlier: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_outer_step_starts_where_the_update_began(how, earlier, monkeypatch):
     """theta_0, moments and schedule are back, bit for bit, when the last step is taken; after it
     they are those of one plain step with that gradient."""
     net, engine = build(clip=0.5)
@@ -161,7 +159,7 @@ def test_the_outer_step_starts_where_the_update_began(
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.3])
-def test_adam_steps_are_torchs_on_copies(clip: float) -> None:
+def test_adam_steps_are_torchs_on_copies(clip):
     """Three updates of a loop in plain torch, whose inner steps use a copy of net and optimizer."""
     every = batches(9)
     found = train(MetaOptions(2), every, clip=clip)["weights"]
@@ -214,7 +212,7 @@ def unrolled(net: nn.Module, start: dict[str, Tensor], every: Double, lr: float)
 
 @pytest.mark.parametrize("sizes", [(6,), (1, 2, 3)])
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_second_order_is_autograd_through_the_steps(steps: int, sizes: tuple[int, ...]) -> None:
+def test_second_order_is_autograd_through_the_steps(steps, sizes):
     """To 1e-12 in float64; first order is another vector."""
     every = batches(steps + 1, sizes)
     net, exact, logs = gradient(MetaOptions(steps, "sgd", 0.1, "exact"), every)
@@ -229,7 +227,7 @@ def test_second_order_is_autograd_through_the_steps(steps: int, sizes: tuple[int
         assert all(abs(a - b.detach()) < 1e-12 for a, b in zip(named, losses))
 
 
-def test_second_order_is_the_slope_of_the_meta_objective() -> None:
+def test_second_order_is_the_slope_of_the_meta_objective():
     """Along random directions, by finite differences of the loss that the update itself logs."""
     every = batches(4)
     how = MetaOptions(3, "sgd", 0.1, "exact")
@@ -248,7 +246,7 @@ def test_second_order_is_the_slope_of_the_meta_objective() -> None:
         assert slope == pytest.approx(vectors.dot(exact, direction).item(), rel=1e-7)
 
 
-def test_first_order_is_the_gradient_where_the_steps_lead() -> None:
+def test_first_order_is_the_gradient_where_the_steps_lead():
     every = batches(3)
     _, found, _ = gradient(MetaOptions(2, "sgd", 0.1), every)
     net, _ = build()
@@ -263,7 +261,7 @@ def test_first_order_is_the_gradient_where_the_steps_lead() -> None:
     assert all((p.grad - g).abs().max() < 1e-13 for p, g in zip(net.parameters(), found))
 
 
-def test_sgd_steps_are_not_clipped() -> None:
+def test_sgd_steps_are_not_clipped():
     """The optimizer's clip_norm is for its own steps."""
     net, engine = build(clip=1e-3)
     other, free = build()
@@ -278,9 +276,7 @@ def test_sgd_steps_are_not_clipped() -> None:
 @pytest.mark.parametrize("how", [MetaOptions(2), MetaOptions(2, "sgd", 0.2)], ids=["adam", "sgd"])
 @pytest.mark.parametrize("bad", [0, 1, 2])
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_meta_update_that_is_not_finite_changes_nothing(
-    how: MetaOptions, bad: int, what: str
-) -> None:
+def test_meta_update_that_is_not_finite_changes_nothing(how, bad, what):
     """Be it in an inner batch or in the test batch: weights, moments and schedule stay, and the
     engine says so. A loss may be finite and its gradient not."""
     net, engine = build()
@@ -315,7 +311,7 @@ def test_meta_update_that_is_not_finite_changes_nothing(
         (MetaOptions(1, "sgd", -0.1), "task.inner_lr .*at least 0, got -0.1"),
     ],
 )
-def test_mistakes(options: MetaOptions, words: str) -> None:
+def test_mistakes(options, words):
     with pytest.raises(UsageError, match=words):
         check_options(MetaOptions, options, "task.")
         options.check()

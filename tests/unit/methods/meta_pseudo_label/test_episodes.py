@@ -46,14 +46,14 @@ def masked(even: Path) -> dict[str, torch.Tensor]:
     return {name: rows_of(batches, "unlabelled", name) for name in names}
 
 
-def test_number_of_masks(masked: dict[str, torch.Tensor]) -> None:
+def test_number_of_masks(masked):
     """0.15 * 34 = 5.1: five with probability .9, six with .1."""
     counts = Counter((masked["targets"] >= 0).sum(1).tolist())
     assert set(counts) == {5, 6}
     assert stats.binomtest(counts[6], 4_800, 0.1).pvalue > 1e-3
 
 
-def test_masks_are_spread_evenly_without_replacement(masked: dict[str, torch.Tensor]) -> None:
+def test_masks_are_spread_evenly_without_replacement(masked):
     chosen = np.zeros(34)
     for at, targets in zip(masked["positions"].tolist(), masked["targets"].tolist()):
         mine = [p for p, t in zip(at, targets) if t >= 0]
@@ -63,7 +63,7 @@ def test_masks_are_spread_evenly_without_replacement(masked: dict[str, torch.Ten
     assert stats.chisquare(chosen).pvalue > 1e-3
 
 
-def test_targets_and_what_stands_in_their_place(masked: dict[str, torch.Tensor]) -> None:
+def test_targets_and_what_stands_in_their_place(masked):
     original, tokens = masked["original"].clone(), masked["tokens"]
     assert (original[:, 0] == CLS["unlabelled"]).all()
     assert (tokens[:, 0] == CLS["mlm"]).all(), "CLS is never hidden"
@@ -88,7 +88,7 @@ def test_targets_and_what_stands_in_their_place(masked: dict[str, torch.Tensor])
     assert len(set(drawn.tolist())) > 300
 
 
-def test_random_tokens(even: Path) -> None:
+def test_random_tokens(even):
     """Uniform over the vocabulary without [PAD], [MASK] and the task tokens; [SEP] may occur."""
     masking = Bench(even, "mlm").task.masking()
     assert masking.replacements.tolist() == [2, *range(33, 407)]
@@ -96,7 +96,7 @@ def test_random_tokens(even: Path) -> None:
     assert (masking.rate, masking.random, masking.keep, masking.mask) == (0.15, 0.1, 0.1, 1)
 
 
-def test_texts_count_by_their_length(ragged: Path) -> None:
+def test_texts_count_by_their_length(ragged):
     """A token is drawn, and the text that holds it taken; the query's token is in another text."""
     unlabelled, _ = parts_of(Bench(ragged, "soft"))
     lengths = unlabelled.corpus.windows[np.arange(len(unlabelled.corpus))]
@@ -116,7 +116,7 @@ def test_texts_count_by_their_length(ragged: Path) -> None:
     assert stats.chisquare(counts, 60_000 * wanted).pvalue > 1e-3
 
 
-def test_a_token_belongs_to_its_text(ragged: Path) -> None:
+def test_a_token_belongs_to_its_text(ragged):
     unlabelled, _ = parts_of(Bench(ragged, "mlm"))
     corpus = unlabelled.corpus
     owner = np.repeat(np.arange(len(corpus)), corpus.windows[np.arange(len(corpus))])
@@ -124,13 +124,13 @@ def test_a_token_belongs_to_its_text(ragged: Path) -> None:
     assert unlabelled.total == len(owner) == len(corpus.data.tokens)
 
 
-def test_unlabelled_texts_are_uniform(even: Path) -> None:
+def test_unlabelled_texts_are_uniform(even):
     unlabelled, _ = parts_of(Bench(even, "mlm"))
     texts = unlabelled.draw(np.arange(60_000))
     assert stats.chisquare(np.bincount(texts, minlength=300)).pvalue > 1e-3
 
 
-def test_the_masked_task_is_half_of_the_tasks(even: Path) -> None:
+def test_the_masked_task_is_half_of_the_tasks(even):
     _, labelled = parts_of(Bench(even, "soft", TWO))
     tasks = labelled.tasks_of(np.arange(0, 40_000, 4))
     counts = Counter(tasks.tolist())
@@ -153,9 +153,7 @@ def test_the_masked_task_is_half_of_the_tasks(even: Path) -> None:
         ("hard", ["task.include_mlm_task=true"], True),
     ],
 )
-def test_which_runs_have_the_masked_task(
-    even: Path, name: str, options: list[str], mlm: bool
-) -> None:
+def test_which_runs_have_the_masked_task(even, name, options, mlm):
     bench = Bench(even, name, TWO, "task.reward_interval=1", *options)
     batches = many(bench, 10)
     tasks = {*rows_of(batches, "support", "tokens")[:, 0].tolist()}
@@ -163,7 +161,7 @@ def test_which_runs_have_the_masked_task(
 
 
 @pytest.mark.parametrize("per_task", [1, 2, 4, 16])
-def test_a_task_lasts(even: Path, per_task: int) -> None:
+def test_a_task_lasts(even, per_task):
     bench = Bench(even, "soft", TWO, f"task.samples_per_task={per_task}")
     batches = many(bench, 40)
     tasks = rows_of(batches, "support", "tokens")[:, 0]
@@ -175,7 +173,7 @@ def test_a_task_lasts(even: Path, per_task: int) -> None:
     assert abs(changes - 0.625) < 4 * (0.625 * 0.375 / len(runs)) ** 0.5
 
 
-def test_support_and_query_rows_differ(even: Path) -> None:
+def test_support_and_query_rows_differ(even):
     _, labelled = parts_of(Bench(even, "hard"))
     samples = np.arange(40_000)
     support = labelled.pick(samples, 10, False, "set 0")
@@ -188,7 +186,7 @@ def test_support_and_query_rows_differ(even: Path) -> None:
     assert stats.chisquare(pairs[off]).pvalue > 1e-3
 
 
-def test_support_and_query_texts_differ(even: Path) -> None:
+def test_support_and_query_texts_differ(even):
     """Element-wise, in the batches themselves, of labelled rows and of masked text."""
     bench = Bench(even, "soft", "task.labelled=[which_moon_160]")
     points = bench.task.build_streams("train")["support"].collate.func.sets[0]
@@ -208,7 +206,7 @@ def test_support_and_query_texts_differ(even: Path) -> None:
     assert min(seen.values()) > 400
 
 
-def test_labelled_rows_of_an_update(ragged: Path) -> None:
+def test_labelled_rows_of_an_update(ragged):
     """Every position of a labelled row is a target of its label token, padding is not."""
     bench = Bench(ragged, "hard", "task.labelled=[which_moon_10,pairs]", "task.samples_per_task=1")
     for update in range(10):
@@ -230,7 +228,7 @@ def test_labelled_rows_of_an_update(ragged: Path) -> None:
             assert torch.equal(batch.sizes["targets"], sizes)
 
 
-def test_masked_rows_as_a_task(even: Path) -> None:
+def test_masked_rows_as_a_task(even):
     """Loss at masked positions only, or everywhere towards [PAD] as in the authors' code."""
     found = {}
     for mask in ("y", "x"):
@@ -254,7 +252,7 @@ def test_masked_rows_as_a_task(even: Path) -> None:
             assert x == {at: y.get(at, 0) for at in range(34)}
 
 
-def test_support_and_query_texts_are_masked_apart(even: Path) -> None:
+def test_support_and_query_texts_are_masked_apart(even):
     _, labelled = parts_of(Bench(even, "soft"))
     samples = np.arange(400)
     chosen = [np.sort(labelled.mlm_rows(samples, query)[2][:, :5]) for query in (False, True)]
@@ -262,7 +260,7 @@ def test_support_and_query_texts_are_masked_apart(even: Path) -> None:
     assert (chosen[0] == chosen[1]).all(1).mean() < 0.02
 
 
-def test_batches_are_a_function_of_the_update(even: Path) -> None:
+def test_batches_are_a_function_of_the_update(even):
     one, other = (Bench(even, "soft", TWO) for _ in range(2))
     list(map(one.batches, range(5)))
     a, b = one.batches(7), other.batches(7)
@@ -273,7 +271,7 @@ def test_batches_are_a_function_of_the_update(even: Path) -> None:
     assert not torch.equal(a["unlabelled"][0][0].original, again)
 
 
-def test_reward_is_logged_every_thousand_samples(even: Path) -> None:
+def test_reward_is_logged_every_thousand_samples(even):
     """16 samples an update: after 63 updates (1,008), 125 (2,000), 188 (3,008)."""
     bench = Bench(even, "mlm")
     assert [u + 1 for u in range(200) if bench.task.reward_due(u)] == [63, 125, 188]
@@ -284,7 +282,7 @@ def test_reward_is_logged_every_thousand_samples(even: Path) -> None:
     assert -1 <= logs["reward"] <= 1 and "query" in logs
 
 
-def test_the_price_of_masked_lm_counts_its_rewards(even: Path) -> None:
+def test_the_price_of_masked_lm_counts_its_rewards(even):
     """16 of 1,000 samples make an update with a reward; a dry run makes one of each kind."""
     rewarded, plain = {"unlabelled": 1, "support": 1, "query": 1}, {"unlabelled": 1}
     plain |= {"support": 0, "query": 0}
@@ -303,10 +301,9 @@ def price(data: Path, interval: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["batches_per_update", "samples_per_task", "copies_at_once", "pairs", "reward_interval"],
+    "name", ["batches_per_update", "samples_per_task", "copies_at_once", "pairs", "reward_interval"]
 )
-def test_counts_are_checked(name: str) -> None:
+def test_counts_are_checked(name):
     options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
     options["reward_interval"] = 0
     section("task", "meta_pseudo_label", **options)
@@ -324,9 +321,7 @@ def test_counts_are_checked(name: str) -> None:
         ("soft", "criterion.difference_step=0", "criterion.difference_step .*above 0"),
     ],
 )
-def test_values_that_turn_or_change_the_objective(
-    even: Path, objective: str, option: str, words: str
-) -> None:
+def test_values_that_turn_or_change_the_objective(even, objective, option, words):
     more = ["criterion.hypergradient=finite_difference"] if objective == "soft" else []
     with pytest.raises(UsageError, match=words):
         Bench(even, objective, *more, option)

@@ -12,13 +12,10 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import vectors
 from metaseq_lm.methods.meta_pseudo_label.criterion import reward_of
 
-SMALL = [
-    "task.batch_size=3",
-    "task.batches_per_update=2",
-    "task.samples_per_task=2",
-    "schedule.warmup_updates=4",
-    "task.labelled=[which_moon_10,pairs]",
-]
+SMALL = """
+    task.batch_size=3 task.batches_per_update=2 task.samples_per_task=2 schedule.warmup_updates=4
+    task.labelled=[which_moon_10,pairs]
+""".split()
 
 
 def dropout(p: float) -> list[str]:

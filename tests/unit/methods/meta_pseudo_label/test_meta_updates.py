@@ -1,7 +1,6 @@
 """What an update changes, how often each net steps, and that cutting a batch changes nothing."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ def rates(bench: Bench, count: int) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "student", "teacher"), [("mlm", 1, None), ("soft", 1, 1), ("hard", 3, 1)]
 )
-def test_steps_and_schedules(even: Path, name: str, student: int, teacher: int | None) -> None:
+def test_steps_and_schedules(even, name, student, teacher):
     bench = Bench(even, name, *SMALL)
     for update in range(5):
         bench.update(update)
@@ -37,7 +36,7 @@ def test_steps_and_schedules(even: Path, name: str, student: int, teacher: int |
 
 
 @pytest.mark.parametrize("name", ["soft", "hard"])
-def test_student_is_moved_by_its_own_step_only(even: Path, name: str) -> None:
+def test_student_is_moved_by_its_own_step_only(even, name):
     """Weights and moments are bitwise those of AdamW on the gradients it was given."""
     bench = Bench(even, name, *SMALL)
     student = bench.model["student"]
@@ -64,7 +63,7 @@ def test_student_is_moved_by_its_own_step_only(even: Path, name: str) -> None:
             assert torch.equal(state[p][moment], adamw.state[q][moment])
 
 
-def test_teacher_gradient_reaches_no_student_parameter(even: Path) -> None:
+def test_teacher_gradient_reaches_no_student_parameter(even):
     """The real student learns from its pseudo loss alone: lambda does not matter."""
     students = []
     for weight in (100.0, 1.0):
@@ -75,7 +74,7 @@ def test_teacher_gradient_reaches_no_student_parameter(even: Path) -> None:
     assert relative(students[0][1], students[1][1]) > 1e-3
 
 
-def test_weights_of_the_meta_loss(even: Path) -> None:
+def test_weights_of_the_meta_loss(even):
     """The teacher's gradient is linear in lambda: g(100) - g(1) is 99 times g(2) - g(1)."""
     found = {}
     for weight in (1.0, 2.0, 100.0):
@@ -88,7 +87,7 @@ def test_weights_of_the_meta_loss(even: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["exact", "finite_difference"])
-def test_meta_weight_zero_leaves_the_auxiliary_losses(even: Path, how: str) -> None:
+def test_meta_weight_zero_leaves_the_auxiliary_losses(even, how):
     """The control experiment: a teacher trained by its own losses only."""
     bench = Bench(even, "soft", *SMALL, "criterion.meta_weight=0", f"criterion.hypergradient={how}")
     bench.update(0)
@@ -96,7 +95,7 @@ def test_meta_weight_zero_leaves_the_auxiliary_losses(even: Path, how: str) -> N
 
 
 @pytest.mark.parametrize("name", ["soft", "hard"])
-def test_clip_of_real_steps(even: Path, name: str) -> None:
+def test_clip_of_real_steps(even, name):
     """Meta and auxiliary gradients are clipped to 5 together, whatever their weights."""
     bench = Bench(even, name, *SMALL, "criterion.meta_weight=1e7", "optimizer.eps=1e3")
     bench.update(0)
@@ -115,7 +114,7 @@ def compare_steps(one: Bench, other: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["mlm", "soft", "soft_fixed_y", "hard"])
 @pytest.mark.parametrize("micro", [1, 3])
-def test_micro_batches_change_nothing(even: Path, name: str, micro: int) -> None:
+def test_micro_batches_change_nothing(even, name, micro):
     whole, cut = (Bench(even, name, *SMALL, "task.reward_interval=16") for _ in range(2))
     for update in range(3):
         one, other = whole.update(update), cut.update(update, micro)
@@ -129,9 +128,7 @@ def test_micro_batches_change_nothing(even: Path, name: str, micro: int) -> None
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["mlm", "soft", "hard"])
-def test_micro_batches_change_nothing_where_rows_differ_in_length(
-    ragged: Path, name: str, dropout: float
-) -> None:
+def test_micro_batches_change_nothing_where_rows_differ_in_length(ragged, name, dropout):
     options = ["task.samples_per_task=2", "task.labelled=[which_moon_10,pairs]"]
     options += [f"model.dropout={dropout}", f"model.attention_dropout={dropout}"]
     whole, cut = (Bench(ragged, name, *SMALL, *options) for _ in range(2))
@@ -141,7 +138,7 @@ def test_micro_batches_change_nothing_where_rows_differ_in_length(
 
 
 @pytest.mark.parametrize("name", ["mlm", "soft", "hard"])
-def test_same_seed_same_run_and_other_seed_other_run(even: Path, name: str) -> None:
+def test_same_seed_same_run_and_other_seed_other_run(even, name):
     def weights(seed: int) -> torch.Tensor:
         bench = Bench(even, name, *SMALL, f"seed={seed}")
         for update in range(2):
@@ -154,7 +151,7 @@ def test_same_seed_same_run_and_other_seed_other_run(even: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["mlm", "soft", "hard"])
-def test_initial_losses_are_near_log_vocabulary(even: Path, name: str) -> None:
+def test_initial_losses_are_near_log_vocabulary(even, name):
     logs = Bench(even, name).update(0)
     wanted = {"mlm": ["mlm"], "soft": ["pseudo"], "hard": ["pseudo", "reinforce"]}[name]
     wanted += [] if name == "mlm" else ["teacher_x", "teacher_copy", "teacher_mlm"]
@@ -162,7 +159,7 @@ def test_initial_losses_are_near_log_vocabulary(even: Path, name: str) -> None:
         assert logs[key].item() == pytest.approx(math.log(407), abs=0.05), key
 
 
-def test_masked_lm_student_gradient(even: Path) -> None:
+def test_masked_lm_student_gradient(even):
     """The mean over micro-steps of the mean CE of masked tokens."""
     bench = Bench(even, "mlm", *SMALL, *NO_DROPOUT, "task.reward_interval=0")
     student = bench.model["student"]
@@ -183,7 +180,7 @@ def test_masked_lm_student_gradient(even: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["criterion.inner_steps=0"]])
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_copies_at_once_change_nothing(ragged: Path, at_once: int, more: list[str]) -> None:
+def test_copies_at_once_change_nothing(ragged, at_once, more):
     """Side by side or in turn, with dropout on: the same gradients and logs."""
     found = []
     for option in (0, at_once):

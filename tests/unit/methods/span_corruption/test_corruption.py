@@ -59,9 +59,7 @@ def splice(inputs: Sequence[int], targets: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind, inputs_length, row", ROWS)
-def test_lengths_are_those_of_t5(
-    kind: tuple[float, float], inputs_length: int, row: tuple[int, ...]
-) -> None:
+def test_lengths_are_those_of_t5(kind, inputs_length, row):
     tokens, inputs, targets, noise, spans = row
     assert text_length(inputs_length, *kind) == (tokens, inputs, targets)
     denoiser = Denoiser(*kind)
@@ -71,7 +69,7 @@ def test_lengths_are_those_of_t5(
     assert denoiser.row_lengths(np.array(tokens)) == (inputs + longer, targets + longer)
 
 
-def test_counts_are_rounded_to_even_and_bounded() -> None:
+def test_counts_are_rounded_to_even_and_bounded():
     lengths = np.array([0, 1, 2, 3, 10, 30, 50, 7])
     noise, spans = Denoiser(0.15, 3).counts(lengths)
     assert noise.tolist() == [0, 0, 1, 1, 2, 4, 8, 1]  # 1.5, 4.5 and 7.5
@@ -80,7 +78,7 @@ def test_counts_are_rounded_to_even_and_bounded() -> None:
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=str)
-def test_texts_are_put_together_again(kind: tuple[float, float]) -> None:
+def test_texts_are_put_together_again(kind):
     """Of 150 texts of 2 to 766 tokens, each with the lengths of the closed form."""
     lengths = np.linspace(2, 766, 150).astype(np.int64)
     texts = np.random.default_rng(1).integers(10, 500, (150, 766))
@@ -100,7 +98,7 @@ def test_texts_are_put_together_again(kind: tuple[float, float]) -> None:
         assert one[-1] == other[-1] == END
 
 
-def test_masks_begin_without_noise_and_end_with_it() -> None:
+def test_masks_begin_without_noise_and_end_with_it():
     lengths = np.full(20_000, 10)
     noise, spans = np.full(20_000, 4), np.full(20_000, 2)
     keys = row_keys(key("masks"), np.arange(20_000))
@@ -112,7 +110,7 @@ def test_masks_begin_without_noise_and_end_with_it() -> None:
     np.testing.assert_allclose(counts / 20_000, 1 / 15, atol=0.008)
 
 
-def test_the_end_of_a_text_is_the_noise_of_sequential_denoising() -> None:
+def test_the_end_of_a_text_is_the_noise_of_sequential_denoising():
     texts = np.arange(10, 30)[None].repeat(2, 0)
     rows = corrupt(texts, np.array([20, 8]), Denoiser(0.25, 0.0, "S"))
     assert rows.inputs[0, :16].tolist() == [*range(10, 25), END]
@@ -120,7 +118,7 @@ def test_the_end_of_a_text_is_the_noise_of_sequential_denoising() -> None:
     assert rows.targets[1, :3].tolist() == [16, 17, END]
 
 
-def test_a_row_depends_neither_on_others_nor_on_the_width() -> None:
+def test_a_row_depends_neither_on_others_nor_on_the_width():
     denoisers = Denoiser(0.15, 3, "R"), Denoiser(0.25, 0, "S"), Denoiser(0.5, 8, "X")
     lengths = np.random.default_rng(2).integers(2, 60, 90)
     texts = np.random.default_rng(1).integers(10, 500, (90, 60))
@@ -138,18 +136,18 @@ def test_a_row_depends_neither_on_others_nor_on_the_width() -> None:
 @pytest.mark.parametrize(
     "text", ["R:0.15", "S:0.25:3", "Q:0.15:3", "R:1:3", "R:x:3", ":0.15:3", "X:0.5:0.5", "R"]
 )
-def test_malformed_denoisers_are_refused(text: str) -> None:
+def test_malformed_denoisers_are_refused(text):
     with pytest.raises(UsageError, match="MODE:DENSITY:MEAN_SPAN"):
         Denoiser.parse(text)
 
 
-def test_denoisers_of_a_mixture() -> None:
+def test_denoisers_of_a_mixture():
     assert Denoiser.parse("X:0.5:8") == Denoiser(0.5, 8.0, "X")
     assert Denoiser.parse("S:0.25") == Denoiser(0.25, 0.0, "S")
 
 
 @pytest.mark.parametrize("density, mean_span", [(0.15, 3), (0.5, 3), (0.15, 64), (0.5, 1)])
-def test_rolled_noise_has_as_many_tokens_and_spans(density: float, mean_span: float) -> None:
+def test_rolled_noise_has_as_many_tokens_and_spans(density, mean_span):
     lengths = np.arange(1, 98)
     noise, spans = Denoiser(density, mean_span).counts(lengths)
     keys = row_keys(key("rows"), lengths)
@@ -160,7 +158,7 @@ def test_rolled_noise_has_as_many_tokens_and_spans(density: float, mean_span: fl
     assert (before != after).any() and not (after & (np.arange(100) >= lengths[:, None])).any()
 
 
-def test_a_rolled_single_span_begins_anywhere() -> None:
+def test_a_rolled_single_span_begins_anywhere():
     """Chi-square of the starts of 8 tokens in 31, 24 alike likely places."""
     rows = 24_000
     lengths, keys = np.full(rows, 31), row_keys(key("rows"), np.arange(rows))
@@ -169,7 +167,7 @@ def test_a_rolled_single_span_begins_anywhere() -> None:
     assert len(counts) == 24 and ((counts - 1000) ** 2 / 1000).sum() < 49.7  # p = 0.001
 
 
-def test_rolled_texts_are_put_together_again_but_for_suffixes() -> None:
+def test_rolled_texts_are_put_together_again_but_for_suffixes():
     texts, lengths = np.tile(np.arange(10, 100), (70, 1)), np.arange(21, 91)
     denoisers = Denoiser(0.15, 3, "R"), Denoiser(0.25, 0, "S"), Denoiser(0.5, 64, "X")
     for denoiser in denoisers:

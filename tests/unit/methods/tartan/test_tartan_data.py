@@ -22,7 +22,7 @@ def corpus(data: Path, split: str, longest: int = 12) -> Corpus:
     return Corpus(data, split, Vocabulary.load(data / "dict.txt"), longest, "eos")
 
 
-def test_lines_are_drawn_without_replacement_and_by_seed(topics: Path) -> None:
+def test_lines_are_drawn_without_replacement_and_by_seed(topics):
     lines = corpus(topics, "train")
     first = drawn_lines(lines, 100, 1, "train")
     assert len(set(first.tolist())) == 100 and (np.diff(first) > 0).all()
@@ -32,7 +32,7 @@ def test_lines_are_drawn_without_replacement_and_by_seed(topics: Path) -> None:
     assert (drawn_lines(lines, 0, 1, "train") == np.arange(300)).all()
 
 
-def test_every_line_is_as_likely_as_another(topics: Path) -> None:
+def test_every_line_is_as_likely_as_another(topics):
     """300 lines, 60 of them in each of 500 draws: 100 +- 45 is 5 standard deviations."""
     lines = corpus(topics, "train")
     counts = np.bincount(
@@ -41,7 +41,7 @@ def test_every_line_is_as_likely_as_another(topics: Path) -> None:
     assert abs(counts - 100).max() < 45 and counts.sum() == 30_000
 
 
-def test_a_long_line_is_one_row_cut(topics: Path) -> None:
+def test_a_long_line_is_one_row_cut(topics):
     """7 lines of 30 tokens are 7 rows of the first 10, not 21 windows."""
     lines = corpus(topics, "long")
     assert len(lines) == 21
@@ -52,13 +52,13 @@ def test_a_long_line_is_one_row_cut(topics: Path) -> None:
     assert len(set(rows[:, 1])) == 7
 
 
-def test_more_lines_than_there_are_is_said(topics: Path, tmp_path: Path) -> None:
+def test_more_lines_than_there_are_is_said(topics, tmp_path):
     run = build(topics, tmp_path, "masked_lm", "task.auxiliary=[train]", "task.lines_per_example=7")
-    with pytest.raises(UsageError, match="336 lines of 'train', .*300"):
+    with pytest.raises(UsageError, match="336 lines.*'train'.*300"):
         run.task.build_streams("train")
 
 
-def test_n_lines_for_each_example(topics: Path, tmp_path: Path) -> None:
+def test_n_lines_for_each_example(topics, tmp_path):
     more = ["task.auxiliary=[train,tapt]", "task.lines_per_example=3"]
     streams = build(topics, tmp_path, "tartan_mt", *more).task.build_streams("train")
     assert len(streams["auxiliary.train"].lengths) == 3 * 48
@@ -72,12 +72,8 @@ def test_n_lines_for_each_example(topics: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("criterion", ["masked_lm", "tartan_mt"])
-def test_tapt_texts_are_those_of_the_training_rows(
-    criterion: str, topics: Path, tmp_path: Path
-) -> None:
-    """Unmasked, every batch is rows of the labelled set in [CLS0] ... [SEP], without
-    their labels.
-    """
+def test_tapt_texts_are_those_of_the_training_rows(criterion, topics, tmp_path):
+    """Unmasked, a batch is rows of the labelled set in [CLS0] ... [SEP], without labels."""
     run = build(topics, tmp_path, criterion, "task.batch_size=48")
     ((rows,),) = [batches_of(run)["auxiliary.tapt"][0]]
     texts = LabelledSet(topics / "topic", "train").inputs[0]
@@ -95,7 +91,7 @@ def test_tapt_texts_are_those_of_the_training_rows(
 
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
-def test_drawn_batches(count: int, size: int, number: int) -> None:
+def test_drawn_batches(count, size, number):
     """Different samples unless the set is too small; a pure function of its number."""
     order = Drawn(count, size, 1, "dev")
     batch = order.batch(number)
@@ -105,18 +101,16 @@ def test_drawn_batches(count: int, size: int, number: int) -> None:
         assert len(set(batch.tolist())) == size
 
 
-def test_each_drawn_batch_is_another() -> None:
+def test_each_drawn_batch_is_another():
     order = Drawn(100, 10, 1, "dev")
     seen = np.concatenate([order.batch(i) for i in range(1000)])
     assert abs(np.bincount(seen, minlength=100) - 100).max() < 50
     assert (order.batch(0) != order.batch(1)).any()
-    with pytest.raises(UsageError, match="at least 1 row"):
+    with pytest.raises(UsageError, match="least 1 row"):
         Drawn(10, 0, 1, "dev")
 
 
-def test_where_the_meta_head_and_the_meta_objective_get_their_rows(
-    topics: Path, tmp_path: Path
-) -> None:
+def test_where_the_meta_head_and_the_meta_objective_get_their_rows(topics, tmp_path):
     """Meta head: train (paper) or dev (the authors' code); objective: dev in both."""
     for split in ("train", "dev"):
         more = [f"criterion.meta_head_split={split}", "task.dev_batch_size=5"]
@@ -135,7 +129,7 @@ def test_where_the_meta_head_and_the_meta_objective_get_their_rows(
         assert len(batches["dev"][0][0].samples) == 5
 
 
-def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
+def test_padding_is_hidden_or_not(topics, tmp_path):
     """The authors' code gives no mask for padding (sheet B1): then scores follow the width."""
     for name in ("paper", "authors"):
         run = build(topics, tmp_path / name, "tartan_mt", f"task.fidelity={name}", *EXACT)

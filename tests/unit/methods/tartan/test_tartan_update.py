@@ -3,7 +3,6 @@
 import copy
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -87,7 +86,7 @@ def linear(monkeypatch: pytest.MonkeyPatch):
 OPPOSED = {"auxiliary.a": [1.0, 2.0, 2.0], "endtask": [-2.0, -4.0, -4.0], "dev": [0.5, 1.0, 1.0]}
 
 
-def test_weights_start_equal(linear) -> None:
+def test_weights_start_equal(linear):
     """Weights 1 / T, so that the step is the mean of the gradients (sheet B6, i)."""
     gradients = {
         "auxiliary.a": [3.0, 0.0, 0.0],
@@ -99,7 +98,7 @@ def test_weights_start_equal(linear) -> None:
     assert step.tolist() == pytest.approx([4.0, 5.0, 3.0])
 
 
-def test_logits_move_by_twice_the_rate(linear) -> None:
+def test_logits_move_by_twice_the_rate(linear):
     """Cosines +1 and -1: after one update the weights are sigmoid(+-2 eta) (sheet B6, ii)."""
     model, step, logs = linear(OPPOSED, weight_lr=0.3)
     assert float(logs["cosine_a"]) == pytest.approx(1.0)
@@ -112,7 +111,7 @@ def test_logits_move_by_twice_the_rate(linear) -> None:
     assert step.tolist() == pytest.approx([-0.5, -1.0, -1.0])
 
 
-def test_weights_can_move_before_the_step(linear) -> None:
+def test_weights_can_move_before_the_step(linear):
     """Algorithm 1: the step is taken with the new weights."""
     _, step, logs = linear(OPPOSED, weight_lr=0.3, algorithm_1=True)
     new = 1 / (1 + math.exp(-0.6))
@@ -120,13 +119,13 @@ def test_weights_can_move_before_the_step(linear) -> None:
     assert step[0].item() == pytest.approx(new * 1.0 - (1 - new) * 2.0)
 
 
-def test_dot_product_instead_of_cosine(linear) -> None:
+def test_dot_product_instead_of_cosine(linear):
     model, _, logs = linear(OPPOSED, weight_lr=0.1, similarity="dot")
     assert float(logs["dot_a"]) == pytest.approx(4.5)
     assert model.task_logits.tolist() == pytest.approx([0.45, -0.9])
 
 
-def test_lm_head_shrinks_the_cosine_of_its_task(linear) -> None:
+def test_lm_head_shrinks_the_cosine_of_its_task(linear):
     """Over the whole body the LM head adds to the length of its task's gradient alone (B8.4)."""
     _, _, over_encoder = linear(OPPOSED, heads=4.0)
     _, _, over_body = linear(OPPOSED, heads=4.0, similarity_over="body")
@@ -135,14 +134,14 @@ def test_lm_head_shrinks_the_cosine_of_its_task(linear) -> None:
     assert float(over_body["cosine_endtask"]) == pytest.approx(-1.0)
 
 
-def test_a_vanishing_gradient_moves_nothing(linear) -> None:
+def test_a_vanishing_gradient_moves_nothing(linear):
     gradients = OPPOSED | {"auxiliary.a": [0.0, 0.0, 0.0]}
     model, _, logs = linear(gradients, weight_lr=0.3)
     assert float(logs["cosine_a"]) == 0 and model.task_logits.tolist() == pytest.approx([0, -0.3])
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_heads_are_scaled_or_not(linear, scaled: bool) -> None:
+def test_heads_are_scaled_or_not(linear, scaled):
     """Gradient 8 of each head; weights 1/4 and 3/4; Algorithm 1 leaves heads as they are (B8.6)."""
     gradients = {n: OPPOSED[n] for n in ("auxiliary.a", "endtask")}
     torch.manual_seed(0)
@@ -155,7 +154,7 @@ def test_heads_are_scaled_or_not(linear, scaled: bool) -> None:
     assert step[0].item() == pytest.approx(0.25 * 1 - 0.75 * 2)
 
 
-def test_an_update_that_is_not_finite_leaves_the_weights(linear) -> None:
+def test_an_update_that_is_not_finite_leaves_the_weights(linear):
     gradients = OPPOSED | {"auxiliary.a": [math.inf, 0.0, 0.0]}
     model, step, _ = linear(gradients, weight_lr=0.3)
     assert model.task_logits.tolist() == [0, 0] and not step.any()
@@ -163,9 +162,7 @@ def test_an_update_that_is_not_finite_leaves_the_weights(linear) -> None:
 
 @pytest.mark.parametrize("algorithm_1", [False, True])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_a_development_gradient_that_is_not_finite(
-    linear, similarity: str, algorithm_1: bool
-) -> None:
+def test_a_development_gradient_that_is_not_finite(linear, similarity, algorithm_1):
     """Its loss is finite, and no step uses it, but the weights would: nothing moves."""
     options = {"similarity": similarity, "algorithm_1": algorithm_1, "weight_lr": 0.3}
     model, step, logs = linear(OPPOSED, spoilt="dev", **options)
@@ -176,10 +173,8 @@ def test_a_development_gradient_that_is_not_finite(
 # ---------------------------------------------------------------------- with real text
 
 
-def test_an_update_without_similarities_is_skipped(topics: Path, tmp_path: Path) -> None:
-    """trainer.on_nonfinite decides about a development gradient that is not finite, as about
-    others.
-    """
+def test_an_update_without_similarities_is_skipped(topics, tmp_path):
+    """trainer.on_nonfinite decides about a development gradient, as about others."""
     run = build(topics, tmp_path, "tartan_meta", "trainer.on_nonfinite=skip")
 
     def spoil(head, inputs, scores):
@@ -191,11 +186,11 @@ def test_an_update_without_similarities_is_skipped(topics: Path, tmp_path: Path)
     run.train()
     (event,) = logged(tmp_path, "event")
     message = event["message"]
-    assert message.startswith("update 2: ") and "body, head is not finite" in message
+    assert message.startswith("update 2: ") and "body, head is" in message
     assert len(logged(tmp_path)) == 4 and all(w.isfinite().all() for w in weights(run).values())
 
 
-def test_meta_without_a_rate_is_multitask(topics: Path, tmp_path: Path) -> None:
+def test_meta_without_a_rate_is_multitask(topics, tmp_path):
     """With eta 0 every weight of the model is the same to the last bit (sheet B6, iv)."""
     runs = []
     for name, more in (("tartan_mt", []), ("tartan_meta", ["criterion.weight_lr=0"])):
@@ -207,7 +202,7 @@ def test_meta_without_a_rate_is_multitask(topics: Path, tmp_path: Path) -> None:
     assert same(*runs)
 
 
-def test_fitting_the_meta_head_changes_nothing_else(topics: Path, tmp_path: Path) -> None:
+def test_fitting_the_meta_head_changes_nothing_else(topics, tmp_path):
     """It moves, and no other weight does (sheet B6, v)."""
     run = build(topics, tmp_path, "tartan_meta")
     run.model.train()
@@ -224,7 +219,7 @@ def test_fitting_the_meta_head_changes_nothing_else(topics: Path, tmp_path: Path
     assert all(p.grad is None for p in run.model.parameters())
 
 
-def test_fitting_keeps_no_graph_of_the_body(topics: Path, tmp_path: Path) -> None:
+def test_fitting_keeps_no_graph_of_the_body(topics, tmp_path):
     """States do not require gradients in the fitting, and in the passes around it they do."""
     run = build(topics, tmp_path, "tartan_meta")
     seen: list[tuple[str, bool]] = []
@@ -239,9 +234,7 @@ def test_fitting_keeps_no_graph_of_the_body(topics: Path, tmp_path: Path) -> Non
     assert all(p.requires_grad for p in run.model.parameters())
 
 
-def test_states_without_dropout_are_computed_once(
-    topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_without_dropout_are_computed_once(topics, tmp_path, monkeypatch):
     """The fitting passes the body once, not ten times, and no bit of the weights changes."""
     runs, passes = [], []
     for name, again in (("once", False), ("again", True)):
@@ -259,7 +252,7 @@ def test_states_without_dropout_are_computed_once(
     assert same(*runs)
 
 
-def test_states_with_dropout_are_computed_in_every_step(topics: Path, tmp_path: Path) -> None:
+def test_states_with_dropout_are_computed_in_every_step(topics, tmp_path):
     run = build(topics, tmp_path, "tartan_meta", "model.dropout=0.1")
     engine = run.engine
     seen: list[int] = []
@@ -270,7 +263,7 @@ def test_states_with_dropout_are_computed_in_every_step(topics: Path, tmp_path: 
     assert len(seen) == 10
 
 
-def test_the_meta_head_learns(topics: Path, tmp_path: Path) -> None:
+def test_the_meta_head_learns(topics, tmp_path):
     """More steps lead to a lower loss on the rows it is fitted to; the tolerance ends it early."""
     last = {}
     for name, more in {
@@ -286,12 +279,8 @@ def test_the_meta_head_learns(topics: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
-    decay: float, topics: Path, tmp_path: Path
-) -> None:
-    """Without decay it is the paper's Adam, with it the code's AdamW: torch's own, step by step
-    (B8.9).
-    """
+def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(decay, topics, tmp_path):
+    """Without decay the paper's Adam, with it the code's AdamW, step by step (B8.9)."""
     more = [f"criterion.meta_head_weight_decay={decay}", "criterion.algorithm_1=true"]
     still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
     run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
@@ -316,7 +305,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
-def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None:
+def test_the_meta_head_is_reset_or_carried(topics, tmp_path):
     """Reset: the start of the fitting is a draw of its own; carried: it is the last end (B8.3)."""
     reset = build(topics, tmp_path / "a", "tartan_meta", "criterion.meta_head_steps=0")
     carried = build(
@@ -337,10 +326,8 @@ def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None
     assert torch.equal(weights(carried)[name], kept)
 
 
-def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> None:
-    """The fit of update 2 starts where that of update 1 ended; reset, it starts from
-    a draw (B8.3).
-    """
+def test_a_carried_meta_head_is_fitted_further(topics, tmp_path):
+    """The fit goes on from that of the update before; reset, from a draw (B8.3)."""
     for reset in (False, True):
         how = ["criterion.meta_head_steps=3", f"criterion.algorithm_1={not reset}"]
         run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
@@ -363,12 +350,8 @@ def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own heads", "one head"])
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
-def test_gradient_is_that_of_the_weighted_loss(
-    criterion: str, own: bool, topics: Path, tmp_path: Path
-) -> None:
-    """One SGD step equals autograd's on sum alpha_k L_k, in float64; one head learns from both
-    tasks.
-    """
+def test_gradient_is_that_of_the_weighted_loss(criterion, own, topics, tmp_path):
+    """An SGD step is autograd's on sum alpha_k L_k; one head learns from both tasks."""
     sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0"]
     sgd += ["task.head_lr=1", "task.head_weight_decay=0"]
     sgd += ["criterion.weights=[1,2,5]", f"task.fidelity={'paper' if own else 'authors'}"]
@@ -392,7 +375,7 @@ def test_gradient_is_that_of_the_weighted_loss(
         assert (step - wanted).abs().max() < 1e-12, name
 
 
-def test_body_and_head_are_clipped_apart(topics: Path, tmp_path: Path) -> None:
+def test_body_and_head_are_clipped_apart(topics, tmp_path):
     """Each step of SGD at rate 1 is as long as the norm that its gradient is clipped to."""
     sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0.01"]
     run = build(
@@ -407,7 +390,7 @@ def test_body_and_head_are_clipped_apart(topics: Path, tmp_path: Path) -> None:
     assert [math.sqrt(x) for x in lengths.values()] == pytest.approx([0.01, 0.01], rel=1e-3)
 
 
-def test_the_same_head_favours_the_end_task(topics: Path, tmp_path: Path) -> None:
+def test_the_same_head_favours_the_end_task(topics, tmp_path):
     """Its weight rises, and further than with a head of its own (section 5.4; sheet B6, iii)."""
     last = {}
     more = ["trainer.max_update=40", "criterion.weight_lr=0.1", "optimizer.lr=0.001"]

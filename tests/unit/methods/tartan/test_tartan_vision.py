@@ -16,20 +16,11 @@ from metaseq_lm.methods.tartan.options import TartanVisionConfig
 from metaseq_lm.methods.tartan.vision import select_classes, split_target
 from metaseq_lm.training.run import TrainingRun
 
-TINY = [
-    "task=tartan_vision",
-    "task.target=[b,d]",
-    "task.batch_size=8",
-    "model=wide_resnet",
-    "model.depth=10",
-    "model.width=1",
-    "schedule=constant",
-    "optimizer.lr=0.003",
-    "trainer.log_interval=1",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
+TINY = """
+    task=tartan_vision task.target=[b,d] task.batch_size=8 model=wide_resnet model.depth=10
+    model.width=1 schedule=constant optimizer.lr=0.003 trainer.log_interval=1 engine.device=cpu
+    engine.threads=1 engine.tensorboard=false
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +37,7 @@ def options(**values: int) -> TartanVisionConfig:
     return replace(usual, **values)
 
 
-def test_target_images_are_split_once() -> None:
+def test_target_images_are_split_once():
     """A fifth for development, at most 65; of the others at most 200; no image in both (B7)."""
     images = select_classes(image_data.make(400, 3), [1, 3])
     assert len(images) == 800 and set(images.labels) == {0, 1} and images.names == ("b", "d")
@@ -63,7 +54,7 @@ def test_target_images_are_split_once() -> None:
     assert (again.images == train.images).all() and not (other.images == train.images).all()
 
 
-def test_tasks_have_their_own_classes(pictures: Path, tmp_path: Path) -> None:
+def test_tasks_have_their_own_classes(pictures, tmp_path):
     """Targets b and d; the others, a and c, are numbered anew."""
     task = TrainingRun(configure(pictures, tmp_path, "tartan_meta")).task
     assert task.classes == ([1, 3], [0, 2])
@@ -77,7 +68,7 @@ def test_tasks_have_their_own_classes(pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
-def test_stripes_are_learnt(criterion: str, pictures: Path, tmp_path: Path) -> None:
+def test_stripes_are_learnt(criterion, pictures, tmp_path):
     more = ["trainer.max_update=40", "trainer.final_splits=[test]", "model.dropout=0"]
     run = TrainingRun(configure(pictures, tmp_path, criterion, *more))
     run.train()
@@ -87,7 +78,7 @@ def test_stripes_are_learnt(criterion: str, pictures: Path, tmp_path: Path) -> N
     assert ("cosine_other" in logged(tmp_path)[-1]) == (criterion == "tartan_meta")
 
 
-def test_meta_passes_leave_the_statistics_alone(pictures: Path, tmp_path: Path) -> None:
+def test_meta_passes_leave_the_statistics_alone(pictures, tmp_path):
     """With a rate of 0 running statistics and weights are those of MT, to the last bit."""
     found = []
     for criterion, more in (("tartan_mt", []), ("tartan_meta", ["criterion.weight_lr=0"])):
@@ -101,7 +92,7 @@ def test_meta_passes_leave_the_statistics_alone(pictures: Path, tmp_path: Path) 
     assert same(*found)
 
 
-def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
+def test_pretraining_then_fine_tuning(pictures, tmp_path):
     """The task-agnostic baseline: the others first, then the target with a fresh head."""
     more = ["task.train_on=auxiliary", "trainer.valid_split=''", "trainer.max_update=3"]
     first = TrainingRun(configure(pictures, tmp_path / "first", "tartan_mt", *more))
@@ -139,9 +130,7 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("masked_lm", [], "needs criterion=tartan_meta or tartan_mt"),
     ],
 )
-def test_mistakes_are_named(
-    criterion: str, more: list[str], words: str, pictures: Path, tmp_path: Path
-) -> None:
+def test_mistakes_are_named(criterion, more, words, pictures, tmp_path):
     mine = [o for o in TINY if not o.startswith("model.") or "model=transformer" not in more]
     places = [f"criterion={criterion}", f"data={pictures}", f"save_dir={tmp_path}"]
     with pytest.raises(UsageError, match=words):
