@@ -16,7 +16,7 @@ from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend
 from metaseq_lm.reporting.drawing import mark, series
-from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.styles import COLOURS, CONTROL, Style, control_style, style_of
 
 if TYPE_CHECKING:
@@ -50,24 +50,10 @@ def draw_standings(standings: Standings, path: Path) -> None:
         figure.set_figwidth(_WIDTH)
         for axes, budget, entries in zip(grid, standings.budgets, panels):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
+            axes.sharex(grid[-1])
             styles = draw_panel(axes, standings, entries)
-            axes.set_xlim(_axis_ends(standings))
         grid[-1].set_xlabel(metric.axis)
         legend(figure, styles or {"mean": Style(_DARK, "", "|")}, _describe_marks(standings))
-
-
-def _axis_ends(standings: Standings) -> tuple[float, float]:
-    """Return the ends of an axis on which every score, control and reference lies."""
-    metric = standings.primary
-    values = list(standings.references.get(metric.name, {}).values())
-    for entry in standings.entries:
-        for scores in (entry.scores, entry.untrained, entry.shuffled):
-            values.extend(scores.get(metric.name, ()))
-        if summary := summarise(entry.untrained.get(metric.name, ())):
-            values += [summary.low, summary.high]
-    low, high = metric.scale * min(values, default=0.0), metric.scale * max(values, default=1.0)
-    margin = 0.04 * (high - low or 1.0)
-    return low - margin, high + margin
 
 
 def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> dict[str, Style]:
@@ -128,7 +114,7 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> Non
     axes.plot(scores, [y] * len(scores), "o", **look)
     score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
     if is_hollow:
-        mark(axes, sum(_axis_ends(standings)) / 2, y, verdict, name=name)
+        mark(axes, sum(axes.get_xlim()) / 2, y, verdict, name=name)
     elif score.mean is not None:
         x = score.mean * metric.scale
         axes.plot([x], [y], "|", color=colour, markersize=16, markeredgewidth=2.4)
@@ -226,7 +212,7 @@ def _draw_rungs(
         y = None if value.mean is None else value.mean * metric.scale
         x, at = entry.budget * shift, f"{flops_text(entry.budget)} FLOPs"
         points.append(Point(x, y, value.wide, at, _scaled(ends, metric), _scaled(seeds, metric)))
-    draw_points(axes, points, style, 7 if name == "score" else 5)
+    draw_points(axes, points, style, 7 if name == "score" else 5, is_crowded=True)
 
 
 def _draw_untrained(
@@ -339,4 +325,4 @@ def _draw_kinds_of(
         look |= {"ha": "center", "va": "bottom", "fontsize": "small", "color": style.colour}
         axes.annotate(value.sign, (x, 0.0), xytext=(0, 1), **look)
     draw_points(axes, untrained_points, replace(style, colour=CONTROL), 5, is_open=True)
-    draw_points(axes, points, replace(style, dash=""), 6)
+    draw_points(axes, points, replace(style, dash=""), 6, is_crowded=True)

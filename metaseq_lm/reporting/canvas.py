@@ -72,11 +72,13 @@ def draw_points(
     style: Style,
     size: float = 7,
     is_open: bool = False,
+    is_crowded: bool = False,
     name: str = "",
 ) -> None:
     """Draw large points with their intervals, small ones for seeds, and a line between them.
 
-    Open points have a white centre, dotted intervals and no line. `name` is the series of the
+    Open points have a white centre, dotted intervals and no line. In a crowded panel seeds are
+    pale, elsewhere white, so that each can be seen over the centre. `name` is the series of the
     marks, by default the one that is being drawn.
     """
     centred = [point for point in points if point.y is not None]
@@ -87,8 +89,8 @@ def draw_points(
     look = {"color": style.colour, "linestyle": "" if is_open else style.dash, "linewidth": 1.2}
     look |= {"markersize": size, "markerfacecolor": "none" if is_open else style.colour}
     axes.plot([p.x for p in centred], [p.y for p in centred], marker=style.marker, **look)
-    # Drawn over the centre with a white face, so that every seed stays visible.
-    small: Any = {"color": style.colour, "markerfacecolor": "white", "markersize": 3}
+    small: Any = {"color": style.colour, "markersize": 3}
+    small |= {"alpha": 0.45, "zorder": 1.9} if is_crowded else {"markerfacecolor": "white"}
     seeds = [(point.x, seed) for point in points for seed in point.seeds]
     axes.plot([x for x, _ in seeds], [y for _, y in seeds], style.marker, **small)
     for point in centred:
