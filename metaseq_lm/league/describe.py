@@ -56,7 +56,6 @@ def describe_verdicts(standings: Standings) -> list[str]:
 
 
 def _describe_rule(standings: Standings) -> str:
-    """Return how the verdicts came about."""
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     choice = (
@@ -114,7 +113,6 @@ def describe_findings(standings: Standings, about_all: bool = True) -> list[str]
 
 
 def _describe_references(standings: Standings) -> list[str]:
-    """Return a sentence for each metric on scores that need no training."""
     lines = []
     for metric in standings.metrics:
         if values := standings.references.get(metric.name):

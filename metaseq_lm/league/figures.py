@@ -148,7 +148,6 @@ def _draw_references(
 
 
 def _describe_marks(standings: Standings) -> str:
-    """Return a caption that explains the marks: scores, controls and findings."""
     entries, name = standings.entries, standings.primary.name
     return _caption(
         ("dot: a seed; bar: mean", True),
@@ -218,7 +217,6 @@ def _draw_rungs(
 def _draw_untrained(
     axes: "Axes", standings: Standings, entries: list[Entry], style: Style, x: float
 ) -> None:
-    """Draw the mean of the untrained models of an objective."""
     metric = standings.primary
     known = [entry for entry in entries if entry.untrained.get(metric.name)]
     if known:
@@ -253,7 +251,6 @@ def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
 
 
 def _describe_ladder(standings: Standings, has_crossovers: bool) -> str:
-    """Return a caption that explains the marks of a ladder."""
     name, gain = interval_name(standings), interval_title(standings.rule)
     has_untrained = any(entry.untrained for entry in standings.entries)
     return _caption(

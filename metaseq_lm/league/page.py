@@ -210,7 +210,6 @@ def _overview(standings: Standings) -> Table:
 
 
 def _reference_table(standings: Standings) -> Table:
-    """Return a table of scores that need no training."""
     known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
     names: dict[str, None] = {}
     for values in known.values():

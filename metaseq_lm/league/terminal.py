@@ -59,7 +59,6 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
 
 
 def _wrapped(sentences: Sequence[str], columns: int = _COLUMNS) -> _Lines:
-    """Return sentences as lines that fit."""
     return wrap(clean(" ".join(sentences)), columns)
 
 

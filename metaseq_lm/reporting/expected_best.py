@@ -37,16 +37,6 @@ class TuningCurve:
     points: Sequence[tuple[int, float, float]]  # trials, FLOPs, score
     is_expectation: bool
 
-    @property
-    def flops(self) -> list[float]:
-        """The FLOPs of each number of trials."""
-        return [flops for _, flops, _ in self.points]
-
-    @property
-    def scores(self) -> list[float]:
-        """The best score of each number of trials."""
-        return [score for _, _, score in self.points]
-
 
 def expected_best(scores: Sequence[float], n: int, lower_is_better: bool = False) -> float:
     """Return the expected best of n scores drawn without replacement.
@@ -139,10 +129,11 @@ def draw_tuning(curves: Sequence[TuningCurve], metric: Metric, path: Path) -> No
     styles = {curve.setting: style_of(i) for i, curve in enumerate(drawn)}
     with canvas(1, path) as (figure, (axes,)):
         axes.set_ylabel(metric.axis)
-        costs = [flops for curve in drawn for flops in curve.flops]
+        costs = [flops for curve in drawn for _, flops, _ in curve.points]
         cost_axis(axes, costs, "FLOPs of tuning")
         for curve, style in zip(drawn, styles.values()):
-            scores = [score * metric.scale for score in curve.scores]
-            steps: Any = {} if curve.is_expectation else {"drawstyle": "steps-post"}
-            axes.plot(curve.flops, scores, marker=style.marker, markersize=4, **style.line, **steps)
+            _, xs, scores = zip(*curve.points)
+            ys = [score * metric.scale for score in scores]
+            look: Any = {"drawstyle": "default" if curve.is_expectation else "steps-post"}
+            axes.plot(xs, ys, marker=style.marker, markersize=4, **style.line, **look)
         legend(figure, styles, "slopes: expected best; steps: best so far of the one search")

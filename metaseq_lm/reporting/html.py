@@ -10,7 +10,6 @@ from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
-from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
 from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
@@ -40,18 +39,14 @@ class Report:
     samples: Sequence[tuple[str, str]] = ()
     command: str = ""
 
-    @property
-    def runs(self) -> list[Run]:
-        """The runs of all settings."""
-        return [run for setting in self.settings for run in setting.runs]
-
     def page(self, title: str, drawings: Sequence[Drawing], notes: Sequence[str]) -> Page:
         """Return the page; `notes` are about the figures."""
         scores = [drawing for drawing in drawings if drawing.name.startswith("score")]
         first = (scores or [*drawings])[:1]
         others = [drawing for drawing in drawings if drawing not in first]
         texts = [("This page", self.command)] if self.command else []
-        origin = [*describe_software(self.runs), *hashes_of(self.runs)]
+        runs = [run for setting in self.settings for run in setting.runs]
+        origin = [*describe_software(runs), *hashes_of(runs)]
         sections = [
             Section("Scores", drawings=first, tables=[replace(self.table, title="", notes=[])]),
             self.checks(),
@@ -114,7 +109,6 @@ class Report:
         return Section("Controls and checks", notes, tables=[Table.of_texts(head, rows, head[1:])])
 
     def _score_text(self, setting: Setting) -> str:
-        """Return the score of a setting with its spread, "-" without one."""
         score = summarise(setting.scores(self.metric.name), self.spread)
         return score.text(self.metric) if score else "-"
 
@@ -188,7 +182,7 @@ def samples_markdown(samples: Sequence[tuple[str, str]]) -> str:
     """Return a page of samples, indented so that they are not read as Markdown."""
     parts = ["# Samples that the runs logged"]
     for heading, text in samples:
-        parts.append(f"## {clean(heading)}")
         # splitlines knows more line breaks than "\n"; each of them would end the block.
-        parts.append("\n".join(f"    {clean(line)}".rstrip() for line in text.splitlines()))
+        lines = [f"    {clean(line)}".rstrip() for line in text.splitlines()]
+        parts += [f"## {clean(heading)}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"

@@ -24,7 +24,7 @@ _MOST = 12  # rows of an open table that are shown at first
 
 @dataclass(frozen=True)
 class Section:
-    """A section: figures, tables, notes, then texts with their headings.
+    """A section: figures, tables, notes, then texts with their headings; an empty one is left out.
 
     A closed one shows only its title until it is opened.
     """
@@ -35,12 +35,6 @@ class Section:
     tables: Sequence[Table] = ()
     texts: Sequence[tuple[str, str]] = ()
     closed: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        has_rows = any(table.rows for table in self.tables)
-        return not (self.notes or self.drawings or has_rows or self.texts)
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,11 @@ def render(page: Page) -> str:
         Path(__file__).with_name(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js")
     )
     style = environment.from_string(style).render(colours=ON_DARK)
-    shown = [section for section in page.sections if not section.is_empty]
+    shown = []
+    for section in page.sections:
+        has_rows = any(table.rows for table in section.tables)
+        if section.notes or section.drawings or section.texts or has_rows:
+            shown.append(section)
     return environment.from_string(template).render(
         page=replace(page, sections=shown),
         time=present_time(),

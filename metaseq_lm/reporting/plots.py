@@ -100,8 +100,7 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
     Raises UsageError listing the logged metrics if none matches.
     """
     known = sorted(set().union(*(run.logged for run in runs)), key=natural)
-    matching = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
-    matching = matching or [name for name in known if name == metric]
+    matching = [name for name in known if name == metric or fnmatchcase(name, metric)]
     if not matching:
         raise UsageError(
             f"no log has the metric '{metric}'.{nearest(metric, known)} "

@@ -70,8 +70,8 @@ def test_stopped_trials_have_the_best_so_far(tmp_path: Path) -> None:
     ]
     (curve,), name = tuning_curves(runs)
     assert not curve.is_expectation
-    assert curve.flops == [100, 125, 225, 325] and curve.scores == [3, 3, 1, 1]
-    metric = Metric.of(name, curve.scores)
+    assert curve.points == [(1, 100, 3), (2, 125, 3), (3, 225, 1), (4, 325, 1)]
+    metric = Metric.of(name, [score for *_, score in curve.points])
     table = tuning_table([curve], metric)
     assert table.rows[2][3].text == "1.000" and "one search" in table.notes[0]
     draw_tuning([curve], metric, tmp_path / "x.png")
