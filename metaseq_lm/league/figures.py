@@ -48,9 +48,10 @@ def draw_standings(standings: Standings, path: Path) -> None:
     heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(_WIDTH)
+        for axes in grid[1:]:
+            axes.sharex(grid[0])
         for axes, budget, entries in zip(grid, standings.budgets, panels):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
-            axes.sharex(grid[-1])
             styles = draw_panel(axes, standings, entries)
         grid[-1].set_xlabel(metric.axis)
         legend(figure, styles or {"mean": Style(_DARK, "", "|")}, _describe_marks(standings))
@@ -203,11 +204,10 @@ def _draw_rungs(
     metric, points = standings.primary, []
     intervals = curve_intervals(standings, entries[0].objective)
     for entry in sorted(entries, key=lambda entry: entry.budget):
-        value, seeds, ends = value_of(name, standings, entry), (), intervals.get(entry.budget, ())
+        value = value_of(name, standings, entry)
+        seeds, ends = entry.scores.get(metric.name, ()), intervals.get(entry.budget, ())
         if name == "gain":
-            ends = value_of("gain interval", standings, entry).interval or ()
-        else:
-            seeds = entry.scores.get(metric.name, ())
+            seeds, ends = (), value_of("gain interval", standings, entry).interval or ()
         y = None if value.mean is None else value.mean * metric.scale
         x, at = entry.budget * shift, f"{flops_text(entry.budget)} FLOPs"
         points.append(Point(x, y, value.wide, at, _scaled(ends, metric), _scaled(seeds, metric)))
@@ -291,12 +291,9 @@ def draw_kinds(standings: Standings, path: Path) -> None:
                 if name in entries:
                     with series(axes, name):
                         _draw_kinds_of(axes, standings, entries[name], style, shift)
-        legend(
-            figure,
-            styles,
-            "small: a seed; large: mean ± sd; grey and open: mean of untrained models; below: "
-            f"+ better than {standings.baseline}, - worse, = equivalent, ? flagged",
-        )
+        marks = "small: a seed; large: mean ± sd; grey and open: mean of untrained models; below: "
+        marks += f"+ better than {standings.baseline}, - worse, = equivalent, ? flagged"
+        legend(figure, styles, marks)
 
 
 def _draw_kinds_of(

@@ -82,23 +82,23 @@ def draw_points(
     marks, by default the one that is being drawn.
     """
     centred = [point for point in points if point.y is not None]
+    ys = [point.y for point in points if point.y is not None]
     barred = [point for point in centred if point.ends]
     xs, ends = [point.x for point in barred], [point.ends for point in barred]
     look: Any = {"colors": style.colour, "linestyles": ":" if is_open else "-", "linewidth": 1.2}
     axes.vlines(xs, [min(pair) for pair in ends], [max(pair) for pair in ends], **look)
     look = {"color": style.colour, "linestyle": "" if is_open else style.dash, "linewidth": 1.2}
     look |= {"markersize": size, "markerfacecolor": "none" if is_open else style.colour}
-    axes.plot([p.x for p in centred], [p.y for p in centred], marker=style.marker, **look)
+    axes.plot([point.x for point in centred], ys, marker=style.marker, **look)
     small: Any = {"color": style.colour, "markersize": 3}
     small |= {"alpha": 0.45, "zorder": 1.9} if is_crowded else {"markerfacecolor": "white"}
     seeds = [(point.x, seed) for point in points for seed in point.seeds]
     axes.plot([x for x, _ in seeds], [y for _, y in seeds], style.marker, **small)
-    for point in centred:
-        assert point.y is not None
-        mark(axes, point.x, point.y, point.value, point.at, name)
+    for point, y in zip(centred, ys):
+        mark(axes, point.x, y, point.value, point.at, name)
         if point.label:
             beside: Any = {"xytext": (6, -9), "textcoords": "offset points", "fontsize": 7}
-            axes.annotate(point.label, (point.x, point.y), **beside, color=style.colour)
+            axes.annotate(point.label, (point.x, y), **beside, color=style.colour)
 
 
 def ticks(axes: "Axes", numbers: Sequence[float], names: list[str] | None, is_log: bool) -> None:
