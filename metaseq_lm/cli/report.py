@@ -339,7 +339,7 @@ def _report_tuning(runs: Sequence[Run], options: ReportOptions) -> None:
     """Print the best scores by FLOPs of tuning; write them with a picture if asked."""
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
-    scores = [score for curve in curves for score in curve.scores]
+    scores = [score for curve in curves for _, _, score in curve.points]
     metric = Metric.of(name, scores, "lower" if lower else "higher")
     paths = _write_table(tuning_table(curves, metric), "expected_best", options)
     if options.out and "png" in options.formats and scores:

@@ -21,7 +21,7 @@ from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
-from metaseq_lm.league.describe import describe_kinds
+from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import (
     ADDED_SCHEMA,
@@ -613,12 +613,12 @@ def show_report(
 
     All rows are tested, but only rows of `budgets` (default: all) are shown. The page names
     `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in
-    `about`, a sentence names the kinds of labels in which it is better. Raises UsageError if there
-    are no rows.
+    `about`, a sentence names the kinds of labels in which it leads. Raises UsageError if there are
+    no rows.
     """
     standings = shown_standings(league, budgets)
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
-    sentences = filter(None, (describe_kinds(standings, name) for name in about))
+    sentences = [describe_answer(standings, name) for name in about if standings.kinds]
     text = "\n".join([terminal_text(standings, paths), *sentences])
     show_result("standings", standings_document(standings), text)
 

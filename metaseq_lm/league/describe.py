@@ -15,18 +15,18 @@ from metaseq_lm.league.columns import (
 )
 from metaseq_lm.league.differences import compare
 from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.ladder_tables import describe_crossovers, describe_decisions
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
-from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, VERDICTS, WORSE
+from metaseq_lm.league.verdict import BETTER, UNDECIDED, VERDICTS, WORSE
 from metaseq_lm.reporting.numbers import Metric, flops_text
 
-# With the baseline, and for further verdicts in the same sentence.
-_PHRASES = {
-    BETTER: ("better than {} in", "better in"),
-    WORSE: ("worse than {} in", "worse in"),
-    EQUIVALENT: ("equivalent to {} in", "equivalent in"),
-    UNDECIDED: ("undecided beside {} in", "undecided in"),
-    "": ("not ranked beside {} in", "not ranked in"),
-}
+
+def describe_all(standings: Standings) -> list[str]:
+    """Return what is said below the table of the standings."""
+    lines = [*describe_verdicts(standings), *describe_parts(standings)]
+    lines += [*describe_findings(standings), *_describe_references(standings)]
+    lines += [_describe_rule(standings), *describe_origins(standings)]
+    return [*lines, *standings.remarks, *standings.notes]
 
 
 def by_verdict(standings: Standings, budget: float) -> dict[str, list[Entry]]:
@@ -44,50 +44,18 @@ def describe_verdicts(standings: Standings) -> list[str]:
     """Return a sentence with the verdicts for each budget."""
     lines = []
     for budget in standings.budgets:
-        parts = [
-            f"{verdict}: {', '.join(entry.objective for entry in entries)}"
-            for verdict, entries in by_verdict(standings, budget).items()
-        ]
-        lines.append(
-            f"{flops_text(budget)} FLOPs, beside {standings.baseline}: "
-            f"{'; '.join(parts) or 'nothing was compared'}."
-        )
+        parts = []
+        for verdict, entries in by_verdict(standings, budget).items():
+            parts.append(f"{verdict}: {', '.join(entry.objective for entry in entries)}")
+        text = "; ".join(parts) or "nothing was compared"
+        lines.append(f"{flops_text(budget)} FLOPs, beside {standings.baseline}: {text}.")
     return lines
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as "a", "a and b", "a, b and c"."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def describe_kinds(standings: Standings, objective: str) -> str:
-    """Return in which kinds an objective is better than the baseline, worse, and so on.
-
-    The sentence is about the largest budget with a comparison; "" if there was none.
-    """
-    compared = [e for e in standings.entries if e.objective == objective and e.of_kinds]
-    if not compared:
-        return ""
-    entry = max(compared, key=lambda entry: entry.budget)
-    groups: dict[str, list[str]] = {verdict: [] for verdict in _PHRASES}
-    for kind in standings.kinds:
-        stated = standings.about(kind).stated(entry)
-        groups[stated.verdict if stated else ""].append(short_name(kind))
-    texts: list[str] = []
-    for verdict, names in groups.items():
-        if names:
-            phrase = _PHRASES[verdict][bool(texts)].format(standings.baseline)
-            texts.append(f"{phrase} {listed(names)}")
-    at = f" at {flops_text(entry.budget)} FLOPs" * (len(standings.budgets) > 1)
-    return f"{objective}{at}: {', '.join(texts)}"
 
 
 # ---------------------------------------------------------------- the rule, findings, references
 
 
-def describe_rule(standings: Standings) -> str:
-    """Return how the verdicts came about."""
+def _describe_rule(standings: Standings) -> str:
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     choice = (
@@ -144,8 +112,7 @@ def describe_findings(standings: Standings, about_all: bool = True) -> list[str]
     return lines + others
 
 
-def describe_references(standings: Standings) -> list[str]:
-    """Return a sentence for each metric on scores that need no training."""
+def _describe_references(standings: Standings) -> list[str]:
     lines = []
     for metric in standings.metrics:
         if values := standings.references.get(metric.name):
@@ -172,57 +139,56 @@ def describe_origins(standings: Standings) -> list[str]:
 
 def describe_parts(standings: Standings) -> list[str]:
     """Return sentences on the mark of parts and on parts that do not tell rows apart."""
-    texts = [text for part in standings.parts if (text := _describe_part(standings, part))]
-    sentences = []
+    texts, shown, sentences = [], [], []
+    for part in standings.parts:
+        view, name = standings.about(part), short_name(part)
+        shown += [value_of("part", view, entry).wide for entry in standings.entries]
+        equal, count = _undiscerning_budgets(standings, part)
+        if equal and len(equal) == count:
+            texts.append(f"{name} tells the rows apart at none of the budgets")
+        elif equal:
+            at = ", ".join(map(flops_text, equal))
+            texts.append(f"{name} does not tell the rows apart at {at} FLOPs")
     if texts:
         sentences.append(
             f"Of the parts of {standings.primary.name}, {'; '.join(texts)} (by Student's t, no two "
             "rows differ)."
         )
-    views = [standings.about(part) for part in standings.parts]
-    shown = (value_of("part", view, entry).wide for view in views for entry in standings.entries)
     if any(text.endswith(DOUBT) for text in shown):
         sentences.append(f"{DOUBT} behind a part: a gate flags it.")
     return sentences
 
 
-def _describe_part(standings: Standings, part: Metric) -> str:
-    """Return the budgets at which no two rows differ in a part, "" if there is none."""
-    equal, known = [], 0
+def _undiscerning_budgets(standings: Standings, part: Metric) -> tuple[list[float], int]:
+    """Return the budgets at which no two rows differ in a part, and how many have two rows."""
+    equal, count = [], 0
     for budget in standings.budgets:
-        scores = [
-            entry.scores[part.name]
-            for entry in standings.at(budget)
-            if len(entry.scores.get(part.name, ())) > 1
-            and not why_hidden(standings, entry)
-            and not why_hidden(standings.about(part), entry)
-        ]
-        known += len(scores) > 1
-        results = [compare(one, other, False) for one, other in combinations(scores, 2)]
+        rows = []
+        for entry in standings.at(budget):
+            hidden = why_hidden(standings, entry) or why_hidden(standings.about(part), entry)
+            if not hidden and len(scores := entry.scores.get(part.name, ())) > 1:
+                rows.append(scores)
+        count += len(rows) > 1
+        results = [compare(one, other, False) for one, other in combinations(rows, 2)]
         if results and not any(result is not None and result.sign for result in results):
-            equal.append(flops_text(budget))
-    if not equal:
-        return ""
-    if len(equal) == known:
-        return f"{short_name(part)} tells the rows apart at none of the budgets"
-    return f"{short_name(part)} does not tell the rows apart at {', '.join(equal)} FLOPs"
+            equal.append(budget)
+    return equal, count
 
 
 # ---------------------------------------------------------------- the answer
 
 
-def describe_question(standings: Standings) -> str:
-    """Return the question that the standings answer."""
-    by = "for which kind of end task" if standings.kinds else f"by {standings.primary.name}"
-    return f"Which objective is best {by}, at equal compute, beside {standings.baseline}?"
-
-
-def describe_answer(standings: Standings) -> str:
+def describe_answer(standings: Standings, objective: str = "") -> str:
     """Return in a sentence who leads, by how much and how surely, overall and by kind of end task.
 
-    It is about the largest budget at which rows were compared with the baseline.
+    It is about the largest budget at which rows, or only those of `objective`, were compared with
+    the baseline.
     """
     base = standings.baseline
+    if objective:
+        names = (base, objective)
+        rows = [entry for entry in standings.entries if entry.objective in names]
+        standings = replace(standings, entries=rows)
     compared = [entry.budget for entry in standings.entries if entry.decision or entry.of_kinds]
     if not compared:
         return f"Nothing is decided: no row was compared with the baseline {base}."
@@ -230,20 +196,25 @@ def describe_answer(standings: Standings) -> str:
     which = f", the largest of {count} budgets" * (count > 1 and budget == standings.budgets[-1])
     text = f"At {flops_text(budget)} FLOPs a run{which}, {_describe_overall(standings, budget)}"
     leads: dict[str, list[str]] = {}
-    level = []
     for kind in standings.kinds:
-        view, name = standings.about(kind), short_name(kind)
-        if leader := _leader(view, budget):
-            difference = replace(value_of("difference", view, leader), interval=None).narrow
-            lead = f"{name} ({difference}, p {value_of('p', view, leader).wide})"
-            leads.setdefault(leader.objective, []).append(lead)
-        elif _is_ahead(view, budget):
-            leads.setdefault(base, []).append(name)
-        else:
-            level.append(name)
-    clauses = [f"{leader} leads in {listed(names)}" for leader, names in leads.items()]
-    clauses += [f"none is shown to be better than {base} in {listed(level)}"] if level else []
-    return f"{text}{'; by kind of end task, ' * bool(clauses)}{listed(clauses or [''])}."
+        view, name, leader = standings.about(kind), short_name(kind), base
+        if best := _leader(view, budget):
+            difference = replace(value_of("difference", view, best), interval=None).narrow
+            name += f" ({difference}, p {value_of('p', view, best).wide})"
+            leader = best.objective
+        elif not _is_ahead(view, budget):
+            leader = ""
+        leads.setdefault(leader, []).append(name)
+    level = leads.pop("", [])
+    clauses = [f"{leader} leads in {_listed(names)}" for leader, names in leads.items()]
+    clauses += [f"none is shown to be better than {base} in {_listed(level)}"] if level else []
+    return f"{text}; by kind of end task, {_listed(clauses)}." if clauses else f"{text}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _describe_overall(standings: Standings, budget: float) -> str:
@@ -251,17 +222,16 @@ def _describe_overall(standings: Standings, budget: float) -> str:
     base, name = standings.baseline, standings.primary.name
     groups, leader = by_verdict(standings, budget), _leader(standings, budget)
     counts = ", ".join(f"{len(entries)} {verdict}" for verdict, entries in groups.items())
-    is_ahead = _is_ahead(standings, budget)
-    if leader is None and not is_ahead:
-        is_open = set(groups) <= {UNDECIDED, NOT_RANKED[FLAG]}
-        outcome = (
-            "nothing is decided" if is_open else "none is shown to be better than the baseline"
-        )
+    if leader is not None:
+        nearest, text = leader, f"{leader.objective} leads {base} in {name}, by"
+    elif _is_ahead(standings, budget):
+        nearest = groups[WORSE][0]
+        text = f"{base} leads in {name}; the nearest, {nearest.objective}, differs by"
+    else:
+        outcome = "none is shown to be better than the baseline"
+        if set(groups) <= {UNDECIDED, NOT_RANKED[FLAG]}:
+            outcome = "nothing is decided"
         return f"{outcome} in {name} (baseline {base}: {counts})"
-    nearest = leader or groups[WORSE][0]
-    text = f"{nearest.objective} leads in {name} beside {base}, by"
-    if is_ahead:
-        text = f"{base} leads in {name} and the nearest, {nearest.objective}, differs by"
     value, p = (value_of(key, standings, nearest) for key in ("difference", "p"))
     size = replace(value, interval=None).narrow + " points" * standings.metric.percent
     ends = f"{interval_title(standings.rule)} {replace(value, mean=None).narrow}, "
@@ -282,16 +252,17 @@ def _leader(standings: Standings, budget: float) -> Entry | None:
 
 
 def describe_certainty(standings: Standings) -> list[str]:
-    """Return the seeds of rows, the rule, what would decide undecided rows, and parts in doubt."""
+    """Return the seeds of rows, the rule, what would decide undecided rows, parts, ladders."""
     name, lines = standings.primary.name, []
     counts = sorted({len(entry.scores.get(name, ())) for entry in standings.entries})
     if counts:
-        lines.append(
-            f"Seeds of a row: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}."
-        )
+        ends = dict.fromkeys(map(str, (counts[0], counts[-1])))
+        lines.append(f"Seeds of a row: {' to '.join(ends)}.")
     for budget in standings.budgets[::-1]:
         rows = by_verdict(standings, budget).get(UNDECIDED, [])
         texts = [f"{entry.objective} ({entry.decision.remedy})" for entry in rows if entry.decision]
         if texts:
             lines.append(f"Undecided at {flops_text(budget)} FLOPs: {', '.join(texts)}.")
-    return [*lines, describe_rule(standings), *describe_parts(standings)]
+    lines += [_describe_rule(standings), *describe_parts(standings)]
+    lines += [*describe_crossovers(standings), *describe_decisions(standings)]
+    return [*lines, *describe_origins(standings)]

@@ -1,6 +1,7 @@
 """Figures of a league: the standings at each budget, scores by kind of labels, the ladder."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,12 @@ import numpy as np
 from metaseq_lm.league.columns import interval_title, short_name, value_of, verdict_text
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladder_tables import interval_name
-from metaseq_lm.league.rungs import (
-    Meeting,
-    curve_intervals,
-    ladder_of,
-    meetings,
-    objectives_of,
-)
+from metaseq_lm.league.rungs import Meeting, curve_intervals, ladder_of, meetings, objectives_of
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
-from metaseq_lm.reporting.canvas import canvas, cost_axis, legend
+from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend
 from metaseq_lm.reporting.drawing import mark, series
-from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.styles import COLOURS, CONTROL, Style, control_style, style_of
 
 if TYPE_CHECKING:
@@ -53,31 +48,20 @@ def draw_standings(standings: Standings, path: Path) -> None:
     heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(_WIDTH)
+        for axes in grid[1:]:
+            axes.sharex(grid[0])
         for axes, budget, entries in zip(grid, standings.budgets, panels):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
-            draw_panel(axes, standings, entries)
-            axes.set_xlim(_axis_ends(standings))
+            styles = draw_panel(axes, standings, entries)
         grid[-1].set_xlabel(metric.axis)
-        styles = _reference_styles(standings) or {"mean": Style(_DARK, "", "|")}
-        legend(figure, styles, _describe_marks(standings))
+        legend(figure, styles or {"mean": Style(_DARK, "", "|")}, _describe_marks(standings))
 
 
-def _axis_ends(standings: Standings) -> tuple[float, float]:
-    """Return the ends of an axis on which every score, control and reference lies."""
-    metric = standings.primary
-    values = list(standings.references.get(metric.name, {}).values())
-    for entry in standings.entries:
-        for scores in (entry.scores, entry.untrained, entry.shuffled):
-            values.extend(scores.get(metric.name, ()))
-        if summary := summarise(entry.untrained.get(metric.name, ())):
-            values += [summary.low, summary.high]
-    low, high = metric.scale * min(values, default=0.0), metric.scale * max(values, default=1.0)
-    margin = 0.04 * (high - low or 1.0)
-    return low - margin, high + margin
+def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> dict[str, Style]:
+    """Draw the rows of one budget, the best at the top; y is in inches.
 
-
-def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None:
-    """Draw the rows of one budget, the best at the top; y is in inches."""
+    Returns the styles of the references.
+    """
     heights = row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
@@ -85,15 +69,14 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
     axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
     names, words = zip(*(row_texts(standings, entry) for entry in entries))
-    axes.set_yticks(ys, names)
     beside = axes.secondary_yaxis("right")
-    beside.set_yticks(ys, words)
     beside.spines["right"].set_visible(False)
-    for side in (axes.yaxis, beside.yaxis):
-        side.set_tick_params(length=0, labelsize="small")
+    for side, texts in ((axes, names), (beside, words)):
+        side.set_yticks(ys, texts, fontsize="small")
+        side.tick_params("y", length=0)
     for label, entry in zip(beside.get_yticklabels(), entries):
         label.set_color(_colour_of(entry, standings))
-    _draw_references(axes, standings, axes.axvline)
+    return _draw_references(axes, standings, is_upright=True)
 
 
 def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
@@ -113,34 +96,33 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> Non
     """Draw the seeds of a row with their mean and verdict, over its controls."""
     metric, name, colour = standings.primary, entry.objective, _colour_of(entry, standings)
     is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
-    controls = {key: value_of(key, standings, entry) for key in ("untrained", "shuffled")}
-    for key, value in controls.items():
+    for key in ("untrained", "shuffled"):
+        value = value_of(key, standings, entry)
         if value.mean is None:
             continue
         x, sd = value.mean * metric.scale, (value.sd or 0.0) * metric.scale
         if key == "untrained":
-            ends, grey = [y - _BAND, y + _BAND], CONTROL
-            axes.fill_betweenx(ends, x - sd, x + sd, color=grey, alpha=0.3, linewidth=0)
-            axes.plot([x] * 2, ends, color=grey, linewidth=1.2)
+            ends = [y - _BAND, y + _BAND]
+            axes.fill_betweenx(ends, x - sd, x + sd, color=CONTROL, alpha=0.3, linewidth=0)
+            axes.plot([x] * 2, ends, color=CONTROL, linewidth=1.2)
         else:
             axes.plot([x], [y], "x", color=CONTROL, markersize=6)
         if not is_hollow:
             mark(axes, x, y, value.wide, name=f"{name}, {key}")
-    look: Any = {"markersize": 5, "markeredgewidth": 0.8, "alpha": 1.0 if is_hollow else 0.55}
     scores = _scaled(entry.scores.get(metric.name, ()), metric)
-    face = "none" if is_hollow else colour
-    axes.plot(scores, [y] * len(scores), "o", color=colour, markerfacecolor=face, **look)
+    look: Any = {"color": colour, "markersize": 5, "markeredgewidth": 0.8, "alpha": 0.55}
+    look |= {"markerfacecolor": "none", "alpha": 1.0} if is_hollow else {}
+    axes.plot(scores, [y] * len(scores), "o", **look)
     score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
     if is_hollow:
-        mark(axes, sum(_axis_ends(standings)) / 2, y, verdict, name=name)
+        mark(axes, sum(axes.get_xlim()) / 2, y, verdict, name=name)
     elif score.mean is not None:
         x = score.mean * metric.scale
         axes.plot([x], [y], "|", color=colour, markersize=16, markeredgewidth=2.4)
         mark(axes, x, y, f"{score.wide} ({len(scores)} seeds), {verdict}", name=name)
 
 
-def _scaled(scores: Any, metric: Metric) -> list[float]:
-    """Return scores in the unit that is shown."""
+def _scaled(scores: Iterable[float], metric: Metric) -> list[float]:
     return [score * metric.scale for score in scores]
 
 
@@ -152,114 +134,110 @@ def _colour_of(entry: Entry, standings: Standings) -> str:
     return _DARK if is_base else CONTROL
 
 
-def _reference_styles(standings: Standings) -> dict[str, Style]:
-    """Return the style of each reference of the primary metric."""
-    metric = standings.primary
-    values = standings.references.get(metric.name, {}).items()
-    return {f"{name} {metric.text(x)}": control_style(i) for i, (name, x) in enumerate(values)}
-
-
-def _draw_references(axes: "Axes", standings: Standings, draw: Callable[..., Any]) -> None:
-    """Draw the references of the primary metric as lines across a panel."""
-    metric = standings.primary
-    values = standings.references.get(metric.name, {}).values()
-    for value, (name, style) in zip(values, _reference_styles(standings).items()):
+def _draw_references(
+    axes: "Axes", standings: Standings, is_upright: bool = False
+) -> dict[str, Style]:
+    """Draw the references of the primary metric as lines across a panel; return their styles."""
+    metric, styles = standings.primary, {}
+    for i, (title, value) in enumerate(standings.references.get(metric.name, {}).items()):
+        name, style = f"{title} {metric.text(value)}", control_style(i)
+        styles[name] = style
+        draw = axes.axvline if is_upright else axes.axhline
         with series(axes, name):
-            look: Any = {"linestyle": style.dash, "linewidth": 1.2, "zorder": 1}
-            draw(value * metric.scale, color=style.colour, **look)
+            draw(value * metric.scale, linewidth=1.2, zorder=1, **style.line)
+    return styles
 
 
 def _describe_marks(standings: Standings) -> str:
-    """Return a caption that explains the marks: scores, controls and findings."""
-    texts = ["dot: a seed; bar: mean"]
-    if any(entry.untrained for entry in standings.entries):
-        texts.append("grey band: untrained, mean ± sd")
-    if any(entry.shuffled for entry in standings.entries):
-        texts.append("cross: trained on shuffled rows")
-    if _is_any_hidden(standings):
-        texts.append("hollow: void or refused")
-    return "; ".join(texts)
-
-
-def _is_any_hidden(standings: Standings) -> bool:
-    """Return whether a row is void or refused."""
-    return any(entry.about(standings.primary.name, VOID, REFUSE) for entry in standings.entries)
+    entries, name = standings.entries, standings.primary.name
+    return _caption(
+        ("dot: a seed; bar: mean", True),
+        ("grey band: untrained, mean ± sd", any(entry.untrained for entry in entries)),
+        ("cross: trained on shuffled rows", any(entry.shuffled for entry in entries)),
+        ("hollow: void or refused", any(entry.about(name, VOID, REFUSE) for entry in entries)),
+    )
 
 
 def draw_ladder(standings: Standings, path: Path) -> None:
     """Draw the primary metric over the FLOPs of a run: means as lines, seeds as dots.
 
     Means, established crossovers and predictions have intervals; those of means are from a
-    bootstrap. A row that is void or refused is hollow and not part of a line. The mean of the
-    untrained models is an open mark at the left end, since their scores depend on what a model
-    sees. References are grey. A second panel has the gains over untrained models, if there are any.
+    bootstrap. A row that is void or refused has only seeds. The mean of the untrained models is an
+    open mark at the left end, since their scores depend on what a model sees. References are grey.
+    A second panel has the gains over untrained models, if there are any.
     """
-    metric = standings.primary
-    predicted = [item.prediction.budget for item in standings.predictions]
+    metric, start = standings.primary, min(standings.budgets) / _START
+    costs = [start, *standings.budgets, *(o.prediction.budget for o in standings.predictions)]
     established = [pair for pair in meetings(standings) if pair.is_established]
     styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
-    with canvas(1 + standings.has_gains, path, shared=False) as (figure, (axes, *others)):
-        axes.set(ylabel=metric.axis)
-        for gains in others:
-            gains.set(ylabel=f"gain over the untrained model{' (points)' * metric.percent}")
-            gains.axhline(0, color=CONTROL, linewidth=1.2)
-        for panel in (axes, *others):
-            panel.set(xscale="log", xlabel="FLOPs of a run")
-            cost_axis(panel, [min(standings.budgets) / _START, *standings.budgets, *predicted])
-        for i, (name, style) in enumerate(styles.items()):
-            entries = [entry for entry in standings.entries if entry.objective == name]
-            shift = 1.02 ** (i - (len(styles) - 1) / 2)
-            with series(axes, name):
-                _draw_steps(axes, standings, entries, style, shift)
-                _draw_predictions(axes, standings, name, style, shift)
-            for gains in others:
-                with series(gains, name):
-                    _draw_gains(gains, standings, entries, style, shift)
+    with canvas(1 + standings.has_gains, path, shared=False) as (figure, grid):
+        axes, *others = grid
+        for panel, column in zip(grid, ("score", "gain")):
+            cost_axis(panel, costs, "FLOPs of a run")
+            for i, (name, style) in enumerate(styles.items()):
+                entries = [entry for entry in standings.entries if entry.objective == name]
+                shift = 1.02 ** (i - (len(styles) - 1) / 2)
+                with series(panel, name):
+                    _draw_rungs(panel, standings, entries, style, shift, column)
+                    if panel is axes:
+                        _draw_untrained(axes, standings, entries, style, start * shift)
+                        _draw_predictions(axes, standings, name, style, shift)
         for pair in established:
             _draw_crossover(axes, standings, pair)
-        _draw_references(axes, standings, axes.axhline)
-        lines = _reference_styles(standings)
+        lines = _draw_references(axes, standings)
         legend(figure, styles | lines, _describe_ladder(standings, bool(established)))
+        axes.set_ylabel(metric.axis)
         for panel in others:  # `canvas` names the axis of only the first panel of a row
+            panel.axhline(0, color=CONTROL, linewidth=1.2)
             axes.set_title(metric.axis, fontsize="small")
-            panel.set_title(panel.get_ylabel(), fontsize="small")
+            points = " (points)" * metric.percent
+            panel.set_title(f"gain over the untrained model{points}", fontsize="small")
 
 
-def _draw_gains(
-    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
+def _draw_rungs(
+    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float, name: str
 ) -> None:
-    """Draw the gains of an objective over its budgets, with their Welch intervals."""
-    metric, level = standings.primary, standings.rule.level
-    xs, means = [], []
+    """Draw the score or the gain of an objective over its budgets, with their intervals.
+
+    The budgets are multiplied by `shift`, so that objectives do not overlap.
+    """
+    metric, points = standings.primary, []
+    intervals = curve_intervals(standings, entries[0].objective)
     for entry in sorted(entries, key=lambda entry: entry.budget):
-        if (gain := entry.gain(metric.name)) is None:
-            continue
-        xs.append(entry.budget * shift)
-        means.append(gain.mean * metric.scale)
-        at = f"{flops_text(entry.budget)} FLOPs"
-        mark(axes, xs[-1], means[-1], value_of("gain", standings, entry).wide, at)
-        if ends := gain.interval(level):
-            axes.plot([xs[-1]] * 2, _scaled(ends, metric), color=style.colour, linewidth=1.2)
-    look: Any = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
-    axes.plot(xs, means, markersize=5, **look)
+        value = value_of(name, standings, entry)
+        seeds, ends = entry.scores.get(metric.name, ()), intervals.get(entry.budget, ())
+        if name == "gain":
+            seeds, ends = (), value_of("gain interval", standings, entry).interval or ()
+        y = None if value.mean is None else value.mean * metric.scale
+        x, at = entry.budget * shift, f"{flops_text(entry.budget)} FLOPs"
+        points.append(Point(x, y, value.wide, at, _scaled(ends, metric), _scaled(seeds, metric)))
+    draw_points(axes, points, style, 7 if name == "score" else 5, is_crowded=True)
+
+
+def _draw_untrained(
+    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, x: float
+) -> None:
+    metric = standings.primary
+    known = [entry for entry in entries if entry.untrained.get(metric.name)]
+    if known:
+        scores = [score for entry in known for score in entry.untrained[metric.name]]
+        text = value_of("untrained", standings, known[0]).wide
+        point = Point(x, float(np.mean(scores)) * metric.scale, text, "no training")
+        draw_points(axes, [point], style, is_open=True)
 
 
 def _draw_predictions(
     axes: "Axes", standings: Standings, objective: str, style: Style, shift: float
 ) -> None:
     """Draw the predictions of an objective as open marks, with their intervals."""
-    metric = standings.primary
+    metric, points = standings.primary, []
     for outcome in standings.predictions:
-        prediction = outcome.prediction
-        if prediction.objective != objective or prediction.metric != metric.name:
-            continue
-        x, ends = prediction.budget * shift, _scaled(prediction.interval, metric)
-        axes.plot([x] * 2, ends, color=style.colour, linewidth=1.2, linestyle=":")
-        look: Any = {"markersize": 7, "markerfacecolor": "none", "color": style.colour}
-        (y,) = _scaled([prediction.value], metric)
-        axes.plot([x], [y], style.marker, **look)
-        at = f"{flops_text(prediction.budget)} FLOPs"
-        mark(axes, x, y, f"{y:.4g}", at, f"{objective}, predicted")
+        item = outcome.prediction
+        if item.objective == objective and item.metric == metric.name:
+            y, at = item.value * metric.scale, f"{flops_text(item.budget)} FLOPs"
+            ends = _scaled(item.interval, metric)
+            points.append(Point(item.budget * shift, y, f"{y:.4g}", at, ends))
+    draw_points(axes, points, style, is_open=True, name=f"{objective}, predicted")
 
 
 def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
@@ -273,48 +251,19 @@ def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
 
 
 def _describe_ladder(standings: Standings, has_crossovers: bool) -> str:
-    """Return a caption that explains the marks of a ladder."""
-    name = interval_name(standings)
-    texts = [f"small: a seed; large: mean, with its bootstrap {name}"]
-    if has_crossovers:
-        texts.append(f"horizontal bar: an established crossover, with its {name}")
-    if standings.predictions:
-        texts.append(f"open, with a dotted bar: predicted, with its {name}")
-    if any(entry.untrained for entry in standings.entries):
-        texts.append("open, at the left: mean of untrained models")
-    if standings.has_gains:
-        interval = interval_title(standings.rule)
-        texts.append(f"right: score less that of the untrained model, with its {interval}")
-    if _is_any_hidden(standings):
-        texts.append("small and hollow: void or refused")
-    return "; ".join(texts)
+    name, gain = interval_name(standings), interval_title(standings.rule)
+    has_untrained = any(entry.untrained for entry in standings.entries)
+    return _caption(
+        (f"small: a seed (alone: void or refused); large: mean, with its bootstrap {name}", True),
+        (f"horizontal bar: an established crossover, with its {name}", has_crossovers),
+        (f"open, with a dotted bar: predicted, with its {name}", bool(standings.predictions)),
+        ("open, at the left: mean of untrained models", has_untrained),
+        (f"right: score less that of the untrained model, with its {gain}", standings.has_gains),
+    )
 
 
-def _draw_steps(
-    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
-) -> None:
-    """Draw an objective over its budgets times `shift`, so that objectives do not overlap."""
-    metric, colour, marker = standings.primary, style.colour, style.marker
-    xs, means = [], []
-    for entry in sorted(entries, key=lambda entry: entry.budget):
-        scores, x = _scaled(entry.scores.get(metric.name, ()), metric), entry.budget * shift
-        value = value_of("score", standings, entry)
-        look: Any = {"markersize": 3, "markerfacecolor": "none" if value.hidden else colour}
-        axes.plot([x] * len(scores), scores, marker, color=colour, alpha=0.5, **look)
-        if value.mean is not None:
-            xs.append(x)
-            means.append(value.mean * metric.scale)
-            mark(axes, x, means[-1], value.wide, f"{flops_text(entry.budget)} FLOPs")
-    axes.plot(xs, means, color=colour, linestyle=style.dash, marker=marker, markersize=7)
-    for budget, ends in curve_intervals(standings, entries[0].objective).items():
-        axes.plot([budget * shift] * 2, _scaled(ends, metric), color=colour, linewidth=1.2)
-    known = [entry for entry in entries if entry.untrained.get(metric.name)]
-    if known:
-        untrained = [score for entry in known for score in entry.untrained[metric.name]]
-        x, y = min(standings.budgets) / _START * shift, np.mean(_scaled(untrained, metric))
-        axes.plot([x], [y], marker, color=colour, markersize=7, markerfacecolor="none")
-        text = value_of("untrained", standings, known[0]).wide
-        mark(axes, x, float(y), text, "no training")
+def _caption(*texts: tuple[str, bool]) -> str:
+    return "; ".join(text for text, is_drawn in texts if is_drawn)
 
 
 # ---------------------------------------------------------------- kinds of labels
@@ -342,12 +291,9 @@ def draw_kinds(standings: Standings, path: Path) -> None:
                 if name in entries:
                     with series(axes, name):
                         _draw_kinds_of(axes, standings, entries[name], style, shift)
-        legend(
-            figure,
-            styles,
-            "small: a seed; large: mean ± sd; grey and open: mean of untrained models; below: "
-            f"+ better than {standings.baseline}, - worse, = equivalent, ? flagged",
-        )
+        marks = "small: a seed; large: mean ± sd; grey and open: mean of untrained models; below: "
+        marks += f"+ better than {standings.baseline}, - worse, = equivalent, ? flagged"
+        legend(figure, styles, marks)
 
 
 def _draw_kinds_of(
@@ -357,23 +303,20 @@ def _draw_kinds_of(
 
     Each has seeds, mean ± sd with the mark of the verdict below, and the untrained model.
     """
-    colour = style.colour
+    untrained_points, points = [], []
     for place, kind in enumerate(standings.kinds):
         view, x, scale = standings.about(kind), place + shift, kind.scale
         untrained, value = (value_of(name, view, entry) for name in ("untrained", "score"))
         if untrained.mean is not None:
-            look: Any = {"color": CONTROL, "markersize": 5, "markerfacecolor": "none"}
-            axes.plot([x], [untrained.mean * scale], style.marker, **look)
-            name = f"{short_name(kind)}, untrained"
-            mark(axes, x, untrained.mean * scale, untrained.wide, name)
+            at = f"{short_name(kind)}, untrained"
+            untrained_points.append(Point(x, untrained.mean * scale, untrained.wide, at))
         if value.mean is None:
             continue
-        scores, mean, sd = _scaled(entry.scores[kind.name], kind), value.mean, value.sd or 0.0
-        axes.plot([x] * len(scores), scores, style.marker, color=colour, markersize=2.5, alpha=0.45)
-        ends = [(mean - sd) * scale, (mean + sd) * scale]
-        axes.plot([x] * 2, ends, color=colour, linewidth=1.4)
-        axes.plot([x], [mean * scale], style.marker, color=colour, markersize=6)
-        mark(axes, x, mean * scale, value.wide, short_name(kind))
-        look = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        look |= {"ha": "center", "va": "bottom", "fontsize": "small", "color": colour}
+        mean, sd = value.mean * scale, (value.sd or 0.0) * scale
+        seeds = _scaled(entry.scores[kind.name], kind)
+        points.append(Point(x, mean, value.wide, short_name(kind), (mean - sd, mean + sd), seeds))
+        look: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        look |= {"ha": "center", "va": "bottom", "fontsize": "small", "color": style.colour}
         axes.annotate(value.sign, (x, 0.0), xytext=(0, 1), **look)
+    draw_points(axes, untrained_points, replace(style, colour=CONTROL), 5, is_open=True)
+    draw_points(axes, points, replace(style, dash=""), 6, is_crowded=True)

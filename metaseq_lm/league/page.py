@@ -4,39 +4,35 @@ A void row has only the reason and no number; a flagged row has a letter and is 
 tested.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.league.columns import (
-    GAINS,
-    KINDS,
-    OTHERS,
-    STANDINGS,
-    column_table,
-    plugin_columns,
-    record,
-)
+from metaseq_lm.league import columns
+from metaseq_lm.league.columns import column_table
 from metaseq_lm.league.describe import (
+    describe_all,
+    describe_answer,
+    describe_certainty,
     describe_findings,
     describe_gains,
-    describe_origins,
-    describe_parts,
-    describe_references,
-    describe_rule,
-    describe_verdicts,
 )
-from metaseq_lm.league.entries import Standings
+from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_kinds, draw_ladder, draw_standings
-from metaseq_lm.league.html import league_page
 from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
-from metaseq_lm.reporting.drawing import collect
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
+from metaseq_lm.reporting.drawing import Drawing, collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
-from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.page import Section, render
+from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.page import Page, Section, render
 from metaseq_lm.reporting.table import Table
 
 REPEAT = Section("To repeat it")
+_ACTIONS = (VOID, REFUSE, FLAG)  # actions that exclude a row, in this order
+_FINDING = ("objective", "FLOPs", "gate", "action", "of", "reason")
+_PICTURES = ("kinds", "ladder", "standings")  # the first that is drawn is next to the answer
 
 
 def write_page(
@@ -57,44 +53,35 @@ def write_page(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = [standings_table(standings), *other_tables(standings)]
-    pictures = []
+    for name in ("kinds.png", "ladder.png", "predictions.csv"):
+        (folder / name).unlink(missing_ok=True)  # of an earlier page
+    pictures = [folder / "standings.png"]
     with collect() as drawings:
-        for name, draw, is_drawn in (
-            ("standings", draw_standings, True),
-            ("kinds", draw_kinds, bool(standings.kinds)),
-            ("ladder", draw_ladder, len(standings.budgets) > 1),
-        ):
-            picture = folder / f"{name}.png"
-            if is_drawn:
-                draw(standings, picture)
-                pictures.append(picture)
-            else:
-                picture.unlink(missing_ok=True)  # of an earlier page
+        draw_standings(standings, pictures[0])
+        if standings.kinds:
+            pictures.append(folder / "kinds.png")
+            draw_kinds(standings, pictures[-1])
+        if len(standings.budgets) > 1:
+            pictures.append(folder / "ladder.png")
+            draw_ladder(standings, pictures[-1])
     texts = {
         "standings.txt": "\n".join(map(to_text, tables)),
         "standings.md": "\n".join(map(to_markdown, tables)),
         "standings.csv": to_csv(tables[0]),
-        "standings.html": render(league_page(standings, tables, drawings, repeat, reload)),
+        "standings.html": render(_html_page(standings, tables, drawings, repeat, reload)),
     }
-    predictions = folder / "predictions.csv"
-    predictions.unlink(missing_ok=True)
+    if standings.predictions:
+        texts["predictions.csv"] = to_csv(predictions_table(standings))
     for name, text in texts.items():
         write_atomic(folder / name, text.encode("utf-8"))
-    if standings.predictions:
-        write_atomic(predictions, to_csv(predictions_table(standings)).encode("utf-8"))
-        pictures.append(predictions)
     return [*(folder / name for name in texts), *pictures]
 
 
 def standings_table(standings: Standings) -> Table:
     """Return the rows by budget, with the reasons and the basis of the verdicts as notes."""
-    notes = [*describe_verdicts(standings), *describe_parts(standings)]
-    notes += [*describe_findings(standings), *describe_references(standings)]
-    notes += [describe_rule(standings), *describe_origins(standings)]
-    notes += [*standings.remarks, *standings.notes]
-    table = column_table(standings, (*STANDINGS, *plugin_columns()), standings.title, notes)
-    records = [record(standings, entry) for entry in standings.ordered]
-    return Table(table.title, table.head, table.rows, notes, records)
+    names = (*columns.STANDINGS, *columns.plugin_columns())
+    table = column_table(standings, names, standings.title, describe_all(standings))
+    return replace(table, records=[columns.record(standings, entry) for entry in standings.ordered])
 
 
 def other_tables(standings: Standings) -> list[Table]:
@@ -111,15 +98,13 @@ def kinds_table(standings: Standings) -> Table:
         "Each kind of labels has verdicts of its own, by the rule of the primary metric, corrected "
         "among those of the kind."
     )
-    rows = [
-        (standings.about(kind), entry)
-        for budget in standings.budgets
-        for kind in standings.kinds
-        for entry in standings.at(budget)
-    ]
+    rows = []
+    for budget in standings.budgets:
+        for view in map(standings.about, standings.kinds):
+            rows += [(view, entry) for entry in standings.at(budget)]
     heads = standings.about(Metric("score", percent=False, lower_is_better=False))
     title = "By kind of labels: mean ± sample sd over seeds"
-    return column_table(heads, KINDS, title, [note], rows)
+    return column_table(heads, columns.KINDS, title, [note], rows)
 
 
 def gains_table(standings: Standings) -> Table:
@@ -127,7 +112,7 @@ def gains_table(standings: Standings) -> Table:
     metric = standings.primary
     title = f"Gains over untrained models: {metric.title}, mean ± sd of a run less an untrained one"
     rows = [(standings, entry) for entry in standings.ordered if entry.gain(metric.name)]
-    return column_table(standings, GAINS, title, [describe_gains(standings)], rows)
+    return column_table(standings, columns.GAINS, title, [describe_gains(standings)], rows)
 
 
 def secondary_table(standings: Standings) -> Table:
@@ -136,22 +121,24 @@ def secondary_table(standings: Standings) -> Table:
     for metric in standings.metrics[1:]:
         lines = describe_findings(standings.about(metric), about_all=False)
         notes += [f"{metric.name}: {line}" for line in lines]
-    return column_table(standings, OTHERS, "Other metrics: mean ± sample sd over seeds", notes)
+    return column_table(
+        standings, columns.OTHERS, "Other metrics: mean ± sample sd over seeds", notes
+    )
 
 
 def standings_document(standings: Standings) -> dict[str, Any]:
     """Return the standings for JSON, see docs/reference/json.md."""
     metric, rule, rows = standings.primary, standings.rule, []
     for entry in standings.ordered:
-        findings = [
-            {"gate": f.gate, "action": f.action, "metric": f.metric or None, "reason": f.reason}
-            for f in entry.findings
-        ]
-        rows.append({**record(standings, entry), "findings": findings, "shipped": entry.shipped})
-    name, plan_hash = standings.plan
+        findings = []
+        for item in entry.findings:
+            findings.append({**vars(item), "metric": item.metric or None})
+        rows.append(
+            {**columns.record(standings, entry), "findings": findings, "shipped": entry.shipped}
+        )
     compared = sum(entry.decision is not None for entry in standings.entries)
     return {
-        "plan": {"name": name, "hash": plan_hash},
+        "plan": dict(zip(("name", "hash"), standings.plan)),
         "title": standings.title,
         "metric": metric.name,
         "better": "lower" if metric.lower_is_better else "higher",
@@ -167,3 +154,100 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         "references": standings.references,
         "notes": [*standings.remarks, *standings.notes],
     }
+
+
+# ---------------------------------------------------------------- the html page
+
+
+def _html_page(
+    standings: Standings,
+    tables: Sequence[Table],
+    drawings: Sequence[Drawing],
+    repeat: Section,
+    reload: int,
+) -> Page:
+    """Return the page in the order of a reader: answer, picture, table, reasons, the rest."""
+    drawn = {drawing.name: drawing for drawing in drawings}
+    first = drawn.pop(next(name for name in _PICTURES if name in drawn))
+    barring, *others = finding_tables(standings)
+    certainty = [*standings.remarks, *describe_certainty(standings)]
+    sections = [
+        Section("Standings", drawings=[first], tables=[_overview(standings)]),
+        Section(barring.title, tables=[replace(barring, title="")]),
+        Section("How sure this is", certainty),
+    ]
+    main = replace(tables[0], title="All columns", notes=[])
+    of_metrics = tuple(f"{metric.name}: " for metric in standings.metrics)
+    for table in (main, *tables[1:], *others, _reference_table(standings)):
+        # The tables of findings have the reasons.
+        notes = [note for note in table.notes if not note.startswith(of_metrics)]
+        title, _, about = table.title.partition(": ")
+        shown = replace(table, title=about.capitalize(), notes=notes)
+        sections.append(Section(title, tables=[shown], closed=True))
+    for name, drawing in drawn.items():
+        sections.append(Section(f"Figure: {name}", drawings=[drawing], closed=True))
+    origin = [*standings.notes, *repeat.notes]
+    sections.append(Section(repeat.title, origin, texts=repeat.texts, closed=True))
+    by = "for which kind of end task" if standings.kinds else f"by {standings.primary.name}"
+    question = f"Which objective is best {by}, at equal compute, beside {standings.baseline}?"
+    lead = question, describe_answer(standings)
+    return Page(standings.plan[0] or standings.title, sections, reload, lead, standings.title)
+
+
+def _overview(standings: Standings) -> Table:
+    """Return the scores with their verdicts, by kind of labels if there are any."""
+    rows = []
+    for budget in standings.budgets[::-1]:
+        rows += [(standings, entry) for entry in standings.at(budget)]
+    unused = {"budget"} if len(standings.budgets) == 1 else set()
+    unused |= {"difference", "interval", "p"} if standings.kinds else set()
+    names = [name for name in columns.OVERVIEW if name not in unused]
+    note = (
+        f"Mean ± sd over seeds, with the mark of the verdict beside {standings.baseline}: "
+        "+ better, - worse, = equivalent, none undecided; ? a gate flags it."
+    )
+    return column_table(standings, names, "", [note] * bool(standings.kinds), rows)
+
+
+def _reference_table(standings: Standings) -> Table:
+    known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
+    names: dict[str, None] = {}
+    for values in known.values():
+        names.update(dict.fromkeys(values))
+    rows = []
+    for metric, values in known.items():
+        if values:
+            texts = [metric.text(values[name]) if name in values else "-" for name in names]
+            rows.append([metric.title, *texts])
+    return Table.of_texts(["metric", *names], rows, tuple(names), "What needs no training")
+
+
+def finding_tables(standings: Standings) -> list[Table]:
+    """Return the findings that exclude rows, those that exclude other numbers, and the notes."""
+    groups: dict[str, list[tuple[Entry, Finding]]] = {
+        "Why rows are not ranked": [],
+        "Why numbers of other metrics are not ranked": [],
+        "Notes of gates": [],
+    }
+    barring, others, notes = groups.values()
+    for entry in standings.ordered:
+        for finding in entry.findings:
+            is_primary = finding.metric in ("", standings.primary.name)
+            group = notes if finding.action == NOTE else barring if is_primary else others
+            group.append((entry, finding))
+    barring.sort(key=lambda pair: (-pair[0].budget, _ACTIONS.index(pair[1].action)))
+    metrics = {metric.name: metric for metric in standings.metrics}
+    tables = []
+    for title, pairs in groups.items():
+        rows = []
+        for entry, finding in pairs:
+            action = columns.NOT_RANKED.get(finding.action, finding.action)
+            by_gate = columns.letters(
+                standings.about(metrics.get(finding.metric, standings.primary))
+            )
+            if finding.action == FLAG and finding.gate in by_gate:
+                action += f" ({by_gate[finding.gate]})"  # the letter next to the score
+            of, flops = finding.metric or "all metrics", flops_text(entry.budget)
+            rows.append([entry.objective, flops, finding.gate, action, of, finding.reason])
+        tables.append(Table.of_texts(_FINDING, rows, ("FLOPs",), title))
+    return tables

@@ -39,19 +39,17 @@ _Lines = list[str]
 
 def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     """Return standings as text for a terminal; `paths` are the files with all details."""
+    title = clean(f"{standings.title}: {standings.primary.title}")
     if standings.kinds:
-        return "\n".join(_kinds_screen(standings, paths))
-    of_ladders = [
-        *describe_crossovers(standings),
-        *describe_decisions(standings),
-        *describe_predictions(standings),
-    ]
+        return "\n".join([title, *_kinds_screen(standings, paths)])
+    of_ladders = [*describe_crossovers(standings), *describe_decisions(standings)]
+    of_ladders += describe_predictions(standings)
     parts = [
-        [_title(standings)],
+        [title],
         *_main_table(standings),
-        [*_findings(standings), *_rule(standings), *_wrapped(" ".join(describe_parts(standings)))],
-        _wrapped(" ".join(of_ladders)),
-        _wrapped(" ".join([*describe_origins(standings), *standings.remarks])),
+        [*_findings(standings), *_rule(standings), *_wrapped(describe_parts(standings))],
+        _wrapped(of_ladders),
+        _wrapped([*describe_origins(standings), *standings.remarks]),
         *_other_metrics(standings),
     ]
     if paths:
@@ -60,14 +58,8 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _title(standings: Standings) -> str:
-    """Return the title of a screen."""
-    return clean(f"{standings.title}: {standings.primary.title}")
-
-
-def _wrapped(sentence: str, columns: int = _COLUMNS) -> _Lines:
-    """Return a sentence as lines that fit."""
-    return wrap(clean(sentence), columns)
+def _wrapped(sentences: Sequence[str], columns: int = _COLUMNS) -> _Lines:
+    return wrap(clean(" ".join(sentences)), columns)
 
 
 # ---------------------------------------------------------------- columns of text
@@ -80,15 +72,15 @@ def _headed(name: str, cells: Sequence[str], is_right: bool = True) -> _Lines:
     return [text.rjust(width) if is_right else text.ljust(width) for text in texts]
 
 
-def _side_by_side(columns: Sequence[_Lines]) -> _Lines:
-    """Return columns side by side as lines, aligned at the bottom."""
+def _side_by_side(columns: Sequence[_Lines], rows: int) -> tuple[_Lines, _Lines]:
+    """Return the lines of the head and of the `rows` of columns, aligned at the bottom."""
     height = max(map(len, columns))
     padded = [[" " * len(c[0])] * (height - len(c)) + c for c in columns]
-    return [_GAP.join(line).rstrip() for line in zip(*padded)]
+    lines = [_GAP.join(line).rstrip() for line in zip(*padded)]
+    return lines[: height - rows], lines[height - rows :]
 
 
 def _line_width(columns: Sequence[_Lines]) -> int:
-    """Return the width of a line of columns."""
     return sum(len(column[0]) for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
@@ -117,14 +109,11 @@ def _main_table(standings: Standings) -> Iterator[_Lines]:
         if name == "part":  # all parts are one column: "62 36? 63"
             lines = [" ".join(row) for row in zip(*map(_aligned, texts))]
         columns.append(_headed(", ".join(titles), lines, is_right))
-    lines = _side_by_side(columns)
-    top = len(lines) - len(entries)
-    yield lines[:top]
-    lines = lines[top:]
+    head, rows = _side_by_side(columns, len(entries))
+    yield head
     for budget, sentence in zip(standings.budgets, describe_verdicts(standings)):
-        count = sum(entry.budget == budget for entry in entries)
-        yield [*_wrapped(sentence), *lines[:count]]
-        lines = lines[count:]
+        same = [row for entry, row in zip(entries, rows) if entry.budget == budget]
+        yield [*_wrapped([sentence]), *same]
 
 
 def _findings(standings: Standings) -> _Lines:
@@ -138,22 +127,21 @@ def _findings(standings: Standings) -> _Lines:
         others |= {f.gate: NOT_RANKED[f.action] for f in hiding}
         flags |= {} if hiding else {f.gate: by_gate[f.gate] for f in entry.about(name, FLAG)}
         notes.update(finding.gate for finding in entry.findings if finding.action == NOTE)
-    lines = []
-    for gate, mark in [*sorted(flags.items(), key=lambda item: item[1]), *others.items()]:
-        lines.append(f"{mark:<7} {gate}: {said_of(gate)}")
+    marks = [*sorted(flags.items(), key=lambda item: item[1]), *others.items()]
+    lines = [f"{mark:<7} {gate}: {said_of(gate)}" for gate, mark in marks]
     if notes:
-        texts = (f"{gate} {count}" for gate, count in notes.most_common())
-        lines += _wrapped(f"notes   {', '.join(texts)}")
+        texts = [f"{gate} {count}" for gate, count in notes.most_common()]
+        lines += _wrapped([f"notes   {', '.join(texts)}"])
     return lines
 
 
 def _rule(standings: Standings) -> _Lines:
     """Return lines that explain the verdicts, and the main metric without training."""
     rule, metric = standings.rule, standings.primary
-    count, digits = sum(entry.decision is not None for entry in standings.entries), None
+    count = sum(entry.decision is not None for entry in standings.entries)
     digits = 1 if metric.percent else None
     gain = " Gain: over the untrained model; its verdict is secondary." * standings.has_gains
-    lines = _wrapped(
+    text = (
         f"Better, worse: p below {rule.level:g} after correction for "
         f"{max(rule.comparisons, count)} comparisons. Equivalent: the {interval_title(rule)}, in "
         f"brackets, lies within ± {metric.text(rule.smallest_effect, digits)}, the smallest "
@@ -161,7 +149,7 @@ def _rule(standings: Standings) -> _Lines:
     )
     values = standings.references.get(metric.name, {})
     texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]
-    return lines + (_wrapped(f"For comparison: {', '.join(texts)}.") if texts else [])
+    return _wrapped([text]) + (_wrapped([f"For comparison: {', '.join(texts)}."]) if texts else [])
 
 
 # ---------------------------------------------------------------- other metrics
@@ -173,8 +161,6 @@ def _other_metrics(standings: Standings) -> Iterator[_Lines]:
     if not metrics:
         return
     in_percent = all(metric.percent for metric in metrics)
-    unit = "" if in_percent else " (%)"
-    budgets = ", ".join(map(flops_text, standings.budgets))
     names = list(dict.fromkeys(entry.objective for entry in standings.entries))
     levels = _common_references(standings, metrics)
     label = _headed("objective", [*names, *levels], is_right=False)
@@ -185,14 +171,16 @@ def _other_metrics(standings: Standings) -> Iterator[_Lines]:
         for values in levels.values():
             value = values.get(metric.name)
             cells.append("" if value is None else metric.text(value, digits))
-        column = _headed(short_name(metric) + unit * metric.percent, cells)
+        column = _headed(short_name(metric) + " (%)" * (metric.percent and not in_percent), cells)
         if not blocks or _line_width([label, *blocks[-1], column]) > _COLUMNS:
             blocks.append([])
         blocks[-1].append(column)
-    title = f"Other metrics{' (%)' * in_percent}: means at {budgets} FLOPs; {DOUBT} flagged"
+    unit, budgets = " (%)" * in_percent, ", ".join(map(flops_text, standings.budgets))
+    title = f"Other metrics{unit}: means at {budgets} FLOPs; {DOUBT} flagged"
     for block in blocks:
-        yield [title, *_side_by_side([label, *block])]
-        title = f"Further metrics{' (%)' * in_percent}"
+        head, rows = _side_by_side([label, *block], len(names) + len(levels))
+        yield [title, *head, *rows]
+        title = f"Further metrics{unit}"
 
 
 def _means_text(standings: Standings, objective: str) -> str:
@@ -212,32 +200,30 @@ def _common_references(
     Usually all metrics share them; a suite of sentences and a labelled set have different ones. A
     mean of values that are not recorded for a whole suite, such as the last layers, has none.
     """
-    known = {metric.name: standings.references.get(metric.name, {}) for metric in metrics}
-    counts = Counter(name for levels in known.values() for name in levels)
-    common: dict[str, Mapping[str, float]] = {}
-    for name, count in counts.items():
-        if count == max(counts.values()):
-            common[name] = {m: levels[name] for m, levels in known.items() if name in levels}
-    return common
+    common: dict[str, dict[str, float]] = {}
+    for metric in metrics:
+        for name, value in standings.references.get(metric.name, {}).items():
+            common.setdefault(name, {})[metric.name] = value
+    most = max(map(len, common.values()), default=0)
+    return {name: values for name, values in common.items() if len(values) == most}
 
 
 # ---------------------------------------------------------------- kinds of labels
 
 
-def _kinds_screen(standings: Standings, paths: Sequence[Path] = ()) -> _Lines:
+def _kinds_screen(standings: Standings, paths: Sequence[Path]) -> _Lines:
     """Return standings by kind of labels as one screen, for all budgets or the largest one."""
     height, columns = SIZE
-    lines = [_title(standings), *_kinds_rows(standings)]
-    end = [*_legend(standings), *_wrapped(" ".join(standings.remarks), columns)]
     files = f"{paths[0].parent} ({', '.join(path.name for path in paths)})" if paths else ""
     content = "Intervals, p, gates, gains, references, tuning and other metrics"
-    end += _wrapped(f"{content}: {files or '--out FOLDER writes them.'}", columns)
-    if len(lines) + len(end) <= height or len(standings.budgets) == 1:
-        return [*lines, *end]
+    lines = [*_kinds_rows(standings), *_legend(standings), *_wrapped(standings.remarks, columns)]
+    lines += _wrapped([f"{content}: {files or '--out FOLDER writes them.'}"], columns)
+    if len(lines) < height or len(standings.budgets) == 1:  # the title is another line
+        return lines
     *others, largest = standings.budgets
     shown = [entry for entry in standings.entries if entry.budget == largest]
     rest = f"{', '.join(map(flops_text, others))} FLOPs: see the report, or --budgets."
-    return [*_kinds_screen(replace(standings, entries=shown), paths), *_wrapped(rest, columns)]
+    return [*_kinds_screen(replace(standings, entries=shown), paths), *_wrapped([rest], columns)]
 
 
 def _kinds_rows(standings: Standings) -> Iterator[str]:
@@ -257,13 +243,12 @@ def _kinds_rows(standings: Standings) -> Iterator[str]:
     room = max(_SHORTEST, columns - len(_GAP) - _line_width([*cells, verdicts]))
     names = [entry.objective for entry in entries]
     names = [name if len(name) <= room else f"{name[: room - 3]}..." for name in names]
-    lines = _side_by_side([_headed("objective", names, is_right=False), *cells, verdicts])
-    top = len(lines) - len(entries)
-    yield from lines[:top]
-    for i, entry in enumerate(entries):
-        if i == 0 or entries[i - 1].budget != entry.budget:
-            yield f"{flops_text(entry.budget)} FLOPs"
-        yield lines[top + i]
+    label = _headed("objective", names, is_right=False)
+    head, rows = _side_by_side([label, *cells, verdicts], len(entries))
+    yield from head
+    for budget, same in groupby(zip(entries, rows), lambda pair: pair[0].budget):
+        yield f"{flops_text(budget)} FLOPs"
+        yield from (row for _, row in same)
     if left_out := standings.kinds[len(cells) - 1 :]:
         yield f"No room for {', '.join(map(short_name, left_out))}: see the report."
 
@@ -273,12 +258,12 @@ def _legend(standings: Standings) -> _Lines:
     views = [standings.about(kind) for kind in standings.kinds]
     signs = [value_of("score", view, e).sign for view in views for e in standings.entries]
     flagged = f"; {DOUBT} a gate flags it" * any(sign.endswith(DOUBT) for sign in signs)
-    lines = _wrapped(
+    text = (
         f"Mean ± sd over seeds. Beside {standings.baseline}: + better, - worse (p below "
         f"{standings.rule.level:g} after correction in the column), = equivalent, none undecided"
-        f"{flagged}.",
-        SIZE[1],
+        f"{flagged}."
     )
     barring = {f.gate for e in standings.entries for f in e.about(standings.primary.name, FLAG)}
     texts = [f"{mark} {gate}" for gate, mark in letters(standings).items() if gate in barring]
-    return [*lines, *(_wrapped(f"Flags: {', '.join(texts)}.", SIZE[1]) if texts else [])]
+    flags = _wrapped([f"Flags: {', '.join(texts)}."], SIZE[1]) if texts else []
+    return [*_wrapped([text], SIZE[1]), *flags]

@@ -74,10 +74,6 @@ class Drawing:
     keys: dict[str, int] = field(default_factory=dict)
     _series: str = ""
 
-    def key(self, series: str) -> int:
-        """Return the number of a series."""
-        return self.keys.setdefault(series, len(self.keys))
-
     @property
     def panels(self) -> list[str]:
         """The titles of the panels that have marks."""
@@ -102,49 +98,45 @@ class Drawing:
 
 
 _collected: ContextVar[list[Drawing] | None] = ContextVar("collected", default=None)
-_current: ContextVar[Drawing | None] = ContextVar("current", default=None)
 
 
 @contextmanager
 def collect() -> Iterator[list[Drawing]]:
     """Yield a list that collects a drawing of every figure."""
-    token = _collected.set([])
+    drawings: list[Drawing] = []
+    token = _collected.set(drawings)
     try:
-        drawings = _collected.get()
-        assert drawings is not None
         yield drawings
     finally:
         _collected.reset(token)
 
 
-@contextmanager
-def begin(name: str) -> Iterator[Drawing | None]:
-    """Yield the drawing of a figure, which `collect` gets; None without a collector."""
+def begin(name: str) -> Drawing | None:
+    """Return the drawing of a new figure, which `collect` has; None without a collector."""
+    if (drawings := _collected.get()) is not None:
+        drawings.append(Drawing(name))
+    return current_drawing()
+
+
+def current_drawing() -> Drawing | None:
+    """Return the drawing of the figure that is drawn; None without a collector."""
     drawings = _collected.get()
-    drawing = None if drawings is None else Drawing(name)
-    token = _current.set(drawing)
-    try:
-        yield drawing
-    finally:
-        _current.reset(token)
-    if drawings is not None and drawing is not None:
-        drawings.append(drawing)
+    return drawings[-1] if drawings else None
 
 
 @contextmanager
 def series(axes: Axes, name: str) -> Iterator[None]:
     """Assign everything drawn and marked inside to a series, which its legend switches."""
-    drawing = _current.get()
-    if drawing is None:
+    if (drawing := current_drawing()) is None:
         yield
         return
     before = set(axes.get_children())
-    outer, drawing._series = drawing._series, name
+    drawing._series = name
     yield
-    drawing._series = outer
-    for artist in axes.get_children():
-        if artist not in before:
-            artist.set_gid(f"{PREFIX}{drawing.key(name)}")
+    drawing._series = ""
+    key = drawing.keys.setdefault(name, len(drawing.keys))
+    for artist in set(axes.get_children()) - before:
+        artist.set_gid(f"{PREFIX}{key}")
 
 
 def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "") -> None:
@@ -158,15 +150,9 @@ def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "
         at: The place on the x axis in words, such as "400 updates".
         name: Its series; by default the series that is being drawn.
     """
-    if (drawing := _current.get()) is not None:
+    if (drawing := current_drawing()) is not None:
         legend = drawing._series
         drawing.marks.append(Mark(axes, x, y, name or legend, clean(at), clean(value), legend))
-
-
-def describe(styles: Mapping[str, Style], caption: str) -> None:
-    """Record the series and the caption of the legend."""
-    if (drawing := _current.get()) is not None:
-        drawing.styles, drawing.caption = dict(styles), caption
 
 
 def thinned(count: int, most: int = 60) -> Sequence[int]:

@@ -13,35 +13,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.canvas import canvas, cost_axis, legend
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.styles import style_of
-from metaseq_lm.reporting.table import Cell, Table
+from metaseq_lm.reporting.table import Table
 from metaseq_lm.sweeps.trials import Trial, Trials
 
 _MOST_ROWS = 12  # rows of a setting in the table; the csv has all
-_EXPECTED, _SO_FAR = "expected best", "best so far"
 
 
 @dataclass(frozen=True)
 class TuningCurve:
-    """The best score of a setting against the FLOPs of its tuning.
+    """The best score of a setting by number of trials, with the FLOPs of these trials.
 
-    Attributes:
-        setting: The name of the setting.
-        trials: Numbers of trials, ascending.
-        flops: FLOPs of each number of trials.
-        scores: The best score of each number of trials.
-        is_expectation: Whether the scores are expectations, and not scores of the one search.
+    Its scores are expectations, or else those of the one search there was.
     """
 
     setting: str
-    trials: tuple[int, ...]
-    flops: tuple[float, ...]
-    scores: tuple[float, ...]
+    points: Sequence[tuple[int, float, float]]  # trials, FLOPs, score
     is_expectation: bool
 
 
@@ -64,26 +57,24 @@ def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
     records = sorted((run.trial for run in runs), key=lambda record: record["number"])
     tried = []
     for record in records:
-        tried.append(
-            Trial(record["values"], (record["score"],), float(record["flops"]), record["state"])
-        )
+        score, flops = (record["score"],), float(record["flops"])
+        tried.append(Trial(record["values"], score, flops, record["state"]))
     lower = bool(records[0]["lower_is_better"])
     trials = Trials(setting, records[0]["metric"], lower, tuple(tried))
     finished = [score for _, score in trials.scores()]
-    if all(record["independent"] for record in records) and finished:
-        # Trials without a score also cost FLOPs.
-        price = trials.flops / len(finished)
-        numbers = tuple(range(1, len(finished) + 1))
-        expected = tuple(expected_best(finished, n, lower) for n in numbers)
-        return TuningCurve(setting, numbers, tuple(n * price for n in numbers), expected, True)
+    is_expectation = bool(finished) and all(record["independent"] for record in records)
     points = []
-    for number in range(1, len(trials) + 1):
-        so_far = replace(trials, trials=trials.trials[:number])
-        best = so_far.best()
-        if best is not None and best.score is not None:
-            points.append((number, so_far.flops, best.score))
-    numbers, flops, scores = zip(*points) if points else ((), (), ())
-    return TuningCurve(setting, numbers, flops, scores, False)
+    if is_expectation:
+        price = trials.flops / len(finished)  # trials without a score also cost FLOPs
+        for n in range(1, len(finished) + 1):
+            points.append((n, n * price, expected_best(finished, n, lower)))
+    else:
+        for n in range(1, len(trials) + 1):
+            so_far = replace(trials, trials=trials.trials[:n])
+            best = so_far.best()
+            if best is not None and best.score is not None:
+                points.append((n, so_far.flops, best.score))
+    return TuningCurve(setting, points, is_expectation)
 
 
 def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
@@ -103,59 +94,46 @@ def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
             f"--expected-best: the searches chose by different metrics ({', '.join(metrics)}); "
             "report them one by one"
         )
-    curves = [_tuning_curve(name, members) for name, members in settings.items()]
-    return curves, metrics[0]
+    return [_tuning_curve(*item) for item in settings.items()], metrics[0]
 
 
 def tuning_table(curves: Sequence[TuningCurve], metric: Metric) -> Table:
     """Return the best scores by FLOPs of tuning; for many points of a setting, only doublings."""
-    rows, records = [], []
+    rows, records, notes = [], [], []
     for curve in curves:
-        kind = _EXPECTED if curve.is_expectation else _SO_FAR
-        points = list(zip(curve.trials, curve.flops, curve.scores))
-        shown = points if len(points) <= _MOST_ROWS else points[:1]
-        if shown is not points:
-            shown = [p for p in points[:-1] if p[0] & (p[0] - 1) == 0] + points[-1:]
-        for trials, flops, score in shown:
-            texts = [str(trials), flops_text(flops), metric.text(score)]
-            rows.append([Cell(curve.setting, number=False), *map(Cell, texts)])
-            rows[-1].append(Cell(kind, number=False))
-        records += [
-            {"setting": curve.setting, "trials": n, "flops": flops, "best": score, "kind": kind}
-            for n, flops, score in points
-        ]
-    notes = []
+        kind = "expected best" if curve.is_expectation else "best so far"
+        is_short, last = len(curve.points) <= _MOST_ROWS, curve.points[-1:]
+        for point in curve.points:
+            trials, flops, score = point
+            record = {"setting": curve.setting, "trials": trials, "flops": flops}
+            records.append({**record, "best": score, "kind": kind})
+            if is_short or point in last or trials & (trials - 1) == 0:
+                texts = [str(trials), flops_text(flops), metric.text(score), kind]
+                rows.append([curve.setting, *texts])
     if any(not curve.is_expectation for curve in curves):
         notes.append(
             "best so far: of the one search there was, because its trials were stopped at rungs or "
             "depend on earlier scores; an expectation needs --search-prune none and another "
             "sampler than tpe."
         )
-    if empty := [curve.setting for curve in curves if not curve.trials]:
+    if empty := [curve.setting for curve in curves if not curve.points]:
         notes.append(f"No trial finished of {', '.join(empty)}.")
     head = ["setting", "trials", "FLOPs of tuning", metric.title, "kind"]
-    return Table(f"{metric.title}: the best that a tuning budget buys", head, rows, notes, records)
+    title = f"{metric.title}: the best that a tuning budget buys"
+    return replace(Table.of_texts(head, rows, head[1:-1], title), notes=notes, records=records)
 
 
 def draw_tuning(curves: Sequence[TuningCurve], metric: Metric, path: Path) -> None:
     """Draw the best score against the FLOPs of tuning, a line for each setting."""
-    drawn = [curve for curve in curves if curve.trials]
+    drawn = [curve for curve in curves if curve.points]
     styles = {curve.setting: style_of(i) for i, curve in enumerate(drawn)}
     with canvas(1, path) as (figure, (axes,)):
-        axes.set(xscale="log", xlabel="FLOPs of tuning", ylabel=metric.axis)
-        costs = [flops for curve in drawn for flops in curve.flops]
-        cost_axis(axes, costs)
-        for curve in drawn:
-            style = styles[curve.setting]
-            scores = [score * metric.scale for score in curve.scores]
-            look = "default" if curve.is_expectation else "steps-post"
-            axes.plot(
-                curve.flops,
-                scores,
-                color=style.colour,
-                linestyle=style.dash,
-                marker=style.marker,
-                markersize=4,
-                drawstyle=look,
-            )
+        axes.set_ylabel(metric.axis)
+        costs = [flops for curve in drawn for _, flops, _ in curve.points]
+        cost_axis(axes, costs, "FLOPs of tuning")
+        for curve, style in zip(drawn, styles.values()):
+            _, xs, scores = zip(*curve.points)
+            ys = [score * metric.scale for score in scores]
+            look: Any = {"drawstyle": "default" if curve.is_expectation else "steps-post"}
+            axes.plot(xs, ys, marker=style.marker, markersize=4, **style.line, **look)
         legend(figure, styles, "slopes: expected best; steps: best so far of the one search")

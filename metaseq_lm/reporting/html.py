@@ -10,12 +10,9 @@ from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
-from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
 from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
-
-NAMES = 3  # names of folders in a title
 
 
 @dataclass(frozen=True)
@@ -42,21 +39,14 @@ class Report:
     samples: Sequence[tuple[str, str]] = ()
     command: str = ""
 
-    @property
-    def runs(self) -> list[Run]:
-        """The runs of all settings."""
-        runs = []
-        for setting in self.settings:
-            runs += setting.runs
-        return runs
-
     def page(self, title: str, drawings: Sequence[Drawing], notes: Sequence[str]) -> Page:
         """Return the page; `notes` are about the figures."""
         scores = [drawing for drawing in drawings if drawing.name.startswith("score")]
         first = (scores or [*drawings])[:1]
         others = [drawing for drawing in drawings if drawing not in first]
         texts = [("This page", self.command)] if self.command else []
-        origin = [*describe_software(self.runs), *hashes_of(self.runs)]
+        runs = [run for setting in self.settings for run in setting.runs]
+        origin = [*describe_software(runs), *hashes_of(runs)]
         sections = [
             Section("Scores", drawings=first, tables=[replace(self.table, title="", notes=[])]),
             self.checks(),
@@ -73,28 +63,23 @@ class Report:
     def answer(self) -> str:
         """Return which settings are shown to be better than their baseline, or the best ones."""
         if self.compared is None:
-            best = self.best()
+            best = []
+            # A table of one key against another has no line for each setting.
+            has_lines = len(self.table.records) == len(self.settings)
+            for setting, line in zip(self.settings, self.table.records):
+                score = summarise(setting.scores(self.metric.name))
+                if has_lines and line.get("is_best") and score:
+                    best.append(f"{setting.name} ({self.metric.text(score.centre)})")
             untested = "Nothing was tested; --baseline KEY=VALUE names a setting to compare with."
             return f"Best by the mean: {', '.join(best)}. {untested}" if best else untested
         tested = [item for item in self.compared.comparisons if item.holm is not None]
-        better = [
-            f"{item.setting.name} (p {p_text(item.holm)})"
-            for item in tested
-            if self.compared.verdict(item) == "better"
-        ]
+        better = []
+        for item in tested:
+            if self.compared.verdict(item) == "better":
+                better.append(f"{item.setting.name} (p {p_text(item.holm)})")
         if not better:
             return f"None of {len(tested)} settings is shown to be better than its baseline."
         return f"Better than the baseline, of {len(tested)} that were tested: {', '.join(better)}."
-
-    def best(self) -> list[str]:
-        """Return the settings marked as best in the table; [] for one key against another."""
-        if len(self.table.records) != len(self.settings):
-            return []
-        names = []
-        for setting, line in zip(self.settings, self.table.records):
-            if line.get("is_best") and (score := summarise(setting.scores(self.metric.name))):
-                names.append(f"{setting.name} ({self.metric.text(score.centre)})")
-        return names
 
     def verdicts(self) -> Section:
         """Return the results of the tests; empty without tests."""
@@ -114,44 +99,38 @@ class Report:
         """Return the scores of controls, and notes on missing, omitted or wrong results."""
         tested = set(self.compared.notes()) if self.compared else set()
         notes = [note for note in self.table.notes if note not in tested]
-        head, name = ["control", "seeds", self.metric.title], self.metric.name
-        rows = [
-            [control.name, str(len(control.scores(name))), self._score_text(control)]
-            for control in self.controls
-        ]
+        rows = []
+        for control in self.controls:
+            count = len(control.scores(self.metric.name))
+            rows.append([control.name, str(count), self._score_text(control)])
         if not notes:
             notes = ["All runs have a score, and none is marked as changed or incomplete."]
+        head = ["control", "seeds", self.metric.title]
         return Section("Controls and checks", notes, tables=[Table.of_texts(head, rows, head[1:])])
 
     def _score_text(self, setting: Setting) -> str:
-        """Return the score of a setting with its spread, "-" without one."""
         score = summarise(setting.scores(self.metric.name), self.spread)
         return score.text(self.metric) if score else "-"
 
 
 def _command_table(settings: Sequence[Setting]) -> Table:
-    """Return the command of the first run of each setting."""
+    """Return the last command that started the first run of each setting, if it is still there."""
     rows = []
     for setting in settings:
-        if command := _command_of(setting.runs[0].path):
+        try:
+            text = read_bounded(setting.runs[0].path / "command.txt", LARGEST_JSON)
+        except (OSError, ValueError):
+            continue
+        if command := text.decode("utf-8", "replace").strip().rpartition("\n")[2]:
             rows.append([setting.name, command])
     return Table.of_texts(["setting", "command of its first run"], rows)
-
-
-def _command_of(folder: Path) -> str:
-    """Return the last command that started a run, "" if its folder is gone."""
-    try:
-        text = read_bounded(folder / "command.txt", LARGEST_JSON).decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return ""
-    return text.strip().rpartition("\n")[2]
 
 
 def title_of(paths: Sequence[str | Path]) -> str:
     """Return the names of the folders (mostly sweeps) and archives of a report."""
     names = list(dict.fromkeys(Path(path).resolve().name for path in paths))
-    rest = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return ", ".join(names[:NAMES]) + rest
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
 
 
 def _difference_table(settings: Sequence[Setting]) -> Table:
@@ -171,23 +150,16 @@ def _run_table(settings: Sequence[Setting], metric: Metric) -> Table:
         for run in setting.runs:
             results = run.results or {}
             score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
-            rows.append(
-                [
-                    Cell(setting.name, number=False),
-                    Cell(show(run.seed)),
-                    Cell(run.why_unscored(metric.name) or run.status, number=False),
-                    Cell("-" if score is None else metric.text(score), value=score),
-                    Cell(str(results.get("updates", run.last_update))),
-                    Cell(flops_text(run.costs["own_flops"])),
-                    Cell(seconds_text(seconds), value=seconds),
-                    Cell(str(results.get("data", "-")), number=False),
-                    Cell(str(results.get("code", "-")), number=False),
-                    Cell(run.name, number=False),
-                ]
-            )
+            row = [Cell(setting.name, number=False), Cell(show(run.seed))]
+            row.append(Cell(run.why_unscored(metric.name) or run.status, number=False))
+            row.append(Cell("-" if score is None else metric.text(score), value=score))
+            row.append(Cell(str(results.get("updates", run.last_update))))
+            row.append(Cell(flops_text(run.costs["own_flops"])))
+            row.append(Cell(seconds_text(seconds), value=seconds))
+            texts = [str(results.get(key, "-")) for key in ("data", "code")]
+            rows.append([*row, *(Cell(text, number=False) for text in (*texts, run.name))])
     head = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
-    head += ["data", "code", "folder"]
-    return Table("", head, rows)
+    return Table("", [*head, "data", "code", "folder"], rows)
 
 
 # ---------------------------------------------------------------- samples
@@ -210,7 +182,7 @@ def samples_markdown(samples: Sequence[tuple[str, str]]) -> str:
     """Return a page of samples, indented so that they are not read as Markdown."""
     parts = ["# Samples that the runs logged"]
     for heading, text in samples:
-        parts.append(f"## {clean(heading)}")
         # splitlines knows more line breaks than "\n"; each of them would end the block.
-        parts.append("\n".join(f"    {clean(line)}".rstrip() for line in text.splitlines()))
+        lines = [f"    {clean(line)}".rstrip() for line in text.splitlines()]
+        parts += [f"## {clean(heading)}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"

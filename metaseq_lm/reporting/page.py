@@ -9,7 +9,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from metaseq_lm.reporting.styles import ON_DARK
 from metaseq_lm.reporting.svg import swatch
 from metaseq_lm.reporting.table import Cell, Table
 
-_TEMPLATE, _STYLE, SCRIPT = (
-    Path(__file__).with_name(f"page.{end}") for end in ("html", "css", "js")
-)
 _MOST = 12  # rows of an open table that are shown at first
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section: figures, tables, notes, then texts with their headings.
+    """A section: figures, tables, notes, then texts with their headings; an empty one is left out.
 
     A closed one shows only its title until it is opened.
     """
@@ -39,12 +35,6 @@ class Section:
     tables: Sequence[Table] = ()
     texts: Sequence[tuple[str, str]] = ()
     closed: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        has_rows = any(table.rows for table in self.tables)
-        return not (self.notes or self.drawings or has_rows or self.texts)
 
 
 @dataclass(frozen=True)
@@ -71,16 +61,22 @@ def render(page: Page) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
+    def printed(value: Any) -> Any:  # markup of the template's macros keeps line ends
+        return clean(value) if type(value) is str else value
+
     environment = Environment(
-        autoescape=True,
-        finalize=_without_control_characters,
-        trim_blocks=True,
-        undefined=StrictUndefined,
+        autoescape=True, finalize=printed, trim_blocks=True, undefined=StrictUndefined
     )
-    style = environment.from_string(source(_STYLE)).render(colours=ON_DARK)
-    script = source(SCRIPT)
-    shown = [section for section in page.sections if not section.is_empty]
-    return environment.from_string(source(_TEMPLATE)).render(
+    template, style, script = (
+        Path(__file__).with_name(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js")
+    )
+    style = environment.from_string(style).render(colours=ON_DARK)
+    shown = []
+    for section in page.sections:
+        has_rows = any(table.rows for table in section.tables)
+        if section.notes or section.drawings or section.texts or has_rows:
+            shown.append(section)
+    return environment.from_string(template).render(
         page=replace(page, sections=shown),
         time=present_time(),
         style=Markup(style),
@@ -94,20 +90,9 @@ def render(page: Page) -> str:
     )
 
 
-@cache
-def source(path: Path) -> str:
-    """Return the content of a file of the package."""
-    return path.read_text(encoding="utf-8")
-
-
 def _hash_source(text: str) -> str:
     """Return the hash by which a Content-Security-Policy allows an inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _without_control_characters(value: Any) -> Any:
-    """Return a value for the template to print; markup of its macros keeps line ends."""
-    return clean(value) if type(value) is str else value
 
 
 def value_table(drawing: Drawing) -> Table:

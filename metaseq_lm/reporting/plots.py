@@ -5,25 +5,18 @@ colour in all plots of a report. Each draw function writes one PNG and returns n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.canvas import (
-    canvas,
-    cost_axis,
-    dodge,
-    legend,
-    thousands,
-    ticks,
-)
+from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend, ticks
 from metaseq_lm.reporting.drawing import mark, series, thinned
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
@@ -59,10 +52,7 @@ class Pictures:
     @property
     def runs(self) -> list[Run]:
         """The runs of all settings."""
-        runs = []
-        for setting in self.settings:
-            runs += setting.runs
-        return runs
+        return [run for setting in self.settings for run in setting.runs]
 
     def series(self, setting: Setting) -> str:
         """Return the name of the series that a setting belongs to."""
@@ -110,22 +100,13 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
     Raises UsageError listing the logged metrics if none matches.
     """
     known = sorted(set().union(*(run.logged for run in runs)), key=natural)
-    matching = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
-    matching = matching or [name for name in known if name == metric]
+    matching = [name for name in known if name == metric or fnmatchcase(name, metric)]
     if not matching:
         raise UsageError(
             f"no log has the metric '{metric}'.{nearest(metric, known)} "
             f"Logged: {', '.join(known) or 'nothing'}."
         )
     return matching
-
-
-def _unit_of(metric: str, runs: Sequence[Run]) -> Metric:
-    """Return a logged metric with its unit and direction, inferred from the logged values."""
-    values = []
-    for run in runs:
-        values += run.series(metric)[1]
-    return Metric.of(metric, values)
 
 
 def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
@@ -136,21 +117,12 @@ def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     """
     names = require_logged(pictures.runs, pattern)
     styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
-    settings = []
+    panels = []
     for setting in pictures.settings:
         if any(not set(names).isdisjoint(run.logged) for run in setting.runs):
-            settings.append(setting)
-    notes = []
-    with canvas(len(settings), path) as (figure, grid):
-        for axes, setting in zip(grid, settings):
-            axes.set(title=fill(setting.name, 44), xlabel="updates", ylabel=pattern)
-            thousands(axes)
-            for name, style in zip(names, styles.values()):
-                unit = _unit_of(name, setting.runs)
-                with series(axes, name.partition(".")[2]):
-                    notes += curve(axes, setting, unit, style, pictures.spread)
-        legend(figure, styles, "line and band: " + SPREAD_TITLES[pictures.spread])
-    return notes
+            lines = [(title, setting, name) for title, name in zip(styles, names)]
+            panels.append((fill(setting.name, 44), lines))
+    return _draw_updates(pictures, path, panels, styles, pattern)
 
 
 def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
@@ -158,27 +130,50 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
 
     Runs without a result are drawn as thin lines. Raises UsageError if no run logged the metric.
     """
-    runs = pictures.runs
-    require_logged(runs, metric)
-    unit = _unit_of(metric, runs)
-    styles, notes = pictures.styles(), []
+    require_logged(pictures.runs, metric)
     key = pictures.panels or pictures.along
-    panels = pictures.split(key)
-    with canvas(len(panels), path, pictures.shares_scale(key)) as (figure, grid):
-        for axes, (title, settings) in zip(grid, panels):
-            axes.set(title=title, xlabel="updates", ylabel=unit.axis)
-            thousands(axes)
-            for setting in settings:
-                name = pictures.series(setting)
+    panels = []
+    for title, settings in pictures.split(key):
+        panels.append((title, [(pictures.series(s), s, metric) for s in settings]))
+    shared = pictures.shares_scale(key)
+    return _draw_updates(pictures, path, panels, pictures.styles(), shared=shared)
+
+
+def _draw_updates(
+    pictures: Pictures,
+    path: Path,
+    panels: Sequence[tuple[str, Sequence[tuple[str, Setting, str]]]],
+    styles: dict[str, Style],
+    label: str = "",
+    shared: bool = True,
+) -> list[str]:
+    """Draw lines over updates; each panel has a title, and series, setting and metric of lines.
+
+    The y axis has the `label`, by default the metric.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    notes, is_thin, spread = [], False, pictures.spread
+    with canvas(len(panels), path, shared) as (figure, grid):
+        for axes, (title, lines) in zip(grid, panels):
+            # 20k and 1.5M, because long numbers under small panels overlap.
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            for name, setting, metric in lines:
+                unit = Metric.of(
+                    metric, [x for run in pictures.runs for x in run.series(metric)[1]]
+                )
+                axes.set(title=title, xlabel="updates", ylabel=label or unit.axis)
                 with series(axes, name):
-                    notes += curve(axes, setting, unit, styles[name], pictures.spread)
-        subject = "line and band: " + SPREAD_TITLES[pictures.spread]
-        thin = any(run.status != "finished" and run.series(metric)[0] for run in runs)
-        legend(figure, styles, subject + ("; thin: run without a result" if thin else ""))
+                    notes += _draw_runs(axes, setting, unit, styles[name], spread)
+                is_thin |= any(r.status != "finished" and r.series(metric)[0] for r in setting.runs)
+        thin = "; thin: run without a result" * is_thin
+        legend(figure, styles, f"line and band: {SPREAD_TITLES[spread]}{thin}")
     return notes
 
 
-def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: str) -> list[str]:
+def _draw_runs(
+    axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: str
+) -> list[str]:
     """Draw the runs of one setting; returns notes on values that cannot be drawn."""
     notes, finished = [], []
     for run in setting.runs:
@@ -186,40 +181,38 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
         finite = np.isfinite(values)
         if not finite.all():
             notes.append(f"{run.name}: {(~finite).sum()} values of {unit.name} are not finite.")
-        points = updates[finite], values[finite] * unit.scale
-        if not finite.any():
-            continue
-        if run.status == "finished":
-            finished.append(points)
-        else:
-            axes.plot(*points, color=style.colour, linestyle=style.dash, linewidth=0.7)
-            axes.plot(points[0][-1:], points[1][-1:], color=style.colour, marker="x")
-            last = f"{unit.text(values[finite][-1])} ({run.status})"
-            mark(axes, points[0][-1], points[1][-1], last, _updates_text(points[0][-1]))
-    if finished:
-        # Interpolate on the range of updates that all runs cover, so that every mean is over all
-        # runs. With equal schedules these are the logged values themselves.
-        first = max(x[0] for x, _ in finished)
-        last = min(x[-1] for x, _ in finished)
-        at = np.unique(np.concatenate([x[(x >= first) & (x <= last)] for x, _ in finished]))
-        columns = np.stack([np.interp(at, x, y) for x, y in finished], axis=1)  # (updates, runs)
-        middle = [summarise(column, spread) for column in columns]
-        lone_marker = style.marker if len(at) == 1 else None
-        centre = [s.centre for s in middle if s]
-        axes.plot(at, centre, color=style.colour, linestyle=style.dash, marker=lone_marker)
-        if len(finished) > 1:
-            low, high = [s.low for s in middle if s], [s.high for s in middle if s]
-            axes.fill_between(at, low, high, color=style.colour, alpha=0.2, linewidth=0)
-        raw = [summarise(column / unit.scale, spread) for column in columns]
-        for i in thinned(len(at)):
-            if (summary := raw[i]) is not None:
-                mark(axes, at[i], centre[i], summary.text(unit), _updates_text(at[i]))
+        updates, values = updates[finite], values[finite]
+        if run.status == "finished" and len(values):
+            finished.append((updates, values))
+        elif len(values):
+            axes.plot(updates, values * unit.scale, linewidth=0.7, **style.line)
+            x, y = updates[-1], values[-1] * unit.scale
+            axes.plot([x], [y], "x", color=style.colour)
+            mark(axes, x, y, f"{unit.text(values[-1])} ({run.status})", f"{x:,.0f} updates")
+    if not finished:
+        return notes
+    # Interpolate on the range of updates that all runs cover, so that every mean is over all runs.
+    # With equal schedules these are the logged values themselves.
+    first, last = max(x[0] for x, _ in finished), min(x[-1] for x, _ in finished)
+    at = np.unique(np.concatenate([x[(x >= first) & (x <= last)] for x, _ in finished]))
+    columns = np.stack([np.interp(at, x, y) for x, y in finished], axis=1)  # (updates, runs)
+    summaries = [summary for column in columns if (summary := summarise(column, spread))]
+    ends = np.array([(s.centre, s.low, s.high) for s in summaries]).reshape(-1, 3) * unit.scale
+    axes.plot(at, ends[:, 0], marker=style.marker if len(at) == 1 else None, **style.line)
+    if len(finished) > 1:
+        axes.fill_between(at, ends[:, 1], ends[:, 2], color=style.colour, alpha=0.2, linewidth=0)
+    for i in thinned(len(at)):
+        mark(axes, at[i], ends[i, 0], summaries[i].text(unit), f"{at[i]:,.0f} updates")
     return notes
 
 
-def _updates_text(update: float) -> str:
-    """Return the x position of a point of a curve in words."""
-    return f"{update:,.0f} updates"
+@dataclass(frozen=True)
+class _Place:
+    """The place of a setting on the x axis, in words, with a text beside its point."""
+
+    x: float
+    text: str
+    label: str = ""
 
 
 def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
@@ -230,44 +223,34 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     """
     key = pictures.along
     assert key is not None
-    present = [s for s in pictures.compared() if s.values[key] is not None]
-    notes = [
-        f"{s.name}: not in the plot over {key}, which its config does not set."
-        for s in pictures.compared()
-        if s.values[key] is None
-    ]
+    present, notes = [], []
+    for setting in pictures.compared():
+        if setting.values[key] is None:
+            text = f"{setting.name}: not in the plot over {key}, which its config does not set."
+            notes.append(text)
+        else:
+            present.append(setting)
     if not present:
         raise MetaseqError(f"no run sets {key}; choose another key for --x")
     values = distinct(s.values[key] for s in present)
-    numeric = axis_numbers(values)
-    numbers, prefix = numeric if numeric else ([float(i) for i in range(len(values))], "")
+    numbers, prefix = axis_numbers(values) or ([], "")
+    names = None if numbers else [show(value) for value in values]
+    numbers = numbers or [float(i) for i in range(len(values))]
+    is_log = names is None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
     at = {identity(value): number for value, number in zip(values, numbers)}
-    is_log = numeric is not None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
-    styles = pictures.styles()
-    parts = pictures.panels if pictures.panels != key else None
-    panels = pictures.split(parts)
-    # Series are shifted sideways only if several share a value.
-    names = {pictures.series(s) for s in present}
-    lanes = len(names) if len(present) > len(values) * len(panels) else 1
-    with canvas(len(panels), path, pictures.shares_scale(parts)) as (figure, grid):
-        for axes, (title, settings) in zip(grid, panels):
-            label = f"{key} ({prefix}…)" if prefix else key
-            axes.set(title=title, xlabel=label, ylabel=metric.axis)
-            if is_log:
-                axes.set_xscale("log")
-            ticks(axes, numbers, None if numeric else [show(value) for value in values], is_log)
-            for i, (name, style) in enumerate(styles.items()):
-                points = []
-                for setting in settings:
-                    if setting in present and pictures.series(setting) == name:
-                        x = at[identity(setting.values[key])]
-                        x = dodge(x, i % lanes, lanes, numbers, is_log)
-                        place = f"{key} = {show(setting.values[key])}"
-                        points.append(Point(x, setting.scores(metric.name), place))
-                with series(axes, name):
-                    _trend(axes, points, metric, style, pictures.spread)
-            _draw_controls(axes, pictures, settings, metric)
-        legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
+    places = {}
+    for setting in present:
+        value = setting.values[key]
+        places[setting.name] = _Place(at[identity(value)], f"{key} = {show(value)}")
+
+    def prepare(axes: "Axes") -> None:
+        axes.set(xlabel=f"{key} ({prefix}…)" if prefix else key)
+        if is_log:
+            axes.set_xscale("log")
+        ticks(axes, numbers, names, is_log)
+
+    panels = pictures.panels if pictures.panels != key else None
+    _draw_places(pictures, metric, path, panels, places, prepare, f"; side by side: equal {key}")
     return notes
 
 
@@ -282,110 +265,118 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
     of COST_AXES.
     """
     unit, label = _COST_AXES[cost]
-    styles = pictures.styles()
-    known: list[tuple[Setting, float]] = []
+    spent: dict[str, float] = {}
+    by_series: dict[str, list[float]] = {}
     notes = []
     for setting in pictures.compared():
-        if spent := cost_of(setting, metric, cost, pictures.spread):
-            known.append((setting, spent))
+        if price := cost_of(setting, metric, cost, pictures.spread):
+            spent[setting.name] = price
+            by_series.setdefault(pictures.series(setting), []).append(price)
         elif setting.scored_by(metric.name):
-            notes.append(
-                f"{setting.name}: not in the plot over {unit}, which its runs do not record."
-            )
-    panels = pictures.panels if pictures.panels != pictures.along else None
-    if panels is None and _have_equal_costs(pictures, known):
-        panels = pictures.along
-    parts = pictures.split(panels)
-    sizes = _value_labels(pictures) if panels != pictures.along else {}
-    moved = False
-    with canvas(len(parts), path, pictures.shares_scale(panels)) as (figure, grid):
-        for axes, (title, settings) in zip(grid, parts):
-            axes.set(title=title, xscale="log", ylabel=metric.axis)
-            axes.set_xlabel(f"{label}, pretraining included")
-            cost_axis(axes, [spent for _, spent in known])
-            inside = [(s, spent) for s, spent in known if s in settings]
-            at = separate_overlapping(
-                [(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim()
-            )
-            moved |= any(abs(x - spent) > 1e-6 * spent for x, (_, spent) in zip(at, inside))
-            for name, style in styles.items():
-                points = []
-                for x, (setting, spent) in zip(at, inside):
-                    if pictures.series(setting) == name:
-                        place = f"{_COST_TEXTS[cost](spent)} {unit}"
-                        scores = setting.scores(metric.name)
-                        points.append(Point(x, scores, place, sizes.get(setting.name, "")))
-                points.sort(key=lambda point: point.x)
-                with series(axes, name):
-                    _trend(axes, points, metric, style, pictures.spread)
-            _draw_controls(axes, pictures, settings, metric)
-        subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
-        if any(sizes.values()):
-            subject += f"; number: {pictures.along}"
-        if moved:
-            subject += f"; side by side: equal {unit}"
-        legend(figure, styles, subject)
+            text = f"{setting.name}: not in the plot over {unit}, which its runs do not record."
+            notes.append(text)
+    along = pictures.along
+    panels = pictures.panels if pictures.panels != along else None
+    if panels is None and all(max(same) < 1.1 * min(same) for same in by_series.values()):
+        panels = along
+    numbers = None
+    if along is not None and panels != along:
+        numbers = axis_numbers([setting.values[along] for setting in pictures.settings])
+    labels = {s.name: f"{x:g}" for s, x in zip(pictures.settings, numbers[0])} if numbers else {}
+    places = {}
+    for name, price in spent.items():
+        places[name] = _Place(price, f"{_COST_TEXTS[cost](price)} {unit}", labels.get(name, ""))
+
+    def prepare(axes: "Axes") -> None:
+        cost_axis(axes, list(spent.values()), f"{label}, pretraining included")
+
+    _draw_places(pictures, metric, path, panels, places, prepare, f"; side by side: equal {unit}")
     return notes
 
 
-def _have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]) -> bool:
-    """Return whether the costs within each series differ by less than 10 %."""
-    costs: dict[str, list[float]] = {}
-    for setting, cost in known:
-        costs.setdefault(pictures.series(setting), []).append(cost)
-    return all(max(same) < 1.1 * min(same) for same in costs.values())
-
-
-def _draw_controls(
-    axes: "Axes", pictures: Pictures, settings: Sequence[Setting], metric: Metric
+def _draw_places(
+    pictures: Pictures,
+    metric: Metric,
+    path: Path,
+    key: str | None,
+    places: Mapping[str, _Place],
+    prepare: Callable[["Axes"], None],
+    about_moved: str,
 ) -> None:
-    """Draw the controls of a panel as horizontal lines with their spread."""
-    styles = pictures.styles()
-    for setting in settings:
-        summary = summarise(
-            [score * metric.scale for score in setting.scores(metric.name)], pictures.spread
-        )
-        if setting not in pictures.controls or summary is None:
-            continue
-        name = pictures.series(setting)
-        style = styles[name]
-        style_kwargs: Any = {"color": style.colour, "zorder": 1.2}
-        with series(axes, name):
-            axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **style_kwargs)
-            if summary.n > 1:
-                axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **style_kwargs)
-            exact = summarise(setting.scores(metric.name), pictures.spread)
-            assert exact is not None
-            mark(axes, axes.get_xlim()[1], summary.centre, exact.text(metric))
+    """Draw the scores of settings at their places, a panel for each value of `key`.
+
+    `prepare` sets the x axis of a panel; the legend ends in `about_moved` if points would overlap.
+    """
+    styles, moved = pictures.styles(), False
+    parts = pictures.split(key)
+    with canvas(len(parts), path, pictures.shares_scale(key)) as (figure, grid):
+        for axes, (title, settings) in zip(grid, parts):
+            axes.set(title=title, ylabel=metric.axis)
+            prepare(axes)
+            scored = [s for s in settings if s.name in places and s.scored_by(metric.name)]
+            true = [(places[s.name].x, s.scores(metric.name)) for s in scored]
+            ends, is_log = axes.get_xlim(), axes.get_xscale() == "log"
+            xs = separate_overlapping(true, ends, is_log)
+            moved |= any(abs(x - place) > 1e-6 * abs(place) for x, (place, _) in zip(xs, true))
+            by_series: dict[str, list[Point]] = {name: [] for name in styles}
+            for x, setting in sorted(zip(xs, scored), key=lambda pair: pair[0]):
+                point = _point_of(setting, metric, pictures.spread, x, places[setting.name])
+                by_series[pictures.series(setting)].append(point)
+            for name, points in by_series.items():
+                with series(axes, name):
+                    draw_points(axes, points, styles[name], 8)
+            for setting in settings:
+                if setting in pictures.controls and setting.scored_by(metric.name):
+                    _draw_control(axes, pictures, setting, metric)
+        subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
+        if any(place.label for place in places.values()):
+            subject += f"; number: {pictures.along}"
+        legend(figure, styles, subject + about_moved * moved)
 
 
-def _value_labels(pictures: Pictures) -> dict[str, str]:
-    """Return the numeric label of each setting's value of `along`; {} if they are not numeric."""
-    key = pictures.along
-    if key is None:
-        return {}
-    numeric = axis_numbers([s.values[key] for s in pictures.settings])
-    return {s.name: f"{x:g}" for s, x in zip(pictures.settings, numeric[0])} if numeric else {}
+def _point_of(setting: Setting, metric: Metric, spread: str, x: float, place: _Place) -> Point:
+    """Return the point of a setting with scores, drawn at x."""
+    scores, scale = setting.scores(metric.name), metric.scale
+    summary = summarise(scores, spread)
+    assert summary is not None
+    value = f"{summary.text(metric)} ({summary.n} seed{'s' * (summary.n > 1)})"
+    ends = [summary.low * scale, summary.high * scale] if summary.n > 1 else []
+    seeds = [score * scale for score in scores]
+    return Point(x, summary.centre * scale, value, place.text, ends, seeds, place.label)
+
+
+def _draw_control(axes: "Axes", pictures: Pictures, setting: Setting, metric: Metric) -> None:
+    """Draw a control as a horizontal line with its spread."""
+    x, name = axes.get_xlim()[1], pictures.series(setting)
+    point = _point_of(setting, metric, pictures.spread, x, _Place(x, ""))
+    style = pictures.styles()[name]
+    assert point.y is not None
+    with series(axes, name):
+        axes.axhline(point.y, linewidth=1.2, zorder=1.2, **style.line)
+        if point.ends:
+            axes.axhspan(*point.ends, alpha=0.2, linewidth=0, color=style.colour, zorder=1.2)
+        mark(axes, x, point.y, point.value)
 
 
 def separate_overlapping(
-    points: Sequence[tuple[float, list[float]]], ends: tuple[float, float]
+    points: Sequence[tuple[float, list[float]]], ends: tuple[float, float], is_log: bool = True
 ) -> list[float]:
-    """Return the costs of points (cost, scores), shifted slightly where points would overlap.
+    """Return the places of points (x, scores), shifted slightly where points would overlap.
 
-    `ends` are the limits of the logarithmic axis. Points overlap if their costs are closer than 1 %
-    of its length and their ranges of scores intersect.
+    `ends` are the limits of the axis. Points overlap if their places are closer than 1 % of its
+    length and their ranges of scores intersect.
     """
-    span = math.log(ends[1] / ends[0])
-    logs = [math.log(cost) for cost, _ in points]
+    scaled = [math.log(x) if is_log else x for x, _ in points]
+    low, high = map(math.log, ends) if is_log else ends
+    span = high - low
 
     def hides(i: int, j: int) -> bool:
         first, second = points[i][1], points[j][1]
         overlap = min(first) <= max(second) and min(second) <= max(first)
-        return overlap and logs[i] - logs[j] < 0.01 * span
+        return overlap and scaled[i] - scaled[j] < 0.01 * span
 
     groups: list[list[int]] = []
-    for i in sorted(range(len(points)), key=lambda i: logs[i]):
+    for i in sorted(range(len(points)), key=lambda i: scaled[i]):
         for group in groups:
             if any(hides(i, j) for j in group):
                 group.append(i)
@@ -393,11 +384,11 @@ def separate_overlapping(
         else:
             groups.append([i])
     for group in groups:
-        middle = sum(logs[i] for i in group) / len(group)
+        middle = sum(scaled[i] for i in group) / len(group)
         for rank, i in enumerate(sorted(group)):
             if len(group) > 1:
-                logs[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
-    return [math.exp(log) for log in logs]
+                scaled[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
+    return [math.exp(x) if is_log else x for x in scaled]
 
 
 def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
@@ -407,42 +398,3 @@ def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
         spent = {cost_of(setting, metric, cost) for setting in settings} - {None, 0.0}
         drawn += [cost] if len(spent) > (cost == "words") else []
     return drawn
-
-
-@dataclass(frozen=True)
-class Point:
-    """The scores of a setting at an x position, with a text for x and a label at the point."""
-
-    x: float
-    scores: Sequence[float]
-    text: str
-    label: str = ""
-
-
-def _trend(
-    axes: "Axes", points: Sequence[Point], metric: Metric, style: Style, spread: str
-) -> None:
-    """Draw one series: a small point per seed, a large one with its spread, a line between."""
-    centres = []
-    colour = style.colour
-    for point in points:
-        x, y = point.x, [score * metric.scale for score in point.scores]
-        summary, exact = summarise(y, spread), summarise(point.scores, spread)
-        if summary is None or exact is None:
-            continue
-        centre = summary.centre
-        centres.append((x, centre))
-        bar = [[centre - summary.low], [summary.high - centre]] if summary.n > 1 else None
-        axes.errorbar([x], [centre], yerr=bar, color=colour, capsize=3, elinewidth=1.2)
-        axes.plot([x], [centre], style.marker, color=colour, markersize=8)
-        if point.label:
-            offset: Any = {"xytext": (6, -9), "textcoords": "offset points"}
-            axes.annotate(point.label, (x, centre), **offset, fontsize=7, color=colour)
-        # Drawn over the centre with a white face, so that every seed stays visible.
-        small: Any = {"color": colour, "markerfacecolor": "white", "markersize": 3}
-        axes.plot([x] * len(y), y, style.marker, **small)
-        seeds = f" ({summary.n} seeds)" if summary.n > 1 else " (1 seed)"
-        mark(axes, x, centre, exact.text(metric) + seeds, point.text)
-    if len(centres) > 1:
-        xs, ys = zip(*centres)
-        axes.plot(xs, ys, color=colour, linestyle=style.dash, linewidth=1.2, zorder=1.5)

@@ -23,7 +23,7 @@ ON_DARK = {
     "#ffffff": "#15181c",
 }
 # Markers tell series apart without colour; from the eighth on, colours repeat with another dash.
-DASHES = ("-", "--", ":", "-.")
+_DASHES = ("-", "--", ":", "-.")
 SPARSE_DOTS = (0, (1.2, 4))
 _CONTROL_DASHES = ("--", ":", "-.", "-", SPARSE_DOTS)
 _MARKERS = ("o", "s", "^", "D")
@@ -37,11 +37,16 @@ class Style:
     dash: Any  # a line style of matplotlib
     marker: str
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Options of matplotlib for a line without points."""
+        return {"color": self.colour, "linestyle": self.dash}
+
 
 def style_of(i: int) -> Style:
     """Return the style of the i-th series."""
     turn = i // len(COLOURS)
-    return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], _MARKERS[i % len(_MARKERS)])
+    return Style(COLOURS[i % len(COLOURS)], _DASHES[turn % len(_DASHES)], _MARKERS[i % 4])
 
 
 def control_style(i: int) -> Style:

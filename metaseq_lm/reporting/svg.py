@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Characters that XML forbids.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
-_REFERENCE = re.compile(r"#([\w-]+)")
 _NUMBERS = ("d", "x", "y", "transform", "points", "width", "height")
 _POINTS, _PIXELS = 72, 100  # units of an inch, in the SVG and on the page
 _BROAD = 700  # pixels: a wider figure, with panels side by side, is not shrunk to a narrow screen
@@ -35,12 +32,7 @@ _SHAPES = {
     "D": "M14 2l4 4l-4 4l-4-4z",
     "|": "M13 1h2v10h-2z",
 }
-_DASHES: dict[Any, str] = {
-    "--": "5 3",
-    ":": "1.5 2.5",
-    "-.": "6 2 1.5 2",
-    SPARSE_DOTS: "1.5 5",
-}
+_DASHES: dict[Any, str] = {"--": "5 3", ":": "1.5 2.5", "-.": "6 2 1.5 2", SPARSE_DOTS: "1.5 5"}
 
 
 def to_svg(figure: Figure, drawing: Drawing) -> str:
@@ -50,13 +42,8 @@ def to_svg(figure: Figure, drawing: Drawing) -> str:
     """
     written = StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    root = ElementTree.fromstring(_FORBIDDEN.sub(" ", written.getvalue()))
-    strip(root)
-    used = set()
-    for element in root.iter():
-        for value in element.attrib.values():
-            used.update(_REFERENCE.findall(value))
-    rename(root, used, re.sub(r"\W+", "-", drawing.name))
+    root = ElementTree.fromstring(written.getvalue())
+    _simplify(root, re.sub(r"\W+", "-", drawing.name))
     width = figure.get_figwidth() * _PIXELS
     root.attrib = {
         "class": "chart broad" if width > _BROAD else "chart",
@@ -70,45 +57,35 @@ def to_svg(figure: Figure, drawing: Drawing) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def strip(element: Element) -> None:
-    """Remove namespaces, metadata and style sheets; turn styles into attributes; round numbers."""
+def _simplify(element: Element, name: str) -> None:
+    """Remove namespaces, metadata and style sheets; turn styles into attributes; round numbers.
+
+    Ids begin with the name of the figure; groups have none, but the number of their series.
+    """
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() and element.text
     element.tail = None
-    attributes: dict[str, str] = {}
-    for name, value in element.attrib.items():
-        name = name.rpartition("}")[2]
-        if name == "style":
-            pairs = [part.partition(":") for part in value.split(";")]
-            styles = {key.strip(): text.strip() for key, _, text in pairs if text}
-            styles.pop("font-family", None)  # the page sets the font
-            attributes |= styles
-        else:
-            attributes[name] = _LONG_NUMBER.sub(shorter, value) if name in _NUMBERS else value
+    attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    identifier = attributes.pop("id", "")
+    for part in attributes.pop("style", "").split(";"):
+        key, _, value = part.partition(":")
+        if value and key.strip() != "font-family":  # the page sets the font
+            attributes[key.strip()] = value.strip()
+    for key, value in attributes.items():
+        if key in _NUMBERS:
+            attributes[key] = _LONG_NUMBER.sub(lambda n: f"{round(float(n[0]), 2):g}", value)
+        elif key == "href" or value.startswith("url("):
+            attributes[key] = value.replace("#", f"#{name}-")
+    if identifier.startswith(PREFIX):
+        attributes["data-series"] = identifier.removeprefix(PREFIX)
+    elif identifier and element.tag != "g":
+        attributes["id"] = f"{name}-{identifier}"
     element.attrib = attributes
     for child in list(element):
         if child.tag.rpartition("}")[2] in ("metadata", "style"):
             element.remove(child)
         else:
-            strip(child)
-
-
-def shorter(number: re.Match[str]) -> str:
-    """Return a number with two digits after the point."""
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
-
-
-def rename(root: Element, used: set[str], name: str) -> None:
-    """Prefix referenced ids with the name of their figure; turn series ids into attributes."""
-    for element in root.iter():
-        identifier = element.attrib.pop("id", "")
-        if identifier.startswith(PREFIX):
-            element.set("data-series", identifier.removeprefix(PREFIX))
-        elif identifier in used:
-            element.set("id", f"{name}-{identifier}")
-        for key, value in element.attrib.items():
-            if key == "href" or value.startswith("url("):
-                element.set(key, _REFERENCE.sub(rf"#{name}-\1", value))
+            _simplify(child, name)
 
 
 def _add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:

@@ -10,7 +10,7 @@ import pytest
 from league_plans import plan_with
 
 from metaseq_lm.league.columns import value_of
-from metaseq_lm.league.describe import describe_answer, describe_kinds
+from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.gates import gate_registry
 from metaseq_lm.league.page import kinds_table, other_tables, standings_table, write_page
@@ -90,19 +90,15 @@ def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
     assert "90 ±1 +" in lines["mine"] and "50 ±1  ?" in lines["causal"].replace("? ", " ?")
 
 
-def test_the_sentence_on_an_objective_names_the_kinds_by_verdict() -> None:
-    wide = [0.4, 0.6, 0.45, 0.55, 0.5, 0.5, 0.62, 0.5]
-    mine = row("mine", MINE)
-    mine = replace(mine, scores={**mine.scores, "both": wide})
-    hidden = [Finding("untrained", FLAG, "x", "at_end")]
-    standings = league(row("causal", BASE), replace(mine, findings=hidden))
-    assert describe_kinds(standings, "mine") == (
-        "mine: better than causal in right and adapted, worse in left, equivalent in either, "
-        "undecided in both, not ranked in at end"
-    )
-    assert describe_kinds(standings, "causal") == describe_kinds(standings, "other") == ""
-    small = league(*standings.entries, row("causal", BASE, 1e10), row("mine", BASE, 1e10))
-    assert describe_kinds(small, "mine").startswith("mine at 1.0e12 FLOPs: better than causal in")
+def test_the_answer_on_one_objective_leaves_out_the_others() -> None:
+    flagged = row("mine", MINE, findings=[Finding("untrained", FLAG, "x", "at_end")])
+    two = league(row("causal", BASE), flagged, row("low", BASE | {"left": 0.4}))
+    answer = describe_answer(two, "mine")
+    assert "mine leads in balanced beside causal" in answer and "low" not in answer
+    assert "causal leads in left" in answer and answer.endswith("causal in at end and either.")
+    assert describe_answer(two, "other").startswith("Nothing is decided")
+    small = league(*two.entries, row("causal", BASE, 1e10), row("mine", BASE, 1e10))
+    assert describe_answer(small, "mine").startswith("At 1.0e12 FLOPs a run, the largest of 2")
 
 
 def test_the_answer_names_who_leads_in_which_kind() -> None:

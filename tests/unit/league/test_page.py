@@ -15,8 +15,8 @@ from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights, row_texts
 from metaseq_lm.league.folder import Added, Contents
 from metaseq_lm.league.gate import said_of
-from metaseq_lm.league.html import finding_tables
 from metaseq_lm.league.page import (
+    finding_tables,
     gains_table,
     other_tables,
     secondary_table,

@@ -58,7 +58,7 @@ def test_independent_trials_have_an_expectation_that_pays_for_failures() -> None
     runs = [trial(0, 3.0, True), trial(1, None, True, flops=50.0), trial(2, 1.0, True)]
     (curve,), metric = tuning_curves(runs)
     assert metric == "valid.loss" and curve.is_expectation
-    assert curve.flops == (125, 250) and curve.scores == (2, 1)
+    assert curve.points == [(1, 125, 2), (2, 250, 1)]
 
 
 def test_stopped_trials_have_the_best_so_far(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_stopped_trials_have_the_best_so_far(tmp_path: Path) -> None:
     ]
     (curve,), name = tuning_curves(runs)
     assert not curve.is_expectation
-    assert curve.flops == (100, 125, 225, 325) and curve.scores == (3, 3, 1, 1)
-    metric = Metric.of(name, curve.scores)
+    assert curve.points == [(1, 100, 3), (2, 125, 3), (3, 225, 1), (4, 325, 1)]
+    metric = Metric.of(name, [score for *_, score in curve.points])
     table = tuning_table([curve], metric)
     assert table.rows[2][3].text == "1.000" and "one search" in table.notes[0]
     draw_tuning([curve], metric, tmp_path / "x.png")
