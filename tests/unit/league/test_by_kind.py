@@ -94,7 +94,7 @@ def test_the_answer_on_one_objective_leaves_out_the_others() -> None:
     flagged = row("mine", MINE, findings=[Finding("untrained", FLAG, "x", "at_end")])
     two = league(row("causal", BASE), flagged, row("low", BASE | {"left": 0.4}))
     answer = describe_answer(two, "mine")
-    assert "mine leads in balanced beside causal" in answer and "low" not in answer
+    assert "mine leads causal in balanced" in answer and "low" not in answer
     assert "causal leads in left" in answer and answer.endswith("causal in at end and either.")
     assert describe_answer(two, "other").startswith("Nothing is decided")
     small = league(*two.entries, row("causal", BASE, 1e10), row("mine", BASE, 1e10))
@@ -105,7 +105,7 @@ def test_the_answer_names_who_leads_in_which_kind() -> None:
     league_of_two = league(row("causal", BASE), row("mine", MINE), row("low", BASE | {"left": 0.4}))
     answer = describe_answer(league_of_two)
     overall, _, kinds = answer.partition("by kind of end task")
-    assert "mine leads in balanced" in overall and "p 0." in overall and "points" in overall
+    assert "mine leads causal in" in overall and "p 0." in overall and "points" in overall
     assert re.search(r"mine leads in right \(\+40\.0, p .*\) and adapted \(\+10\.0", kinds)
     assert "causal leads in left" in kinds and "at end and either" in kinds.rpartition("none")[2]
 
