@@ -47,22 +47,16 @@ from metaseq_lm.league.predictions import (
 )
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.rungs import predict
-from metaseq_lm.league.standings import (
-    Choice,
-    Context,
-    Row,
-    Standing,
-    metric_of,
-    seed_scores,
-)
+from metaseq_lm.league.standings import Context, Standing
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.tuning import describe_other_choices, plausible, trials_of, values_text
+from metaseq_lm.league.tuning import describe_other_choices, trials_of, values_text
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.provenance import describe_provenance
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, Tuning, metric_of, seed_scores, spent_flops
 from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.sweeps.trials import Trial, Trials
 
@@ -122,9 +116,9 @@ class LeagueRuns:
     def row(self, objective: Objective, budget: float, runs: Sequence[Run]) -> Row:
         """Return a row with its tuning and all controls except the matched one."""
         return Row(
-            objective.name,
-            budget,
-            tuple(runs),
+            runs,
+            {"label": objective.name},
+            budget=budget,
             untrained=tuple(self.of(objective, UNTRAINED)),
             shuffled=tuple(self.of(objective, SHUFFLED, budget)),
             control_name=objective.control or "",
@@ -133,7 +127,7 @@ class LeagueRuns:
             shipped=_setting_of(runs[0]) in self.shipped,
         )
 
-    def tuning(self, objective: Objective, budget: float, run: Run) -> Choice | None:
+    def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
         """Return how the options of a run were chosen; None if there were no trials.
 
         If no trial has a score any more, the options of the run count as chosen.
@@ -142,11 +136,11 @@ class LeagueRuns:
         of_budget = trials.get(self.plan.tuning.nearest(budget))
         if of_budget is None:
             return None
-        shares = plausible(of_budget, self.plan.tuning.plausible)
+        shares = of_budget.plausible(self.plan.tuning.plausible)
         chosen = {key: run.values.get(key) for key in objective.grid}
         chosen = dict(shares[0][0]) if shares else chosen
         shares = shares if self.plan.tuning.plausible else ()
-        return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
+        return Tuning(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
 
     def context(self) -> Context:
         """Return all rows with the facts that gates need to judge them."""
@@ -329,7 +323,7 @@ class LeagueRuns:
         parts = []
         for objective in self.plan.objectives:
             if runs := self.of(objective, TUNE):
-                flops = sum(run.costs["flops"] or 0.0 for run in runs)
+                flops = spent_flops(runs)
                 tuned = {_budget_of(run) for run in runs}
                 planned = sum(self.plan.trials(objective, budget) for budget in tuned)
                 by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import format_value, quote
-from metaseq_lm.league.plan import Objective, Plan, budget_text, is_number
+from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder

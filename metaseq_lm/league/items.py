@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from metaseq_lm.evaluation.suites import SHARE
-from metaseq_lm.league.standings import seed_scores
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import seed_scores
 from metaseq_lm.reporting.stats import Error, Errors
 from metaseq_lm.runs.suite_results import HITS, OVERALL
 

@@ -11,7 +11,7 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, show
+from metaseq_lm.reporting.settings import Row, runs_of, show
 from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
@@ -34,21 +34,18 @@ class Report:
     """
 
     table: Table
-    settings: Sequence[Setting]
+    settings: Sequence[Row]
     metric: Metric
     spread: str = "sd"
     compared: Significance | None = None
-    controls: Sequence[Setting] = ()
+    controls: Sequence[Row] = ()
     samples: Sequence[tuple[str, str]] = ()
     command: str = ""
 
     @property
     def runs(self) -> list[Run]:
         """The runs of all settings."""
-        runs = []
-        for setting in self.settings:
-            runs += setting.runs
-        return runs
+        return runs_of(self.settings)
 
     def page(self, title: str, drawings: Sequence[Drawing], notes: Sequence[str]) -> Page:
         """Return the page; `notes` are about the figures."""
@@ -92,7 +89,7 @@ class Report:
             return []
         names = []
         for setting, line in zip(self.settings, self.table.records):
-            if line.get("is_best") and (score := summarise(setting.scores(self.metric.name))):
+            if line.get("is_best") and (score := summarise(setting.run_scores(self.metric.name))):
                 names.append(f"{setting.name} ({self.metric.text(score.centre)})")
         return names
 
@@ -116,20 +113,20 @@ class Report:
         notes = [note for note in self.table.notes if note not in tested]
         head, name = ["control", "seeds", self.metric.title], self.metric.name
         rows = [
-            [control.name, str(len(control.scores(name))), self._score_text(control)]
+            [control.name, str(len(control.run_scores(name))), self._score_text(control)]
             for control in self.controls
         ]
         if not notes:
             notes = ["All runs have a score, and none is marked as changed or incomplete."]
         return Section("Controls and checks", notes, tables=[Table.of_texts(head, rows, head[1:])])
 
-    def _score_text(self, setting: Setting) -> str:
+    def _score_text(self, setting: Row) -> str:
         """Return the score of a setting with its spread, "-" without one."""
-        score = summarise(setting.scores(self.metric.name), self.spread)
+        score = summarise(setting.run_scores(self.metric.name), self.spread)
         return score.text(self.metric) if score else "-"
 
 
-def _command_table(settings: Sequence[Setting]) -> Table:
+def _command_table(settings: Sequence[Row]) -> Table:
     """Return the command of the first run of each setting."""
     rows = []
     for setting in settings:
@@ -154,7 +151,7 @@ def title_of(paths: Sequence[str | Path]) -> str:
     return ", ".join(names[:NAMES]) + rest
 
 
-def _difference_table(settings: Sequence[Setting]) -> Table:
+def _difference_table(settings: Sequence[Row]) -> Table:
     """Return the config values of settings that their names do not show, but None."""
     rows = []
     for setting in settings:
@@ -164,7 +161,7 @@ def _difference_table(settings: Sequence[Setting]) -> Table:
     return Table.of_texts(["setting", "config"], rows)
 
 
-def _run_table(settings: Sequence[Setting], metric: Metric) -> Table:
+def _run_table(settings: Sequence[Row], metric: Metric) -> Table:
     """Return a table of all runs with seed, score, end, cost, hashes and folder."""
     rows = []
     for setting in settings:
@@ -193,7 +190,7 @@ def _run_table(settings: Sequence[Setting], metric: Metric) -> Table:
 # ---------------------------------------------------------------- samples
 
 
-def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+def samples_of(settings: Sequence[Row]) -> list[tuple[str, str]]:
     """Return (heading, text) for each setting: the last samples of its first run with samples."""
     pages = []
     for setting in settings:

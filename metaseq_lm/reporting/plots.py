@@ -27,7 +27,7 @@ from metaseq_lm.reporting.canvas import (
 from metaseq_lm.reporting.drawing import mark, series, thinned
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
-from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, show
+from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, runs_of, show
 from metaseq_lm.reporting.styles import Style, control_style, style_of
 from metaseq_lm.reporting.table import cost_of
 
@@ -50,21 +50,18 @@ class Pictures:
         controls: The settings drawn as horizontal lines in plots of scores.
     """
 
-    settings: Sequence[Setting]
+    settings: Sequence[Row]
     spread: str = "sd"
     panels: str | None = None
     along: str | None = None
-    controls: Sequence[Setting] = ()
+    controls: Sequence[Row] = ()
 
     @property
     def runs(self) -> list[Run]:
         """The runs of all settings."""
-        runs = []
-        for setting in self.settings:
-            runs += setting.runs
-        return runs
+        return runs_of(self.settings)
 
-    def series(self, setting: Setting) -> str:
+    def series(self, setting: Row) -> str:
         """Return the name of the series that a setting belongs to."""
         return setting.name_without(self.panels, self.along)
 
@@ -75,7 +72,7 @@ class Pictures:
         lines = dict.fromkeys(self.series(setting) for setting in self.controls)
         return styles | {name: control_style(i) for i, name in enumerate(lines)}
 
-    def compared(self) -> list[Setting]:
+    def compared(self) -> list[Row]:
         """Return all settings except controls."""
         return [setting for setting in self.settings if setting not in self.controls]
 
@@ -88,7 +85,7 @@ class Pictures:
             return True
         return axis_numbers([setting.values[key] for setting in self.settings]) is not None
 
-    def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
+    def split(self, key: str | None) -> list[tuple[str, list[Row]]]:
         """Return the title and settings of each panel; one untitled panel if `key` is None."""
         if key is None:
             return [("", list(self.settings))]
@@ -178,7 +175,7 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
     return notes
 
 
-def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: str) -> list[str]:
+def curve(axes: "Axes", setting: Row, unit: Metric, style: Style, spread: str) -> list[str]:
     """Draw the runs of one setting; returns notes on values that cannot be drawn."""
     notes, finished = [], []
     for run in setting.runs:
@@ -263,7 +260,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                         x = at[identity(setting.values[key])]
                         x = dodge(x, i % lanes, lanes, numbers, is_log)
                         place = f"{key} = {show(setting.values[key])}"
-                        points.append(Point(x, setting.scores(metric.name), place))
+                        points.append(Point(x, setting.run_scores(metric.name), place))
                 with series(axes, name):
                     _trend(axes, points, metric, style, pictures.spread)
             _draw_controls(axes, pictures, settings, metric)
@@ -283,7 +280,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
     """
     unit, label = _COST_AXES[cost]
     styles = pictures.styles()
-    known: list[tuple[Setting, float]] = []
+    known: list[tuple[Row, float]] = []
     notes = []
     for setting in pictures.compared():
         if spent := cost_of(setting, metric, cost, pictures.spread):
@@ -305,7 +302,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
             cost_axis(axes, [spent for _, spent in known])
             inside = [(s, spent) for s, spent in known if s in settings]
             at = separate_overlapping(
-                [(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim()
+                [(c, s.run_scores(metric.name)) for s, c in inside], axes.get_xlim()
             )
             moved |= any(abs(x - spent) > 1e-6 * spent for x, (_, spent) in zip(at, inside))
             for name, style in styles.items():
@@ -313,7 +310,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
                 for x, (setting, spent) in zip(at, inside):
                     if pictures.series(setting) == name:
                         place = f"{_COST_TEXTS[cost](spent)} {unit}"
-                        scores = setting.scores(metric.name)
+                        scores = setting.run_scores(metric.name)
                         points.append(Point(x, scores, place, sizes.get(setting.name, "")))
                 points.sort(key=lambda point: point.x)
                 with series(axes, name):
@@ -328,7 +325,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
     return notes
 
 
-def _have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]) -> bool:
+def _have_equal_costs(pictures: Pictures, known: Sequence[tuple[Row, float]]) -> bool:
     """Return whether the costs within each series differ by less than 10 %."""
     costs: dict[str, list[float]] = {}
     for setting, cost in known:
@@ -337,13 +334,13 @@ def _have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]
 
 
 def _draw_controls(
-    axes: "Axes", pictures: Pictures, settings: Sequence[Setting], metric: Metric
+    axes: "Axes", pictures: Pictures, settings: Sequence[Row], metric: Metric
 ) -> None:
     """Draw the controls of a panel as horizontal lines with their spread."""
     styles = pictures.styles()
     for setting in settings:
         summary = summarise(
-            [score * metric.scale for score in setting.scores(metric.name)], pictures.spread
+            [score * metric.scale for score in setting.run_scores(metric.name)], pictures.spread
         )
         if setting not in pictures.controls or summary is None:
             continue
@@ -354,7 +351,7 @@ def _draw_controls(
             axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **style_kwargs)
             if summary.n > 1:
                 axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **style_kwargs)
-            exact = summarise(setting.scores(metric.name), pictures.spread)
+            exact = summarise(setting.run_scores(metric.name), pictures.spread)
             assert exact is not None
             mark(axes, axes.get_xlim()[1], summary.centre, exact.text(metric))
 
@@ -400,7 +397,7 @@ def separate_overlapping(
     return [math.exp(log) for log in logs]
 
 
-def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
+def drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
     """Return the costs that have points to plot; words only if they differ."""
     drawn = []
     for cost in _COST_AXES:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -28,6 +27,7 @@ from metaseq_lm.core.files import (
     COUNT,
     FINITE,
     as_numbers,
+    is_number,
     schema_error,
 )
 from metaseq_lm.core.journal import Journal
@@ -584,13 +584,6 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- keys and values of configs
-
-
-def is_number(value: Any) -> bool:
-    """Return whether `value` is a float or an int that fits in one; a bool is not."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return isinstance(value, float)
 
 
 def _finite_number(value: Any) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
-from metaseq_lm.reporting.settings import Setting, describe, scored_functions, show, where
+from metaseq_lm.reporting.settings import Row, describe, runs_of, scored_functions, show, where
 from metaseq_lm.reporting.stats import (
     ASSIGNMENTS,
     DEFAULT_TEST,
@@ -58,8 +58,8 @@ class Comparison:
     the reason why their scores have different functions, "" if they have one function.
     """
 
-    setting: Setting
-    baseline: Setting | None
+    setting: Row
+    baseline: Row | None
     sizes: tuple[int, int] = (0, 0)
     p: float | None = None
     holm: float | None = None
@@ -203,7 +203,7 @@ class Significance:
 
 
 def compare(
-    settings: Sequence[Setting],
+    settings: Sequence[Row],
     metric: Metric,
     baseline: Sequence[str],
     test: Test = DEFAULT_TEST,
@@ -238,12 +238,12 @@ def compare(
     return Significance(comparisons, ", ".join(conditions), test, keys, with_detectable, seeds)
 
 
-def _scores(setting: Setting, metric: Metric) -> np.ndarray:
+def _scores(setting: Row, metric: Metric) -> np.ndarray:
     """Return a score for each seed."""
-    return np.array(list(setting.seed_means(metric.name).values()), dtype=float)
+    return np.array(setting.scores(metric.name), dtype=float)
 
 
-def compare_pair(setting: Setting, base: Setting, metric: Metric, test: Test) -> Comparison:
+def compare_pair(setting: Row, base: Row, metric: Metric, test: Test) -> Comparison:
     """Return the comparison of a setting with its baseline, before Holm's correction."""
     x, y = (_scores(item, metric) for item in (setting, base))
     comparison = Comparison(setting, base, (len(x), len(y)))
@@ -258,18 +258,15 @@ def compare_pair(setting: Setting, base: Setting, metric: Metric, test: Test) ->
 
 
 def _pair_up(
-    settings: Sequence[Setting], conditions: Sequence[str], keys: Sequence[str]
-) -> list[tuple[Setting, Setting | None]]:
+    settings: Sequence[Row], conditions: Sequence[str], keys: Sequence[str]
+) -> list[tuple[Row, Row | None]]:
     """Return each setting with the baseline of equal values of `keys` (maybe itself), or None.
 
     Raises UsageError if two baselines are equal in `keys`, or no setting has another baseline.
     """
     option = f"--baseline {' '.join(conditions)}"
-    runs = []
-    for setting in settings:
-        runs += setting.runs
-    matching = where(runs, conditions, "--baseline")
-    baselines: dict[tuple[object, ...], Setting] = {}
+    matching = where(runs_of(settings), conditions, "--baseline")
+    baselines: dict[tuple[object, ...], Row] = {}
     for setting in settings:
         if setting.runs[0] in matching:
             other = baselines.setdefault(setting.identity(keys), setting)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.output import seconds_text
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.reporting.numbers import (
@@ -17,9 +18,9 @@ from metaseq_lm.reporting.numbers import (
     summarise,
     words_text,
 )
-from metaseq_lm.reporting.runs import Run, identity, is_number
+from metaseq_lm.reporting.runs import Run, identity
 from metaseq_lm.reporting.settings import (
-    Setting,
+    Row,
     describe,
     differing_suite_code,
     distinct,
@@ -28,7 +29,9 @@ from metaseq_lm.reporting.settings import (
     metric_of,
     remedy,
     repeated,
+    runs_of,
     scored_functions,
+    seed_means,
     show,
     suggestion,
 )
@@ -155,7 +158,7 @@ def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str
 
 
 def setting_table(
-    settings: Sequence[Setting],
+    settings: Sequence[Row],
     metric: Metric,
     spread: str = "sd",
     significance: Significance | None = None,
@@ -177,7 +180,7 @@ def setting_table(
         baselines = [c.baseline or c.setting for c in significance.comparisons]
         p_titles = ["p", "p (Holm)"]
         p_titles += ["difference", DETECTABLE] if significance.with_detectable else []
-    summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
+    summaries = [summarise(setting.run_scores(metric.name), spread) for setting in settings]
     marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
     for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
@@ -213,11 +216,9 @@ def _config_cell(value: Any) -> Cell:
     return Cell(show(value), number=number is not None, value=number)
 
 
-def _choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
+def _choose_cost_columns(settings: Sequence[Row]) -> list[CostColumn]:
     """Return the columns of costs that the runs of settings need."""
-    runs = []
-    for setting in settings:
-        runs += setting.runs
+    runs = runs_of(settings)
     columns = [CostColumn("FLOPs", "flops", flops_text)]
     if any(run.was_pretrained for run in runs):
         columns.append(CostColumn("own FLOPs", "own_flops", flops_text))
@@ -233,7 +234,7 @@ def _choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
 
 
 def pivot_table(
-    settings: Sequence[Setting],
+    settings: Sequence[Row],
     metric: Metric,
     rows: str,
     columns: str | None,
@@ -246,10 +247,7 @@ def pivot_table(
     With `mean` the last column is the mean over the others, see `_mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
-    runs = []
-    for setting in settings:
-        runs += setting.runs
-    cells = group_by(runs, keys)
+    cells = group_by(runs_of(settings), keys)
     mixed = [_mixed_note(cell, settings) for cell in cells]
     below = [note for note in mixed if note] + notes(settings, metric)
     if columns is None or columns == rows:
@@ -263,7 +261,7 @@ def pivot_table(
     body = [[replace(_config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
         summaries = [
-            summarise(cell.scores(metric.name), spread) if cell else None for cell in column
+            summarise(cell.run_scores(metric.name), spread) if cell else None for cell in column
         ]
         marks = _best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
@@ -280,7 +278,7 @@ def pivot_table(
             below.append("There is no mean where a column has no score of the same seeds.")
     records = []
     for cell in cells:
-        summary = summarise(cell.scores(metric.name), spread)
+        summary = summarise(cell.run_scores(metric.name), spread)
         records.append(record(cell, keys, metric, spread, summary))
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
@@ -291,24 +289,24 @@ def pivot_table(
     )
 
 
-def _mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
+def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summary | None:
     """Return the summary over seeds of the mean over cells, for seeds that all cells have.
 
     Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
     """
     by_seed: dict[Any, list[float]] = {}
     for cell in cells:
-        for seed, score in (cell.seed_means(metric.name) if cell else {}).items():
+        for seed, score in seed_means(cell.runs if cell else (), metric.name).items():
             by_seed.setdefault(seed, []).append(score)
     complete = [scores for scores in by_seed.values() if len(scores) == len(cells)]
     return summarise([sum(scores) / len(scores) for scores in complete], spread)
 
 
 def _best_of(
-    cells: Sequence[Setting | None],
+    cells: Sequence[Row | None],
     summaries: Sequence[Summary | None],
     metric: Metric,
-    baselines: Sequence[Setting] | None = None,
+    baselines: Sequence[Row] | None = None,
 ) -> list[bool]:
     """Return for each summary whether it is the best; equal printed values tie.
 
@@ -334,13 +332,13 @@ def _best_of(
     return marks
 
 
-def _count_text(setting: Setting, metric: Metric) -> str:
+def _count_text(setting: Row, metric: Metric) -> str:
     """Return the number of scored runs, or 3/4 if some of all runs are missing."""
     scored = len(setting.scored_by(metric.name))
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
 
-def cost_of(setting: Setting, metric: Metric, cost: str, spread: str = "sd") -> float | None:
+def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> float | None:
     """Return the mean (median for "range") cost of the scored runs, None unless all recorded it.
 
     `cost` is one of `Run.costs`.
@@ -356,7 +354,7 @@ def cost_of(setting: Setting, metric: Metric, cost: str, spread: str = "sd") -> 
 
 
 def record(
-    setting: Setting,
+    setting: Row,
     keys: Sequence[str],
     metric: Metric,
     spread: str,
@@ -377,7 +375,7 @@ def record(
         parts = (summary.centre, summary.low, summary.high) if summary else (None,) * 3
         line |= zip(("median", "min", "max"), parts)
     best = min if metric.lower_is_better else max
-    line["best"] = best(setting.scores(metric.name), default=None)
+    line["best"] = best(setting.run_scores(metric.name), default=None)
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
@@ -387,7 +385,7 @@ def record(
     return line
 
 
-def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
+def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
     """Return notes for the reader: runs left out, duplicate seeds, damaged files."""
     lines: list[str] = []
     if metric.guessed:
@@ -410,10 +408,9 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     for setting in settings:
         for run, reason in setting.unscored(metric.name):
             lines.append(f"Left out: {run.name} ({setting.name}, seed {run.seed}): {reason}.")
-        for seed, runs in setting.scored_by_seed(metric.name).items():
-            if len(runs) > 1:
-                count, names = len(runs), ", ".join(run.name for run in runs)
-                lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
+        for seed, runs in setting.repeated_seeds(metric.name).items():
+            count, names = len(runs), ", ".join(run.name for run in runs)
+            lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
             hashes = {str((run.results or {}).get(kind)) for run in setting.scored_by(metric.name)}
             if len(hashes) > 1:
@@ -431,7 +428,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     return lines
 
 
-def _mixed_note(cell: Setting, settings: Sequence[Setting]) -> str | None:
+def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
     """Return a warning if a pivot cell mixes runs of several settings."""
     inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
     if len(inside) < 2:
