@@ -24,13 +24,10 @@ WORST = 0.5438
 def choice_error(sds: Sequence[float], seeds: int, sides: int) -> Error:
     """Return the variance that choices add to a difference.
 
-    It has half of the degrees of freedom of the tuning seeds: if these agree by chance, a row shows
-    no choice, so its sd is less informative than that of normal scores.
-
-    Args:
-        sds: The sd of choice of each row of the budget.
-        seeds: The tuning seeds of each.
-        sides: Number of rows, out of the two in the difference, that were tuned.
+    `sds` are the sd of choice of the rows of the budget, `seeds` the number of tuning seeds of
+    each, `sides` the number of rows, out of the two in the difference, that were tuned. The
+    variance has half of the degrees of freedom of the tuning seeds: if these agree by chance, a row
+    shows no choice, so its sd is less informative than that of normal scores.
     """
     variance = sides * float(np.mean(np.square(sds))) * seeds / (seeds - 1)
     return Error(variance, len(sds) * (seeds - 1) / 2)

@@ -51,10 +51,8 @@ def _trials_of(settings: Sequence[Row], key: str, metric: Metric | None) -> Tria
     """Return the values of `key` as trials, with scores of `metric` or of the best checkpoints."""
     trials = []
     for setting in settings:
-        scores: list[float | None] = []
-        for run in setting.runs:
-            name = _metric_of(run, metric)
-            scores.append(None if run.why_unscored(name) else run.metrics[name])
+        named = [(run, _metric_of(run, metric)) for run in setting.runs]
+        scores = [None if run.why_unscored(name) else run.metrics[name] for run, name in named]
         trials.append(Trial({key: setting.values[key]}, tuple(scores), runs=tuple(setting.runs)))
     first = settings[0].runs[0]
     lower = not first.values.get("trainer.maximize_best_checkpoint_metric")

@@ -151,7 +151,7 @@ class Row:
         shares = self.tuning.shares if self.tuning else ()
         if len(shares) < 2:
             return [(1.0, self.runs)]
-        settings = []
+        settings: list[tuple[float, Sequence[Run]]] = []
         for values, share in shares:
             runs = [run for run in self.runs if values.items() <= run.values.items()]
             settings.append((share, runs))
@@ -269,13 +269,10 @@ def _differing_keys(runs: Sequence[Run]) -> list[str]:
 
     Seeds, paths and keys that do not affect results are left out.
     """
-    keys = dict.fromkeys(key for run in runs for key in run.values)
-    for run in runs:
-        for key in run.sources:
-            keys.pop(key, None)
+    sources = frozenset().union(*(run.sources for run in runs))
     differing = []
-    for key in keys:
-        is_same = len({run.identity_of(key) for run in runs}) == 1
+    for key in dict.fromkeys(key for run in runs for key in run.values):
+        is_same = key in sources or len({run.identity_of(key) for run in runs}) == 1
         if not is_same and any(run.is_compared(key) for run in runs if key in run.values):
             differing.append(key)
     return differing
@@ -347,7 +344,7 @@ def _require_key(runs: Sequence[Run], key: str) -> None:
     if any(key in run.values for run in runs):
         return
     known = sorted(set().union(*(run.values for run in runs)))
-    differing = ["label", *(other for other in _differing_keys(runs) if other != "label")]
+    differing = dict.fromkeys(["label", *_differing_keys(runs)])
     raise UsageError(
         f"no run has the config key '{key}'.{suggestion(key, known)} "
         f"Keys that differ: {', '.join(differing)}."
@@ -431,12 +428,9 @@ def metric_of(name: str, runs: Sequence[Run], better: str | None = None) -> Metr
     """
     parts = next((run.parts_of(name) for run in runs if name in run.means), (name,))
     described = [_describe_metric(part, runs, better) for part in parts]
-    return Metric(
-        name,
-        all(part.percent for part in described),
-        all(part.lower_is_better for part in described),
-        any(part.guessed for part in described),
-    )
+    lower = all(part.lower_is_better for part in described)
+    guessed = any(part.guessed for part in described)
+    return Metric(name, all(part.percent for part in described), lower, guessed)
 
 
 def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metric:
@@ -501,19 +495,15 @@ def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     """Return the data or options, with values, that differ in the results of a metric's suite.
 
     For a mean, the suites of all of its parts count. Options that results of earlier versions lack
-    are not compared.
+    are not compared, except that these skipped no items and fine-tuned at one learning rate.
     """
-    return _differing_facts(metric, runs, _scored_as)
 
+    def scored_as(results: SuiteResults) -> dict[str, Any]:
+        earlier: dict[str, Any] = {"skip": 0} if "first" in results.options else {}
+        earlier |= {"lr_choices": []} if "lr" in results.options else {}
+        return {"suite": results.suite, "data": results.data, **earlier, **results.options}
 
-def _scored_as(results: SuiteResults) -> dict[str, Any]:
-    """Return suite, data and options of results, completed for earlier versions.
-
-    These skipped no items and fine-tuned at one learning rate.
-    """
-    earlier: dict[str, Any] = {"skip": 0} if "first" in results.options else {}
-    earlier |= {"lr_choices": []} if "lr" in results.options else {}
-    return {"suite": results.suite, "data": results.data, **earlier, **results.options}
+    return _differing_facts(metric, runs, scored_as)
 
 
 def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:

@@ -84,9 +84,9 @@ class Table:
         title: str = "",
     ) -> "Table":
         """Return a table of texts; `right` names the columns of numbers."""
-        cells = [
-            [Cell(text, number=name in right) for name, text in zip(head, row)] for row in rows
-        ]
+        cells = []
+        for row in rows:
+            cells.append([Cell(text, number=name in right) for name, text in zip(head, row)])
         return cls(title, head, cells)
 
     @cached_property
@@ -105,16 +105,17 @@ class Table:
         return any(cell.best for row in self.rows for cell in row)
 
 
-@dataclass(frozen=True)
-class CostColumn:
-    """A column of costs: its title, which of `Run.costs` it shows, and how."""
-
-    title: str
-    cost: str
-    text: Callable[[float | None], str]
-
-
 _ABSENT = ("", "-", show(None))
+# Columns of costs: title and form of each of `Run.costs` that they show.
+_COST_COLUMNS: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "flops": ("FLOPs", flops_text),
+    "own_flops": ("own FLOPs", flops_text),
+    "own_flops_by_rule": ("FLOPs by rule", flops_text),
+    "words": ("words", words_text),
+    "tuning_flops": ("tuning FLOPs", flops_text),
+    "seconds": ("time", seconds_text),
+    "peak_memory": ("memory", bytes_text),
+}
 # The costs of a record, in the order of its columns.
 _COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
@@ -124,37 +125,25 @@ _NAMED_METRICS = 40  # metrics in a message; a suite may have hundreds
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
-    """Return the metric called `name`, by default test.accuracy or that of the best checkpoint.
+    """Return the metric called `name`.
 
-    Raises UsageError, naming the known metrics, if no finished run has it; any name is accepted
-    while no run has finished.
+    By default it is test.accuracy, the validation metric that chose the checkpoints, any other
+    validation metric, or the first metric, in this order. Raises UsageError, naming the known
+    metrics, if no finished run has it; any name is accepted while no run has finished.
     """
-    known = dict.fromkeys(name for run in runs for name in run.metrics)
+    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
     if name is None:
         best = dict.fromkeys(run.values.get("trainer.best_checkpoint_metric") for run in runs)
-        name = _default_metric(list(known), list(filter(None, best)))
+        preferred = ["test.accuracy", *(f"valid.{metric}" for metric in best if metric)]
+        candidates = [name for name in preferred if name in known]
+        candidates += [name for name in known if name.startswith("valid.")]
+        name = next(iter([*candidates, *known]), "test.accuracy")
     elif known and name not in known:
-        hint = suggestion(name, list(known))
         raise UsageError(
-            f"no run has the metric '{name}'.{hint} Metrics: "
-            f"{abbreviated(list(known), _NAMED_METRICS)}."
+            f"no run has the metric '{name}'.{suggestion(name, known)} Metrics: "
+            f"{abbreviated(known, _NAMED_METRICS)}."
         )
     return metric_of(name, runs, better)
-
-
-def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
-    """Return the metric to compare by default.
-
-    It is test.accuracy, the validation metric that chose the checkpoints, any other validation
-    metric, or the first metric, in this order.
-    """
-    for name in ("test.accuracy", *(f"valid.{metric}" for metric in best_checkpoint)):
-        if name in known:
-            return name
-    for name in known:
-        if name.startswith("valid."):
-            return name
-    return known[0] if known else "test.accuracy"
 
 
 def setting_table(
@@ -172,7 +161,7 @@ def setting_table(
     differences and detectable differences are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
-    cost_columns = _choose_cost_columns(settings)
+    costs = _choose_costs(settings)
     p_titles, baselines = [], None
     comparisons: Sequence[Comparison | None] = [None] * len(settings)
     if significance:
@@ -184,7 +173,7 @@ def setting_table(
     marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
     for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
-        line = record(setting, keys, metric, spread, summary, compared)
+        line = record(setting, keys, metric, spread, compared)
         row = [_config_cell(setting.values[key]) for key in keys]
         row.append(Cell(_count_text(setting, metric)))
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
@@ -193,17 +182,22 @@ def setting_table(
             texts = [*compared.texts]
             texts += compared.detectable_texts(metric) if significance.with_detectable else ()
             row += map(Cell, texts)
-        for column in cost_columns:
-            row.append(Cell(column.text(line[column.cost]), value=line[column.cost]))
+        row += [Cell(_COST_COLUMNS[cost][1](line[cost]), value=line[cost]) for cost in costs]
         rows.append(row)
         records.append({**line, "is_best": is_best})
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
-    cost_titles = [column.title for column in cost_columns]
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]}",
-        [*keys, "seeds", metric.title, "best", *p_titles, *cost_titles],
+        [
+            *keys,
+            "seeds",
+            metric.title,
+            "best",
+            *p_titles,
+            *(_COST_COLUMNS[cost][0] for cost in costs),
+        ],
         rows,
         below + notes(settings, metric),
         records,
@@ -216,21 +210,16 @@ def _config_cell(value: Any) -> Cell:
     return Cell(show(value), number=number is not None, value=number)
 
 
-def _choose_cost_columns(settings: Sequence[Row]) -> list[CostColumn]:
-    """Return the columns of costs that the runs of settings need."""
+def _choose_costs(settings: Sequence[Row]) -> list[str]:
+    """Return the costs of which the runs of settings need columns."""
     runs = runs_of(settings)
-    columns = [CostColumn("FLOPs", "flops", flops_text)]
-    if any(run.was_pretrained for run in runs):
-        columns.append(CostColumn("own FLOPs", "own_flops", flops_text))
-    if any(run.costs["own_flops_by_rule"] is not None for run in runs):
-        columns.append(CostColumn("FLOPs by rule", "own_flops_by_rule", flops_text))
-    if any(run.costs["words"] for run in runs):
-        columns.append(CostColumn("words", "words", words_text))
-    if any(run.costs["tuning_flops"] is not None for run in runs):
-        columns.append(CostColumn("tuning FLOPs", "tuning_flops", flops_text))
-    columns.append(CostColumn("time", "seconds", seconds_text))
-    columns.append(CostColumn("memory", "peak_memory", bytes_text))
-    return columns
+    needs = {
+        "own_flops": any(run.was_pretrained for run in runs),
+        "own_flops_by_rule": any(run.costs["own_flops_by_rule"] is not None for run in runs),
+        "words": any(run.costs["words"] for run in runs),
+        "tuning_flops": any(run.costs["tuning_flops"] is not None for run in runs),
+    }
+    return [cost for cost in _COST_COLUMNS if needs.get(cost, True)]
 
 
 def pivot_table(
@@ -248,8 +237,8 @@ def pivot_table(
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
     cells = group_by(runs_of(settings), keys)
-    mixed = [_mixed_note(cell, settings) for cell in cells]
-    below = [note for note in mixed if note] + notes(settings, metric)
+    mixed = (_mixed_note(cell, settings) for cell in cells)
+    below = [*filter(None, mixed), *notes(settings, metric)]
     if columns is None or columns == rows:
         return replace(setting_table(cells, metric, spread), notes=below)
     down = distinct(cell.values[rows] for cell in cells)
@@ -276,10 +265,7 @@ def pivot_table(
             row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
-    records = []
-    for cell in cells:
-        summary = summarise(cell.run_scores(metric.name), spread)
-        records.append(record(cell, keys, metric, spread, summary))
+    records = [record(cell, keys, metric, spread) for cell in cells]
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
         [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
@@ -294,12 +280,10 @@ def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summ
 
     Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
     """
-    by_seed: dict[Any, list[float]] = {}
-    for cell in cells:
-        for seed, score in seed_means(cell.runs if cell else (), metric.name).items():
-            by_seed.setdefault(seed, []).append(score)
-    complete = [scores for scores in by_seed.values() if len(scores) == len(cells)]
-    return summarise([sum(scores) / len(scores) for scores in complete], spread)
+    by_cell = [seed_means(cell.runs if cell else (), metric.name) for cell in cells]
+    common = [seed for seed in by_cell[0] if all(seed in means for means in by_cell)]
+    means = [sum(means[seed] for means in by_cell) / len(cells) for seed in common]
+    return summarise(means, spread)
 
 
 def _best_of(
@@ -313,17 +297,14 @@ def _best_of(
     With `baselines`, cells compete only if they share a baseline. Nothing is marked without a
     competitor, nor among cells with different functions of the metric.
     """
-    groups: dict[int, list[int]] = {}
-    for i in range(len(summaries)):
-        groups.setdefault(id(baselines[i]) if baselines else 0, []).append(i)
+    groups: dict[int, dict[int, float]] = {}
+    for i, summary in enumerate(summaries):
+        if summary is not None:
+            groups.setdefault(id(baselines[i]) if baselines else 0, {})[i] = summary.centre
     best = min if metric.lower_is_better else max
     marks = [False] * len(summaries)
-    for members in groups.values():
-        centres = {}
-        for i in members:
-            if (summary := summaries[i]) is not None:
-                centres[i] = summary.centre
-        if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in members]):
+    for centres in groups.values():
+        if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in centres]):
             continue
         top = best(centres.values())
         digits = metric.decimals(top)
@@ -343,14 +324,10 @@ def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> floa
 
     `cost` is one of `Run.costs`.
     """
-    costs = []
-    for run in setting.scored_by(metric.name):
-        value = run.costs[cost]
-        if value is None:
-            return None
-        costs.append(value)
+    recorded = [run.costs[cost] for run in setting.scored_by(metric.name)]
+    costs = [value for value in recorded if value is not None]
     summary = summarise(costs, spread)
-    return summary.centre if summary else None
+    return summary.centre if summary and len(costs) == len(recorded) else None
 
 
 def record(
@@ -358,13 +335,10 @@ def record(
     keys: Sequence[str],
     metric: Metric,
     spread: str,
-    summary: Summary | None,
     compared: Comparison | None = None,
 ) -> dict[str, Any]:
-    """Return the unrounded, unscaled numbers of a setting or cell, for csv.
-
-    `summary` summarises its scores.
-    """
+    """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
+    summary = summarise(setting.run_scores(metric.name), spread)
     count = summary.n if summary else 0
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
     line |= {"metric": metric.name, "runs": len(setting.runs), "scored": count}
@@ -433,10 +407,7 @@ def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
     inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
     if len(inside) < 2:
         return None
-    keys = []
-    for key in inside[0].values:
-        if len({setting.identity([key]) for setting in inside}) > 1:
-            keys.append(key)
+    keys = [key for key in inside[0].values if len({s.identity([key]) for s in inside}) > 1]
     return (
         f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
         "pick one with --where."

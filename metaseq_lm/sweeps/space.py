@@ -58,11 +58,7 @@ class Range:
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
     def edge_of(self, value: float) -> str:
-        """Return the end of the range that a value lies at, "" if it lies within.
-
-        Values within the part `_EDGE` of the length from an end, on the uniform scale, count as
-        that end.
-        """
+        """Return the end that a value lies at, within `_EDGE` on the uniform scale, else ""."""
         low, high, x = self.low, self.high, value
         if self.log:
             low, high, x = math.log(low), math.log(high), math.log(x)

@@ -40,6 +40,12 @@ def test_names_and_lists_have_no_edge(noise: list[object], baseline: Row, row: R
     assert not said(baseline, row)
 
 
+def test_tuning_costs_what_its_trials_spent_themselves(row: Row) -> None:
+    pretrained = make.with_results(pretraining={"flops": 1e12})
+    assert row.tuning is not None and row.tuning.flops == len(RATES) * make.BUDGET
+    assert replace(row.tuning, runs=tuple(map(pretrained, make.trials()))).flops == row.tuning.flops
+
+
 def test_a_further_plausible_setting_at_the_edge_is_a_note(row: Row) -> None:
     shares = tuple(({"optimizer.lr": rate}, 0.5) for rate in RATES[1:])
     row = replace(row, tuning=replace(row.tuning, shares=shares))
