@@ -26,9 +26,9 @@ from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.entries import Standings
 from metaseq_lm.league.plan_files import named_plan
 from metaseq_lm.league.rungs import decision_accuracies, ladder_of, objectives_of
-from metaseq_lm.league.standings import Row
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.reporting.settings import Row
 from metaseq_lm.reporting.table import Cell, Table
 
 DRAWS = 1000

@@ -22,10 +22,10 @@ from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.differences import compare
 from metaseq_lm.league.plan_files import named_plan
-from metaseq_lm.league.standings import Row, metric_of, seed_scores
 from metaseq_lm.league.verdict import Gain, contrast
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.settings import Row, metric_of, seed_scores
 from metaseq_lm.reporting.stats import DEFAULT_TEST, LEVEL, difference_of, pooled_sd
 from metaseq_lm.reporting.table import Cell, Table
 

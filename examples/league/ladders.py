@@ -54,9 +54,9 @@ from metaseq_lm.league.rungs import (
     objectives_of,
     predict,
 )
-from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
+from metaseq_lm.reporting.settings import metric_of
 from metaseq_lm.reporting.stats import LEVEL
 from metaseq_lm.reporting.table import Cell, Table
 

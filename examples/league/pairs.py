@@ -17,10 +17,10 @@ from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.plan_files import named_plan
-from metaseq_lm.league.standings import metric_of
 from metaseq_lm.league.verdict import contrast
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, p_text
+from metaseq_lm.reporting.settings import metric_of
 from metaseq_lm.reporting.stats import LEVEL, holm
 from metaseq_lm.reporting.table import Cell, Table
 

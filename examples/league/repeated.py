@@ -16,10 +16,10 @@ from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.plan_files import EPOCHS, OBJECTIVES, named_plan
-from metaseq_lm.league.standings import Row, metric_of
 from metaseq_lm.league.verdict import UNDECIDED, Decision, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, p_text, summarise
+from metaseq_lm.reporting.settings import Row, metric_of
 from metaseq_lm.reporting.stats import DEFAULT_TEST
 from metaseq_lm.reporting.table import Cell, Table
 

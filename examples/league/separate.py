@@ -14,10 +14,10 @@ from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.plan_files import named_plan
-from metaseq_lm.league.standings import Row, metric_of
 from metaseq_lm.league.verdict import UNDECIDED, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, summarise
+from metaseq_lm.reporting.settings import Row, metric_of
 from metaseq_lm.reporting.table import Cell, Table
 
 SMALLEST = 1e-9  # every difference counts: a pair is better, worse, or undecided

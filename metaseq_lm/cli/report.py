@@ -53,7 +53,15 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
+from metaseq_lm.reporting.settings import (
+    Row,
+    describe,
+    group,
+    remedy,
+    runs_of,
+    scored_functions,
+    where,
+)
 from metaseq_lm.reporting.significance import Significance, choose_test, compare
 from metaseq_lm.reporting.stats import FEWEST, LEVEL, POWER, TESTS, Test
 from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
@@ -305,7 +313,7 @@ def _select_runs(runs: Sequence[Run], options: ReportOptions) -> tuple[list[Run]
 
 
 def _compared_table(
-    settings: Sequence[Setting], metric: Metric, test: Test, options: ReportOptions
+    settings: Sequence[Row], metric: Metric, test: Test, options: ReportOptions
 ) -> tuple[Table, Significance | None]:
     """Return the table that the options ask for, and the tests in it, if any."""
     spread = options.spread
@@ -409,17 +417,14 @@ def _show_written(paths: Sequence[Path]) -> None:
         show("\n  ".join(["\nwritten:", *map(str, paths)]))
 
 
-def _choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> list[Setting]:
+def _choose_controls(settings: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     """Return the settings that meet KEY=VALUE conditions; none without conditions.
 
     Raises UsageError for a key or value that no run has, or if no other setting is left.
     """
     if not conditions:
         return []
-    runs = []
-    for setting in settings:
-        runs += setting.runs
-    picked = where(runs, conditions, "--control")
+    picked = where(runs_of(settings), conditions, "--control")
     controls = [setting for setting in settings if setting.runs[0] in picked]
     if len(controls) == len(settings):
         raise UsageError(

@@ -251,6 +251,13 @@ def as_text(value: Any, spell: Callable[[float], Any] = _spell) -> Any:
     return spell(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a float or an int that fits in one; a bool is not."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, float)
+
+
 def as_numbers(value: Any, depth: int = 20) -> Any:
     """Return a JSON value with numbers restored from the texts of `to_json`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -47,22 +48,16 @@ from metaseq_lm.league.predictions import (
 )
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.rungs import predict
-from metaseq_lm.league.standings import (
-    Choice,
-    Context,
-    Row,
-    Standing,
-    metric_of,
-    seed_scores,
-)
+from metaseq_lm.league.standings import Context, Standing
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.tuning import describe_other_choices, plausible, trials_of, values_text
+from metaseq_lm.league.tuning import describe_other_choices, trials_of, values_text
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.provenance import describe_provenance
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, Tuning, metric_of, seed_scores
 from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.sweeps.trials import Trial, Trials
 
@@ -105,48 +100,41 @@ class LeagueRuns:
     def rows(self) -> list[Row]:
         """Return the rows that have final runs, in the order of the plan.
 
-        A row that serves as a control has no controls itself, since two objectives may control each
-        other.
+        A row that serves as a control has no control itself: two objectives may control each other.
         """
+        added = {item.name for item in self.contents.additions}
         rows: dict[tuple[str, float], Row] = {}
         for objective in self.plan.objectives:
             for budget in self.plan.ladder.budgets:
                 if runs := self.of(objective, FINAL, budget):
-                    rows[objective.name, budget] = self.row(objective, budget, runs)
-        controls = {objective.name: objective.control or "" for objective in self.plan.objectives}
+                    rows[objective.name, budget] = Row(
+                        runs,
+                        {"label": objective.name},
+                        budget=budget,
+                        untrained=tuple(self.of(objective, UNTRAINED)),
+                        shuffled=tuple(self.of(objective, SHUFFLED, budget)),
+                        control_name=objective.control or "",
+                        tuning=self.tuning(objective, budget, runs[0]),
+                        added=objective.name in added,
+                        shipped=_setting_of(runs[0]) in self.shipped,
+                    )
         return [
-            replace(row, control=rows.get((controls[name], budget)))
-            for (name, budget), row in rows.items()
+            replace(row, control=rows.get((row.control_name, row.budget))) for row in rows.values()
         ]
 
-    def row(self, objective: Objective, budget: float, runs: Sequence[Run]) -> Row:
-        """Return a row with its tuning and all controls except the matched one."""
-        return Row(
-            objective.name,
-            budget,
-            tuple(runs),
-            untrained=tuple(self.of(objective, UNTRAINED)),
-            shuffled=tuple(self.of(objective, SHUFFLED, budget)),
-            control_name=objective.control or "",
-            tuning=self.tuning(objective, budget, runs[0]),
-            added=objective.name in {item.name for item in self.contents.additions},
-            shipped=_setting_of(runs[0]) in self.shipped,
-        )
-
-    def tuning(self, objective: Objective, budget: float, run: Run) -> Choice | None:
+    def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
         """Return how the options of a run were chosen; None if there were no trials.
 
         If no trial has a score any more, the options of the run count as chosen.
         """
-        trials = trials_of(self.plan, objective, self.of(objective, TUNE))
-        of_budget = trials.get(self.plan.tuning.nearest(budget))
-        if of_budget is None:
+        least = self.plan.tuning.plausible
+        by_budget = trials_of(self.plan, objective, self.of(objective, TUNE))
+        trials = by_budget.get(self.plan.tuning.nearest(budget))
+        if trials is None:
             return None
-        shares = plausible(of_budget, self.plan.tuning.plausible)
-        chosen = {key: run.values.get(key) for key in objective.grid}
-        chosen = dict(shares[0][0]) if shares else chosen
-        shares = shares if self.plan.tuning.plausible else ()
-        return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
+        shares = trials.plausible(least)
+        chosen = shares[0][0] if shares else {key: run.values.get(key) for key in objective.grid}
+        return Tuning(trials.grid, chosen, trials.runs, trials.budget, shares if least else ())
 
     def context(self) -> Context:
         """Return all rows with the facts that gates need to judge them."""
@@ -166,27 +154,20 @@ class LeagueRuns:
 
     def standings(self) -> entries.Standings:
         """Return the rows with findings and verdicts."""
-        comparison = self.plan.comparison
-        primary = self.metric(comparison.metric)
-        rule = Rule(
-            comparison.smallest_effect,
-            comparison.level,
-            primary.lower_is_better,
-            self.plan.comparisons,
-        )
-        rows = [self.entry(standing) for standing in examine(self.context())]
+        plan, comparison = self.plan, self.plan.comparison
+        lower = self.metric(comparison.metric).lower_is_better
         return entries.Standings(
             self.contents.title,
-            [self.metric(name) for name in self.plan.metrics],
+            [self.metric(name) for name in plan.metrics],
             comparison.baseline,
-            rule,
-            rows,
-            {name: references(self.runs, name) for name in self.plan.metrics},
+            Rule(comparison.smallest_effect, comparison.level, lower, plan.comparisons),
+            [self.entry(standing) for standing in examine(self.context())],
+            {name: references(self.runs, name) for name in plan.metrics},
             self.notes(),
             self.remarks(),
             [self.metric(name) for name in self.parts],
             self.outcomes(),
-            len(self.plan.tuning.seeds),
+            len(plan.tuning.seeds),
             [self.metric(name) for name in comparison.kinds],
             (self.contents.plan.name, self.contents.plan.hash),
         ).decided()
@@ -198,32 +179,25 @@ class LeagueRuns:
 
     def outcomes(self) -> list[Outcome]:
         """Return the predictions together with the state of their runs."""
-        outcomes = []
-        for item in self.predictions:
-            objective = objective_of(self.plan, item.objective)
-            outcomes.append(Outcome.of(item, self.of_rung(objective, item.budget)))
-        return outcomes
+        return [
+            Outcome.of(item, self.of_rung(objective_of(self.plan, item.objective), item.budget))
+            for item in self.predictions
+        ]
 
     def remarks(self) -> list[str]:
         """Return sentences on parts of the plan that cannot have final runs, or have none yet."""
-        plan, prices = self.plan, self.contents.prices
-        ended = [(row.objective, row.budget) for row in self.rows()]
-        objectives = {name for name, _ in ended}
-        budgets = {budget for _, budget in ended}
-        missing = [
-            objective.name
-            for objective in plan.objectives
-            if objective.name not in objectives
-            and possible(plan, objective, prices, plan.ladder.budgets)
-        ]
-        missing += [f"{flops_text(b)} FLOPs" for b in plan.ladder.budgets if b not in budgets]
-        remarks = describe_excluded(plan, plan.objectives, prices, plan.ladder.budgets)
-        begun = [
-            f"{objective.name} at {flops_text(budget)}"
-            for objective in plan.objectives
-            for budget in plan.ladder.budgets
-            if (label_of(FINAL, objective.name), budget) in self.incomplete
-        ]
+        plan, prices, rows = self.plan, self.contents.prices, self.rows()
+        planned = plan.ladder.budgets
+        objectives, budgets = {row.objective for row in rows}, {row.budget for row in rows}
+        missing, begun = [], []
+        for item in plan.objectives:
+            if item.name not in objectives and possible(plan, item, prices, planned):
+                missing.append(item.name)
+            for budget in planned:
+                if (label_of(FINAL, item.name), budget) in self.incomplete:
+                    begun.append(f"{item.name} at {flops_text(budget)}")
+        missing += [f"{flops_text(b)} FLOPs" for b in planned if b not in budgets]
+        remarks = describe_excluded(plan, plan.objectives, prices, planned)
         if begun:
             remarks.append(
                 f"Not all seeds are over here, so the rows that ship stand: {', '.join(begun)}."
@@ -250,6 +224,8 @@ class LeagueRuns:
     def entry(self, standing: Standing) -> entries.Entry:
         """Return a row as pages show it."""
         row, names = standing.row, (*self.judged, *self.parts)
+        recorded = [run.results for run in row.scored if run.results]
+        updates = [results["updates"] for results in recorded if "updates" in results]
         return entries.Entry(
             row.objective,
             row.budget,
@@ -258,7 +234,7 @@ class LeagueRuns:
             _known({name: seed_scores(row.shuffled, name) or None for name in names}),
             standing.findings,
             row.shipped,
-            _mean_updates(row.scored),
+            math.fsum(updates) / len(updates) if updates else None,
             sds_of_choice=_known({name: row.sd_of_choice(name) for name in self.judged}),
             items=self.test_items(row.runs),
             untrained_items=self.test_items(row.untrained),
@@ -280,10 +256,7 @@ class LeagueRuns:
         return rows
 
     def test_items(self, runs: Sequence[Run]) -> dict[str, tuple[Items, ...]]:
-        """Return the test items of the metrics with verdicts, if the plan asks for their error.
-
-        Metrics whose items are unknown are left out.
-        """
+        """Return known test items of metrics with verdicts, if the plan asks for their error."""
         comparison = self.plan.comparison
         names = (comparison.metric, *comparison.kinds) if comparison.items else ()
         return _known({name: items_of(runs, name) for name in names})
@@ -316,42 +289,37 @@ class LeagueRuns:
         texts = []
         for row in self.rows():
             if row.tuning and row.tuning.shares:
-                settings = (f"{values_text(v)} ({x:.0%})" for v, x in row.tuning.shares)
-                name = f"{row.objective} at {flops_text(row.budget)}"
-                texts.append(f"{name} {', '.join(settings)}".replace("%", " %"))
-        share = f"{self.plan.tuning.plausible:.0%}".replace("%", " %")
-        sentence = f"The best in {share} of draws of the tuning seeds or more: {'; '.join(texts)}."
-        return [sentence] if texts else []
+                settings = (f"{values_text(v)} ({100 * x:.0f} %)" for v, x in row.tuning.shares)
+                texts.append(f"{row.objective} at {flops_text(row.budget)} {', '.join(settings)}")
+        sentence = f"The best in {100 * self.plan.tuning.plausible:.0f} % of draws of the tuning "
+        return [f"{sentence}seeds or more: {'; '.join(texts)}."] if texts else []
 
     def tuning_notes(self) -> list[str]:
         """Return sentences on tuning: trials, FLOPs, and the choices of other metrics."""
         metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
-        parts = []
+        parts, trials = [], list[Trials[Trial]]()
         for objective in self.plan.objectives:
-            if runs := self.of(objective, TUNE):
-                flops = sum(run.costs["flops"] or 0.0 for run in runs)
-                tuned = {_budget_of(run) for run in runs}
-                planned = sum(self.plan.trials(objective, budget) for budget in tuned)
-                by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
-                wider = f", {len(runs) - planned} of them beyond the first grid"
-                parts.append(
-                    f"{objective.name}{by} {len(runs)} trials, {flops_text(flops)} FLOPs"
-                    f"{wider if len(runs) > planned else ''}"
-                )
+            by_budget = trials_of(self.plan, objective, self.of(objective, TUNE))
+            if not by_budget:
+                continue
+            trials += by_budget.values()
+            count = sum(len(item.runs) for item in by_budget.values())
+            flops = flops_text(sum(item.flops for item in by_budget.values()))
+            excess = count - sum(self.plan.trials(objective, budget) for budget in by_budget)
+            by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
+            wider = f", {excess} of them beyond the first grid" if excess > 0 else ""
+            parts.append(f"{objective.name}{by} {count} trials, {flops} FLOPs{wider}")
         if not parts:
             return []
-        trials: list[Trials[Trial]] = []
-        for objective in self.plan.objectives:
-            trials += trials_of(self.plan, objective, self.of(objective, TUNE)).values()
         note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."
         return [note, *describe_other_choices(self.plan, trials)]
 
     def provenance(self) -> list[str]:
         """Return a sentence on when the runs were made and with which code; [] without runs."""
-        trials, finals = [], []
-        for objective in self.plan.objectives:
-            trials += self.of(objective, TUNE)
-            finals += self.of(objective, FINAL)
+        trials, finals = (
+            [run for objective in self.plan.objectives for run in self.of(objective, phase)]
+            for phase in (TUNE, FINAL)
+        )
         return [describe_provenance(trials, finals, self.runs)] if self.runs else []
 
 
@@ -401,12 +369,6 @@ def _known(values: Mapping[str, T | None]) -> dict[str, T]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _mean_updates(runs: Sequence[Run]) -> float | None:
-    """Return the mean number of updates of runs, None if none is recorded."""
-    counts = [run.results["updates"] for run in runs if run.results and "updates" in run.results]
-    return sum(counts) / len(counts) if counts else None
-
-
 def _budget_of(run: Run) -> float:
     """Return the budget of a run, 0 without one."""
     return float(run.values.get(BUDGET) or 0)
@@ -415,9 +377,7 @@ def _budget_of(run: Run) -> float:
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """Return the runs of a league, and archived runs for settings that it has not completed.
 
-    Predictions of both are included.
-
-    Raises UsageError for a run or a prediction of another plan.
+    Predictions of both are included. Raises UsageError for a run or a prediction of another plan.
     """
     folder.check_plans(contents.plan.hash)
     predictions = read_predictions(folder.path)
@@ -454,15 +414,10 @@ def _check_predictions(predictions: Sequence[Prediction], source: str, plan: Pla
 def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     """Return label and budget of settings whose planned runs (seeds or trials) have all ended."""
     over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))
-    needed: dict[str, int] = {}
-    tuned: dict[str, Objective] = {}
-    for objective in plan.objectives:
-        tuned[label_of(TUNE, objective.name)] = objective
-        needed |= {
-            label_of(FINAL, objective.name): len(plan.ladder.seeds),
-            label_of(UNTRAINED, objective.name): len(plan.controls.seeds),
-            label_of(SHUFFLED, objective.name): len(plan.controls.seeds),
-        }
+    controls, finals = len(plan.controls.seeds), len(plan.ladder.seeds)
+    seeds = {FINAL: finals, UNTRAINED: controls, SHUFFLED: controls}
+    needed = {label_of(p, x.name): n for x in plan.objectives for p, n in seeds.items()}
+    tuned = {label_of(TUNE, objective.name): objective for objective in plan.objectives}
     whole = set()
     for (label, budget), count in over.items():
         trials = plan.trials(tuned[label], budget) if label in tuned else 0
@@ -497,18 +452,10 @@ def with_archived(contents: Contents) -> Contents:
     if file is None or not file.exists():
         return contents
     about = archive.read_about(file)
-    return _with_those_of(contents, file, about) if _is_of(contents.plan, about) else contents
-
-
-def _with_those_of(contents: Contents, file: Path, about: Mapping[str, str]) -> Contents:
-    """Return contents together with the objectives added in an archive, given its facts."""
+    if about.get("plan") != contents.plan.hash:
+        return contents
     records = archive.read_fact(file, about, _ADDED, [ADDED_SCHEMA, ...], "[]")
     return replace(contents, archived=tuple(map(Added.of, records)))
-
-
-def _is_of(plan: Plan, about: Mapping[str, str]) -> bool:
-    """Return whether the facts of an archive belong to a plan."""
-    return about.get("plan") == plan.hash
 
 
 def read_archived(contents: Contents) -> LeagueRuns:
@@ -525,12 +472,12 @@ def read_archived(contents: Contents) -> LeagueRuns:
     if file is None:
         return LeagueRuns(contents, ())
     about = archive.read_about(file) if file.exists() else {}
-    if not _is_of(contents.plan, about):
+    if about.get("plan") != contents.plan.hash:
         reason = f"of another plan ({about.get('plan')})" if file.exists() else "gone"
         say(f"metaseq-lm: warning: {file} is {reason}, so its runs are left out")
         return LeagueRuns(contents, ())
     prices = archive.read_fact(file, about, "prices", PRICES, "{}")
-    contents = _with_those_of(contents, file, about)
+    contents = with_archived(contents)
     runs = _with_means(contents, archive.read(file))
     check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
     source = f"{file}, predictions"
@@ -550,7 +497,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
 
 
 def _with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return runs with the plan's means of metrics added."""
+    """Return runs with the plan's means of metrics."""
     return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
 
 
@@ -560,11 +507,7 @@ def _setting_of(run: Run) -> tuple[str, float]:
 
 
 def write_archive(path: Path, league: LeagueRuns) -> None:
-    """Write the runs of the plan, including its added objectives, into an archive.
-
-    The archive also keeps the added objectives, the facts about the data that gates need, and the
-    predictions.
-    """
+    """Write the runs, added objectives, facts about the data and predictions into an archive."""
     contents = league.contents
     names = [objective.name for objective in league.plan.objectives]
     labels = _labels_of(names)
@@ -612,9 +555,8 @@ def show_report(
     """Print the standings, for a terminal or as JSON; write their page into `folder`, if given.
 
     All rows are tested, but only rows of `budgets` (default: all) are shown. The page names
-    `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in
-    `about`, a sentence names the kinds of labels in which it leads. Raises UsageError if there are
-    no rows.
+    `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in `about`
+    a sentence names the kinds of labels in which it leads. Raises UsageError without rows.
     """
     standings = shown_standings(league, budgets)
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()

@@ -12,8 +12,9 @@ from metaseq_lm.league.differences import side
 from metaseq_lm.league.gate import BOUNDS, gate
 from metaseq_lm.league.loss_gates import is_trained, lowest, number, unmasked_share
 from metaseq_lm.league.score_gates import ACCURACY, parts_of, sibling
-from metaseq_lm.league.standings import VOID, Context, Finding, Row, metric_of
+from metaseq_lm.league.standings import VOID, Context, Finding
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, metric_of
 from metaseq_lm.runs.suite_results import OVERALL
 
 _LEVEL = 1e-3  # probability of an honest accuracy so far above its bound

@@ -8,8 +8,9 @@ import numpy as np
 from metaseq_lm.league.corpus import ERRORS
 from metaseq_lm.league.gate import STATES, gate
 from metaseq_lm.league.loss_gates import curve, number
-from metaseq_lm.league.standings import FLAG, Context, Finding, Row, finished
+from metaseq_lm.league.standings import FLAG, Context, Finding
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, finished
 
 _RANK = ".last.effective_rank"  # metrics of the suite probe
 _FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the largest possible rank

@@ -13,17 +13,9 @@ from metaseq_lm.evaluation.grouping import MACRO, SEPARATOR
 from metaseq_lm.league.differences import Difference, compare, side
 from metaseq_lm.league.gate import CONTROLS, GAIN, LEARNING, gate
 from metaseq_lm.league.loss_gates import curve, lowest, number
-from metaseq_lm.league.standings import (
-    FLAG,
-    NOTE,
-    Context,
-    Finding,
-    Row,
-    finished,
-    metric_of,
-    seed_scores,
-)
+from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, finished, metric_of, seed_scores
 from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
 
 SYNTAXGYM = "syntaxgym"  # the suite

@@ -6,7 +6,8 @@ from metaseq_lm.data.doctor.findings import MANY_SHARED
 from metaseq_lm.data.doctor.likeness import SHIFTED
 from metaseq_lm.data.doctor.passages import WINDOW
 from metaseq_lm.league.gate import DATA, gate
-from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding, Row
+from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding
+from metaseq_lm.reporting.settings import Row
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
 _LEAKED = 0.1  # share of the tokens of valid from which its losses are training losses

@@ -163,8 +163,8 @@ class Standings:
     def best(self, budget: float) -> Entry | None:
         """Return the best row of a budget by the metric in focus; None if less than two rank."""
         present = [e for e in self.entries if e.budget == budget and e.is_ranked(self.metric.name)]
-        keys = [_rank_key(entry, self.metric) for entry in present]
-        return present[keys.index(min(keys))] if len(present) > 1 else None
+        best = min(present, key=lambda entry: _rank_key(entry, self.metric), default=None)
+        return best if len(present) > 1 else None
 
     def decided(self) -> "Standings":
         """Return the standings with decisions on every tested row that has a ranked baseline.
@@ -183,10 +183,9 @@ class Standings:
                 gains[i] = gain.over(base_gain)
                 errors.append(self.errors(name, entry, base, of_gains=True))
         on_gains = dict(zip(gains, decide_all(list(gains.values()), self.rule, errors)))
-        by_kind = {
-            kind.name: self._decide(kind, self._pairs(kind.name, Entry.is_tested))
-            for kind in self.kinds
-        }
+        by_kind = {}
+        for kind in self.kinds:
+            by_kind[kind.name] = self._decide(kind, self._pairs(kind.name, Entry.is_tested))
         entries = []
         for i, entry in enumerate(self.entries):
             of_kinds = {kind: of[i] for kind, of in by_kind.items() if i in of}
@@ -200,11 +199,8 @@ class Standings:
         self, name: str, may_be_baseline: Callable[[Entry, str], bool]
     ) -> dict[int, tuple[Entry, Entry]]:
         """Return each tested row with the baseline of its budget, by the number of the row."""
-        bases = {
-            entry.budget: entry
-            for entry in self.entries
-            if entry.objective == self.baseline and may_be_baseline(entry, name)
-        }
+        named = [entry for entry in self.entries if entry.objective == self.baseline]
+        bases = {entry.budget: entry for entry in named if may_be_baseline(entry, name)}
         pairs = {}
         for i, entry in enumerate(self.entries):
             base = bases.get(entry.budget)
@@ -229,13 +225,8 @@ class Standings:
         They are the choice of settings (see `choice`), pooled over all tested rows of the budget,
         and the test items. With `of_gains` they are errors of the difference of gains.
         """
-        sds = [
-            other.sds_of_choice[name]
-            for other in self.entries
-            if other.budget == entry.budget
-            and other.is_tested(name)
-            and name in other.sds_of_choice
-        ]
+        others = [x for x in self.entries if x.budget == entry.budget and x.is_tested(name)]
+        sds = [other.sds_of_choice[name] for other in others if name in other.sds_of_choice]
         tuned = sum(name in side.sds_of_choice for side in (entry, base))
         choices = [choice_error(sds, self.tuning_seeds, tuned)] if tuned else []
         sides = [(1, entry.items), (-1, base.items)]
@@ -262,8 +253,7 @@ class Standings:
 def _rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:
     """Return the sort key of a row within its budget."""
     summary = summarise(entry.scores.get(metric.name, ()))
-    centre = summary.centre if summary else float("-inf")
     if entry.about(metric.name, VOID, REFUSE) or summary is None:
         return 2, 0.0
-    group = 0 if entry.is_ranked(metric.name) else 1
-    return group, centre if metric.lower_is_better else -centre
+    centre = summary.centre if metric.lower_is_better else -summary.centre
+    return int(not entry.is_ranked(metric.name)), centre

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import format_value, quote
-from metaseq_lm.league.plan import Objective, Plan, budget_text, is_number
+from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -49,11 +50,6 @@ class LeagueSweep:
     definition: Definition
     runs: list[Run]
 
-    @property
-    def alternatives(self) -> list[Values]:
-        """The budget and the other values of each setting."""
-        return list(self.definition.alternatives)
-
     def at(self, budgets: Iterable[float]) -> list[Run]:
         """Return the runs at budgets; all runs if the phase has no budgets."""
         texts = {budget_text(budget) for budget in budgets}
@@ -67,10 +63,7 @@ def label_of(phase: str, objective: str) -> str:
 
 def budget_values(by_budget: Mapping[float, Sequence[Values]]) -> list[Values]:
     """Return the settings of runs: those of each budget, with the budget."""
-    settings: list[Values] = []
-    for budget, of_budget in by_budget.items():
-        settings += [{BUDGET: budget_text(budget), **values} for values in of_budget]
-    return settings
+    return [{BUDGET: budget_text(b), **values} for b, each in by_budget.items() for values in each]
 
 
 def build_sweep(
@@ -112,16 +105,13 @@ def _identity_of(values: Values) -> tuple[Any, ...]:
 def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
     """Return the options that the league sets in a phase."""
     options = [f"label={quote(label_of(phase, objective.name))}"]
-    if phase == UNTRAINED:
-        options += ["trainer.max_update=1", "optimizer.lr=0"]
-    else:
-        options += ["trainer.max_update=0"]
-    if phase == SHUFFLED:
-        options += ["task.shuffle_tokens=true"]
+    of_phase = {
+        UNTRAINED: ["trainer.max_update=1", "optimizer.lr=0"],
+        SHUFFLED: ["trainer.max_update=0", "task.shuffle_tokens=true"],
+    }
+    options += of_phase.get(phase, ["trainer.max_update=0"])
     suites = plan.tuning_suites(objective) if phase == TUNE else list(plan.comparison.suites)
-    if suites:
-        options += [f"trainer.final_suites={format_value(suites)}"]
-    return options
+    return [*options, f"trainer.final_suites={format_value(suites)}"] if suites else options
 
 
 def stored_settings(folder: Path) -> list[Values]:

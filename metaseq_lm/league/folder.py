@@ -90,11 +90,7 @@ class Added:
 
     @property
     def portable(self) -> Added:
-        """A copy for archives, without paths of this machine.
-
-        The path of a plug-in is relative to the working directory; outside of it only the name is
-        kept.
-        """
+        """A copy for archives: a plug-in by its path below the working directory, or its name."""
         if self.user_dir is None or not Path(self.user_dir).is_absolute():
             return self
         relative = Path(relative_to_cwd(self.user_dir))
@@ -158,9 +154,7 @@ class LeagueFolder:
     def read(self) -> Contents:
         """Return the content of league.json.
 
-        Raises:
-            UsageError: There is no league.
-            MetaseqError: league.json is damaged or was changed.
+        Raises UsageError if there is no league, MetaseqError if the file is damaged or was changed.
         """
         try:
             content = json.loads(read_bounded(self.file, LARGEST_SWEEP))
@@ -217,35 +211,29 @@ class LeagueFolder:
         try:
             with open(self.path / ".lock", "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
+        except (FileNotFoundError, BlockingIOError) as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     def runs(self) -> list[Run]:
         """Return all started runs of all phases."""
-        folders = []
+        return [read_run(folder) for folder in self._folders_with("config.yaml")]
+
+    def _folders_with(self, name: str) -> Iterator[Path]:
+        """Yield the run folders of all phases that have a file, in order."""
         for phase in PHASES:
-            folders += sorted(file.parent for file in self.path.glob(f"{phase}/*/*/config.yaml"))
-        return [read_run(folder) for folder in folders]
+            yield from sorted(file.parent for file in self.path.glob(f"{phase}/*/*/{name}"))
 
     def check_plans(self, plan_hash: str) -> None:
         """Raise UsageError for a run of another plan, see the function `check_plans`."""
-        plans = {}
-        for phase in PHASES:
-            for file in sorted(self.path.glob(f"{phase}/*/*/{PLAN_FILE}")):
-                plans[str(file.parent)] = read_plan_hash(file.parent)
-        check_plans(plans, plan_hash)
+        folders = self._folders_with(PLAN_FILE)
+        check_plans({str(folder): read_plan_hash(folder) for folder in folders}, plan_hash)
 
 
 def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> None:
-    """Raise UsageError for runs (or whatever `kind` names) of another plan.
+    """Raise UsageError for runs (or whatever `kind` names) of another plan than `plan_hash`.
 
-    Args:
-        plans: The hash of the plan that each run records, by run name; "" for runs made before
-            hashes were recorded.
-        plan_hash: The hash of the league's plan.
+    `plans` are the hashes that they record, by name; "" if made before hashes were recorded.
     """
     others = {name: other for name, other in plans.items() if other not in ("", plan_hash)}
     if others:

@@ -12,7 +12,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import seconds_text, show_progress
 from metaseq_lm.league.assembly import read_archived
-from metaseq_lm.league.choice import MOST, tuning_seeds_needed
+from metaseq_lm.league.choice import tuning_seeds_needed
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective, Plan
@@ -21,6 +21,7 @@ from metaseq_lm.league.runner import Runner
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.stats import DEFAULT_TEST
 from metaseq_lm.runs.conditions import count_conditions
+from metaseq_lm.sweeps.draws import MOST
 from metaseq_lm.tasks import with_updates
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import (

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import Registry
-from metaseq_lm.league.standings import Context, Finding, Row
+from metaseq_lm.league.standings import Context, Finding
+from metaseq_lm.reporting.settings import Row
 
 Gate = Callable[[Row, Context], Iterator[Finding]]
 # The stages of gates, in the order in which their findings are printed.

@@ -16,7 +16,8 @@ from metaseq_lm.league import (
     score_gates,
 )
 from metaseq_lm.league.gate import GATES, Gate, registered_gates
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Standing
+from metaseq_lm.reporting.settings import Row
 
 # Importing these modules registers the gates.
 KINDS = (

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from metaseq_lm.evaluation.suites import SHARE
-from metaseq_lm.league.standings import seed_scores
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import seed_scores
 from metaseq_lm.reporting.stats import Error, Errors
 from metaseq_lm.runs.suite_results import HITS, OVERALL
 
@@ -87,10 +87,7 @@ def item_errors(*sides: tuple[int, Sequence[Items]]) -> Errors:
     """Return the errors from test items of a signed sum of scores.
 
     If all sides have a part by block, its error is that of the sum in the blocks; otherwise each
-    side has its own error.
-
-    Args:
-        sides: The sign of a score, 1 or -1, and its items; none if they are not known.
+    side has its own error. `sides` are the sign of each score and its items, () if unknown.
     """
     lengths = {len(items) for _, items in sides}
     if len(lengths) > 1:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.config.entries import ObjectiveEntry, objective_entries
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.league.gate import LEARNING, LOSSES, gate
-from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
-from metaseq_lm.reporting.runs import Run, is_number
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 
 _ENTROPIES = (CAUSAL_NLL, CLOZE_NLL, NLL)  # kinds of terms, in nats a token
 _PLATEAU = 0.05  # nats

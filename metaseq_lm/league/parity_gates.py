@@ -8,10 +8,17 @@ from typing import Any
 from metaseq_lm.core.config import GROUPS
 from metaseq_lm.league.gate import RUNS, gate
 from metaseq_lm.league.loss_gates import number
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, finished
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding
 from metaseq_lm.reporting.numbers import flops_text
-from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number
-from metaseq_lm.reporting.settings import differing_suite_code, differing_suite_options, show
+from metaseq_lm.reporting.runs import Run, bare_key, identity
+from metaseq_lm.reporting.settings import (
+    Row,
+    differing_suite_code,
+    differing_suite_options,
+    finished,
+    show,
+)
+from metaseq_lm.sweeps.space import Choice
 
 PARITY = 0.02  # largest difference of FLOPs from the budget, as a share of it
 _UPDATES = "trainer.max_update"
@@ -245,8 +252,11 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         chosen = [value]
         for values, _ in tuning.shares[1:]:
             chosen += [values[key]] * (values[key] not in chosen)
-        for other in chosen:
-            yield from _edge_of_grid(key, other, tuning.grid.get(key, ()), other == value)
+        grid = Choice(tuple(tuning.grid.get(key, ())))
+        for other in filter(grid.edge_of, chosen):
+            tried = ", ".join(map(show, sorted(grid.values)))
+            reason = f"{key}={show(other)} is at the edge of what was tried ({tried})"
+            yield Finding("edge of the grid", FLAG if other == value else NOTE, reason)
         trained = _set(row.scored, key)
         if trained and {*trained} != {*map(show, chosen)}:
             reason = f"{key}={', '.join(map(show, chosen))} was chosen, but {', '.join(trained)} "
@@ -268,12 +278,3 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
     if other and flops and _is_off(flops, other):
         reason = f"tuning took {flops_text(flops)} FLOPs, {number(flops / other)} times those of "
         yield Finding("tuning", NOTE, f"{reason}the baseline")
-
-
-def _edge_of_grid(key: str, value: Any, grid: Sequence[Any], is_first: bool) -> Iterator[Finding]:
-    """Yield a finding on a chosen number that is the smallest or largest of several tried."""
-    is_range = all(map(is_number, [value, *grid])) and len({*grid}) > 1
-    if is_range and not min(grid) < value < max(grid):
-        tried = ", ".join(map(show, sorted(grid)))
-        reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
-        yield Finding("edge of the grid", FLAG if is_first else NOTE, reason)

@@ -16,6 +16,7 @@ from typing import Any
 
 from metaseq_lm.core.config import LEAGUE
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import parse_override
 from metaseq_lm.core.options import option
 from metaseq_lm.league.choice import FEWEST
@@ -363,11 +364,6 @@ def stated(value: Any) -> Any:
         if getattr(value, item.name) != default:
             content[item.name] = stated(getattr(value, item.name))
     return content
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, which true and false are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def budget_text(budget: float) -> str:

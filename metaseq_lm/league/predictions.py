@@ -27,9 +27,9 @@ from metaseq_lm.core.files import (
     with_checksum,
 )
 from metaseq_lm.core.journal import Journal
-from metaseq_lm.league.standings import finished
 from metaseq_lm.reporting.provenance import times
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import finished
 
 FILE = "predictions.jsonl"
 OPEN = "open"  # no run has ended

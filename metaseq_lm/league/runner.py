@@ -33,9 +33,9 @@ from metaseq_lm.league.expansion import (
 from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.league.prices import Prices, describe_excluded, possible
 from metaseq_lm.league.progress import Progress
-from metaseq_lm.league.standings import finished
-from metaseq_lm.league.tuning import plausible, trials_of
+from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.reporting.runs import Run, read_run
+from metaseq_lm.reporting.settings import finished
 from metaseq_lm.runs.plan import write_plan
 from metaseq_lm.runs.tuning import write_tuning
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
@@ -319,7 +319,7 @@ class Runner:
         for budget, trials in self.trials(objective, sweep).items():
             sampler = GridSampler(
                 tuning.widen,
-                lambda trials: [values for values, _ in plausible(trials, tuning.plausible)],
+                lambda trials: [values for values, _ in trials.plausible(tuning.plausible)],
                 partial(self.is_possible, objective, budget),
             )
             if proposed := sampler.propose(trials):
@@ -364,7 +364,7 @@ class Runner:
             chosen[budget] = [{}]
             if objective.grid:
                 tuned = self.plan.tuning.nearest(budget)
-                shares = plausible(trials[tuned], share) if tuned in trials else ()
+                shares = trials[tuned].plausible(share) if tuned in trials else ()
                 if not shares:
                     metric = self.plan.tuning_metric(objective)
                     runs = trials[tuned].runs if tuned in trials else ()

@@ -9,17 +9,9 @@ from metaseq_lm.evaluation.grouping import MACRO, SOFT, STRICT, TIES
 from metaseq_lm.league.control_gates import SYNTAXGYM, references
 from metaseq_lm.league.gate import READINGS, SCORES, gate
 from metaseq_lm.league.loss_gates import by_share, number
-from metaseq_lm.league.standings import (
-    FLAG,
-    NOTE,
-    VOID,
-    Context,
-    Finding,
-    Row,
-    metric_of,
-    seed_scores,
-)
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, metric_of, seed_scores
 
 _MOST_TIES = 0.01  # share of the items
 _ROUNDING = 1e-6  # mean soft accuracy minus chance if margins are only rounding errors

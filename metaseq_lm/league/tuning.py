@@ -1,20 +1,15 @@
-"""Tuning: the trials of an objective at each budget, and the settings that they could choose."""
+"""Tuning: the trials of an objective at each budget, and what other metrics would choose."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from metaseq_lm.league.choice import plausible_settings, shares_of_best
 from metaseq_lm.league.expansion import BUDGET
 from metaseq_lm.league.plan import Objective, Plan
-from metaseq_lm.league.standings import Shares, metric_of
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import differing_functions, show
+from metaseq_lm.reporting.settings import differing_functions, metric_of, show, spent_flops
 from metaseq_lm.sweeps.space import Choice
 from metaseq_lm.sweeps.trials import Trial, Trials, Values
 
@@ -46,31 +41,11 @@ def collect_trials(
     trials = []
     for same in settings.values():
         scores = [None if r.why_unscored(metric) else r.metrics[metric] for r in same]
-        flops = math.fsum(run.costs["own_flops"] or 0.0 for run in same)
         values = {name: same[0].values.get(name) for name in objective.grid}
-        trials.append(Trial(values, tuple(scores), flops, runs=tuple(same)))
+        trials.append(Trial(values, tuple(scores), spent_flops(same), runs=tuple(same)))
     space = {name: Choice(tuple(values)) for name, values in objective.grid.items()}
     lower = metric_of(metric, runs).lower_is_better
     return Trials(objective.name, metric, lower, tuple(trials), space, budget)
-
-
-def plausible(trials: Trials[Trial], least: float) -> Shares:
-    """Return the plausible settings with the shares of draws that choose them, which sum to 1.
-
-    We draw the seeds that all settings have, see `choice`. The most frequent setting comes first.
-    With `least` = 0 only the best setting is returned; () without scores.
-    """
-    best = trials.best()
-    if best is None or not least:
-        return () if best is None else ((best.values, 1.0),)
-    scored = [trial for trial, _ in trials.scores()]
-    by_seed = [dict(zip((run.seed for run in t.runs), t.scores)) for t in scored]
-    common = sorted(set.intersection(*map(set, by_seed)), key=lambda seed: seed or 0)
-    scores = np.array([[of_seed[seed] for seed in common] for of_seed in by_seed], float)
-    shares = shares_of_best(scores, trials.lower_is_better)
-    chosen = plausible_settings(shares, least)
-    total = math.fsum(shares[chosen])
-    return tuple((scored[i].values, float(shares[i] / total)) for i in chosen)
 
 
 def describe_other_choices(plan: Plan, trials: Sequence[Trials[Trial]]) -> list[str]:

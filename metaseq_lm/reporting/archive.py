@@ -31,13 +31,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.reporting.runs import (
-    MEANS,
-    Run,
-    check_values,
-    log_problem,
-    with_numbers,
-)
+from metaseq_lm.reporting.runs import MEANS, Run, check_values, log_problem, with_numbers
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.folder import RESULTS
 from metaseq_lm.runs.plan import HASH
@@ -98,27 +92,18 @@ def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _archived_line(run: Run, common: dict[str, Any], means: dict[str, Any]) -> dict[str, Any]:
     """Return the archive line of a run; values of `common` and equal `means` are left out."""
     config = run.portable_values
-    values = {}
-    for key, value in config.items():
-        if json.dumps(value) != json.dumps(common[key]):
-            values[key] = value
     line = {
         "name": _name_of(run),
-        "values": values,
+        "values": {k: x for k, x in config.items() if json.dumps(x) != json.dumps(common[k])},
         "absent": [key for key in common if key not in config],
         "results": run.portable_results,
         "log": run.portable_log,
         "notes": list(run.notes),
     }
-    if run.state:
-        line["state"] = run.state
-    if run.plan:
-        line["plan"] = run.plan
+    line |= {key: value for key in ("state", "plan") if (value := getattr(run, key))}
     if run.means != means:
         line["means"] = dict(run.means)
-    for key in ("tuning", "trial"):
-        if record := getattr(run, key):
-            line[key] = dict(record)
+    line |= {key: dict(value) for key in ("tuning", "trial") if (value := getattr(run, key))}
     if run.suites:
         line["suites"] = [results.record() for results in run.suites]
     return line
@@ -128,11 +113,8 @@ def _check_complete(path: Path, runs: Sequence[Run]) -> None:
     """Raise UsageError if the archive at `path` has runs that are not in `runs`."""
     names = {_name_of(run) for run in runs}
     fingerprints = {run.fingerprint for run in runs}
-    missing = []
-    for run in read(path):
-        if _name_of(run) not in names and run.fingerprint not in fingerprints:
-            missing.append(_name_of(run))
-    if missing:
+    others = [run for run in read(path) if run.fingerprint not in fingerprints]
+    if missing := [name for run in others if (name := _name_of(run)) not in names]:
         raise UsageError(
             f"--archive {path}: has {len(missing)} run{'s' * (len(missing) > 1)} that this table "
             f"lacks, such as {missing[0]}. Include that archive in RUNS, or write to another file."

@@ -6,7 +6,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, describe, group, scored_functions, show
+from metaseq_lm.reporting.settings import Row, describe, group, scored_functions, show
 from metaseq_lm.sweeps.trials import Trial, Trials
 
 
@@ -22,7 +22,7 @@ def chosen_values(
     """
     chosen: list[Run] = []
     lines = []
-    candidates: dict[tuple[Any, ...], list[Setting]] = {}
+    candidates: dict[tuple[Any, ...], list[Row]] = {}
     for setting in group(runs, [key]):
         other_keys = tuple(other for other in setting.values if other != key)
         candidates.setdefault((other_keys, setting.identity(other_keys)), []).append(setting)
@@ -47,14 +47,12 @@ def chosen_values(
     return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]
 
 
-def _trials_of(settings: Sequence[Setting], key: str, metric: Metric | None) -> Trials[Trial]:
+def _trials_of(settings: Sequence[Row], key: str, metric: Metric | None) -> Trials[Trial]:
     """Return the values of `key` as trials, with scores of `metric` or of the best checkpoints."""
     trials = []
     for setting in settings:
-        scores: list[float | None] = []
-        for run in setting.runs:
-            name = _metric_of(run, metric)
-            scores.append(None if run.why_unscored(name) else run.metrics[name])
+        named = [(run, _metric_of(run, metric)) for run in setting.runs]
+        scores = [None if run.why_unscored(name) else run.metrics[name] for run, name in named]
         trials.append(Trial({key: setting.values[key]}, tuple(scores), runs=tuple(setting.runs)))
     first = settings[0].runs[0]
     lower = not first.values.get("trainer.maximize_best_checkpoint_metric")

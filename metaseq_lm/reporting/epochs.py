@@ -14,9 +14,7 @@ _ENDED = ("finished", "diverged")
 def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
     """Yield for each run how often it has seen, or will see, the words of the train split.
 
-    Args:
-        folders: The possible data folders of the runs.
-        runs: The runs.
+    `folders` are the possible data folders of the runs.
     """
     hashes: dict[Path, str | None] = {}
     for folder in filter(Path.is_dir, folders):

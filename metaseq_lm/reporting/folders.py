@@ -81,14 +81,12 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     if not archives:
         return in_folders
     # A run counts once, even if it is in several archives, or in its folder and in archives.
-    seen = {run.fingerprint for run in in_folders}
-    archived = []
+    archived: dict[str, Run] = {}
     for path in archives:
         for run in archive.read(path):
-            if run.fingerprint not in seen:
-                seen.add(run.fingerprint)
-                archived.append(run)
-    return [*archived, *in_folders]
+            archived.setdefault(run.fingerprint, run)
+    in_both = {run.fingerprint for run in in_folders}
+    return [*(run for key, run in archived.items() if key not in in_both), *in_folders]
 
 
 def _with_means(runs: Sequence[Run]) -> list[Run]:
@@ -292,9 +290,7 @@ def pick_stage(
 
     `stage` is None for the last one. Raises UsageError for an unknown stage.
     """
-    names: list[str] = []
-    for planned in plan:
-        names += [name for name in planned.stages if name not in names]
+    names = list(dict.fromkeys(name for planned in plan for name in planned.stages))
     if stage is not None and stage not in names:
         known = f"Stages: {', '.join(names)}." if names else f"There is no {_SWEEP_FILE}."
         raise UsageError(f"--stage: no stage '{stage}'.{nearest(stage, names)} {known}")
@@ -333,13 +329,8 @@ def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Pat
 
     The folder of an earlier stage is such a path. The folder of a sweep itself never is.
     """
-    roots = []
-    for path in paths:
-        root = Path(path).resolve()
-        has_selected = any(folder.is_relative_to(root) for folder in selected)
-        if not has_selected and not (root / _SWEEP_FILE).is_file():
-            roots.append(root)
-    return roots
+    roots = [root for path in paths if not ((root := Path(path).resolve()) / _SWEEP_FILE).is_file()]
+    return [x for x in roots if not any(folder.is_relative_to(x) for folder in selected)]
 
 
 def _missing_notes(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,7 @@ from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
-from metaseq_lm.reporting.settings import Setting, show
+from metaseq_lm.reporting.settings import Row, show
 from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
@@ -31,11 +31,11 @@ class Report:
     """
 
     table: Table
-    settings: Sequence[Setting]
+    settings: Sequence[Row]
     metric: Metric
     spread: str = "sd"
     compared: Significance | None = None
-    controls: Sequence[Setting] = ()
+    controls: Sequence[Row] = ()
     samples: Sequence[tuple[str, str]] = ()
     command: str = ""
 
@@ -67,7 +67,7 @@ class Report:
             # A table of one key against another has no line for each setting.
             has_lines = len(self.table.records) == len(self.settings)
             for setting, line in zip(self.settings, self.table.records):
-                score = summarise(setting.scores(self.metric.name))
+                score = summarise(setting.run_scores(self.metric.name))
                 if has_lines and line.get("is_best") and score:
                     best.append(f"{setting.name} ({self.metric.text(score.centre)})")
             untested = "Nothing was tested; --baseline KEY=VALUE names a setting to compare with."
@@ -101,19 +101,19 @@ class Report:
         notes = [note for note in self.table.notes if note not in tested]
         rows = []
         for control in self.controls:
-            count = len(control.scores(self.metric.name))
+            count = len(control.run_scores(self.metric.name))
             rows.append([control.name, str(count), self._score_text(control)])
         if not notes:
             notes = ["All runs have a score, and none is marked as changed or incomplete."]
         head = ["control", "seeds", self.metric.title]
         return Section("Controls and checks", notes, tables=[Table.of_texts(head, rows, head[1:])])
 
-    def _score_text(self, setting: Setting) -> str:
-        score = summarise(setting.scores(self.metric.name), self.spread)
+    def _score_text(self, setting: Row) -> str:
+        score = summarise(setting.run_scores(self.metric.name), self.spread)
         return score.text(self.metric) if score else "-"
 
 
-def _command_table(settings: Sequence[Setting]) -> Table:
+def _command_table(settings: Sequence[Row]) -> Table:
     """Return the last command that started the first run of each setting, if it is still there."""
     rows = []
     for setting in settings:
@@ -133,7 +133,7 @@ def title_of(paths: Sequence[str | Path]) -> str:
     return ", ".join(names[:3]) + rest
 
 
-def _difference_table(settings: Sequence[Setting]) -> Table:
+def _difference_table(settings: Sequence[Row]) -> Table:
     """Return the config values of settings that their names do not show, but None."""
     rows = []
     for setting in settings:
@@ -143,7 +143,7 @@ def _difference_table(settings: Sequence[Setting]) -> Table:
     return Table.of_texts(["setting", "config"], rows)
 
 
-def _run_table(settings: Sequence[Setting], metric: Metric) -> Table:
+def _run_table(settings: Sequence[Row], metric: Metric) -> Table:
     """Return a table of all runs with seed, score, end, cost, hashes and folder."""
     rows = []
     for setting in settings:
@@ -165,7 +165,7 @@ def _run_table(settings: Sequence[Setting], metric: Metric) -> Table:
 # ---------------------------------------------------------------- samples
 
 
-def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+def samples_of(settings: Sequence[Row]) -> list[tuple[str, str]]:
     """Return (heading, text) for each setting: the last samples of its first run with samples."""
     pages = []
     for setting in settings:

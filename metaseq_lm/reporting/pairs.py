@@ -6,13 +6,13 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
-from metaseq_lm.reporting.settings import Setting
+from metaseq_lm.reporting.settings import Row
 from metaseq_lm.reporting.significance import UNIT, Comparison, compare_pair, describe_test
 from metaseq_lm.reporting.stats import FEWEST, LEVEL, Test, holm
 from metaseq_lm.reporting.table import Cell, Table, notes
 
 
-def pair_table(settings: Sequence[Setting], metric: Metric, key: str, test: Test) -> Table:
+def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) -> Table:
     """Return a row for each pair of settings that differ only in `key` among the shown keys.
 
     p is corrected for all pairs; the smallest comes first. Raises UsageError for a one-sided test,
@@ -48,7 +48,7 @@ def pair_table(settings: Sequence[Setting], metric: Metric, key: str, test: Test
 
 
 def _tested(
-    settings: Sequence[Setting], metric: Metric, key: str, test: Test
+    settings: Sequence[Row], metric: Metric, key: str, test: Test
 ) -> Iterator[tuple[float, Comparison]]:
     """Yield p and the comparison of each testable pair that differs only in `key`."""
     for one, other in combinations(settings, 2):

@@ -20,7 +20,7 @@ from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, l
 from metaseq_lm.reporting.drawing import mark, series, thinned
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
-from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, show
+from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, show
 from metaseq_lm.reporting.styles import Style, control_style, style_of
 from metaseq_lm.reporting.table import cost_of
 
@@ -43,18 +43,18 @@ class Pictures:
         controls: The settings drawn as horizontal lines in plots of scores.
     """
 
-    settings: Sequence[Setting]
+    settings: Sequence[Row]
     spread: str = "sd"
     panels: str | None = None
     along: str | None = None
-    controls: Sequence[Setting] = ()
+    controls: Sequence[Row] = ()
 
     @property
     def runs(self) -> list[Run]:
         """The runs of all settings."""
         return [run for setting in self.settings for run in setting.runs]
 
-    def series(self, setting: Setting) -> str:
+    def series(self, setting: Row) -> str:
         """Return the name of the series that a setting belongs to."""
         return setting.name_without(self.panels, self.along)
 
@@ -65,7 +65,7 @@ class Pictures:
         lines = dict.fromkeys(self.series(setting) for setting in self.controls)
         return styles | {name: control_style(i) for i, name in enumerate(lines)}
 
-    def compared(self) -> list[Setting]:
+    def compared(self) -> list[Row]:
         """Return all settings except controls."""
         return [setting for setting in self.settings if setting not in self.controls]
 
@@ -78,7 +78,7 @@ class Pictures:
             return True
         return axis_numbers([setting.values[key] for setting in self.settings]) is not None
 
-    def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
+    def split(self, key: str | None) -> list[tuple[str, list[Row]]]:
         """Return the title and settings of each panel; one untitled panel if `key` is None."""
         if key is None:
             return [("", list(self.settings))]
@@ -142,7 +142,7 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
 def _draw_updates(
     pictures: Pictures,
     path: Path,
-    panels: Sequence[tuple[str, Sequence[tuple[str, Setting, str]]]],
+    panels: Sequence[tuple[str, Sequence[tuple[str, Row, str]]]],
     styles: dict[str, Style],
     label: str = "",
     shared: bool = True,
@@ -171,9 +171,7 @@ def _draw_updates(
     return notes
 
 
-def _draw_runs(
-    axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: str
-) -> list[str]:
+def _draw_runs(axes: "Axes", setting: Row, unit: Metric, style: Style, spread: str) -> list[str]:
     """Draw the runs of one setting; returns notes on values that cannot be drawn."""
     notes, finished = [], []
     for run in setting.runs:
@@ -314,7 +312,7 @@ def _draw_places(
             axes.set(title=title, ylabel=metric.axis)
             prepare(axes)
             scored = [s for s in settings if s.name in places and s.scored_by(metric.name)]
-            true = [(places[s.name].x, s.scores(metric.name)) for s in scored]
+            true = [(places[s.name].x, s.run_scores(metric.name)) for s in scored]
             ends, is_log = axes.get_xlim(), axes.get_xscale() == "log"
             xs = separate_overlapping(true, ends, is_log)
             moved |= any(abs(x - place) > 1e-6 * abs(place) for x, (place, _) in zip(xs, true))
@@ -334,9 +332,9 @@ def _draw_places(
         legend(figure, styles, subject + about_moved * moved)
 
 
-def _point_of(setting: Setting, metric: Metric, spread: str, x: float, place: _Place) -> Point:
+def _point_of(setting: Row, metric: Metric, spread: str, x: float, place: _Place) -> Point:
     """Return the point of a setting with scores, drawn at x."""
-    scores, scale = setting.scores(metric.name), metric.scale
+    scores, scale = setting.run_scores(metric.name), metric.scale
     summary = summarise(scores, spread)
     assert summary is not None
     value = f"{summary.text(metric)} ({summary.n} seed{'s' * (summary.n > 1)})"
@@ -345,7 +343,7 @@ def _point_of(setting: Setting, metric: Metric, spread: str, x: float, place: _P
     return Point(x, summary.centre * scale, value, place.text, ends, seeds, place.label)
 
 
-def _draw_control(axes: "Axes", pictures: Pictures, setting: Setting, metric: Metric) -> None:
+def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric) -> None:
     """Draw a control as a horizontal line with its spread."""
     x, name = axes.get_xlim()[1], pictures.series(setting)
     point = _point_of(setting, metric, pictures.spread, x, _Place(x, ""))
@@ -391,7 +389,7 @@ def separate_overlapping(
     return [math.exp(x) if is_log else x for x in scaled]
 
 
-def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
+def drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
     """Return the costs that have points to plot; words only if they differ."""
     drawn = []
     for cost in _COST_AXES:

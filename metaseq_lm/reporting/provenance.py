@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from metaseq_lm.reporting.runs import Run
@@ -13,11 +14,9 @@ def times(runs: Iterable[Run], key: str) -> list[datetime]:
     """Return the times under a key in the runs' results.json."""
     known = []
     for run in runs:
-        text = (run.results or {}).get(key)
-        try:
-            known.append(datetime.fromisoformat(str(text)).astimezone(timezone.utc))
-        except (ValueError, OverflowError):  # runs of earlier versions have no times
-            continue
+        with suppress(ValueError, OverflowError):  # runs of earlier versions have no times
+            text = str((run.results or {}).get(key))
+            known.append(datetime.fromisoformat(text).astimezone(timezone.utc))
     return known
 
 
@@ -38,14 +37,13 @@ def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
 def made_with(runs: Iterable[Run]) -> str:
     """Return code, versions and machines that made runs, "" if none is recorded."""
     runs = list(runs)
-    facts = [counted(runs, fact) for fact in (_code_of, _versions_of, _machine_of)]
+    facts = (counted(runs, fact) for fact in (_code_of, _versions_of, _machine_of))
     return "; ".join(filter(None, facts))
 
 
 def describe_software(runs: Iterable[Run]) -> list[str]:
     """Return a sentence on code, versions and machines; [] if nothing is recorded."""
-    text = made_with(runs)
-    return [f"Made with {text}."] if text else []
+    return [f"Made with {text}."] if (text := made_with(runs)) else []
 
 
 def hashes_of(runs: Iterable[Run]) -> list[str]:
@@ -75,13 +73,11 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     unknown = len(runs) - len(times(runs, "started"))
     if parts and unknown:
         text += f" ({unknown} of {len(runs)} runs do not say when)"
-    origin = made_with(runs)
-    marked = sum(bool(run.plan) for run in runs)
-    count = {0: "No run records", len(runs): "Each run records"}.get(
-        marked, f"{marked} of {len(runs)} runs record"
-    )
-    if origin:
+    if origin := made_with(runs):
         text += f"; they were made with {origin}"
+    marked = sum(bool(run.plan) for run in runs)
+    extremes = {0: "No run records", len(runs): "Each run records"}
+    count = extremes.get(marked, f"{marked} of {len(runs)} runs record")
     return f"{text[0].upper()}{text[1:]}. {count} the hash of this plan."
 
 

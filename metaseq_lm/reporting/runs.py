@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -24,12 +23,7 @@ from metaseq_lm.core.config import (
     flatten,
 )
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.files import (
-    COUNT,
-    FINITE,
-    as_numbers,
-    schema_error,
-)
+from metaseq_lm.core.files import COUNT, FINITE, as_numbers, is_number, schema_error
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.metric_names import CAUSAL_NLL, DETECTION, NLL
 from metaseq_lm.core.options import DATA, LOSS, NOTHING, SPEED
@@ -70,17 +64,13 @@ VALUES = {
     "task.objectives": [(str, dict), ...],
     "schedule.total_updates": COUNT,
 }
-_FORMS = {f"{key}?": form for key, form in VALUES.items()}
 _TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 # Kinds of log lines that an archive stores: all lines, and only the last line.
 _ALL_LINES, _LAST_LINES = ("valid",), ("train", "samples")
 
 
 def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the non-mean metrics that a mean is computed from, each once.
-
-    A metric that is not in `means` returns itself.
-    """
+    """Return the non-mean metrics that a mean is computed from, each once; others themselves."""
     leaves, seen, ahead = [], set(), [metric]
     while ahead:
         name = ahead.pop()
@@ -225,12 +215,10 @@ class Run:
     @property
     def samples(self) -> tuple[int, list[str]]:
         """The update and the texts of the last logged samples; (0, []) without samples."""
-        update, texts = 0, []
-        for line in self.log:
+        for line in reversed(self.log):
             if line["kind"] == "samples" and isinstance(line.get("texts"), list):
-                update = line.get("update", 0)
-                texts = [text for text in line["texts"] if isinstance(text, str)]
-        return update, texts
+                return line.get("update", 0), [x for x in line["texts"] if isinstance(x, str)]
+        return 0, []
 
     @cached_property
     def identities(self) -> dict[str, tuple[str, Any]]:
@@ -308,10 +296,8 @@ class Run:
         """Updates, final metrics and validations without times; without results, the path."""
         if self.results is None:
             return str(self.path)
-        validations = []
-        for line in self.log:
-            if line["kind"] == "valid":
-                validations.append({key: line[key] for key in line if key != "seconds"})
+        valid = [line for line in self.log if line["kind"] == "valid"]
+        validations = [{key: line[key] for key in line if key != "seconds"} for line in valid]
         updates = self.results.get("updates")
         return json.dumps([updates, self.final_metrics, validations], sort_keys=True)
 
@@ -331,13 +317,13 @@ class Run:
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
-        detail = f": {_shorten(message, 120).rstrip('.')}" if message else ""
+        message = message if len(message) <= 120 else message[:119].rstrip() + "…"
+        detail = f": {message.rstrip('.')}" if message else ""
         return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{detail}"
 
     def why_unscored(self, metric: str) -> str | None:
         """Return why this run has no score of `metric`, or None if it has one."""
-        unfinished = self.why_unended()
-        if unfinished:
+        if unfinished := self.why_unended():
             return unfinished
         if metric not in self.metrics:
             return f"results.json has no {metric}"
@@ -389,9 +375,9 @@ class Run:
     @property
     def portable_results(self) -> dict[str, Any] | None:
         """The results with the total cost of the ancestors, but not their paths."""
-        if not self.results or not self.results.get("pretraining"):
+        ancestors = (self.results or {}).get("pretraining")
+        if not self.results or not ancestors:
             return self.results
-        ancestors = self.results["pretraining"]
         costs = {key: value for key, value in ancestors.items() if key not in ("run", "runs")}
         return {**self.results, "pretraining": costs}
 
@@ -399,19 +385,12 @@ class Run:
     def portable_log(self) -> list[dict[str, Any]]:
         """The logged validations, the last line of training and the last samples."""
         last = {line["kind"]: line for line in self.log if line["kind"] in _LAST_LINES}
-        lines = []
-        for line in self.log:
-            if line["kind"] in _ALL_LINES or line is last.get(line["kind"]):
-                lines.append(line)
-        return lines
+        return [x for x in self.log if x["kind"] in _ALL_LINES or x is last.get(x["kind"])]
 
     @property
     def fingerprint(self) -> str:
         """A text that a run shares with its copies in archives."""
-        values = {}
-        for key, value in self.portable_values.items():
-            if bare_key(key) != "data":
-                values[key] = value
+        values = {k: value for k, value in self.portable_values.items() if bare_key(k) != "data"}
         outcome = self.portable_results or self.portable_log
         return json.dumps([values, outcome], sort_keys=True)
 
@@ -573,24 +552,14 @@ def check_values(values: Mapping[str, Any]) -> None:
 
     These values are options that every run has, and VALUES.
     """
-    by_prefix: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         bare = bare_key(key)
-        if bare in VALUES:
-            by_prefix.setdefault(key.removesuffix(bare), {})[bare] = value
-    for prefix, part in by_prefix.items():
-        if problem := schema_error(part, _FORMS):
-            raise ValueError(f"{prefix}{problem}")
+        is_checked = value is not None and bare in VALUES
+        if is_checked and (problem := schema_error(value, VALUES[bare], key)):
+            raise ValueError(problem)
 
 
 # ---------------------------------------------------------------- keys and values of configs
-
-
-def is_number(value: Any) -> bool:
-    """Return whether `value` is a float or an int that fits in one; a bool is not."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return isinstance(value, float)
 
 
 def _finite_number(value: Any) -> float | None:
@@ -618,11 +587,6 @@ def relative_to_cwd(path: str | Path) -> str:
     """Return a path relative to the working directory if it is inside it, else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
-
-
-def _shorten(text: str, length: int) -> str:
-    """Return `text` cut to at most `length` characters, with an ellipsis if it was longer."""
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
 def natural(text: str) -> list[tuple[int, Any]]:

@@ -9,16 +9,19 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.metric_names import is_loss
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
+from metaseq_lm.reporting.runs import Run, bare_key, identity, natural
 from metaseq_lm.runs.suite_results import SuiteResults
+from metaseq_lm.sweeps.draws import sd_of_choice
+from metaseq_lm.sweeps.trials import Shares
 
 REMEDY = "compare a metric of an end task (--metric)"
 _SUITE_REMEDY = "score all runs with the same data and options"
@@ -26,79 +29,66 @@ _SUITE_REMEDY = "score all runs with the same data and options"
 _SUITE_PREFIX = "suites."
 
 
-class RunGroup:
-    """Runs that differ in nothing but their seed, with their scores by metric and seed."""
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """How the options of a row were tuned.
 
-    runs: Sequence[Run]
+    Attributes:
+        grid: The values tried for each option in all rounds; an option was tuned if it has several.
+        chosen: The value of each option that the row has.
+        runs: The trials.
+        budget: The FLOPs of a trial, which differ from the row's budget if tuned at another one.
+        shares: The plausible values, most frequent first, if the choice is part of the experiment;
+            () if final seeds run only with the best ones.
+    """
 
-    @cached_property
-    def scored(self) -> list[Run]:
-        """The runs that finished."""
-        return finished(self.runs)
+    grid: Mapping[str, Sequence[Any]]
+    chosen: Mapping[str, Any]
+    runs: tuple[Run, ...] = field(default=(), repr=False)
+    budget: float = 0.0
+    shares: Shares = ()
 
-    def scored_by(self, metric: str) -> list[Run]:
-        """Return the finished runs with a finite value of `metric`."""
-        return [run for run, reason in self._reasons(metric) if reason is None]
-
-    def unscored(self, metric: str) -> list[tuple[Run, str]]:
-        """Return the other runs, each with the reason for its missing score."""
-        return [(run, reason) for run, reason in self._reasons(metric) if reason is not None]
-
-    def _reasons(self, metric: str) -> list[tuple[Run, str | None]]:
-        """Return the runs, each with the reason for its missing score, if it has none."""
-        if metric not in self._known_reasons:
-            self._known_reasons[metric] = [(run, run.why_unscored(metric)) for run in self.runs]
-        return self._known_reasons[metric]
-
-    @cached_property
-    def _known_reasons(self) -> dict[str, list[tuple[Run, str | None]]]:
-        return {}
-
-    def scores(self, metric: str) -> list[float]:
-        """Return one value of `metric` per scored run, in the order of `scored_by`."""
-        return [run.metrics[metric] for run in self.scored_by(metric)]
-
-    def scored_by_seed(self, metric: str) -> dict[Any, list[Run]]:
-        """Return the scored runs of each seed."""
-        return _by_seed(self.scored_by(metric))
-
-    def seed_means(self, metric: str) -> dict[Any, float]:
-        """Return the score of each seed, see the function `seed_means`."""
-        return seed_means(self.runs, metric)
-
-
-def finished(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that finished."""
-    return [run for run in runs if run.why_unended() is None]
-
-
-def seed_means(runs: Sequence[Run], metric: str) -> dict[Any, float]:
-    """Return the mean score of each seed, ascending; only finite scores of finished runs."""
-    by_seed = _by_seed(run for run in runs if run.why_unscored(metric) is None)
-    means = {}
-    for seed in sorted(by_seed, key=lambda seed: seed or 0):
-        means[seed] = math.fsum(run.metrics[metric] for run in by_seed[seed]) / len(by_seed[seed])
-    return means
-
-
-def _by_seed(runs: Iterable[Run]) -> dict[Any, list[Run]]:
-    """Return the runs of each seed."""
-    by_seed: dict[Any, list[Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run.seed, []).append(run)
-    return by_seed
+    @property
+    def flops(self) -> float:
+        """The FLOPs that all trials spent, without those of pre-trained models."""
+        return spent_flops(self.runs)
 
 
 @dataclass(frozen=True, eq=False)
-class Setting(RunGroup):
-    """The runs with equal values of all keys in `values`: the label and keys that differ.
+class Row:
+    """Runs that differ in nothing but their seed, with controls if a league has them.
 
-    `shown` are the keys that are enough to tell settings apart; they form the name.
+    Attributes:
+        runs: The runs, including failed ones.
+        values: Their common values of the label and of the keys that differ between rows.
+        shown: The keys that are enough to tell rows apart; they form the name.
+        budget: The FLOPs of a run; 0 if rows have none.
+        untrained: Runs of the same model with one update at rate 0.
+        shuffled: Runs of the same objective at this budget on shuffled rows (task.shuffle_tokens).
+        control: The row of the matched control, another objective of the plan, at this budget; None
+            if the plan names no control.
+        tuning: How its options were chosen; None if they were not tuned.
+        control_name: The name of the control, "" without one.
+        added: Whether the objective was added to a frozen plan.
+        shipped: Whether its runs shipped with the plan and were not made here.
     """
 
-    values: dict[str, Any]
-    shown: tuple[str, ...]
-    runs: list[Run]
+    runs: Sequence[Run] = field(repr=False)
+    values: Mapping[str, Any]
+    shown: tuple[str, ...] = ("label",)
+    budget: float = 0.0
+    untrained: tuple[Run, ...] = field(default=(), repr=False)
+    shuffled: tuple[Run, ...] = field(default=(), repr=False)
+    control: "Row | None" = field(default=None, repr=False)
+    tuning: Tuning | None = field(default=None, repr=False)
+    control_name: str = ""
+    added: bool = False
+    shipped: bool = False
+
+    @property
+    def objective(self) -> str:
+        """The label, in a league the name of the objective."""
+        return str(self.values["label"])
 
     @property
     def name(self) -> str:
@@ -118,7 +108,7 @@ class Setting(RunGroup):
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
         """Return the runs' common values of `keys`, in a form for comparing and hashing."""
-        return tuple(_identity_of(self.runs[0], key) for key in keys)
+        return tuple(self.runs[0].identity_of(key) for key in keys)
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
@@ -126,8 +116,114 @@ class Setting(RunGroup):
         keys = [key for key in self.values if bare_key(key) != "label"]
         return (self.identity(keys), *sorted(run.outcome for run in self.runs))
 
+    @cached_property
+    def scored(self) -> list[Run]:
+        """The runs that finished."""
+        return finished(self.runs)
 
-def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
+    def scored_by(self, metric: str) -> list[Run]:
+        """Return the finished runs with a finite value of `metric`."""
+        return [run for run in self.runs if run.why_unscored(metric) is None]
+
+    def unscored(self, metric: str) -> list[tuple[Run, str]]:
+        """Return the other runs, each with the reason for its missing score."""
+        return [(run, reason) for run in self.runs if (reason := run.why_unscored(metric))]
+
+    def run_scores(self, metric: str) -> list[float]:
+        """Return the value of `metric` of each scored run."""
+        return [run.metrics[metric] for run in self.scored_by(metric)]
+
+    def repeated_seeds(self, metric: str) -> dict[Any, list[Run]]:
+        """Return the scored runs of each seed that has several."""
+        by_seed = _by_seed(self.scored_by(metric))
+        return {seed: runs for seed, runs in by_seed.items() if len(runs) > 1}
+
+    def parts(self, metric: str) -> Sequence[str]:
+        """Return the non-mean metrics that a metric averages; itself if it is not a mean."""
+        return self.runs[0].parts_of(metric) if self.runs else (metric,)
+
+    @property
+    def settings(self) -> list[tuple[float, Sequence[Run]]]:
+        """The plausible settings: the share of draws that choose each, and its runs.
+
+        A single setting has all runs.
+        """
+        shares = self.tuning.shares if self.tuning else ()
+        if len(shares) < 2:
+            return [(1.0, self.runs)]
+        settings: list[tuple[float, Sequence[Run]]] = []
+        for values, share in shares:
+            runs = [run for run in self.runs if values.items() <= run.values.items()]
+            settings.append((share, runs))
+        return settings
+
+    def scores(self, metric: str) -> list[float]:
+        """Return the score of each seed, by seed; only finite scores of finished runs.
+
+        With several plausible settings it is the expected score, the mean over draws of the tuning
+        seeds that choose again, for the seeds that have a score at every setting.
+        """
+        if len(self.settings) < 2:
+            return seed_scores(self.runs, metric)
+        by_seed = [(share, seed_means(runs, metric)) for share, runs in self.settings]
+        mixed = []
+        for seed in by_seed[0][1]:
+            if all(seed in means for _, means in by_seed):
+                mixed.append(math.fsum(share * means[seed] for share, means in by_seed))
+        return mixed
+
+    def sd_of_choice(self, metric: str) -> float | None:
+        """Return the sd of the expected score over draws of the tuning seeds that choose again.
+
+        Each setting counts with its mean over final seeds, so this is the spread of the choice
+        alone, 0 with one plausible setting. Return None if the choice is unknown or not part of the
+        experiment.
+        """
+        scores = [seed_scores(runs, metric) for _, runs in self.settings]
+        if not (self.tuning and self.tuning.shares and all(scores)):
+            return None
+        means = [math.fsum(of_setting) / len(of_setting) for of_setting in scores]
+        return sd_of_choice(means, [share for share, _ in self.settings])
+
+
+def runs_of(rows: Iterable[Row]) -> list[Run]:
+    """Return the runs of all rows."""
+    return [run for row in rows for run in row.runs]
+
+
+def finished(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that finished."""
+    return [run for run in runs if run.why_unended() is None]
+
+
+def spent_flops(runs: Iterable[Run]) -> float:
+    """Return the FLOPs that runs spent themselves, without those of pre-trained models."""
+    return math.fsum(run.costs["own_flops"] or 0.0 for run in runs)
+
+
+def _by_seed(runs: Iterable[Run]) -> dict[Any, list[Run]]:
+    """Return the runs of each seed."""
+    by_seed: dict[Any, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    return by_seed
+
+
+def seed_means(runs: Iterable[Run], metric: str) -> dict[Any, float]:
+    """Return the mean score of each seed, ascending; only finite scores of finished runs."""
+    by_seed = _by_seed(run for run in runs if run.why_unscored(metric) is None)
+    means = {}
+    for seed in sorted(by_seed, key=lambda seed: seed or 0):
+        means[seed] = math.fsum(run.metrics[metric] for run in by_seed[seed]) / len(by_seed[seed])
+    return means
+
+
+def seed_scores(runs: Iterable[Run], metric: str) -> list[float]:
+    """Return the values of `seed_means`."""
+    return list(seed_means(runs, metric).values())
+
+
+def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Row]:
     """Group runs into settings by label, `keys` (even excluded ones) and all keys that differ.
 
     Data at different paths count as equal if their fingerprints are.
@@ -155,23 +251,17 @@ def _have_other_data(key: str, runs: Sequence[Run]) -> bool:
     return len(hashes) > 1 or None in hashes
 
 
-def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
+def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Row]:
     """Group runs by exactly these keys, ignoring all others."""
     keys = list(keys)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(_identity_of(run, key) for key in keys), []).append(run)
+        groups.setdefault(tuple(run.identity_of(key) for key in keys), []).append(run)
     shown = _telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
-        settings.append(Setting({key: same[0].value(key) for key in keys}, shown, same))
+        settings.append(Row(same, {key: same[0].value(key) for key in keys}, shown))
     return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
-
-
-def _identity_of(run: Run, key: str) -> tuple[str, Any]:
-    """Return the value of a config key, or its default, in a form for comparing and hashing."""
-    known = run.identities.get(key)
-    return run.identity_of(key) if known is None else known
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -179,13 +269,10 @@ def _differing_keys(runs: Sequence[Run]) -> list[str]:
 
     Seeds, paths and keys that do not affect results are left out.
     """
-    keys = dict.fromkeys(key for run in runs for key in run.values)
-    for run in runs:
-        for key in run.sources:
-            keys.pop(key, None)
+    sources = frozenset().union(*(run.sources for run in runs))
     differing = []
-    for key in keys:
-        is_same = len({_identity_of(run, key) for run in runs}) == 1
+    for key in dict.fromkeys(key for run in runs for key in run.values):
+        is_same = key in sources or len({run.identity_of(key) for run in runs}) == 1
         if not is_same and any(run.is_compared(key) for run in runs if key in run.values):
             differing.append(key)
     return differing
@@ -203,11 +290,11 @@ def _telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[s
     return tuple(keys[i] for i in chosen)
 
 
-def hidden_keys(settings: Sequence[Setting]) -> list[str]:
+def hidden_keys(settings: Sequence[Row]) -> list[str]:
     """Return the keys that vary within a label, but only together with a shown key."""
     if not settings:
         return []
-    labels: dict[Any, list[Setting]] = {}
+    labels: dict[Any, list[Row]] = {}
     for setting in settings:
         labels.setdefault(setting.values.get("label"), []).append(setting)
     hidden = []
@@ -244,9 +331,9 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
     return matching
 
 
-def repeated(settings: Sequence[Setting]) -> list[list[Setting]]:
+def repeated(settings: Sequence[Row]) -> list[list[Row]]:
     """Return groups of settings that consist of the same runs under several labels."""
-    by_content: dict[tuple[Any, ...], list[Setting]] = {}
+    by_content: dict[tuple[Any, ...], list[Row]] = {}
     for setting in settings:
         by_content.setdefault(setting.content, []).append(setting)
     return [same for same in by_content.values() if len(same) > 1]
@@ -257,7 +344,7 @@ def _require_key(runs: Sequence[Run], key: str) -> None:
     if any(key in run.values for run in runs):
         return
     known = sorted(set().union(*(run.values for run in runs)))
-    differing = ["label", *(other for other in _differing_keys(runs) if other != "label")]
+    differing = dict.fromkeys(["label", *_differing_keys(runs)])
     raise UsageError(
         f"no run has the config key '{key}'.{suggestion(key, known)} "
         f"Keys that differ: {', '.join(differing)}."
@@ -341,12 +428,9 @@ def metric_of(name: str, runs: Sequence[Run], better: str | None = None) -> Metr
     """
     parts = next((run.parts_of(name) for run in runs if name in run.means), (name,))
     described = [_describe_metric(part, runs, better) for part in parts]
-    return Metric(
-        name,
-        all(part.percent for part in described),
-        all(part.lower_is_better for part in described),
-        any(part.guessed for part in described),
-    )
+    lower = all(part.lower_is_better for part in described)
+    guessed = any(part.guessed for part in described)
+    return Metric(name, all(part.percent for part in described), lower, guessed)
 
 
 def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metric:
@@ -411,19 +495,15 @@ def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     """Return the data or options, with values, that differ in the results of a metric's suite.
 
     For a mean, the suites of all of its parts count. Options that results of earlier versions lack
-    are not compared.
+    are not compared, except that these skipped no items and fine-tuned at one learning rate.
     """
-    return _differing_facts(metric, runs, _scored_as)
 
+    def scored_as(results: SuiteResults) -> dict[str, Any]:
+        earlier: dict[str, Any] = {"skip": 0} if "first" in results.options else {}
+        earlier |= {"lr_choices": []} if "lr" in results.options else {}
+        return {"suite": results.suite, "data": results.data, **earlier, **results.options}
 
-def _scored_as(results: SuiteResults) -> dict[str, Any]:
-    """Return suite, data and options of results, completed for earlier versions.
-
-    These skipped no items and fine-tuned at one learning rate.
-    """
-    earlier: dict[str, Any] = {"skip": 0} if "first" in results.options else {}
-    earlier |= {"lr_choices": []} if "lr" in results.options else {}
-    return {"suite": results.suite, "data": results.data, **earlier, **results.options}
+    return _differing_facts(metric, runs, scored_as)
 
 
 def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:
@@ -452,12 +532,10 @@ def _differing_facts(
     return differing
 
 
-def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[str, str]:
+def scored_functions(metric: str, settings: Sequence[Row | None]) -> dict[str, str]:
     """Return `differing_functions` of the scored runs in settings or cells."""
-    runs = []
-    for setting in settings:
-        runs += setting.scored_by(metric) if setting else []
-    return differing_functions(metric, runs)
+    scored = [run for row in settings if row for run in row.scored_by(metric)]
+    return differing_functions(metric, scored)
 
 
 def describe(metric: str, differing: dict[str, str]) -> str:

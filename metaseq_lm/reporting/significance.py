@@ -8,7 +8,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
-from metaseq_lm.reporting.settings import Setting, describe, scored_functions, show, where
+from metaseq_lm.reporting.settings import Row, describe, runs_of, scored_functions, show, where
 from metaseq_lm.reporting.stats import (
     ASSIGNMENTS,
     DEFAULT_TEST,
@@ -51,15 +51,15 @@ def describe_test(test: Test) -> str:
 class Comparison:
     """The test of a setting against its baseline: p, also after Holm; None if not tested.
 
-    `sizes` are the numbers of seeds of both, `difference` is the difference of their centres,
-    `is_ahead` says whether the setting is at least as good by it, and `detectable` is the true
-    difference that the test finds with a probability of POWER. `baseline` is None if no baseline
-    equals the setting in the other keys, and the setting itself for a baseline. `other_function` is
-    the reason why their scores have different functions, "" if they have one function.
+    `sizes` are the numbers of seeds of both, `difference` is that of their centres, `is_ahead` says
+    whether the setting is at least as good by it, and `detectable` is the true difference that the
+    test finds with a probability of POWER. `baseline` is None if no baseline equals the setting in
+    the other keys, and the setting itself for a baseline. `other_function` says why their scores
+    are not comparable.
     """
 
-    setting: Setting
-    baseline: Setting | None
+    setting: Row
+    baseline: Row | None
     sizes: tuple[int, int] = (0, 0)
     p: float | None = None
     holm: float | None = None
@@ -115,10 +115,7 @@ class Significance:
     @property
     def family(self) -> list[str]:
         """The names of the settings whose p Holm corrects together; equal runs count once."""
-        names: dict[Any, str] = {}
-        for c in self.tested:
-            names.setdefault(c.hypothesis, c.setting.name)
-        return list(names.values())
+        return list({c.hypothesis: c.setting.name for c in reversed(self.tested)}.values())[::-1]
 
     def verdict(self, comparison: Comparison) -> str:
         """Return "better" or "worse" if p is below LEVEL after Holm, else that it is neither."""
@@ -203,7 +200,7 @@ class Significance:
 
 
 def compare(
-    settings: Sequence[Setting],
+    settings: Sequence[Row],
     metric: Metric,
     baseline: Sequence[str],
     test: Test = DEFAULT_TEST,
@@ -219,17 +216,16 @@ def compare(
     """
     conditions = [word if "=" in word else f"label={word}" for word in baseline]
     named = {condition.partition("=")[0] for condition in conditions}
-    shown = settings[0].shown if settings else ()
-    keys = tuple(key for key in shown if key not in named)
+    keys = tuple(key for key in (settings[0].shown if settings else ()) if key not in named)
     comparisons = []
     for setting, base in _pair_up(settings, conditions, keys):
         comparison = Comparison(setting, base)
         if base is not None and not comparison.is_baseline:
             comparison = compare_pair(setting, base, metric, test)
-        if base is not None and with_detectable and comparison.p is not None:
-            sd = pooled_sd(_scores(setting, metric), _scores(base, metric)) or 0.0
-            sizes = (seeds, seeds) if seeds else comparison.sizes
-            comparison = replace(comparison, detectable=test.detectable(sizes, sd))
+            if with_detectable and comparison.p is not None:
+                sd = pooled_sd(*(np.array(x.scores(metric.name)) for x in (setting, base))) or 0.0
+                sizes = (seeds, seeds) if seeds else comparison.sizes
+                comparison = replace(comparison, detectable=test.detectable(sizes, sd))
         comparisons.append(comparison)
     # The same runs under two labels are one hypothesis.
     p_values = {c.hypothesis: c.p for c in comparisons if c.p is not None}
@@ -238,14 +234,9 @@ def compare(
     return Significance(comparisons, ", ".join(conditions), test, keys, with_detectable, seeds)
 
 
-def _scores(setting: Setting, metric: Metric) -> np.ndarray:
-    """Return a score for each seed."""
-    return np.array(list(setting.seed_means(metric.name).values()), dtype=float)
-
-
-def compare_pair(setting: Setting, base: Setting, metric: Metric, test: Test) -> Comparison:
+def compare_pair(setting: Row, base: Row, metric: Metric, test: Test) -> Comparison:
     """Return the comparison of a setting with its baseline, before Holm's correction."""
-    x, y = (_scores(item, metric) for item in (setting, base))
+    x, y = (np.array(row.scores(metric.name)) for row in (setting, base))
     comparison = Comparison(setting, base, (len(x), len(y)))
     if differing := scored_functions(metric.name, [setting, base]):
         return replace(comparison, other_function=describe(metric.name, differing))
@@ -258,18 +249,15 @@ def compare_pair(setting: Setting, base: Setting, metric: Metric, test: Test) ->
 
 
 def _pair_up(
-    settings: Sequence[Setting], conditions: Sequence[str], keys: Sequence[str]
-) -> list[tuple[Setting, Setting | None]]:
+    settings: Sequence[Row], conditions: Sequence[str], keys: Sequence[str]
+) -> list[tuple[Row, Row | None]]:
     """Return each setting with the baseline of equal values of `keys` (maybe itself), or None.
 
     Raises UsageError if two baselines are equal in `keys`, or no setting has another baseline.
     """
     option = f"--baseline {' '.join(conditions)}"
-    runs = []
-    for setting in settings:
-        runs += setting.runs
-    matching = where(runs, conditions, "--baseline")
-    baselines: dict[tuple[object, ...], Setting] = {}
+    matching = where(runs_of(settings), conditions, "--baseline")
+    baselines: dict[tuple[object, ...], Row] = {}
     for setting in settings:
         if setting.runs[0] in matching:
             other = baselines.setdefault(setting.identity(keys), setting)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import is_number
 from metaseq_lm.core.output import seconds_text
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.reporting.numbers import (
@@ -17,9 +18,9 @@ from metaseq_lm.reporting.numbers import (
     summarise,
     words_text,
 )
-from metaseq_lm.reporting.runs import Run, identity, is_number
+from metaseq_lm.reporting.runs import Run, identity
 from metaseq_lm.reporting.settings import (
-    Setting,
+    Row,
     describe,
     differing_suite_code,
     distinct,
@@ -28,7 +29,9 @@ from metaseq_lm.reporting.settings import (
     metric_of,
     remedy,
     repeated,
+    runs_of,
     scored_functions,
+    seed_means,
     show,
     suggestion,
 )
@@ -81,9 +84,9 @@ class Table:
         title: str = "",
     ) -> "Table":
         """Return a table of texts; `right` names the columns of numbers."""
-        cells = [
-            [Cell(text, number=name in right) for name, text in zip(head, row)] for row in rows
-        ]
+        cells = []
+        for row in rows:
+            cells.append([Cell(text, number=name in right) for name, text in zip(head, row)])
         return cls(title, head, cells)
 
     @cached_property
@@ -102,16 +105,17 @@ class Table:
         return any(cell.best for row in self.rows for cell in row)
 
 
-@dataclass(frozen=True)
-class CostColumn:
-    """A column of costs: its title, which of `Run.costs` it shows, and how."""
-
-    title: str
-    cost: str
-    text: Callable[[float | None], str]
-
-
 _ABSENT = ("", "-", show(None))
+# Columns of costs: title and form of each of `Run.costs` that they show.
+_COST_COLUMNS: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "flops": ("FLOPs", flops_text),
+    "own_flops": ("own FLOPs", flops_text),
+    "own_flops_by_rule": ("FLOPs by rule", flops_text),
+    "words": ("words", words_text),
+    "tuning_flops": ("tuning FLOPs", flops_text),
+    "seconds": ("time", seconds_text),
+    "peak_memory": ("memory", bytes_text),
+}
 # The costs of a record, in the order of its columns.
 _COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
@@ -121,41 +125,29 @@ _NAMED_METRICS = 40  # metrics in a message; a suite may have hundreds
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
-    """Return the metric called `name`, by default test.accuracy or that of the best checkpoint.
+    """Return the metric called `name`.
 
-    Raises UsageError, naming the known metrics, if no finished run has it; any name is accepted
-    while no run has finished.
+    By default it is test.accuracy, the validation metric that chose the checkpoints, any other
+    validation metric, or the first metric, in this order. Raises UsageError, naming the known
+    metrics, if no finished run has it; any name is accepted while no run has finished.
     """
-    known = dict.fromkeys(name for run in runs for name in run.metrics)
+    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
     if name is None:
         best = dict.fromkeys(run.values.get("trainer.best_checkpoint_metric") for run in runs)
-        name = _default_metric(list(known), list(filter(None, best)))
+        preferred = ["test.accuracy", *(f"valid.{metric}" for metric in best if metric)]
+        candidates = [name for name in preferred if name in known]
+        candidates += [name for name in known if name.startswith("valid.")]
+        name = next(iter([*candidates, *known]), "test.accuracy")
     elif known and name not in known:
-        hint = suggestion(name, list(known))
         raise UsageError(
-            f"no run has the metric '{name}'.{hint} Metrics: "
-            f"{abbreviated(list(known), _NAMED_METRICS)}."
+            f"no run has the metric '{name}'.{suggestion(name, known)} Metrics: "
+            f"{abbreviated(known, _NAMED_METRICS)}."
         )
     return metric_of(name, runs, better)
 
 
-def _default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
-    """Return the metric to compare by default.
-
-    It is test.accuracy, the validation metric that chose the checkpoints, any other validation
-    metric, or the first metric, in this order.
-    """
-    for name in ("test.accuracy", *(f"valid.{metric}" for metric in best_checkpoint)):
-        if name in known:
-            return name
-    for name in known:
-        if name.startswith("valid."):
-            return name
-    return known[0] if known else "test.accuracy"
-
-
 def setting_table(
-    settings: Sequence[Setting],
+    settings: Sequence[Row],
     metric: Metric,
     spread: str = "sd",
     significance: Significance | None = None,
@@ -169,7 +161,7 @@ def setting_table(
     differences and detectable differences are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
-    cost_columns = _choose_cost_columns(settings)
+    costs = _choose_costs(settings)
     p_titles, baselines = [], None
     comparisons: Sequence[Comparison | None] = [None] * len(settings)
     if significance:
@@ -177,11 +169,11 @@ def setting_table(
         baselines = [c.baseline or c.setting for c in significance.comparisons]
         p_titles = ["p", "p (Holm)"]
         p_titles += ["difference", DETECTABLE] if significance.with_detectable else []
-    summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
+    summaries = [summarise(setting.run_scores(metric.name), spread) for setting in settings]
     marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
     for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
-        line = record(setting, keys, metric, spread, summary, compared)
+        line = record(setting, keys, metric, spread, compared)
         row = [_config_cell(setting.values[key]) for key in keys]
         row.append(Cell(_count_text(setting, metric)))
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
@@ -190,17 +182,22 @@ def setting_table(
             texts = [*compared.texts]
             texts += compared.detectable_texts(metric) if significance.with_detectable else ()
             row += map(Cell, texts)
-        for column in cost_columns:
-            row.append(Cell(column.text(line[column.cost]), value=line[column.cost]))
+        row += [Cell(_COST_COLUMNS[cost][1](line[cost]), value=line[cost]) for cost in costs]
         rows.append(row)
         records.append({**line, "is_best": is_best})
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
-    cost_titles = [column.title for column in cost_columns]
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]}",
-        [*keys, "seeds", metric.title, "best", *p_titles, *cost_titles],
+        [
+            *keys,
+            "seeds",
+            metric.title,
+            "best",
+            *p_titles,
+            *(_COST_COLUMNS[cost][0] for cost in costs),
+        ],
         rows,
         below + notes(settings, metric),
         records,
@@ -213,27 +210,20 @@ def _config_cell(value: Any) -> Cell:
     return Cell(show(value), number=number is not None, value=number)
 
 
-def _choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
-    """Return the columns of costs that the runs of settings need."""
-    runs = []
-    for setting in settings:
-        runs += setting.runs
-    columns = [CostColumn("FLOPs", "flops", flops_text)]
-    if any(run.was_pretrained for run in runs):
-        columns.append(CostColumn("own FLOPs", "own_flops", flops_text))
-    if any(run.costs["own_flops_by_rule"] is not None for run in runs):
-        columns.append(CostColumn("FLOPs by rule", "own_flops_by_rule", flops_text))
-    if any(run.costs["words"] for run in runs):
-        columns.append(CostColumn("words", "words", words_text))
-    if any(run.costs["tuning_flops"] is not None for run in runs):
-        columns.append(CostColumn("tuning FLOPs", "tuning_flops", flops_text))
-    columns.append(CostColumn("time", "seconds", seconds_text))
-    columns.append(CostColumn("memory", "peak_memory", bytes_text))
-    return columns
+def _choose_costs(settings: Sequence[Row]) -> list[str]:
+    """Return the costs of which the runs of settings need columns."""
+    runs = runs_of(settings)
+    needs = {
+        "own_flops": any(run.was_pretrained for run in runs),
+        "own_flops_by_rule": any(run.costs["own_flops_by_rule"] is not None for run in runs),
+        "words": any(run.costs["words"] for run in runs),
+        "tuning_flops": any(run.costs["tuning_flops"] is not None for run in runs),
+    }
+    return [cost for cost in _COST_COLUMNS if needs.get(cost, True)]
 
 
 def pivot_table(
-    settings: Sequence[Setting],
+    settings: Sequence[Row],
     metric: Metric,
     rows: str,
     columns: str | None,
@@ -246,12 +236,9 @@ def pivot_table(
     With `mean` the last column is the mean over the others, see `_mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
-    runs = []
-    for setting in settings:
-        runs += setting.runs
-    cells = group_by(runs, keys)
-    mixed = [_mixed_note(cell, settings) for cell in cells]
-    below = [note for note in mixed if note] + notes(settings, metric)
+    cells = group_by(runs_of(settings), keys)
+    mixed = (_mixed_note(cell, settings) for cell in cells)
+    below = [*filter(None, mixed), *notes(settings, metric)]
     if columns is None or columns == rows:
         return replace(setting_table(cells, metric, spread), notes=below)
     down = distinct(cell.values[rows] for cell in cells)
@@ -263,7 +250,7 @@ def pivot_table(
     body = [[replace(_config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
         summaries = [
-            summarise(cell.scores(metric.name), spread) if cell else None for cell in column
+            summarise(cell.run_scores(metric.name), spread) if cell else None for cell in column
         ]
         marks = _best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
@@ -278,10 +265,7 @@ def pivot_table(
             row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
-    records = []
-    for cell in cells:
-        summary = summarise(cell.scores(metric.name), spread)
-        records.append(record(cell, keys, metric, spread, summary))
+    records = [record(cell, keys, metric, spread) for cell in cells]
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
         [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
@@ -291,41 +275,36 @@ def pivot_table(
     )
 
 
-def _mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
+def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summary | None:
     """Return the summary over seeds of the mean over cells, for seeds that all cells have.
 
     Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
     """
-    by_seed: dict[Any, list[float]] = {}
-    for cell in cells:
-        for seed, score in (cell.seed_means(metric.name) if cell else {}).items():
-            by_seed.setdefault(seed, []).append(score)
-    complete = [scores for scores in by_seed.values() if len(scores) == len(cells)]
-    return summarise([sum(scores) / len(scores) for scores in complete], spread)
+    by_cell = [seed_means(cell.runs if cell else (), metric.name) for cell in cells]
+    common = [seed for seed in by_cell[0] if all(seed in means for means in by_cell)]
+    means = [sum(means[seed] for means in by_cell) / len(cells) for seed in common]
+    return summarise(means, spread)
 
 
 def _best_of(
-    cells: Sequence[Setting | None],
+    cells: Sequence[Row | None],
     summaries: Sequence[Summary | None],
     metric: Metric,
-    baselines: Sequence[Setting] | None = None,
+    baselines: Sequence[Row] | None = None,
 ) -> list[bool]:
     """Return for each summary whether it is the best; equal printed values tie.
 
     With `baselines`, cells compete only if they share a baseline. Nothing is marked without a
     competitor, nor among cells with different functions of the metric.
     """
-    groups: dict[int, list[int]] = {}
-    for i in range(len(summaries)):
-        groups.setdefault(id(baselines[i]) if baselines else 0, []).append(i)
+    groups: dict[int, dict[int, float]] = {}
+    for i, summary in enumerate(summaries):
+        if summary is not None:
+            groups.setdefault(id(baselines[i]) if baselines else 0, {})[i] = summary.centre
     best = min if metric.lower_is_better else max
     marks = [False] * len(summaries)
-    for members in groups.values():
-        centres = {}
-        for i in members:
-            if (summary := summaries[i]) is not None:
-                centres[i] = summary.centre
-        if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in members]):
+    for centres in groups.values():
+        if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in centres]):
             continue
         top = best(centres.values())
         digits = metric.decimals(top)
@@ -334,39 +313,32 @@ def _best_of(
     return marks
 
 
-def _count_text(setting: Setting, metric: Metric) -> str:
+def _count_text(setting: Row, metric: Metric) -> str:
     """Return the number of scored runs, or 3/4 if some of all runs are missing."""
     scored = len(setting.scored_by(metric.name))
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
 
-def cost_of(setting: Setting, metric: Metric, cost: str, spread: str = "sd") -> float | None:
+def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> float | None:
     """Return the mean (median for "range") cost of the scored runs, None unless all recorded it.
 
     `cost` is one of `Run.costs`.
     """
-    costs = []
-    for run in setting.scored_by(metric.name):
-        value = run.costs[cost]
-        if value is None:
-            return None
-        costs.append(value)
+    recorded = [run.costs[cost] for run in setting.scored_by(metric.name)]
+    costs = [value for value in recorded if value is not None]
     summary = summarise(costs, spread)
-    return summary.centre if summary else None
+    return summary.centre if summary and len(costs) == len(recorded) else None
 
 
 def record(
-    setting: Setting,
+    setting: Row,
     keys: Sequence[str],
     metric: Metric,
     spread: str,
-    summary: Summary | None,
     compared: Comparison | None = None,
 ) -> dict[str, Any]:
-    """Return the unrounded, unscaled numbers of a setting or cell, for csv.
-
-    `summary` summarises its scores.
-    """
+    """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
+    summary = summarise(setting.run_scores(metric.name), spread)
     count = summary.n if summary else 0
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
     line |= {"metric": metric.name, "runs": len(setting.runs), "scored": count}
@@ -377,7 +349,7 @@ def record(
         parts = (summary.centre, summary.low, summary.high) if summary else (None,) * 3
         line |= zip(("median", "min", "max"), parts)
     best = min if metric.lower_is_better else max
-    line["best"] = best(setting.scores(metric.name), default=None)
+    line["best"] = best(setting.run_scores(metric.name), default=None)
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
@@ -387,7 +359,7 @@ def record(
     return line
 
 
-def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
+def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
     """Return notes for the reader: runs left out, duplicate seeds, damaged files."""
     lines: list[str] = []
     if metric.guessed:
@@ -410,10 +382,9 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     for setting in settings:
         for run, reason in setting.unscored(metric.name):
             lines.append(f"Left out: {run.name} ({setting.name}, seed {run.seed}): {reason}.")
-        for seed, runs in setting.scored_by_seed(metric.name).items():
-            if len(runs) > 1:
-                count, names = len(runs), ", ".join(run.name for run in runs)
-                lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
+        for seed, runs in setting.repeated_seeds(metric.name).items():
+            count, names = len(runs), ", ".join(run.name for run in runs)
+            lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
             hashes = {str((run.results or {}).get(kind)) for run in setting.scored_by(metric.name)}
             if len(hashes) > 1:
@@ -431,15 +402,12 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     return lines
 
 
-def _mixed_note(cell: Setting, settings: Sequence[Setting]) -> str | None:
+def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
     """Return a warning if a pivot cell mixes runs of several settings."""
     inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
     if len(inside) < 2:
         return None
-    keys = []
-    for key in inside[0].values:
-        if len({setting.identity([key]) for setting in inside}) > 1:
-            keys.append(key)
+    keys = [key for key in inside[0].values if len({s.identity([key]) for s in inside}) > 1]
     return (
         f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
         "pick one with --where."

@@ -39,12 +39,7 @@ def follow(
 
     `write` is called with the seconds after which its page reloads itself. Its output is
     suppressed; a MetaseqError, such as no run having started yet, is printed once. The last call is
-    with 0, also at KeyboardInterrupt, which is raised again.
-
-    Args:
-        write: Writes the files.
-        paths: Folders and archives to check for changed results.
-        goes_on: Whether any run is not over.
+    with 0, also at KeyboardInterrupt, which is raised again. `goes_on` says if any run is not over.
     """
     paths, seen, last_problem = list(paths), None, ""
     try:
@@ -52,7 +47,11 @@ def follow(
             pause, present = float(INTERVAL), files_below(paths)
             if present != seen:
                 started = time.monotonic()
-                problem = _problem_of(write)
+                problem = ""
+                try:
+                    _quietly(partial(write, INTERVAL))
+                except MetaseqError as error:
+                    problem = str(error)
                 if problem not in ("", last_problem):
                     say(f"metaseq-lm: {problem}")
                 show_progress(
@@ -72,15 +71,6 @@ def _quietly(call: Callable[[], Result]) -> Result:
     """Return the result of a call while suppressing its output and warnings."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return call()
-
-
-def _problem_of(write: Callable[[int], object]) -> str:
-    """Write files of a page that reloads itself; return the message of an error, "" without one."""
-    try:
-        _quietly(partial(write, INTERVAL))
-    except MetaseqError as error:
-        return str(error)
-    return ""
 
 
 def files_below(paths: Iterable[Path]) -> State:
@@ -129,10 +119,8 @@ def _has_command(sweep: Path) -> bool:
     from metaseq_lm.sweeps.folder import SweepFolder, process_start
 
     host = socket.gethostname()
-    for row in SweepFolder(sweep).commands():
-        if row["host"] != host or process_start(row["pid"]) == row["start"]:
-            return True
-    return False
+    commands = SweepFolder(sweep).commands()
+    return any(x["host"] != host or process_start(x["pid"]) == x["start"] for x in commands)
 
 
 def _is_running(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from metaseq_lm.core.config import SEARCH, SWEEP, why_set
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import is_number
 from metaseq_lm.sweeps.definition import KEY, override_values, printable, text_of
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -57,11 +58,7 @@ class Range:
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
     def edge_of(self, value: float) -> str:
-        """Return the end of the range that a value lies at, "" if it lies within.
-
-        Values within the part `_EDGE` of the length from an end, on the uniform scale, count as
-        that end.
-        """
+        """Return the end that a value lies at, within `_EDGE` on the uniform scale, else ""."""
         low, high, x = self.low, self.high, value
         if self.log:
             low, high, x = math.log(low), math.log(high), math.log(x)
@@ -91,7 +88,7 @@ class Choice:
 
     def edge_of(self, value: Any) -> str:
         """Return the end of a list of numbers that a value equals, else ""."""
-        if not all(map(is_number, self.values)) or len(set(self.values)) < 2:
+        if not all(map(is_number, (value, *self.values))) or len({*self.values}) < 2:
             return ""
         if value <= min(self.values):
             return "lower"
@@ -119,11 +116,6 @@ class Choice:
 
 
 Space = Mapping[str, Range | Choice]
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, which true and false are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def parse_axis(text: str) -> tuple[str, Range | Choice]:

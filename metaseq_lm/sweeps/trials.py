@@ -10,12 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from metaseq_lm.sweeps.space import Space, is_number
+import numpy as np
+
+from metaseq_lm.core.files import is_number
+from metaseq_lm.sweeps.draws import plausible_settings, shares_of_best
+from metaseq_lm.sweeps.space import Space
 
 # States of trials.
 STATES = "finished pruned unpaid diverged failed running interrupted".split()
 FINISHED, PRUNED, UNPAID, DIVERGED, FAILED, RUNNING, INTERRUPTED = STATES
 Values = Mapping[str, Any]  # values of options by key
+Shares = tuple[tuple[Values, float], ...]  # settings with the share of draws that choose each
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,24 @@ class Trials(Generic[T]):
         sign = 1 if self.lower_is_better else -1
         scored = self.scores()
         return min(scored, key=lambda pair: sign * pair[1])[0] if scored else None
+
+    def plausible(self, least: float) -> Shares:
+        """Return the plausible settings with the shares of draws that choose them, which sum to 1.
+
+        We draw the seeds that all settings have, see `draws`. The most frequent setting comes
+        first. With `least` = 0 only the best setting is returned; () without scores.
+        """
+        best = self.best()
+        if best is None or not least:
+            return () if best is None else ((best.values, 1.0),)
+        scored = [trial for trial, _ in self.scores()]
+        by_seed = [dict(zip((run.seed for run in t.runs), t.scores)) for t in scored]
+        common = sorted(set.intersection(*map(set, by_seed)), key=lambda seed: seed or 0)
+        scores = np.array([[of_seed[seed] for seed in common] for of_seed in by_seed], float)
+        shares = shares_of_best(scores, self.lower_is_better)
+        chosen = plausible_settings(shares, least)
+        total = math.fsum(shares[chosen])
+        return tuple((scored[i].values, float(shares[i] / total)) for i in chosen)
 
     def edges(self, values: Values) -> dict[str, str]:
         """Return the options with a value at an end of their range, and that end."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from metaseq_lm.data.doctor.likeness import Likeness
 from metaseq_lm.league.corpus import Corpus
-from metaseq_lm.league.standings import Choice, Context, Row
+from metaseq_lm.league.standings import Context
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, Tuning
 from metaseq_lm.runs.suite_results import SuiteResults
 
 BRACKETS, TOPIC = "pairs.brackets.accuracy", "topic.accuracy"
@@ -93,12 +94,12 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
         for run in runs(8, mean, first + 1)
     )
     row = Row(
-        name,
-        BUDGET,
         finals,
+        {"label": name},
+        budget=BUDGET,
         untrained=runs(4, 0.5 + first / 1e9, 500, 4.6, topic=0.4, label="untrained", updates=1),
         shuffled=runs(4, 0.5, 600, topic=0.5, label="shuffled"),
-        tuning=Choice({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
+        tuning=Tuning({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
     )
     return replace(row, **changes)
 

@@ -6,8 +6,9 @@ import league_rows as make
 from league_rows import BRACKETS, TOPIC
 
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.standings import ACTIONS, NOTE, Finding, Row, Standing
+from metaseq_lm.league.standings import ACTIONS, NOTE, Finding, Standing
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 
 
 def standing(*rows: Row, **context: object) -> Standing:

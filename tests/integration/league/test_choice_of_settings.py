@@ -10,9 +10,9 @@ import pytest
 from league_plans import LARGE, SMALL, in_process, write_plan
 
 from metaseq_lm.cli import main
-from metaseq_lm.league import tuning
 from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.folder import LeagueFolder
+from metaseq_lm.sweeps import trials
 
 SEEDS = [101, 102, 103]
 
@@ -36,7 +36,7 @@ def test_final_seeds_run_at_each_plausible_setting_and_the_page_has_their_sd(
         comparison__smallest_effect=5.0,
     )
     trained = in_process(monkeypatch)
-    monkeypatch.setattr(tuning, "shares_of_best", lambda scores, lower: np.array([0.09, 0.6, 0.3]))
+    monkeypatch.setattr(trials, "shares_of_best", lambda scores, lower: np.array([0.09, 0.6, 0.3]))
     assert league(plan, "--out", tmp_path / "L") == 0
     rates = {}
     for name in trained:

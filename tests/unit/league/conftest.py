@@ -1,7 +1,7 @@
 import league_rows as make
 import pytest
 
-from metaseq_lm.league.standings import Row
+from metaseq_lm.reporting.settings import Row
 
 
 @pytest.fixture

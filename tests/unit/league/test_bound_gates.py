@@ -12,8 +12,8 @@ from league_rows import BRACKETS, TOPIC
 from metaseq_lm.cli import main
 from metaseq_lm.league.bound_gates import above_reader, below_entropy, beyond_plan, is_above
 from metaseq_lm.league.corpus import CLOZE, TOKEN, Corpus, Exact, from_about, read_corpus
-from metaseq_lm.league.standings import Row
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 
 EXACT = Exact(60.0, 2.0, 0.01, 1.0, 0.02, 1000, 40)
 TERMS = {"next_token": TOKEN, "mlm": CLOZE}

@@ -10,8 +10,9 @@ import pytest
 from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.collapse_gates import collapse
 from metaseq_lm.league.plan_files import EPOCHS, LAPTOP, OBJECTIVES
-from metaseq_lm.league.standings import FLAG, Row
+from metaseq_lm.league.standings import FLAG
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 from metaseq_lm.runs.suite_results import SuiteResults
 
 ROOT = Path(__file__).resolve().parents[3]

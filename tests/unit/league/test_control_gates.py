@@ -11,8 +11,9 @@ from league_standings import all_of, is_ranked, of_a_mean, only, said, standing
 from scipy import stats
 
 from metaseq_lm.league.control_gates import ceiling, references
-from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
+from metaseq_lm.league.standings import FLAG, NOTE, Finding
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 from metaseq_lm.runs.suite_results import SuiteResults
 
 

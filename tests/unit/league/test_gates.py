@@ -16,9 +16,10 @@ from league_standings import action_of, is_ranked, of_a_mean, only, said, standi
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.gate import _findings, gate, registered_gates
 from metaseq_lm.league.gates import KINDS, examine
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Row
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 
 
 def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:

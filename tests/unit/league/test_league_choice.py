@@ -13,21 +13,18 @@ from league_standings import action_of, only, standing
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league import choice
-from metaseq_lm.league.choice import (
-    choice_error,
-    plausible_settings,
-    sd_of_choice,
-    shares_of_best,
-    tuning_seeds_needed,
-)
+from metaseq_lm.league.choice import choice_error, tuning_seeds_needed
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.plan_files import parse_plan
-from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing
-from metaseq_lm.league.tuning import collect_trials, plausible
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Standing
+from metaseq_lm.league.tuning import collect_trials
 from metaseq_lm.league.verdict import Rule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.settings import Row, Tuning
 from metaseq_lm.reporting.stats import Error
+from metaseq_lm.sweeps import draws
+from metaseq_lm.sweeps.draws import plausible_settings, sd_of_choice, shares_of_best
 from metaseq_lm.sweeps.samplers import GridSampler
 from metaseq_lm.sweeps.trials import Trial, Trials
 
@@ -54,7 +51,7 @@ def test_draws_choose_as_all_draws_of_the_seeds_do(seeds: int, lower: bool) -> N
 
 def test_the_27_draws_of_three_seeds() -> None:
     assert shares_of_best(SCORES, False) * 27 == pytest.approx([19, 7, 1, 0])
-    assert len(choice.seed_draws(3)[0]) == 10 and choice.seed_draws(9)[0].sum() == 9 * choice.DRAWS
+    assert len(draws.seed_draws(3)[0]) == 10 and draws.seed_draws(9)[0].sum() == 9 * draws.DRAWS
 
 
 @pytest.mark.parametrize(
@@ -93,13 +90,13 @@ def trials(scores: np.ndarray, rates: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)) 
 
 def widened(of_rates: Trials[Trial], least: float) -> dict[str, tuple[float, ...]]:
     """Return the rates beyond ends that are plausible."""
-    return GridSampler(2, lambda of: [values for values, _ in plausible(of, least)]).wider(of_rates)
+    return GridSampler(2, lambda of: [values for values, _ in of.plausible(least)]).wider(of_rates)
 
 
 def test_trials_have_plausible_settings_and_are_widened_at_each() -> None:
     of_rates = trials(10 - SCORES)
-    assert plausible(of_rates, 0.0) == (({LR: 1.0}, 1.0),)
-    (first, share), (second, other) = plausible(of_rates, 0.1)
+    assert of_rates.plausible(0.0) == (({LR: 1.0}, 1.0),)
+    (first, share), (second, other) = of_rates.plausible(0.1)
     assert (first, second) == ({LR: 1.0}, {LR: 2.0})
     assert (share, other) == pytest.approx((19 / 26, 7 / 26))
     assert widened(of_rates, 0.1) == {LR: (0.5, 1.0, 2.0, 4.0, 8.0)}
@@ -120,7 +117,7 @@ def mixed_row(name: str, means: tuple[float, float], shares: tuple[float, float]
         log = [{**line, "loss": line["loss"] + 0.01 * shift} for line in run.log]
         others.append(replace(run, values={**run.values, LR: rates[1]}, log=log))
     settings = tuple(({LR: rate}, share) for rate, share in zip(rates, shares))
-    tuning = Choice({LR: (1e-3, *rates, 4e-3)}, settings[0][0], make.trials(), BUDGET, settings)
+    tuning = Tuning({LR: (1e-3, *rates, 4e-3)}, settings[0][0], make.trials(), BUDGET, settings)
     return replace(row, runs=(*row.runs, *others), tuning=tuning)
 
 

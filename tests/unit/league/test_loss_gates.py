@@ -16,7 +16,7 @@ from metaseq_lm.league.loss_gates import (
     trigrams,
     undetected,
 )
-from metaseq_lm.league.standings import Row
+from metaseq_lm.reporting.settings import Row
 
 
 @pytest.mark.parametrize("term", ["next_token", "causal_lm.next_token", "mlm", "backward"])

@@ -9,11 +9,12 @@ from league_standings import is_ranked, only, said
 
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.parity_gates import tuned
-from metaseq_lm.league.standings import NOTE, Choice, Row
+from metaseq_lm.league.standings import NOTE
+from metaseq_lm.reporting.settings import Row, Tuning
 
 
 def test_identical_runs_under_two_labels_count_once(baseline: Row, row: Row) -> None:
-    again = replace(make.change(row, make.with_values(label="again")), objective="again")
+    again = replace(make.change(row, make.with_values(label="again")), values={"label": "again"})
     first, second = examine(make.make_context(baseline, row, again))[1:]
     assert is_ranked(first, BRACKETS) and not is_ranked(second, BRACKETS)
     assert "8 of its 8 runs are identical with those of mine" in second.findings[0].reason
@@ -34,9 +35,15 @@ def test_without_tuning_anywhere_it_is_a_note(baseline: Row, row: Row) -> None:
 
 @pytest.mark.parametrize("noise", [["mlm", "unigram"], [["mlm"], ["unigram"]]])
 def test_names_and_lists_have_no_edge(noise: list[object], baseline: Row, row: Row) -> None:
-    tuning = Choice({"task.noise": noise, "optimizer.lr": RATES}, {"task.noise": noise[0]})
+    tuning = Tuning({"task.noise": noise, "optimizer.lr": RATES}, {"task.noise": noise[0]})
     row = make.change(replace(row, tuning=tuning), make.with_values(task__noise=noise[0]))
     assert not said(baseline, row)
+
+
+def test_tuning_costs_what_its_trials_spent_themselves(row: Row) -> None:
+    pretrained = make.with_results(pretraining={"flops": 1e12})
+    assert row.tuning is not None and row.tuning.flops == len(RATES) * make.BUDGET
+    assert replace(row.tuning, runs=tuple(map(pretrained, make.trials()))).flops == row.tuning.flops
 
 
 def test_a_further_plausible_setting_at_the_edge_is_a_note(row: Row) -> None:

@@ -8,8 +8,9 @@ from league_rows import BRACKETS, TOPIC
 from league_standings import all_of, of_a_mean, only, said, standing
 
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.standings import NOTE, VOID, Finding, Row
+from metaseq_lm.league.standings import NOTE, VOID, Finding
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row
 
 EWOK = "ewok.social.context_accuracy"
 BOXES = "boxes.accuracy_macro"

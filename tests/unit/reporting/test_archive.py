@@ -118,7 +118,7 @@ def test_later_seeds_join_those_of_an_archive(runs, tmp_path):
     archive.write(file, together)
     [setting] = group(find_runs([file]))
     assert [run.seed for run in setting.runs] == [1, 2]
-    assert sorted(setting.scores("test.accuracy")) == pytest.approx([0.811, 0.821])
+    assert sorted(setting.run_scores("test.accuracy")) == pytest.approx([0.811, 0.821])
     # What comes from an archive keeps its name when it is written again.
     assert [run.name for run in setting.runs] == [
         "measured.jsonl/runs/lr=0.001-seed=1",

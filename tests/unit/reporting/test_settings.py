@@ -152,8 +152,8 @@ def test_scores_and_duplicate_seeds(tmp_path):
         {"score": None, "seed": 1},
     )
     (setting,) = group(runs)
-    assert setting.scores("test.accuracy") == [0.5, 0.6, 0.7]
-    assert [s for s, r in setting.scored_by_seed("test.accuracy").items() if len(r) > 1] == [2]
+    assert setting.run_scores("test.accuracy") == [0.5, 0.6, 0.7]
+    assert list(setting.repeated_seeds("test.accuracy")) == [2]
 
 
 def test_numbers_behind_a_common_prefix():

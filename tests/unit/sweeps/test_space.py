@@ -54,6 +54,7 @@ def test_the_edge_is_measured_on_the_scale_that_is_uniform(value: float, end: st
     # Of a list of numbers, in any order, the ends; other choices have none.
     rates = Choice((1e-3, 1e-4, 3e-4))
     assert [rates.edge_of(x) for x in (1e-4, 3e-4, 1e-3)] == ["lower", "", "upper"]
+    assert rates.edge_of(None) == ""
     for values in (("a", "b"), (1e-4, "inherit"), (False, True)):
         assert [Choice(values).edge_of(x) for x in values] == ["", ""]
 
