@@ -224,6 +224,10 @@ class ReportOptions:
             (self.baseline and is_pivot, "--baseline: leave --rows and --columns out"),
             (self.pairs and (self.baseline or is_pivot), "--pairs: leave --baseline, --rows out"),
             (self.detectable and not self.baseline, "--detectable: give --baseline as well"),
+            (
+                self.sides == 1 and not (self.baseline or self.pairs),
+                "--sides: give --baseline as well",
+            ),
             (self.seeds and not self.detectable, "--seeds: give --detectable as well"),
             (few, f"--seeds {self.seeds}: a test needs {FEWEST} of each setting"),
             (self.mean and not self.columns, "--mean: give --columns KEY as well"),

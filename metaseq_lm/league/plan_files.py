@@ -11,6 +11,7 @@ from typing import Any
 from metaseq_lm.config.entries import as_text
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.plain_yaml import naming_place
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.structured import read_structured
 from metaseq_lm.league.plan import (
     BENCHMARKS,
@@ -70,11 +71,20 @@ class _DataPaths:
 
 
 def named_plan(word: str) -> Path:
-    """Return the path of a file or folder, or of the plan of this name in the package."""
-    path = Path(word)
-    if path.exists():
+    """Return the path of a file or folder, or of the plan of this name in the package.
+
+    Raises:
+        UsageError: A word without a dot or slash is none of these.
+    """
+    path, plans = Path(word), {plan.stem: plan for plan in _NAMED}
+    if path.exists() or not NAME.fullmatch(word):
         return path
-    return next((plan for plan in _NAMED if plan.stem == word), path)
+    if word not in plans:
+        raise UsageError(
+            f"{word}: neither a file or folder nor a plan that ships: {', '.join(plans)}."
+            f"{nearest(word, plans)}"
+        )
+    return plans[word]
 
 
 def shipped_archive(plan: Plan) -> Path | None:

@@ -30,6 +30,8 @@ def test_the_table_is_printed(runs, capsys):
 
 
 def test_detectable_differences_need_a_baseline(runs, capsys):
+    assert main(["report", runs, "--sides", "1"]) == 2
+    assert "--baseline" in capsys.readouterr().err
     assert main(["report", runs, "--detectable"]) == 2
     assert "give --baseline as well" in capsys.readouterr().err
     assert main(["report", runs, "--baseline", "mlm", "--seeds", "12"]) == 2

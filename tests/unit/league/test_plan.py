@@ -357,7 +357,9 @@ def test_a_plan_that_ships_is_named_unless_a_file_has_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert named_plan("objectives") == OBJECTIVES and named_plan("balanced") == BALANCED
-    assert named_plan("other") == Path("other")
+    assert named_plan("other.yaml") == Path("other.yaml")
+    with pytest.raises(UsageError, match="'balanced'"):
+        named_plan("balancd")
     Path("objectives").mkdir()
     assert named_plan("objectives") == Path("objectives")
 
