@@ -531,8 +531,9 @@ def _show_plan(runs: list[Any], definition: "Definition") -> list[dict[str, Any]
 
     code = Code(Path(), definition.user_dir, definition.config_dir)
     rows = [asdict(run) for run in runs]
-    for stage in (stage for row in rows for stage in row["stages"]):
-        stage["command"] = ["metaseq-lm", "train", *stage.pop("arguments"), *code.arguments()]
+    for row in rows:
+        for stage in row["stages"]:
+            stage["command"] = ["metaseq-lm", "train", *stage.pop("arguments"), *code.arguments()]
     for row in rows[:_MAX_LISTED]:
         show(row["name"])
         for stage in row["stages"]:

@@ -316,10 +316,11 @@ class LeagueRuns:
 
     def provenance(self) -> list[str]:
         """Return a sentence on when the runs were made and with which code; [] without runs."""
-        trials, finals = (
-            [run for objective in self.plan.objectives for run in self.of(objective, phase)]
-            for phase in (TUNE, FINAL)
-        )
+        trials: list[Run] = []
+        finals: list[Run] = []
+        for objective in self.plan.objectives:
+            trials += self.of(objective, TUNE)
+            finals += self.of(objective, FINAL)
         return [describe_provenance(trials, finals, self.runs)] if self.runs else []
 
 

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,8 @@ def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
     """Return a clause on the mean best validation of each loss term that two settings share."""
     clauses = ""
     for term in sorted({x for run in runs for x in run.losses}):
-        best = [value for run in runs for value in lowest(run, term)]
-        other = [value for run in others for value in lowest(run, term)]
+        best = [*chain.from_iterable(lowest(run, term) for run in runs)]
+        other = [*chain.from_iterable(lowest(run, term) for run in others)]
         if best and other and any(term in run.losses for run in others):
             means = (number(float(np.mean(values))) for values in (best, other))
             clauses += f"; valid.{term} is {' at best against '.join(means)}"
@@ -244,14 +245,15 @@ def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
                 yield Finding("part below chance", FLAG, reason, metric)
 
 
+def _minima(runs: Sequence[Run]) -> list[float]:
+    """Return the least validation loss of each run that has a curve."""
+    return [float(values.min()) for _, values in map(curve, runs) if len(values)]
+
+
 @gate(CONTROLS)
 def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
     """The loss improves on that of the untrained model while a score falls below it."""
-    losses, others = (
-        [float(values.min()) for _, values in map(curve, runs) if len(values)]
-        for runs in (row.scored, row.untrained)
-    )
-    result = compare(losses, others, lower_is_better=True)
+    result = compare(_minima(row.scored), _minima(row.untrained), lower_is_better=True)
     if result is None or result.mean >= result.other:
         return
     differences = _differences(row, row.untrained, context)

@@ -60,7 +60,7 @@ def not_judged(row: Row, context: Context) -> Iterator[Finding]:
     corpus, unknown = context.corpus, []
     if corpus is None or corpus.valid is None:
         unknown.append("domain and leak, as it is not known how valid compares with train")
-    words = [run.costs["words"] for other in context.rows for run in other.scored]
+    words = [run.costs["words"] for run in context.scored]
     if corpus is None or corpus.words is None:
         unknown.append("epochs, as it is not known how many words train has")
     elif None in words:

@@ -258,8 +258,10 @@ def describe_predictions(standings: Standings) -> Iterator[str]:
     """Yield sentences on scored and on open predictions."""
     records = [_prediction_record(standings, outcome) for outcome in standings.predictions]
     if scored := [record for record in records if record["mean"] is not None]:
-        errors = [[abs(record[key] - record["mean"]) for key in _EXPECTED] for record in scored]
-        curve, last, line = map(standings.primary.text, np.mean(errors, axis=0))
+        errors = []
+        for key in _EXPECTED:
+            errors.append(np.mean([abs(record[key] - record["mean"]) for record in scored]))
+        curve, last, line = map(standings.primary.text, errors)
         count, inside = len(scored), sum(record["inside"] for record in scored)
         yield (
             f"Of {count} prediction{'s' * (count > 1)} that {'were' if count > 1 else 'was'} made "

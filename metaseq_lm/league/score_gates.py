@@ -76,9 +76,8 @@ def ties(row: Row, context: Context) -> Iterator[Finding]:
 @gate(SCORES, {"left out": "fewer items than in other rows"})
 def left_out(row: Row, context: Context) -> Iterator[Finding]:
     """Items were left out that other rows were scored with."""
-    every = [run for other in context.rows for run in other.scored]
     for metric, part in parts_of(row, context):
-        most = max(_values_of(every, sibling(part, "n")), default=0.0)
+        most = max(_values_of(context.scored, sibling(part, "n")), default=0.0)
         least = min(_values_of(row.scored, sibling(part, "n")), default=most)
         if least < most:
             reason = f"{least:,.0f} of {most:,.0f} items of {part} are scored"
@@ -113,9 +112,8 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
 @gate(READINGS)
 def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
     """A probe reads the embedding layer in most runs: it tells nothing of the layers above."""
-    every = [run for other in context.rows for run in other.scored]
     for metric, part in _said_once(row, context):
-        layers = _values_of(every, sibling(part, "layer"))
+        layers = _values_of(context.scored, sibling(part, "layer"))
         count = layers.count(0)
         if 2 * count > len(layers):
             reason = f"{part} is read from the embedding layer in {count / len(layers):.0%} of the "

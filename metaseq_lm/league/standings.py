@@ -11,7 +11,8 @@ from functools import cached_property
 
 from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.settings import Row, metric_of
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Row, finished, metric_of, runs_of
 
 # Actions of findings, most severe first.
 VOID = "void"  # no number is shown, only the reason
@@ -74,8 +75,13 @@ class Context:
     @cached_property
     def described(self) -> dict[str, Metric]:
         """The metrics by name, with direction and unit."""
-        runs = [run for row in self.rows for run in row.runs]
+        runs = runs_of(self.rows)
         return {name: metric_of(name, runs) for name in self.metrics}
+
+    @cached_property
+    def scored(self) -> list[Run]:
+        """The finished runs of all rows."""
+        return finished(runs_of(self.rows))
 
     def lower_is_better(self, metric: str) -> bool:
         """Return whether a smaller value of a metric is better."""

@@ -256,8 +256,11 @@ def _kinds_rows(standings: Standings) -> Iterator[str]:
 def _legend(standings: Standings) -> _Lines:
     """Return lines that explain marks and letters."""
     views = [standings.about(kind) for kind in standings.kinds]
-    signs = [value_of("score", view, e).sign for view in views for e in standings.entries]
-    flagged = f"; {DOUBT} a gate flags it" * any(sign.endswith(DOUBT) for sign in signs)
+    is_flagged = False
+    for view in views:
+        signs = [value_of("score", view, entry).sign for entry in standings.entries]
+        is_flagged |= any(sign.endswith(DOUBT) for sign in signs)
+    flagged = f"; {DOUBT} a gate flags it" * is_flagged
     text = (
         f"Mean ± sd over seeds. Beside {standings.baseline}: + better, - worse (p below "
         f"{standings.rule.level:g} after correction in the column), = equivalent, none undecided"

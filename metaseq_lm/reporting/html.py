@@ -10,7 +10,7 @@ from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.page import Page, Section
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
-from metaseq_lm.reporting.settings import Row, show
+from metaseq_lm.reporting.settings import Row, runs_of, show
 from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
@@ -45,7 +45,7 @@ class Report:
         first = (scores or [*drawings])[:1]
         others = [drawing for drawing in drawings if drawing not in first]
         texts = [("This page", self.command)] if self.command else []
-        runs = [run for setting in self.settings for run in setting.runs]
+        runs = runs_of(self.settings)
         origin = [*describe_software(runs), *hashes_of(runs)]
         sections = [
             Section("Scores", drawings=first, tables=[replace(self.table, title="", notes=[])]),

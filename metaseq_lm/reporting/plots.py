@@ -20,7 +20,7 @@ from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, l
 from metaseq_lm.reporting.drawing import mark, series, thinned
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
-from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, show
+from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, runs_of, show
 from metaseq_lm.reporting.styles import Style, control_style, style_of
 from metaseq_lm.reporting.table import cost_of
 
@@ -52,7 +52,7 @@ class Pictures:
     @property
     def runs(self) -> list[Run]:
         """The runs of all settings."""
-        return [run for setting in self.settings for run in setting.runs]
+        return runs_of(self.settings)
 
     def series(self, setting: Row) -> str:
         """Return the name of the series that a setting belongs to."""

@@ -186,6 +186,14 @@ class Row:
         return sd_of_choice(means, [share for share, _ in self.settings])
 
 
+def _keys_of(runs: Sequence[Run]) -> dict[str, None]:
+    """Return the config keys of runs, each once, in their order."""
+    keys: dict[str, None] = {}
+    for run in runs:
+        keys |= dict.fromkeys(run.values)
+    return keys
+
+
 def runs_of(rows: Iterable[Row]) -> list[Run]:
     """Return the runs of all rows."""
     return [run for row in rows for run in row.runs]
@@ -271,7 +279,7 @@ def _differing_keys(runs: Sequence[Run]) -> list[str]:
     """
     sources = frozenset().union(*(run.sources for run in runs))
     differing = []
-    for key in dict.fromkeys(key for run in runs for key in run.values):
+    for key in _keys_of(runs):
         is_same = key in sources or len({run.identity_of(key) for run in runs}) == 1
         if not is_same and any(run.is_compared(key) for run in runs if key in run.values):
             differing.append(key)
@@ -476,8 +484,8 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         return differing_suites
     if not any(_is_of_objective(metric, run) for run in runs):
         return {}
-    every = dict.fromkeys(key for run in runs for key in run.values)
-    keys = ["data_hash", *(key for key in every if key.startswith(("task.", "criterion.")))]
+    own = (key for key in _keys_of(runs) if key.startswith(("task.", "criterion.")))
+    keys = ["data_hash", *own]
     names = {run.values.get("criterion._name") for run in runs}
     if len({run.evaluates_as for run in runs}) == 1 < len(names):
         keys = [key for key in keys if not key.endswith("._name")]

@@ -281,8 +281,11 @@ def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summ
     Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
     """
     by_cell = [seed_means(cell.runs if cell else (), metric.name) for cell in cells]
-    common = [seed for seed in by_cell[0] if all(seed in means for means in by_cell)]
-    means = [sum(means[seed] for means in by_cell) / len(cells) for seed in common]
+    means = []
+    for seed in by_cell[0]:
+        values = [means_of[seed] for means_of in by_cell if seed in means_of]
+        if len(values) == len(cells):
+            means.append(sum(values) / len(cells))
     return summarise(means, spread)
 
 

@@ -270,7 +270,8 @@ class Studies:
         return list(self._in_state(RUNNING))
 
     def _in_state(self, state: str) -> Iterator[StudyTrial]:
-        return (t for trials in self._trials.values() for t in trials if t.state == state)
+        for trials in self._trials.values():
+            yield from (trial for trial in trials if trial.state == state)
 
 
 def _charge(trial: StudyTrial, setting: Setting) -> float:

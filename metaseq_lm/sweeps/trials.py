@@ -141,9 +141,12 @@ class Trials(Generic[T]):
         if best is None or not least:
             return () if best is None else ((best.values, 1.0),)
         scored = [trial for trial, _ in self.scores()]
-        by_seed = [dict(zip((run.seed for run in t.runs), t.scores)) for t in scored]
+        by_seed = []
+        for trial in scored:
+            seeds = (run.seed for run in trial.runs)
+            by_seed.append(dict(zip(seeds, trial.scores)))
         common = sorted(set.intersection(*map(set, by_seed)), key=lambda seed: seed or 0)
-        scores = np.array([[of_seed[seed] for seed in common] for of_seed in by_seed], float)
+        scores = np.array([list(map(of_seed.get, common)) for of_seed in by_seed], float)
         shares = shares_of_best(scores, self.lower_is_better)
         chosen = plausible_settings(shares, least)
         total = math.fsum(shares[chosen])

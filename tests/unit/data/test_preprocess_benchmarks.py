@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 )
 def test_question_answering_has_a_reader_of_its_own(corpus, monkeypatch, name, version, folder):
     seen = []
-    monkeypatch.setattr(pipeline, "preprocess", seen.append)
+    monkeypatch.setattr(pipeline, "make_dataset", seen.append)
     call = ["preprocess", "--benchmark", f"squad/{name}", "--destdir", str(corpus)]
     assert main([*call, "--trainpref", "train.json"]) == 0
     (made,) = seen
