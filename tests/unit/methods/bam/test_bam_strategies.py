@@ -3,11 +3,13 @@
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from imported import imported
 from synthetic import make_run
 
 from metaseq_lm.cli import main
+from metaseq_lm.reporting import stats
 
 SCRIPT = Path(__file__).resolve().parents[4] / "examples" / "bam" / "strategies.py"
 
@@ -70,7 +72,8 @@ def test_differences_and_what_could_be_seen(strategies):
         "Single->Multi": {"RTE": [], column: scores[:2]},
     }
     _, _, *lines = strategies.claims(cells)
-    least = 100 * strategies.detectable(scores, scores, "permutation")
+    sd = float(np.std(scores, ddof=1))
+    least = 100 * (stats.Test("permutation", sides=1).detectable((5, 5), sd) or 0.0)
     assert 0.5 < least < 3.5
     assert lines == [
         f"| Multi | Single | average | +10.0 | {least:.1f} |",
