@@ -248,15 +248,12 @@ def column_table(
     `rows` may be about another metric each; then no best is marked.
     """
     columns = shown_columns(standings, names)
-    head = [
-        shown.title_in(standings.about(metric) if metric else standings)
-        for _, shown, metric in columns
-    ]
+    head = [shown.title_in(standings.about(metric)) for _, shown, metric in columns]
     lines = []
     for about, entry in rows or [(standings, entry) for entry in standings.ordered]:
         line = []
         for name, shown, metric in columns:
-            view = about.about(metric) if metric else about
+            view = about.about(metric)
             value = value_of(name, view, entry)
             best = view.best(entry.budget) if shown.has_best and rows is None else None
             is_best = best is not None and value.wide == value_of(name, view, best).wide
@@ -281,7 +278,7 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     for other in (*standings.metrics[1:], *standings.parts, *standings.kinds):
         line[other.name] = _score(standings.about(other), entry).mean
     for name, _, metric in shown_columns(standings, plugin_columns()):
-        value = value_of(name, standings.about(metric) if metric else standings, entry)
+        value = value_of(name, standings.about(metric), entry)
         key = f"{name} of {metric.name}" if metric else name
         line |= value.record or {key: value.mean if value.text is None else value.text}
     return line
@@ -368,10 +365,12 @@ def _updates(standings: Standings, entry: Entry) -> Value:
 
 def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "") -> Value:
     """Return mean ± sd of scores; hidden ones have no number."""
-    summary = None if hidden else summarise(scores.get(metric.name, ()))
-    mean = summary.centre if summary else None
-    sd = summary.high - summary.centre if summary and summary.n > 1 else None
-    line = {f"{prefix}n": summary.n if summary else 0, f"{prefix}mean": mean, f"{prefix}sd": sd}
+    summary, mean, sd, count = summarise(scores.get(metric.name, ())), None, None, 0
+    if summary and not hidden:
+        mean, count = summary.centre, summary.n
+        if count > 1:
+            sd = summary.high - mean
+    line = {f"{prefix}n": count, f"{prefix}mean": mean, f"{prefix}sd": sd}
     return Value(line, metric, mean, sd, hidden=hidden)
 
 
@@ -384,7 +383,7 @@ def _score(standings: Standings, entry: Entry) -> Value:
         value,
         record={"metric": metric.name, **value.record},
         marks=marks(standings, entry),
-        verdict=decision.verdict if decision else "",
+        verdict=getattr(decision, "verdict", ""),
     )
 
 
@@ -439,9 +438,14 @@ def _findings(standings: Standings, entry: Entry) -> Value:
 # ---------------------------------------------------------------- verdicts
 
 
+def _recorded(decision: Decision | None, **names: str) -> dict[str, Any]:
+    """Return facts of a decision by key, each None without a decision."""
+    return {key: getattr(decision, name, None) for key, name in names.items()}
+
+
 def _difference_of(decision: Decision | None, metric: Metric, key: str) -> Value:
     """Return the difference of a decision, with its interval."""
-    line = {f"{key}difference": decision.difference if decision else None}
+    line = _recorded(decision, **{f"{key}difference": "difference"})
     if decision is None:
         return Value(line, text="", is_number=True)
     ends = decision.interval
@@ -457,11 +461,19 @@ def _interval_of(ends: tuple[float, float] | None, metric: Metric, key: str, abs
     return Value(line, metric, interval=ends, is_signed=True)
 
 
-def _p_of(decision: Decision | None, keys: Sequence[str]) -> Value:
-    """Return p after Holm's correction; the record has p before it, too, if it has a key."""
-    numbers = (decision.corrected, decision.p) if decision else (None, None)
-    text = p_text(decision.corrected) if decision else ""
-    return Value(dict(reversed(list(zip(keys, numbers)))), text=text, is_number=True)
+def _interval_of_decision(decision: Decision | None, metric: Metric, key: str) -> Value:
+    """Return the interval of a decision; nothing without a decision."""
+    if decision is None:
+        return _interval_of(None, metric, key, "")
+    return _interval_of(decision.interval, metric, key, NONE)
+
+
+def _p_of(decision: Decision | None, **names: str) -> Value:
+    """Return p after Holm's correction; the record has the facts of `names`."""
+    line = _recorded(decision, **names)
+    if decision is None:
+        return Value(line, text="", is_number=True)
+    return Value(line, text=p_text(decision.corrected), is_number=True)
 
 
 def _key(standings: Standings) -> str:
@@ -478,36 +490,38 @@ def _difference(standings: Standings, entry: Entry) -> Value:
 @column("interval", title="{interval}")
 def _interval(standings: Standings, entry: Entry) -> Value:
     """Interval of the difference."""
-    decision = standings.decision(entry)
-    ends, absent = (decision.interval, NONE) if decision else (None, "")
-    return _interval_of(ends, standings.metric, _key(standings), absent)
+    return _interval_of_decision(standings.decision(entry), standings.metric, _key(standings))
 
 
 @column("p", title="p (Holm)")
 def _p(standings: Standings, entry: Entry) -> Value:
     """p of the difference, after Holm's correction."""
-    keys = [f"{_key(standings)}p_holm", *["p"] * (standings.focus is None)]
-    return _p_of(standings.decision(entry), keys)
+    names = {f"{_key(standings)}p_holm": "corrected"}
+    if standings.focus is None:
+        names = {"p": "p", **names}
+    return _p_of(standings.decision(entry), **names)
 
 
 @column("verdict", title="verdict")
 def _verdict(standings: Standings, entry: Entry) -> Value:
     """Verdict beside the baseline, or why there is none."""
     decision, stated, key = standings.decision(entry), standings.stated(entry), _key(standings)
-    line: dict[str, Any] = {f"{key}verdict": decision.verdict if decision else None}
+    line = _recorded(decision, **{f"{key}verdict": "verdict"})
     if standings.focus is None:
-        line["seeds_that_decide"] = decision.seeds if decision else None
+        line |= _recorded(decision, seeds_that_decide="seeds")
     text, is_hidden = verdict_text(standings, entry), why_hidden(standings, entry)
     if is_hidden:
         return Value(line, text=text, word=is_hidden)
-    by = marks(standings, entry)
-    short = stated.text if stated else NOT_RANKED[FLAG]
-    word = "baseline" if entry.objective == standings.baseline else NONE
-    word = stated.verdict if stated else NOT_RANKED[FLAG] if by else word
-    if not by:
+    flags, short, word = " ".join(marks(standings, entry)), NOT_RANKED[FLAG], NONE
+    if stated:
+        short, word = stated.text, stated.verdict
+    elif flags:
+        word = short
+    elif entry.objective == standings.baseline:
+        word = "baseline"
+    if not flags:
         return Value(line, text=text, word=word)
-    letters_text = " ".join(by)
-    return Value(line, text=text, short=f"{short}: {letters_text}", word=f"{word}: {letters_text}")
+    return Value(line, text=text, short=f"{short}: {flags}", word=f"{word}: {flags}")
 
 
 def verdict_text(standings: Standings, entry: Entry) -> str:
@@ -559,21 +573,19 @@ def _gain_difference(standings: Standings, entry: Entry) -> Value:
 @column("gain difference interval", title="{interval}", applies=_has_gains)
 def _gain_difference_interval(standings: Standings, entry: Entry) -> Value:
     """Interval of the difference of gains."""
-    decision = entry.gain_decision
-    ends, absent = (decision.interval, NONE) if decision else (None, "")
-    return _interval_of(ends, standings.metric, "gain_difference_", absent)
+    return _interval_of_decision(entry.gain_decision, standings.metric, "gain_difference_")
 
 
 @column("gain p", title="p (Holm)", applies=_has_gains)
 def _gain_p(standings: Standings, entry: Entry) -> Value:
     """p of the difference of gains, after Holm's correction among the gains."""
-    return _p_of(entry.gain_decision, ("gain_p_holm", "gain_p"))
+    return _p_of(entry.gain_decision, gain_p="p", gain_p_holm="corrected")
 
 
 @column("gain verdict", title="verdict on the gain", applies=_has_gains, on_screen="on gain")
 def _gain_verdict(standings: Standings, entry: Entry) -> Value:
     """Verdict on the gain beside the baseline's, secondary to that on the score."""
-    decision, stated = entry.gain_decision, standings.stated_gain(entry)
-    line: dict[str, Any] = {"gain_verdict": decision.verdict if decision else None}
-    line |= {"gain_seeds_that_decide": decision.seeds if decision else None}
-    return Value(line, text=stated.text if stated else "", short=stated.verdict if stated else "")
+    line = _recorded(entry.gain_decision, gain_verdict="verdict", gain_seeds_that_decide="seeds")
+    if (stated := standings.stated_gain(entry)) is None:
+        return Value(line, text="", short="")
+    return Value(line, text=stated.text, short=stated.verdict)

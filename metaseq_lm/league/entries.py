@@ -127,8 +127,10 @@ class Standings:
         """The metric that columns are about."""
         return self.focus or self.primary
 
-    def about(self, metric: Metric) -> "Standings":
-        """Return the same rows for columns about another metric; their order stays the same."""
+    def about(self, metric: Metric | None) -> "Standings":
+        """Return the same rows in their order for columns about another metric, if any is given."""
+        if metric is None:
+            return self
         return replace(self, focus=None if metric == self.primary else metric)
 
     def decision(self, entry: Entry) -> Decision | None:
