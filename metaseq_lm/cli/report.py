@@ -217,19 +217,22 @@ class ReportOptions:
     def __post_init__(self) -> None:
         is_pivot = self.rows is not None or self.columns is not None
         is_drawn = self.curve or self.x or self.control or not {*_DRAWN}.isdisjoint(self.formats)
-        few = self.seeds is not None and self.seeds < FEWEST
+        is_too_few = self.seeds is not None and self.seeds < FEWEST
         for is_mistake, message in (
             (self.watch and (not self.out or self.archive), "--watch: give --out, no --archive"),
             (not self.out and is_drawn, "pictures and pages are files: say with --out DIR where"),
             (self.baseline and is_pivot, "--baseline: leave --rows and --columns out"),
-            (self.pairs and (self.baseline or is_pivot), "--pairs: leave --baseline, --rows out"),
+            (
+                self.pairs and (self.baseline or is_pivot),
+                "--pairs: leave --baseline, --rows and --columns out",
+            ),
             (self.detectable and not self.baseline, "--detectable: give --baseline as well"),
             (
                 self.sides == 1 and not (self.baseline or self.pairs),
                 "--sides: give --baseline as well",
             ),
             (self.seeds and not self.detectable, "--seeds: give --detectable as well"),
-            (few, f"--seeds {self.seeds}: a test needs {FEWEST} of each setting"),
+            (is_too_few, f"--seeds {self.seeds}: a test needs {FEWEST} of each setting"),
             (self.mean and not self.columns, "--mean: give --columns KEY as well"),
             (self.choose_by and not self.choose, "--choose-by: give --choose KEY as well"),
         ):

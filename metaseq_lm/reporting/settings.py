@@ -484,8 +484,8 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         return differing_suites
     if not any(_is_of_objective(metric, run) for run in runs):
         return {}
-    own = (key for key in _keys_of(runs) if key.startswith(("task.", "criterion.")))
-    keys = ["data_hash", *own]
+    keys = ["data_hash"]
+    keys += [key for key in _keys_of(runs) if key.startswith(("task.", "criterion."))]
     names = {run.values.get("criterion._name") for run in runs}
     if len({run.evaluates_as for run in runs}) == 1 < len(names):
         keys = [key for key in keys if not key.endswith("._name")]
