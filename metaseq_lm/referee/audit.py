@@ -74,6 +74,18 @@ def audit(league: LeagueRuns, data: Path | None = None) -> list[Complaint]:
     return complaints
 
 
+def describe_complaints(complaints: Sequence[Complaint]) -> str:
+    """Return complaints as lines, equal ones about several runs as one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for item in complaints:
+        groups.setdefault((item.check, item.reason), []).append(item.place)
+    lines = []
+    for (check, reason), places in groups.items():
+        further = f" and {len(places) - 1} more" * (len(places) > 1)
+        lines.append(f"{check}: {places[0]}{further}: {reason}")
+    return "\n".join(lines)
+
+
 def place_of(run: Run) -> str:
     """Return the name of a run in a league: PHASE/OBJECTIVE/NAME."""
     return "/".join(run.path.parts[-3:])
@@ -88,7 +100,7 @@ def _check_rows(league: LeagueRuns) -> Iterator[Complaint]:
         place = f"{standing.row.objective} at {flops_text(standing.row.budget)}"
         for finding in standing.findings:
             is_severe = finding.action in (VOID, REFUSE) and finding.gate != "baseline"
-            if is_severe or finding.action == FLAG and finding.gate in _INTEGRITY:
+            if is_severe or (finding.action == FLAG and finding.gate in _INTEGRITY):
                 yield Complaint(f"{GATE} {finding.gate}", place, finding.reason)
 
 

@@ -145,7 +145,7 @@ def contain(folder: str, readable: Sequence[str]) -> None:
     handled = [every, _TCP if version >= 4 else 0, _SOCKETS_AND_SIGNALS if version >= 6 else 0]
     attributes = struct.pack("=QQQ", *handled)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "Landlock")
-    rights = {path: _READ for path in (*readable, *_SYSTEM)}
+    rights = dict.fromkeys((*readable, *_SYSTEM), _READ)
     rights |= {str(_PACKAGE.parent): _LIST, folder: every, "/dev/null": every}
     for path, allowed in rights.items():
         _allow(ruleset, path, allowed & every)

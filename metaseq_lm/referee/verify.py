@@ -10,20 +10,19 @@ import contextlib
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import torch
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json, to_json, write_atomic
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.output import present_time, show_progress
-from metaseq_lm.league.assembly import LeagueRuns, archive_of, read_league
+from metaseq_lm.league.assembly import LeagueRuns, archive_of
 from metaseq_lm.league.data import make_data
 from metaseq_lm.league.expansion import (
     BUDGET,
@@ -38,7 +37,7 @@ from metaseq_lm.league.expansion import (
 from metaseq_lm.league.plan import FOLDERS, Objective, budget_text
 from metaseq_lm.league.runner import Request, Runner
 from metaseq_lm.referee import containment
-from metaseq_lm.referee.audit import GATE, Complaint, audit, place_of
+from metaseq_lm.referee.audit import GATE, Complaint, audit, describe_complaints, place_of
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run, read_run
@@ -113,13 +112,20 @@ class Verification:
         )
 
 
-def verify(
-    place: Path, rows: int, seed: int, out: Path, user_dir: str | None = None, parallel: int = 1
+def verify_league(
+    league: LeagueRuns,
+    place: Path,
+    rows: int,
+    seed: int,
+    out: Path,
+    user_dir: str | None = None,
+    parallel: int = 1,
 ) -> Verification:
     """Verify a league, and add the result to the record in `out`.
 
     Args:
-        place: A plan with an archive beside it, or the folder of a league.
+        league: Its plan and its runs.
+        place: Where it is: a plan with an archive beside it, or a folder.
         rows: The number of rows to draw; 0 trains nothing.
         seed: The seed that draws them.
         out: The folder of the repetitions; the same call goes on with it.
@@ -130,7 +136,6 @@ def verify(
         UsageError: There are no runs, or a drawn row needs a plug-in that is not given.
         MetaseqError: The archive is damaged, or the repetitions could not be started.
     """
-    league = read_league(place)
     if not league.runs:
         raise UsageError(f"{place}: there are no runs of this plan to verify")
     drawn = draw(league, rows, seed)
@@ -275,12 +280,16 @@ def _setting_of(run: Run, objective: Objective, phase: str) -> Values:
     return {BUDGET: budget_text(float(run.values[BUDGET])), **tuned}
 
 
-def train_again(request: Mapping[str, Any], folder: Path) -> None:
+def train_again(
+    request: Mapping[str, Any], folder: Path, read: Callable[[Path], LeagueRuns]
+) -> None:
     """Train the runs of a request of `repeat`; this runs in the contained process.
+
+    `read` reads the league.
 
     Criterions are examined first; what is found against them goes into FOLDER/examined.json.
     """
-    league = read_league(Path(request["place"]))
+    league = read(Path(request["place"]))
     drawn = [run for run in league.runs if place_of(run) in request["runs"]]
     source = Source(Path(request["data"]), request["user_dir"])
     launch = Launch(max_parallel=request["parallel"])
@@ -382,12 +391,8 @@ def describe(verification: Verification) -> str:
         )
         reason = f": {item.reason}" * (item.outcome in (DIFFERENT, MISSING))
         lines.append(f"{item.outcome:<10}{item.run}{reason}{f' ({largest})' if largest else ''}")
-    groups: dict[tuple[str, str], list[str]] = {}
-    for complaint in verification.complaints:
-        groups.setdefault((complaint.check, complaint.reason), []).append(complaint.place)
-    for (check, reason), places in groups.items():
-        further = f" and {len(places) - 1} more" * (len(places) > 1)
-        lines.append(f"{check}: {places[0]}{further}: {reason}")
+    if verification.complaints:
+        lines.append(describe_complaints(verification.complaints))
     outcomes = Counter(item.outcome for item in verification.repetitions)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
     answer = "verified" if verification.is_verified else "NOT verified"
