@@ -200,7 +200,12 @@ def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Compl
         split, _, metric = name.partition(".")
         last = valid[-1].get(metric) if valid and split == "valid" else None
         is_last = valid and valid[-1]["update"] == (run.results or {}).get("updates")
-        if is_last and is_number(last) and not math.isclose(last, value, rel_tol=_EXACT):
+        if (
+            is_last
+            and last is not None
+            and is_number(last)
+            and not math.isclose(last, value, rel_tol=_EXACT)
+        ):
             yield Complaint("numbers", place, f"{name} is {value}, and {last} in the log")
     for suite in run.suites:
         for group, content in suite.groups.items():

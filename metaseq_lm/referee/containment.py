@@ -52,7 +52,7 @@ def interface() -> int:
     """Return the version of Landlock's interface in this kernel, 0 without it."""
     if platform.system() != "Linux":
         return 0
-    return max(0, _libc.syscall(_CREATE_RULESET, None, 0, _VERSION))
+    return max(0, int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION)))
 
 
 def run(code: str, words: Sequence[str], folder: Path, readable: Iterable[Path], log: Path) -> int:

@@ -40,7 +40,6 @@ from metaseq_lm.referee.submission import PLAN
 FILE, FORMAT, SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
 _FORM = {"format": str, "time": str, "registered": str, "number?": int, "plan": str}
 _BEGIN, _END = "<!-- standings -->", "<!-- end of standings -->"
-_SEEDS = 1 << 31  # seeds are smaller
 _CHECK = """#!/usr/bin/env bash
 # Checks a submission, then trains drawn rows of it again: ./check submissions/NAME [ROWS]
 # Its plug-in runs contained: without network, with a scratch folder as the only one to write.
@@ -149,7 +148,7 @@ def with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict[
         i = 0
         while len(drawn[kind]) < len(seeds):
             digest = hashlib.sha256(f"{plan_hash} {number} {kind} {i}".encode()).digest()
-            seed, i = int.from_bytes(digest[:8], "big") % _SEEDS, i + 1
+            seed, i = int.from_bytes(digest[:8], "big") % (LARGEST_SEED + 1), i + 1
             if seed not in taken:
                 taken.add(seed)
                 drawn[kind].append(seed)

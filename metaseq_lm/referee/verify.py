@@ -21,6 +21,7 @@ import torch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json, to_json, write_atomic
 from metaseq_lm.core.journal import Journal
+from metaseq_lm.core.loading import format_value
 from metaseq_lm.core.output import present_time, show_progress
 from metaseq_lm.league.assembly import LeagueRuns, archive_of
 from metaseq_lm.league.data import make_data
@@ -147,6 +148,7 @@ def verify_league(
         show_progress(f"training {len(drawn)} runs again; their output: {out / _LOG}")
         folders = repeat(place, league, drawn, Source(data, user_dir), out, parallel)
         repetitions = [compare(run, folder) for run, folder in folders.items()]
+        complaints += _scored_by_plugin(league, folders, data, out)
         refused = read_json(out / "runs" / _EXAMINED)
         complaints += [Complaint("criterion", name, text) for name, text in refused.items()]
     verification = Verification(
@@ -177,9 +179,11 @@ def _check_plugins(league: LeagueRuns, drawn: Sequence[Run], user_dir: str | Non
 
 def _altered(league: LeagueRuns) -> Iterator[Complaint]:
     """Yield a complaint for an archive that was changed after it was written."""
+    file = archive_of(league.contents)
+    if file is None or not league.shipped:
+        return
     sentences: list[str] = []
-    if league.shipped and (file := archive_of(league.contents)):
-        archive.read(file, sentences.append)
+    archive.read(file, sentences.append)
     yield from (Complaint("archive", file.name, sentence) for sentence in sentences)
 
 
@@ -231,7 +235,7 @@ def repeat(
     """
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
-    request = {"place": str(place.resolve()), "data": str(source.data.resolve())}
+    request: dict[str, Any] = {"place": str(place.resolve()), "data": str(source.data.resolve())}
     request |= {"user_dir": source.user_dir, "parallel": parallel}
     file = folder / "request.json"
     write_atomic(file, to_json(request | {"runs": list(map(place_of, drawn))}).encode())
@@ -249,6 +253,44 @@ def repeat(
     return {run: sweep.folder / planned.folder for run, sweep, planned in repeated}
 
 
+def _scored_by_plugin(
+    league: LeagueRuns, folders: Mapping[Run, Path], data: Path, out: Path
+) -> Iterator[Complaint]:
+    """Yield final runs of plug-ins whose weights have other scores without the plug-in.
+
+    A plug-in could change how it is scored. So an objective of the plan starts from its weights,
+    takes one update at a rate of zero, and is scored; each task of the plan is tried, because tasks
+    differ in which tokens see each other.
+    """
+    plugged = {item.name for item in league.contents.additions if item.user_dir}
+    plan = league.contents.plan
+    tasks = {objective.options[:1]: objective for objective in plan.objectives}
+    for run, folder in folders.items():
+        phase, name, _ = run.path.parts[-3:]
+        if phase != FINAL or name not in plugged or not (folder / "results.json").is_file():
+            continue
+        scores = _scores_of(read_run(folder))
+        others = []
+        for objective in tasks.values():
+            again = out / "rescored" / f"{name}-{run.seed}-{objective.name}"
+            words = ["train", str(data.resolve()), "--save-dir", str(again.resolve())]
+            words += [*plan.options, *objective.options, f"init_from={folder.resolve()}"]
+            words += ["trainer.max_update=1", "optimizer.lr=0", f"seed={run.seed}"]
+            words.append(f"trainer.final_suites={format_value(list(plan.comparison.suites))}")
+            code = "from metaseq_lm.cli import main; sys.exit(main(sys.argv[1:]))"
+            if not containment.run(code, words, again, [data, folder], out / _LOG):
+                others.append(_scores_of(read_run(again)))
+        if scores not in others:
+            reason = "its weights have other scores where its plug-in is not loaded"
+            yield Complaint("plug-in", place_of(run), reason)
+
+
+def _scores_of(run: Run) -> dict[str, float]:
+    """Return the scores of suites, rounded as far as they agree between batches of scoring."""
+    metrics = (suite.metrics for suite in run.suites)
+    return {name: round(value, 5) for scores in metrics for name, value in scores.items()}
+
+
 def _plan(
     league: LeagueRuns, drawn: Sequence[Run], source: Source, folder: Path
 ) -> list[tuple[Run, LeagueSweep, Planned]]:
@@ -258,17 +300,19 @@ def _plan(
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in drawn:
-        phase, objective, _ = run.path.parts[-3:]
-        groups.setdefault((phase, objective), []).append(run)
+        phase, owner, _ = run.path.parts[-3:]
+        groups.setdefault((phase, owner), []).append(run)
     repeated = []
-    for (phase, name), runs in groups.items():
-        objective = league.plan.objective(name)
+    for (phase, owner), runs in groups.items():
+        objective = league.plan.objective(owner)
         settings = [_setting_of(run, objective, phase) for run in runs]
         values = [] if phase == UNTRAINED else settings
         sweep = build_sweep(league.plan, objective, phase, values, source, folder)
-        planned = {(item.seed, tuple(item.values.items())): item for item in sweep.runs}
+        planned: dict[tuple[Any, ...], Planned] = {
+            (item.seed, *item.values.items()): item for item in sweep.runs
+        }
         for run, setting in zip(runs, settings):
-            repeated.append((run, sweep, planned[run.seed, tuple(setting.items())]))
+            repeated.append((run, sweep, planned[(run.seed, *setting.items())]))
     return repeated
 
 
