@@ -51,11 +51,12 @@ _REPORT, _PREDICT = "report", "predict"
 _USED = {
     _REPORT: ("archive", "out", "budgets", "watch", "user_dir"),
     _PREDICT: ("budgets", "objectives", "user_dir"),
-    "verify": ("out", "rows", "seed", "user_dir"),
+    "verify": ("out", "rows", "seed", "user_dir", "code"),
     "submit": ("out", "name"),
     "merge": ("archive",),
     "ledger": (),
 }
+_ONLY = {"archive": _REPORT, "watch": _REPORT} | dict.fromkeys(("rows", "seed", "code"), "verify")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ class LeagueOptions:
         None, "verify: rows to draw, of which runs are trained again (default: 2)", at_least=0
     )
     seed: int | None = option(None, "verify: the seed that draws them (default: any)", at_least=0)
+    code: Path | None = option(
+        None,
+        "verify: checkout or wheel of the code that trained the runs (default: this one)",
+        metavar="PATH",
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,12 +164,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_word(args, options, *words)
     if not args.added:
         _check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
-    for name, word in {
-        "archive": _REPORT,
-        "watch": _REPORT,
-        "rows": "verify",
-        "seed": "verify",
-    }.items():
+    for name, word in _ONLY.items():
         if getattr(options, name) not in (None, False):
             raise UsageError(f"--{name} goes with 'metaseq-lm league {word} L'")
     return _run_league(args, options, words)
@@ -187,7 +188,7 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
 
     if word == "verify":
         own = options.rows, options.seed, options.user_dir
-        return referee.verify(places[0], options.out, *own, args.max_parallel)
+        return referee.verify(places[0], options.out, *own, args.max_parallel, options.code)
     if word == "submit":
         return referee.submit(places[0], options.name, options.out)
     return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)

@@ -45,6 +45,7 @@ def verify(
     seed: int | None,
     user_dir: str | None,
     parallel: int | None,
+    code: Path | None,
 ) -> int:
     """Verify a league; 1 if something did not come out."""
     if out is None:
@@ -55,7 +56,7 @@ def verify(
     own = plugin(user_dir, Path.cwd()) if user_dir else None
     count = _ROWS if rows is None else rows
     league = read_place(place)
-    verification = verify_league(league, place, count, drawn, Path(out), own, parallel or 1)
+    verification = verify_league(league, place, count, drawn, Path(out), own, parallel or 1, code)
     show_result("verification", verification.record(), describe(verification))
     return 0 if verification.is_verified else 1
 

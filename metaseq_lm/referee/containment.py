@@ -41,7 +41,8 @@ _SYSTEM = (
     *("/etc/ld.so.cache", "/etc/localtime", "/etc/passwd", "/etc/nsswitch.conf"),
     *("/dev/urandom", "/dev/random", "/dev/zero"),
 )
-_KEPT = ("LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS")  # variables of the environment
+# Variables of the environment that are kept.
+_KEPT = ("LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "MKL_CBWR")
 _MEMORY, _LARGEST_FILE = 16 << 30, 2 << 30  # bytes
 _PACKAGE = Path(__file__).parents[1]
 

@@ -36,6 +36,7 @@ from metaseq_lm.league.plan_files import archive_beside, parse_plan, read_plan
 from metaseq_lm.referee import submission
 from metaseq_lm.referee.merge import merge
 from metaseq_lm.referee.submission import PLAN
+from metaseq_lm.sweeps.definition import LARGEST_SEED
 
 FILE, FORMAT, SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
 _FORM = {"format": str, "time": str, "registered": str, "number?": int, "plan": str}

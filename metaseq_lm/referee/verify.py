@@ -7,8 +7,11 @@ archive says of them, in a contained process. Each verification adds a line to O
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import platform
+import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,14 +45,16 @@ from metaseq_lm.referee.audit import GATE, Complaint, audit, describe_complaints
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run, read_run
-from metaseq_lm.runs.folder import code_hash
+from metaseq_lm.runs.folder import add_source, code_hash
 from metaseq_lm.sweeps.expansion import Run as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import Code
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.submit import Batch
 from metaseq_lm.sweeps.trials import Values
 
+PACKAGE = "metaseq_lm"
 FILE = "verified.jsonl"
 FORMAT = "metaseq-lm verification 1"
 EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
@@ -121,6 +126,7 @@ def verify_league(
     out: Path,
     user_dir: str | None = None,
     parallel: int = 1,
+    code: Path | None = None,
 ) -> Verification:
     """Verify a league, and add the result to the record in `out`.
 
@@ -132,9 +138,11 @@ def verify_league(
         out: The folder of the repetitions; the same call goes on with it.
         user_dir: The plug-in of added objectives.
         parallel: The runs at a time.
+        code: A checkout or a wheel of the code that trained the runs; today's by default.
 
     Raises:
-        UsageError: There are no runs, or a drawn row needs a plug-in that is not given.
+        UsageError: There are no runs, a drawn row needs a plug-in that is not given, or the code is
+            not that of the runs.
         MetaseqError: The archive is damaged, or the repetitions could not be started.
     """
     if not league.runs:
@@ -146,9 +154,11 @@ def verify_league(
     if drawn:
         _check_plugins(league, drawn, user_dir)
         show_progress(f"training {len(drawn)} runs again; their output: {out / _LOG}")
-        folders = repeat(place, league, drawn, Source(data, user_dir), out, parallel)
+        source = Source(data, user_dir)
+        taken = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
+        folders = repeat(place, league, drawn, source, out, parallel, taken)
         repetitions = [compare(run, folder) for run, folder in folders.items()]
-        complaints += _scored_by_plugin(league, folders, data, out)
+        complaints += scored_by_plugin(league, folders, data, out)
         refused = read_json(out / "runs" / _EXAMINED)
         complaints += [Complaint("criterion", name, text) for name, text in refused.items()]
     verification = Verification(
@@ -158,8 +168,10 @@ def verify_league(
         repetitions,
         complaints,
         host(),
-        {"archive": sorted({str((run.results or {}).get("code")) for run in drawn})}
-        | {"here": code_hash(user_dir)},
+        {
+            "archive": _codes_of(drawn),
+            "here": _codes_of(drawn)[0] if code else code_hash(user_dir),
+        },
     )
     Journal(out / FILE).append([verification.record()])
     return verification
@@ -225,6 +237,7 @@ def repeat(
     source: Source,
     out: Path,
     parallel: int = 1,
+    code: Path | None = None,
 ) -> dict[Run, Path]:
     """Train drawn runs again in a contained process; return their folders.
 
@@ -236,16 +249,16 @@ def repeat(
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     request: dict[str, Any] = {"place": str(place.resolve()), "data": str(source.data.resolve())}
-    request |= {"user_dir": source.user_dir, "parallel": parallel}
+    request |= {"user_dir": source.user_dir, "parallel": parallel, "code": code and str(code)}
     file = folder / "request.json"
     write_atomic(file, to_json(request | {"runs": list(map(place_of, drawn))}).encode())
     named = [league.contents.plan.data.get(FOLDERS, ()), [source.user_dir or source.data]]
     readable = [source.data, place, *(Path(path) for paths in named for path in paths)]
     readable += [file for file in (archive_of(league.contents), place.parent) if file]
-    code = "from metaseq_lm.cli.jobs import repeat; repeat(sys.argv[1])"
+    start_code = "from metaseq_lm.cli.jobs import repeat; repeat(sys.argv[1])"
     log = out / _LOG
     start = log.stat().st_size if log.exists() else 0
-    if containment.run(code, [str(file.resolve())], folder, readable, log):
+    if containment.run(start_code, [str(file.resolve())], folder, readable, log):
         lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
         reason = next((x for x in lines[::-1] if x.startswith("metaseq-lm: ")), "")
         raise MetaseqError(f"the runs were not trained again: see {log}. {reason}".strip())
@@ -253,7 +266,37 @@ def repeat(
     return {run: sweep.folder / planned.folder for run, sweep, planned in repeated}
 
 
-def _scored_by_plugin(
+def take_code(source: Path, drawn: Sequence[Run], user_dir: str | None, out: Path) -> Path:
+    """Copy the package from a checkout or a wheel; return the folder of the copy.
+
+    Raises UsageError if it is not the code that trained the drawn runs.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        with zipfile.ZipFile(source) as wheel:
+            names = [name for name in wheel.namelist() if name.startswith(f"{PACKAGE}/")]
+            wheel.extractall(out, names)
+    else:
+        shutil.copytree(
+            source / PACKAGE, out / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+        )
+    digest = hashlib.sha256()
+    for folder in (out / PACKAGE, *(Path(path) for path in (user_dir,) if path)):
+        add_source(digest, folder)
+    if _codes_of(drawn) != [digest.hexdigest()[:16]]:
+        raise UsageError(
+            f"{source}: its code is {digest.hexdigest()[:16]}, that of the drawn runs "
+            f"{', '.join(_codes_of(drawn))}"
+        )
+    return out.resolve()
+
+
+def _codes_of(runs: Sequence[Run]) -> list[str]:
+    """Return the hashes of the code of runs."""
+    return sorted({str((run.results or {}).get("code")) for run in runs})
+
+
+def scored_by_plugin(
     league: LeagueRuns, folders: Mapping[Run, Path], data: Path, out: Path
 ) -> Iterator[Complaint]:
     """Yield final runs of plug-ins whose weights have other scores without the plug-in.
@@ -278,7 +321,8 @@ def _scored_by_plugin(
             words += ["trainer.max_update=1", "optimizer.lr=0", f"seed={run.seed}"]
             words.append(f"trainer.final_suites={format_value(list(plan.comparison.suites))}")
             code = "from metaseq_lm.cli import main; sys.exit(main(sys.argv[1:]))"
-            if not containment.run(code, words, again, [data, folder], out / _LOG):
+            is_known = (again / "results.json").is_file()
+            if is_known or not containment.run(code, words, again, [data, folder], out / _LOG):
                 others.append(_scores_of(read_run(again)))
         if scores not in others:
             reason = "its weights have other scores where its plug-in is not loaded"
@@ -353,6 +397,7 @@ def train_again(
         by_sweep.setdefault(sweep.folder, (sweep, []))[1].append(planned)
     with contextlib.ExitStack() as stack:
         batches = []
+        code = request["code"] and Code(Path(request["code"]), request["user_dir"], None)
         for sweep, runs in by_sweep.values():
             sweep_folder = SweepFolder(sweep.folder)
             sweep_folder.path.mkdir(parents=True, exist_ok=True)
@@ -361,7 +406,7 @@ def train_again(
             ready = {state.run for state in states if state.state in OPEN}
             todo = [run for run in runs if run.name in ready]
             if todo:
-                batches.append(Batch(sweep_folder, todo, runner.code(sweep_folder)))
+                batches.append(Batch(sweep_folder, todo, code or runner.code(sweep_folder)))
         run_locally(batches, launch, lambda folder, run: None)
 
 

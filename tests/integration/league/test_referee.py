@@ -19,9 +19,9 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import checksum, to_json, with_checksum
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.referee import containment
-from metaseq_lm.referee.audit import audit
+from metaseq_lm.referee.audit import audit, place_of
 from metaseq_lm.referee.ledger import make_ledger, read_ledger
-from metaseq_lm.referee.verify import CLOSE, DIFFERENT, EQUAL, compare
+from metaseq_lm.referee.verify import CLOSE, DIFFERENT, EQUAL, compare, scored_by_plugin
 
 Line = dict[str, Any]
 BUDGET = 3e8
@@ -263,11 +263,9 @@ def test_cheat_is_found_by_a_repetition(
 ) -> None:
     rewrite(copied / "plan.jsonl.gz", cheat)
     changed, honest = (read_league(path / "plan.yaml") for path in (copied, place))
-    differing = [
-        (compare(run, place / "L" / Path(*run.path.parts[-3:])).outcome, own.outcome)
-        for run, own in zip(changed.runs, map(lambda r: repeated(r, place), honest.runs))
-    ]
-    assert [pair for pair in differing if pair != (EQUAL, EQUAL)] == [(DIFFERENT, EQUAL)]
+    assert {repeated(run, place).outcome for run in honest.runs} == {EQUAL}
+    outcomes = [repeated(run, place).outcome for run in changed.runs]
+    assert [outcome for outcome in outcomes if outcome != EQUAL] == [DIFFERENT]
 
 
 def repeated(run: Any, place: Path) -> Any:
@@ -414,7 +412,7 @@ def outcome(action):
 
 answers = {
     "tcp": outcome(lambda: socket.create_connection(("127.0.0.1", PORT), timeout=1)),
-    "udp": outcome(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("8.8.8.8", 53))),
+    "udp": outcome(lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"", ("8.8.8.8", 53))),
     "write": outcome(lambda: Path("OUTSIDE/written").write_text("")),
     "secret": outcome(lambda: Path("OUTSIDE/secret").read_text()),
     "environment": "done" if "MY_SECRET" in os.environ else "nothing",
@@ -461,47 +459,37 @@ def test_hostile_code_is_contained(
     assert not any(b"left-by-hostile-code" in line for line in running)
 
 
-FORGING = '''
+PLUG_IN = '''
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.evaluation import suites
 
-@register_criterion("forging")
-class Forging(MaskedLM):
-    """Masked LM whose scores are raised."""
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        SUITE
+@register_criterion("same_masked_lm")
+class Same(MaskedLM):
+    """Masked LM under another name."""
 '''
-FORGE = """from metaseq_lm.evaluation import probe
-        original = probe.Probe.score
-        def score(suite, items, states):
-            results = original(suite, items, states)
-            group = results["overall"]
-            group.metrics["accuracy"] = sum(group.hits) / group.n + 0.1
-            return results
-        probe.Probe.score = score if original.__name__ != "raised" else original
-        score.__name__ = "raised"
-"""
 
 
 @pytest.mark.skipif(not containment.interface(), reason="this kernel has no Landlock")
-@pytest.mark.parametrize("suite", ["pass", FORGE], ids=["honest", "forging"])
-def test_plug_in_is_scored_without_it(suite: str, copied: Path, tmp_path: Path) -> None:
-    (tmp_path / "forging.py").write_text(FORGING.replace("SUITE", suite))
-    out, ledger = tmp_path / "L", tmp_path / "submission"
-    words = ["league", str(copied / "plan.yaml"), "--out", str(out), "--name", "forging"]
-    words += ["--user-dir", str(tmp_path / "forging.py")]
-    words += ["--with", "task=masked_lm", "criterion=forging", "--grid", "optimizer.lr=0.003"]
-    assert main(words) == 0
-    words = ["submit", str(out), "--name", "forging", "--out", str(ledger)]
-    assert main(["league", *words]) == (suite == FORGE)
-    words = ["verify", str(ledger), "--out", str(tmp_path / "V"), "--rows", "1"]
-    assert main(["league", *words]) == 2  # the plug-in has to be named
-    assert main(["league", *words, "--user-dir", str(ledger / "plugin" / "forging.py")]) == (
-        suite == FORGE
-    )
-    record = json.loads((tmp_path / "V" / "verified.jsonl").read_text())
+def test_plug_in_is_verified_and_scored_without_it(copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "same_masked.py").write_text(PLUG_IN)
+    out, sent, again = (tmp_path / name for name in ("L", "submission", "V"))
+    words = ["league", str(copied / "plan.yaml"), "--out", str(out), "--name", "same"]
+    words += ["--user-dir", str(tmp_path / "same_masked.py")]
+    words += ["--with", "task=masked_lm", "criterion=same_masked_lm"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        in_process(monkeypatch)
+        assert main([*words, "--grid", "optimizer.lr=0.003"]) == 0
+    assert main(["league", "submit", str(out), "--name", "same", "--out", str(sent)]) == 0
+    words = ["league", "verify", str(sent), "--out", str(again), "--rows", "1", "--seed", "1"]
+    assert main(words) == 2  # the plug-in has to be named
+    assert main([*words, "--user-dir", str(sent / "plugin" / "same_masked.py")]) == 0
+    record = json.loads((again / "verified.jsonl").read_text())
     assert {item["outcome"] for item in record["repetitions"]} == {EQUAL}
-    assert ("plug-in" in {item["check"] for item in record["complaints"]}) == (suite == FORGE)
+    # As a plug-in would that changes what scores it.
+    folders = {run: again / "runs" / place_of(run) for run in read_place(sent).runs}
+    for file in again.glob("runs/final/*/*/suites/depth/*.json"):
+        content = {k: v for k, v in json.loads(file.read_text()).items() if k != "checksum"}
+        content["groups"]["overall"]["metrics"]["accuracy"] += 0.1
+        file.write_text(json.dumps(with_checksum(content)))
+    found = list(scored_by_plugin(read_place(sent), folders, again / "data", again))
+    assert [item.check for item in found] == ["plug-in", "plug-in"]
