@@ -56,6 +56,9 @@ _USED = {
     "merge": ("archive",),
     "ledger": (),
 }
+# The numbers of words that follow each of them, at least and at most.
+_PLACES = dict.fromkeys(_USED, (1, 1)) | {_REPORT: (0, 1), "ledger": (2, 2), "merge": (2, 1000)}
+_TAKES = dict.fromkeys(_USED, "one league") | {"ledger": "a folder and a plan", "merge": "leagues"}
 _ONLY = {"archive": _REPORT, "watch": _REPORT} | dict.fromkeys(("rows", "seed", "code"), "verify")
 
 
@@ -172,12 +175,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *places: str) -> int:
     """Run one of the command's own words."""
-    most = {_REPORT: 1, "ledger": 2, "merge": 100}.get(word, 1)
-    least = {_REPORT: 0, "ledger": 2, "merge": 2}.get(word, 1)
+    least, most = _PLACES[word]
     if not least <= len(places) <= most:
-        given = {0: "one league", 1: "one league", 2: "a folder and a plan"}
-        text = "two leagues or more" if word == "merge" else given[most]
-        raise UsageError(f"give {text}: see 'metaseq-lm league --help'")
+        raise UsageError(f"'league {word}' takes {_TAKES[word]}, got {len(places)} words")
     if word == _REPORT:
         return _report_of(args, options, *places)
     if word == _PREDICT:
@@ -187,8 +187,15 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
     from metaseq_lm.cli import referee
 
     if word == "verify":
-        own = options.rows, options.seed, options.user_dir
-        return referee.verify(places[0], options.out, *own, args.max_parallel, options.code)
+        return referee.verify(
+            places[0],
+            options.out,
+            options.rows,
+            options.seed,
+            options.user_dir,
+            args.max_parallel,
+            options.code,
+        )
     if word == "submit":
         return referee.submit(places[0], options.name, options.out)
     return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)

@@ -53,10 +53,12 @@ def verify(
     plugins.load_all()
     place = named_plan(word)
     drawn = secrets.randbelow(1 << 31) if seed is None else seed
-    own = plugin(user_dir, Path.cwd()) if user_dir else None
+    plug_in = plugin(user_dir, Path.cwd()) if user_dir else None
     count = _ROWS if rows is None else rows
     league = read_place(place)
-    verification = verify_league(league, place, count, drawn, Path(out), own, parallel or 1, code)
+    verification = verify_league(
+        league, place, count, drawn, Path(out), plug_in, parallel or 1, code
+    )
     show_result("verification", verification.record(), describe(verification))
     return 0 if verification.is_verified else 1
 

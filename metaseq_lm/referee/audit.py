@@ -70,7 +70,7 @@ def audit(league: LeagueRuns, data: Path | None = None) -> list[Complaint]:
             runs = league.of(objective, phase)
             complaints += _check_seeds(plan, objective, phase, runs)
             for run in runs:
-                complaints += [found for check in checks for found in check(run, objective, phase)]
+                complaints += [item for check in checks for item in check(run, objective, phase)]
     return complaints
 
 

@@ -178,9 +178,9 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
             os.close(place)
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, mechanism: str) -> int:
     """Return the result of a system call; MetaseqError if it failed."""
     if result < 0:
         reason = os.strerror(ctypes.get_errno())
-        raise MetaseqError(f"code of others cannot be contained here: {what}: {reason}")
+        raise MetaseqError(f"code of others cannot be contained here: {mechanism}: {reason}")
     return result

@@ -143,15 +143,15 @@ def with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict[
     kinds = {"final": plan.ladder.seeds, "tuning": plan.tuning.seeds}
     kinds["controls"] = plan.controls.seeds
     drawn: dict[str, list[int]] = {}
-    taken: set[int] = set()
+    known: set[int] = set()
     for kind, seeds in kinds.items():
         drawn[kind] = []
         i = 0
         while len(drawn[kind]) < len(seeds):
             digest = hashlib.sha256(f"{plan_hash} {number} {kind} {i}".encode()).digest()
             seed, i = int.from_bytes(digest[:8], "big") % (LARGEST_SEED + 1), i + 1
-            if seed not in taken:
-                taken.add(seed)
+            if seed not in known:
+                known.add(seed)
                 drawn[kind].append(seed)
     tuning = {**content.get("tuning", {}), "seeds": drawn["tuning"]}
     controls = {**content.get("controls", {}), "seeds": drawn["controls"]}

@@ -83,22 +83,22 @@ def write_submission(place: Path, name: str, out: Path) -> LeagueRuns:
         copy.parent.mkdir()
         (shutil.copytree if plugin.is_dir() else shutil.copy)(plugin, copy)
         added = replace(added, user_dir=f"{PLUGIN}/{plugin.name}")
-    own = _only(league, added)
+    single = _only(league, added)
     plan = OmegaConf.to_yaml(dict(league.contents.content))
     write_atomic(out / PLAN, plan.encode())
     (out / RUNS).unlink(missing_ok=True)
-    write_archive(out / RUNS, own)
+    write_archive(out / RUNS, single)
     write_atomic(out / VERSIONS, "".join(f"{line}\n" for line in _versions()).encode())
     content = {
         "format": FORMAT,
         "time": present_time(),
         "plan": league.contents.plan.hash,
         "objective": added.record,
-        "runs": len(own.runs),
+        "runs": len(single.runs),
         "files": _hashes(out),
     }
     write_atomic(out / FILE, (to_json(with_checksum(content), 1) + "\n").encode())
-    return own
+    return single
 
 
 def read_submission(folder: Path) -> dict[str, Any]:

@@ -155,8 +155,8 @@ def verify_league(
         _check_plugins(league, drawn, user_dir)
         show_progress(f"training {len(drawn)} runs again; their output: {out / _LOG}")
         source = Source(data, user_dir)
-        taken = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
-        folders = repeat(place, league, drawn, source, out, parallel, taken)
+        copied = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
+        folders = repeat(place, league, drawn, source, out, parallel, copied)
         repetitions = [compare(run, folder) for run, folder in folders.items()]
         complaints += scored_by_plugin(league, folders, data, out)
         refused = read_json(out / "runs" / _EXAMINED)
@@ -385,8 +385,8 @@ def train_again(
     names = list(dict.fromkeys(run.path.parts[-2] for run in drawn))
     for objective in map(league.plan.objective, names):
         budgets = league.plan.ladder.budgets[:1]
-        asked = Request((objective,), budgets, source)
-        runner = Runner(league.plan, asked, folder, launch, league.contents.plan.hash)
+        request_of_one = Request((objective,), budgets, source)
+        runner = Runner(league.plan, request_of_one, folder, launch, league.contents.plan.hash)
         try:
             runner.examine_all()
         except UsageError as error:

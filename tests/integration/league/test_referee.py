@@ -1,4 +1,4 @@
-"""Verification of a league: planted cheats are found, honest runs come out, hostile code is held."""
+"""Verification of leagues: cheats are found, honest runs come out, hostile code is contained."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from documents import document_in
 from league_plans import in_process
 
 from metaseq_lm.cli import main
 from metaseq_lm.cli.referee import read_place
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import checksum, to_json, with_checksum
-from metaseq_lm.league.assembly import LeagueRuns, read_league
+from metaseq_lm.league.assembly import read_league
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import audit, place_of
 from metaseq_lm.referee.ledger import make_ledger, read_ledger
@@ -325,11 +327,15 @@ def two(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [league_with(here, f"masked_{decay}", decay / 100) for decay in (20, 30)]
 
 
-def test_leagues_of_one_plan_are_merged_and_verified(two: list[Path], tmp_path: Path) -> None:
+def test_leagues_of_one_plan_are_merged_and_verified(
+    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = tmp_path / "plan.yaml"
     shutil.copyfile(two[0].parent / "base" / "plan.yaml", plan)
     merged = ["league", "merge", *map(str, two), "--archive", str(tmp_path / "plan.jsonl.gz")]
-    assert main(merged) == 0
+    capsys.readouterr()
+    assert main([*merged, "--json"]) == 0
+    assert document_in(capsys.readouterr().out, "merged")["added"] == ["masked_20", "masked_30"]
     league = read_league(plan)
     assert {row.objective for row in league.rows()} == {
         "causal",
@@ -339,8 +345,8 @@ def test_leagues_of_one_plan_are_merged_and_verified(two: list[Path], tmp_path: 
     }
     assert league.plan.comparisons == 3
     words = ["verify", str(plan), "--rows", "1", "--seed", "3", "--out", str(tmp_path / "V")]
-    assert main(["league", *words]) == 0
-    record = json.loads((tmp_path / "V" / "verified.jsonl").read_text())
+    assert main(["league", *words, "--json"]) == 0
+    record = document_in(capsys.readouterr().out, "verification")
     assert record["verified"] and {item["outcome"] for item in record["repetitions"]} == {EQUAL}
     assert [item["run"].split("/")[0] for item in record["repetitions"]] == [
         *("untrained", "tune", "final", "final")
@@ -361,13 +367,17 @@ def accuracy_and_log(lines: list[Line]) -> None:
     line["results"]["metrics"]["valid"]["loss"] += 1.0
 
 
-def test_ledger_by_its_page(two: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_ledger_by_its_page(
+    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ledger = tmp_path / "ledger"
     assert main(["league", "ledger", str(ledger), str(two[0].parent / "base" / "plan.yaml")]) == 0
     for out in two:
         name = out.name
         words = ["submit", str(out), "--name", name, "--out", str(ledger / "submissions" / name)]
-        assert main(["league", *words]) == 0
+        capsys.readouterr()
+        assert main(["league", *words, "--json"]) == 0
+        assert document_in(capsys.readouterr().out, "submission")["missing"] == []
     assert main(["league", "report", str(ledger)]) == 0
     table = (ledger / "README.md").read_text()
     assert "| masked_20 |" in table and "| masked_30 |" in table
@@ -390,9 +400,12 @@ def test_seeds_of_a_ledger_follow_from_its_number(copied: Path, tmp_path: Path) 
         read_ledger(ledger)
 
 
-def test_attempts_without_runs_count(place: Path, two: list[Path], tmp_path: Path) -> None:
-    league = read_place(two[0])
-    assert isinstance(league, LeagueRuns) and league.plan.comparisons == 2
+def test_attempts_count_without_runs_and_have_a_quota(two: list[Path]) -> None:
+    contents = read_league(two[0]).contents
+    assert contents.extended.comparisons == 2
+    comparison = replace(contents.plan.comparison, attempts=0)
+    with pytest.raises(UsageError, match="masked_20"):
+        _ = replace(contents, plan=replace(contents.plan, comparison=comparison)).extended
 
 
 # ---------------------------------------------------------------- code of others
