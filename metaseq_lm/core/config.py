@@ -354,12 +354,17 @@ def options_with(
     for group in groups:
         names = ALL[group].names() if config is None else [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
-    values = {}
-    for prefix, schema in schemas:
-        for item in fields(schema):
-            if key in item.metadata:
-                values[prefix + item.name] = item.metadata[key]
-    return values
+    return {
+        prefix + name: value
+        for prefix, schema in schemas
+        for name, value in _metadata_of(schema, key).items()
+    }
+
+
+@cache
+def _metadata_of(schema: type, key: str) -> dict[str, Any]:
+    """Return the metadata `key` of the fields of a dataclass that have it, by name."""
+    return {item.name: item.metadata[key] for item in fields(schema) if key in item.metadata}
 
 
 # What an option affects if its declaration does not say so, by section.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
+from functools import cache
 from types import SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.errors import UsageError
@@ -55,8 +57,7 @@ def read_values(
     if not isinstance(content, dict):
         raise UsageError(f"{place}: {content!r} is not a mapping; keys: {', '.join(declared)}")
     hints = get_type_hints(schema)
-    node = OmegaConf.structured(schema)
-    OmegaConf.set_readonly(node, False)
+    node = copy.deepcopy(_node_of(schema))
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in declared:
@@ -78,6 +79,14 @@ def read_values(
             raise UsageError(f"{prefix}{key}: the key is missing")
     check_options(schema, SimpleNamespace(**values), prefix)
     return values
+
+
+@cache
+def _node_of(schema: type) -> DictConfig:
+    """Return a node with the types and defaults of a dataclass; copying it is faster."""
+    node = OmegaConf.structured(schema)
+    OmegaConf.set_readonly(node, False)
+    return node
 
 
 def _accepts(kind: Any, scalar: type) -> bool:
