@@ -9,7 +9,7 @@ from typing import Any
 
 from metaseq_lm.core.config import RunConfig, as_dict, flatten
 from metaseq_lm.core.errors import MissingError, UsageError
-from metaseq_lm.core.loading import Compositions, load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import Run, StageRun
@@ -25,12 +25,13 @@ def composed(
 
     `check` may raise UsageError for a configuration.
     """
-    compositions: Compositions = {}
     for run in runs:
         for stage in run.stages:
             try:
                 config_name, overrides = stage.configuration()
-                config = load_config(overrides, definition.config_dir, config_name, compositions)
+                config = load_config(
+                    overrides, definition.config_dir, config_name, definition.compositions
+                )
                 _check_no_secret(config)
                 if check is not None:
                     check(config)
