@@ -354,17 +354,16 @@ def options_with(
     for group in groups:
         names = ALL[group].names() if config is None else [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
-    return {
-        prefix + name: value
-        for prefix, schema in schemas
-        for name, value in _metadata_of(schema, key).items()
-    }
+    values = {}
+    for prefix, schema in schemas:
+        for item in _fields_with(schema, key):
+            values[prefix + item.name] = item.metadata[key]
+    return values
 
 
 @cache
-def _metadata_of(schema: type, key: str) -> dict[str, Any]:
-    """Return the metadata `key` of the fields of a dataclass that have it, by name."""
-    return {item.name: item.metadata[key] for item in fields(schema) if key in item.metadata}
+def _fields_with(schema: type, key: str) -> list[Field[Any]]:
+    return [item for item in fields(schema) if key in item.metadata]
 
 
 # What an option affects if its declaration does not say so, by section.

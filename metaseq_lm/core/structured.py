@@ -9,7 +9,7 @@ from functools import cache
 from types import SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.errors import UsageError
@@ -21,6 +21,7 @@ S = TypeVar("S")
 _HIDDEN, _SHOWN = str.maketrans("$?", "\0\1"), str.maketrans("\0\1", "$?")
 _NOUNS = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
 _NOUNS |= {dict: "a mapping", Any: "a value"}
+_node_of = cache(OmegaConf.structured)  # to copy it is faster
 
 
 def read_structured(schema: type[S], content: Any, place: str = "", **fixed: Any) -> S:
@@ -58,6 +59,7 @@ def read_values(
         raise UsageError(f"{place}: {content!r} is not a mapping; keys: {', '.join(declared)}")
     hints = get_type_hints(schema)
     node = copy.deepcopy(_node_of(schema))
+    OmegaConf.set_readonly(node, False)
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in declared:
@@ -79,14 +81,6 @@ def read_values(
             raise UsageError(f"{prefix}{key}: the key is missing")
     check_options(schema, SimpleNamespace(**values), prefix)
     return values
-
-
-@cache
-def _node_of(schema: type) -> DictConfig:
-    """Return a node with the types and defaults of a dataclass; copying it is faster."""
-    node = OmegaConf.structured(schema)
-    OmegaConf.set_readonly(node, False)
-    return node
 
 
 def _accepts(kind: Any, scalar: type) -> bool:

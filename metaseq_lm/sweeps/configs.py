@@ -25,13 +25,12 @@ def composed(
 
     `check` may raise UsageError for a configuration.
     """
+    folder, compositions = definition.config_dir, definition.compositions
     for run in runs:
         for stage in run.stages:
             try:
                 config_name, overrides = stage.configuration()
-                config = load_config(
-                    overrides, definition.config_dir, config_name, definition.compositions
-                )
+                config = load_config(overrides, folder, config_name, compositions)
                 _check_no_secret(config)
                 if check is not None:
                     check(config)
