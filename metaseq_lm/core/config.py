@@ -356,14 +356,10 @@ def options_with(
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
     values = {}
     for prefix, schema in schemas:
-        for item in _fields_with(schema, key):
-            values[prefix + item.name] = item.metadata[key]
+        for name, item in _fields_of(schema).items():
+            if key in item.metadata:
+                values[prefix + name] = item.metadata[key]
     return values
-
-
-@cache
-def _fields_with(schema: type, key: str) -> list[Field[Any]]:
-    return [item for item in fields(schema) if key in item.metadata]
 
 
 # What an option affects if its declaration does not say so, by section.

@@ -67,8 +67,7 @@ def check_each_value(
         if not fresh or values - seen:
             fresh.append(run)
             seen |= values
-    for _ in composed(fresh, definition, check):
-        pass
+    list(composed(fresh, definition, check))
 
 
 def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict[str, Any]]:
