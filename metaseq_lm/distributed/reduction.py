@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from metaseq_lm.distributed.vectors import (
     replicas_of,
 )
 
+Losses = Sequence[Callable[[], Tensor]]
+Tensors = Sequence[Tensor]
 _MOST_NUMBERS = 24  # sizes in the message that compares the replicas
 
 
@@ -127,7 +130,7 @@ def _sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -
     return totals
 
 
-def fillers(batches: Sequence[Batch]) -> list[Batch]:
+def fillers_of(batches: Sequence[Batch]) -> list[Batch]:
     """Return the micro-batches that this replica lacks to the largest number on any replica.
 
     A replica without micro-batches receives another's. A collective call.
@@ -142,6 +145,34 @@ def fillers(batches: Sequence[Batch]) -> list[Batch]:
         assert received is not None
         samples = samples or [received]
     return samples * (max(counts) - len(batches))
+
+
+class Gradients(Protocol):
+    """Gradients that are on their way.
+
+    Attributes:
+        required: Values that must be finite, or the steps of the update are refused.
+    """
+
+    required: list[Tensor]
+
+    def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
+        """Return the gradients, reset those of the leaves, and sum the logs over replicas."""
+
+
+class LocalGradients(contextlib.nullcontext[None]):
+    """The gradients of `leaves` in the only process."""
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.required: list[Tensor] = []
+
+    def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
+        grads = [leaf.grad for leaf in self.leaves]
+        for leaf in self.leaves:
+            leaf.grad = None
+        return grads
 
 
 class Reduction:
@@ -182,6 +213,7 @@ class Reduction:
         self.sums: list[Tensor] = []
         self.waits: list[Callable[[], None]] = []
         self.hooks: list[Any] = []
+        self.required: list[Tensor] = []
 
     def __enter__(self) -> Reduction:
         # The last bucket waits for the end.
@@ -266,3 +298,23 @@ def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     if not is_dtensor(wrt):
         return piece.view_as(wrt)
     return like_shard(piece.view_as(local(wrt)), wrt)
+
+
+def sums_of(leaves: Tensors, wrt: Tensors, low: bool = False) -> Reduction | LocalGradients:
+    """Return the gradients of a pass, summed over the replicas if there are several."""
+    several = process_group.world_size() > 1
+    return Reduction(leaves, wrt, low=low) if several else LocalGradients(leaves)
+
+
+def differentiate(
+    losses: Losses, leaves: Tensors, wrt: Tensors, low: bool, overlaps: bool
+) -> Gradients:
+    """Run each loss forward and backward; if it `overlaps`, the sum starts in the last one."""
+    sums = sums_of(leaves, wrt, low)
+    for number, loss in enumerate(losses):
+        mean = loss()
+        is_last = overlaps and number == len(losses) - 1
+        if mean.requires_grad:
+            with sums if is_last else contextlib.nullcontext():
+                mean.backward(inputs=leaves)
+    return sums

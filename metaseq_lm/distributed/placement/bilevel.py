@@ -2,7 +2,7 @@
 
 Between passes a parameter is a DTensor: each process holds its rows, and only their optimizer
 moments. In a pass that differentiates, the graph itself gathers the parameters it needs (see
-distributed.gathering); in other passes modules hold ordinary tensors (`GraphSharded.whole`).
+distributed.gathering); in other passes modules hold ordinary tensors (`Bilevel.whole`).
 
 torch's fully_shard is not used, because it silently drops second derivatives.
 """
@@ -11,21 +11,30 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.func import functional_call
 
-from metaseq_lm.distributed.gathering import ShardedWeights, Slots, UnitPool, use_weights
+from metaseq_lm.distributed.gathering import (
+    ShardedWeights,
+    Slots,
+    UnitPool,
+    active_weights,
+    use_weights,
+)
+from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 from metaseq_lm.distributed.shards import to_shard, whole
 from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of
 
+T = TypeVar("T")
 Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
 
 
-class GraphSharded:
+class Bilevel:
     """The sharded parameters of a model.
 
     All methods are collective calls.
@@ -40,6 +49,9 @@ class GraphSharded:
         pool: The units that passes gather: the blocks, and the direct parameters of any other
             module; unless `by_block`, all parameters are one unit.
     """
+
+    gathers = True
+    has_second_derivatives = True
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True) -> None:
         self.slots: list[Slot] = []
@@ -77,14 +89,11 @@ class GraphSharded:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a context of `whole` is open."""
         return bool(self.leaves)
 
-    def prepare(self) -> None:
-        """Complete the placement once all parameters have memory."""
+    def prepare(self) -> None: ...
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Copy changed shards to the full parameters, if inside `whole`."""
         stale = [p for p in parameters if id(p) in self.leaves]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -92,7 +101,6 @@ class GraphSharded:
 
     @contextlib.contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:
-        """Gather full parameters inside the context; `write` copies changes back to the shards."""
         if self.leaves:
             yield
             return
@@ -112,7 +120,7 @@ class GraphSharded:
                     local(shard).copy_(rows_of(leaves[id(shard)], shard))
 
     @contextlib.contextmanager
-    def in_graph(self) -> Iterator[ShardedWeights]:
+    def in_pass(self) -> Iterator[ShardedWeights]:
         """Let modules read weights that the graph gathers inside the context.
 
         All replicas must run the same graph. Raises MetaseqError if they do not.
@@ -126,6 +134,26 @@ class GraphSharded:
         weights = ShardedWeights(self.pool, parts, leaves)
         with use_weights(weights), self.pool.in_pass():
             yield weights
+
+    def call(self, function: Callable[[], T]) -> T:
+        return function()
+
+    def take_calls(self) -> list[int]:
+        return []  # `pool` compares them
+
+    def differentiate(self, losses: Losses, leaves: Tensors, wrt: Tensors, low: bool) -> Gradients:
+        # The graph has its own sums, which must not interleave with these.
+        return differentiate(losses, leaves, wrt, low, overlaps=False)
+
+    def bind(self, module: nn.Module) -> Callable[..., Any]:
+        numbers = [id(parameter) for parameter in module.parameters()]
+
+        def call(values: Tensors, constants: dict[str, Tensor], *inputs: Any) -> Any:
+            weights = ShardedWeights(self.pool, dict(zip(numbers, values)))
+            with use_weights(*active_weights(), weights):
+                return functional_call(module, constants, *inputs)
+
+        return call
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
