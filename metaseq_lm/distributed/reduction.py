@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,35 +147,31 @@ def fillers_of(batches: Sequence[Batch]) -> list[Batch]:
     return samples * (max(counts) - len(batches))
 
 
-class Gradients(Protocol):
-    """Gradients that are on their way.
+class Gradients(contextlib.nullcontext[Any]):
+    """The gradients of `leaves`, of which this process has all parts.
 
     Attributes:
         required: Values that must be finite, or the steps of the update are refused.
     """
 
-    required: list[Tensor]
-
-    def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
-        """Return the gradients, reset those of the leaves, and sum the logs over replicas."""
-
-
-class LocalGradients(contextlib.nullcontext[None]):
-    """The gradients of `leaves` in the only process."""
-
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
+    def __init__(self, leaves: Tensors) -> None:
         super().__init__()
         self.leaves = leaves
         self.required: list[Tensor] = []
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
+        """Return the gradients, reset those of the leaves, and sum the logs over replicas.
+
+        A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
+        different logs, or none, and exchange their names here.
+        """
         grads = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
             leaf.grad = None
         return grads
 
 
-class Reduction:
+class Reduction(Gradients):
     """Sums the gradients of `leaves` over the replicas.
 
     The last backward pass runs inside the with block, and each bucket is sent as soon as its
@@ -203,7 +199,8 @@ class Reduction:
         others: Sequence[float] = (),
         low: bool = False,
     ) -> None:
-        self.leaves, self.wrt, self.low = leaves, wrt, low
+        super().__init__(leaves)
+        self.wrt, self.low = wrt, low
         self.buckets = shards.buckets(reversed(range(len(wrt))), wrt)
         if not self.buckets or low or others or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the numbers, which every replica needs
@@ -213,7 +210,6 @@ class Reduction:
         self.sums: list[Tensor] = []
         self.waits: list[Callable[[], None]] = []
         self.hooks: list[Any] = []
-        self.required: list[Tensor] = []
 
     def __enter__(self) -> Reduction:
         # The last bucket waits for the end.
@@ -265,11 +261,6 @@ class Reduction:
         return torch.zeros((), dtype=torch.float64, device=device)
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
-        """Return the summed gradients and sum the logs.
-
-        A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
-        different logs, or none, and exchange their names here.
-        """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()
         if not are_alike:  # not earlier: the others may have sent all these buckets already
@@ -300,10 +291,10 @@ def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     return like_shard(piece.view_as(local(wrt)), wrt)
 
 
-def sums_of(leaves: Tensors, wrt: Tensors, low: bool = False) -> Reduction | LocalGradients:
+def sums_of(leaves: Tensors, wrt: Tensors, low: bool = False) -> Gradients:
     """Return the gradients of a pass, summed over the replicas if there are several."""
     several = process_group.world_size() > 1
-    return Reduction(leaves, wrt, low=low) if several else LocalGradients(leaves)
+    return Reduction(leaves, wrt, low=low) if several else Gradients(leaves)
 
 
 def differentiate(

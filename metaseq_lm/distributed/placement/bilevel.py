@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,15 @@ from metaseq_lm.distributed.gathering import (
     active_weights,
     use_weights,
 )
+from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 from metaseq_lm.distributed.shards import to_shard, whole
 from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of
 
-T = TypeVar("T")
 Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
 
 
-class Bilevel:
+class Bilevel(Placement):
     """The sharded parameters of a model.
 
     All methods are collective calls.
@@ -49,9 +49,6 @@ class Bilevel:
         pool: The units that passes gather: the blocks, and the direct parameters of any other
             module; unless `by_block`, all parameters are one unit.
     """
-
-    gathers = True
-    has_second_derivatives = True
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True) -> None:
         self.slots: list[Slot] = []
@@ -88,10 +85,8 @@ class Bilevel:
         return [list(unit.values()) for unit in units.values()]
 
     @property
-    def is_whole(self) -> bool:
+    def is_whole(self) -> bool:  # type: ignore[override]
         return bool(self.leaves)
-
-    def prepare(self) -> None: ...
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
         stale = [p for p in parameters if id(p) in self.leaves]
@@ -134,12 +129,6 @@ class Bilevel:
         weights = ShardedWeights(self.pool, parts, leaves)
         with use_weights(weights), self.pool.in_pass():
             yield weights
-
-    def call(self, function: Callable[[], T]) -> T:
-        return function()
-
-    def take_calls(self) -> list[int]:
-        return []  # `pool` compares them
 
     def differentiate(self, losses: Losses, leaves: Tensors, wrt: Tensors, low: bool) -> Gradients:
         # The graph has its own sums, which must not interleave with these.

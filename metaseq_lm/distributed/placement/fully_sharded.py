@@ -11,7 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.placement.bilevel import Slot, blocks_of, install
 from metaseq_lm.distributed.reduction import Gradients, Losses, Reduction, Tensors
 from metaseq_lm.distributed.shards import OTHER_ORDER, to_shard, whole
@@ -44,7 +45,7 @@ class Outermost(nn.Module):
         return function()
 
 
-class FullySharded:
+class FullySharded(Placement):
     """The parameters of a model that fully_shard has sharded.
 
     All methods are collective calls. Replicas must call the same blocks in the same order, except
@@ -66,7 +67,6 @@ class FullySharded:
         calls: The numbers of the blocks that were gathered since `take_calls`.
     """
 
-    gathers = True
     has_second_derivatives = False
 
     def __init__(
@@ -269,9 +269,6 @@ class FullySharded:
             raise
         return result
 
-    def bind(self, module: nn.Module) -> Callable[..., Any]:
-        raise NotImplementedError("fully_shard calls modules with its own parameters alone")
-
     def differentiate(self, losses: Losses, leaves: Tensors, wrt: Tensors, low: bool) -> Gradients:
         with self._differentiating(wrt):
             for number, loss in enumerate(losses):
@@ -345,20 +342,14 @@ class FullySharded:
         return grads
 
 
-class FullyShardedGradients:
-    """Gradients that fully_shard has summed, and flags and orders of replicas that it has not.
-
-    Attributes:
-        required: Values that are finite if all replicas have called the same blocks in the same
-            order; empty where the host has checked it.
-    """
+class FullyShardedGradients(Gradients):
+    """Gradients that fully_shard has summed; flags and the order of blocks are still compared."""
 
     def __init__(self, placement: FullySharded, wrt: Sequence[Tensor]) -> None:
+        super().__init__(())
         self.placement, self.wrt = placement, wrt
-        self.required: list[Tensor] = []
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
-        """Return the gradients and sum the logs, as `Reduction.finish` does."""
         placement = self.placement
         numbers = [parameter for parameter in self.wrt if not parameter.dim()]
         sharded = [parameter for parameter in self.wrt if parameter.dim()]

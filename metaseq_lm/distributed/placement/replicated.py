@@ -1,41 +1,19 @@
 """Every process holds all parameters; gradients are summed during the backward pass."""
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 
-T = TypeVar("T")
 
-
-class Replicated:
+class Replicated(Placement):
     """Full parameters in every process; nothing is gathered."""
 
     gathers = False
-    has_second_derivatives = True
-    is_whole = True
-
-    def prepare(self) -> None: ...
-
-    def refresh(self, parameters: Iterable[Tensor]) -> None: ...
-
-    def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def in_pass(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def call(self, function: Callable[[], T]) -> T:
-        return function()
-
-    def take_calls(self) -> list[int]:
-        return []
 
     def differentiate(self, losses: Losses, leaves: Tensors, wrt: Tensors, low: bool) -> Gradients:
         return differentiate(losses, leaves, wrt, low, overlaps=True)
