@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from metaseq_lm.core.batch import Batch, Logs, to_python
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, vectors
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.placement.replicated import Replicated
 from metaseq_lm.distributed.reduction import (
     GlobalCount,

@@ -28,7 +28,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.metric_names import KINDS
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
 from metaseq_lm.distributed.gathering import ShardedWeights, active_weights, use_weights
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.vectors import is_dtensor
 from metaseq_lm.runs.flops import uncounted
 

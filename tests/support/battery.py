@@ -177,7 +177,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
         ["task=masked_lm", *TEXT, *MODERN, *DOCUMENTS, "model.norm=rms", "model.qk_norm=true"],
-        ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING],
+        ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING, "optimizer=adafactor"],
         ["task=masked_lm", *TEXT, "task.mask_unit=span", "task.span_anchors=tokens", *PARTS],
     ],
     "bert_pretraining": [
@@ -195,7 +195,7 @@ CASES: dict[str, list[list[str]]] = {
     "prefix_lm": [
         ["task=prefix_lm", *TEXT],
         ["task=prefix_lm", *TEXT, *MODERN, *DOCUMENTS],
-        ["task=prefix_lm", *TEXT, *WARM, *PARTS],
+        ["task=prefix_lm", *TEXT, *WARM, *PARTS, "optimizer=soap"],
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],

@@ -26,7 +26,7 @@ from metaseq_lm.distributed.gathering import (
     active_weights,
     use_weights,
 )
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 from metaseq_lm.distributed.shards import to_shard, whole
 from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of

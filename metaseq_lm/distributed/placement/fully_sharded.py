@@ -23,8 +23,8 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.placement.bilevel import Slot, blocks_of, install
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Reduction, Tensors
 from metaseq_lm.distributed.shards import OTHER_ORDER, to_shard, whole
 from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, Vector, is_dtensor, local, rows_of

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 
 

@@ -15,7 +15,7 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import vectors
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.placement.replicated import Replicated
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.models.layers import Embedding
