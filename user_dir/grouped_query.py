@@ -41,7 +41,6 @@ class GroupedQueryAttention(Attention):
         self.kv_proj = Linear(width, 2 * self.kv_heads * width // self.heads, bias)
         self.out_proj = Linear(width, width, bias)
         self.dropout = Dropout(sizes.attention_dropout)
-        self.pair_flops = 4 * width
 
     def forward(
         self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None

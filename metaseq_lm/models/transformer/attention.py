@@ -403,12 +403,15 @@ class Attention(Part):
     """Self-attention of a layer, which adds the residual connection.
 
     Attributes:
-        pair_flops: Forward FLOPs for each pair of tokens.
+        pair_flops: Forward FLOPs for each pair of tokens; by default of softmax attention.
         has_qk_norm: Whether it has norms of queries and keys with model.qk_norm.
     """
 
-    pair_flops = 0
     has_qk_norm = False
+
+    def __init__(self, options: Any, sizes: EncoderConfig, number: int) -> None:
+        super().__init__(options, sizes, number)
+        self.pair_flops = 4 * sizes.encoder_embed_dim
 
     def forward(
         self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.config.transformer import DEPTH_SCALED, XAVIER_ATTENTION, EncoderConfig
+from metaseq_lm.core import interfaces
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import (
     ATTENTIONS,
@@ -36,13 +37,28 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def build_part(registry: Registry[Any], name: str, sizes: EncoderConfig, *more: int) -> Any:
-    """Return a registered part of an encoder, called with its options, `sizes` and `more`."""
+def build_part(registry: Registry[Any], name: str, sizes: EncoderConfig, *arguments: int) -> Any:
+    """Return a registered part of an encoder, called with its options, `sizes` and `arguments`."""
     entry = registry.entry(name)
-    own = {item.name for item in fields(entry.dataclass)}
-    values = {key: value for key, value in sizes.part_options.items() if key in own}
-    options = read_structured(entry.dataclass, values, "model.part_options")
-    return entry.value(options, sizes, *more)
+    names = {item.name for item in fields(entry.dataclass)}
+    values = {key: value for key, value in sizes.part_options.items() if key in names}
+    options: Any = read_structured(entry.dataclass, values, "model.part_options")
+    part = entry.value(options, sizes, *arguments)
+    if isinstance(part, Part):
+        _check_tables(part, f"{registry.kind} '{name}'")
+    return part
+
+
+def _check_tables(part: "Part", title: str) -> None:
+    """Raise UsageError unless a part names the layers whose initial weights differ."""
+    linear = {name for name, module in part.named_modules() if isinstance(module, nn.Linear)}
+    wrong = sorted({*part.inputs, *part.outputs} - linear)
+    if wrong or (not part.outputs and type(part).initialise is Part.initialise):
+        raise UsageError(
+            f"{interfaces.place_of(type(part))}: {title}: `outputs` has to name the linear layers "
+            f"that add to the residual stream, and `inputs` those to queries, keys and values, "
+            f"among {', '.join(sorted(linear)) or 'none'}; it names {', '.join(wrong) or 'none'}"
+        )
 
 
 def check_part_options(sizes: EncoderConfig) -> None:

@@ -24,7 +24,7 @@ from metaseq_lm.core.registry import (
 from metaseq_lm.models.layers import Linear
 from metaseq_lm.models.transformer.attention import Positions, Visibility
 from metaseq_lm.models.transformer.encoder import Layer, TransformerLM
-from metaseq_lm.models.transformer.flops_rules import Sizes
+from metaseq_lm.models.transformer.flops_rules import Sizes, has_ruled_parts
 from metaseq_lm.models.transformer.parts import FeedForward
 from metaseq_lm.runs.flops import Counter
 
@@ -170,9 +170,20 @@ def test_parts_that_do_not_fit_are_refused(options: dict[str, Any], words: list[
     assert all(word in str(caught.value) for word in words)
 
 
-def test_a_classic_encoder_has_no_rule_for_other_attentions() -> None:
-    model = TransformerLM(TransformerConfig(attention="differential"), 50)
-    layer = model.encoder.stack.layers[0]
+@pytest.mark.parametrize("outputs", [(), ("down", "sideways"), ("activation",)])
+def test_a_part_names_its_outputs(
+    outputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry("mine", NoOptions, "mine.mine", type("Own", (Squared,), {"outputs": outputs}))
+    monkeypatch.setitem(FEED_FORWARDS.entries, "mine", entry)
+    with pytest.raises(UsageError, match="outputs.*down, up"):
+        Layer(modern(feed_forward="mine"))
+
+
+def test_other_attentions_of_a_classic_encoder() -> None:
+    config = TransformerConfig(attention="differential", encoder_layers=1)
+    assert not has_ruled_parts(config) and has_ruled_parts(TransformerConfig())
+    layer = TransformerLM(config, 50).encoder.stack.layers[0]
     limit = (6 / (layer.attention.in_proj.weight.shape[0] + 256)) ** 0.5
     assert layer.attention.in_proj.weight.abs().max().item() == pytest.approx(limit, rel=0.01)
 
