@@ -62,7 +62,7 @@ class Sizes:
     @classmethod
     def of(cls, config: EncoderConfig, vocab: int, length: int) -> Sizes:
         """Return the sizes of an encoder."""
-        sizes = cls(
+        sizes = Sizes(
             config.encoder_layers,
             config.encoder_embed_dim,
             config.encoder_ffn_embed_dim,
