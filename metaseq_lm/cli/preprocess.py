@@ -36,7 +36,7 @@ from metaseq_lm.core.options import add_options, flag_of, option, read_options
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.hold_out import HoldOut
-from metaseq_lm.data.storage.text_files import STANDARD_INPUT
+from metaseq_lm.data.records.text_files import STANDARD_INPUT
 
 PROGRESS = True
 HELP = "turn text into a data folder"
