@@ -85,7 +85,7 @@ class PreprocessOptions:
     overwrite: bool = option(False, "replace a data set that is already there")
     user_dir: str | None = option(
         None,
-        "plug-in with kinds of datasets or tokenizers of your own; its options are added here",
+        "plug-in with kinds of datasets, files or tokenizers; its options are added here",
         metavar="DIR",
     )
 

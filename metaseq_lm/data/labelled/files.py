@@ -160,13 +160,14 @@ class RowReader:
             self.counts,
             self.remarks,
         )
-        found = records(self.file, reading)
-        if self.label_file is not None:
-            found = line_pairs(self.file, self.label_file, self.counts)
+        if self.label_file is None:
+            read_records = records(self.file, reading)
+        else:
+            read_records = line_pairs(self.file, self.label_file, self.counts)
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
         null_cells = _NULL_CELLS if self._is_table and is_plain else frozenset()
-        for record in found:
+        for record in read_records:
             row = self._row(record, null_cells)
             if row is not None:
                 yield from (row,) if self.expand is None else self.expand(row)

@@ -145,6 +145,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             )
         self.options = options
         self._blank_ends = options.documents in ("blank", "file")
+        self.reads = PLAIN | {Kind.OTHER}
         if options.text_column is not None:
             self.reads_records = True
             self.reads = RECORDS | PLAIN  # a table of one column
@@ -222,11 +223,10 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         if options.tokenizer_from is not None:
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
-            own = text_files(options.tokenizer_corpus)
-            files = {
-                request.text_file(path): self._blocks(path, "" if own else TRAIN)
-                for path in own or train
-            }
+            paths, split = text_files(options.tokenizer_corpus), ""
+            if not paths:
+                paths, split = train, TRAIN
+            files = [(request.text_file(path), self._blocks(path, split)) for path in paths]
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
         return describe_tokenizer(self.tokenizer)
@@ -281,7 +281,8 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         if self.options.documents != "lines" or self.options.text_column is not None:
             return
         for path in chain.from_iterable(self.request.splits.values()):
-            head = next(self.request.text_file(path).chunks(HEAD))
+            file = self.request.text_file(path)
+            head = next(file.chunks(HEAD)) if self._column(file) is None else b""
             if width := wrapped_width(head.decode("utf-8", "replace").splitlines()):
                 yield (
                     f"warning: {path}: its lines look wrapped at {width} characters, and each is a "

@@ -99,14 +99,14 @@ class HeldOutLines:
     def part(self, path: Path, blocks: Iterable[Block], is_held_out: bool) -> Iterator[Block]:
         """Yield the held-out lines of a file of train, or the others, in blocks."""
         keep = self._lines[path] == (self.HELD_OUT if is_held_out else self.KEPT)
-        kept = 0
+        first = 1
         for block in blocks:
             places = np.flatnonzero(keep[block.first - 1 : block.first - 1 + len(block.texts)])
             texts = [block.texts[at] for at in places]
             bad = {new for new, at in enumerate(places.tolist()) if at in block.bad}
             if texts:
-                yield Block(texts, kept + 1, block.read, bad)
-                kept += len(texts)
+                yield Block(texts, first, block.read, bad)
+                first += len(texts)
 
     def holds(self, path: Path, number: int) -> bool:
         """Return whether line `number`, from 1, of a file is held out."""

@@ -120,14 +120,15 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         if self.request.hold_out is not None:
             self._held = self._held_out_pairs(self.request.hold_out)
         for column, side in enumerate(SIDES):
-            files = {}
+            files = []
             for path in (pair[column] for pair in self._pairs[TRAIN]):
                 file = self.request.text_file(path)
                 blocks = file.blocks()
-                files[file] = self._held.part(path, blocks, False) if self._held else blocks
+                files.append((file, self._held.part(path, blocks, False) if self._held else blocks))
             if side == SOURCE:
                 for path in options.unlabelled:
-                    files[file := self.request.text_file(path)] = file.blocks()
+                    file = self.request.text_file(path)
+                    files.append((file, file.blocks()))
             min_frequency = getattr(options, f"{side}_min_frequency")
             if min_frequency is None:
                 min_frequency = _MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1

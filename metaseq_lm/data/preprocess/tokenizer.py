@@ -1,6 +1,6 @@
 """The tokenizer of a new dataset: command-line options, training, its part of the manifest."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class TokenizerOptions:
 
     def train(
         self,
-        files: Mapping[TextFile, Iterable[Block]],
+        files: Sequence[tuple[TextFile, Iterable[Block]]],
         min_frequency: int,
         task_tokens: int,
     ) -> Tokenizer:
@@ -72,16 +72,16 @@ class TokenizerOptions:
                 "--tokenizer-from"
             )
         rest = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
-        text = f"training {self.tokenizer} on {', '.join(map(str, list(files)[:3]))}{rest}"
+        text = f"training {self.tokenizer} on {', '.join(str(file) for file, _ in files[:3])}{rest}"
         if not is_quiet():
             say(text)
         lines = _training_lines(files)
         return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)
 
 
-def _training_lines(files: Mapping[TextFile, Iterable[Block]]) -> Iterator[str]:
+def _training_lines(files: Sequence[tuple[TextFile, Iterable[Block]]]) -> Iterator[str]:
     """Yield the lines of all files, long ones in pieces."""
-    for file, blocks in files.items():
+    for file, blocks in files:
         for block in blocks:
             skipped = block.bad if file.skips_bad else ()
             for at, text in enumerate(block.texts):

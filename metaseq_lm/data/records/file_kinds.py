@@ -145,7 +145,8 @@ def check_kind(file: TextFile, kinds: frozenset[Kind], expected: str) -> None:
     """
     content = recognise(file)
     if content.kind not in kinds:
-        remedy = ", or read the file as it is with --plain-text" if kinds == PLAIN else ""
+        is_text = Kind.TEXT in kinds and Kind.TABLE not in kinds
+        remedy = ", or read the file as it is with --plain-text" if is_text else ""
         raise MetaseqError(
             f"{file}: is {content}, not {expected}; {REMEDIES[content.kind]}{remedy}"
         )

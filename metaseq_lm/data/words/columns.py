@@ -55,8 +55,8 @@ class SentenceReader:
 
     def __iter__(self) -> Iterator[Sentence]:
         reading = Reading(counts=self.counts, remarks=self.remarks)
-        found = READERS[self.reader] if self.reader else records
-        for record in found(self.file, reading):
+        reader = READERS[self.reader] if self.reader else records
+        for record in reader(self.file, reading):
             if record.is_bad:
                 self.counts["bad_utf8"] += 1
                 if self.file.skips_bad:
