@@ -151,17 +151,6 @@ def test_repeated_cells_come_a_few_at_a_time(small_limit, tmp_path, name):
     assert batches[-1].to_pylist()[-1]["text"] == text
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_ordinary_files_are_read_as_before(tmp_path, compression, version):
-    texts = [None if i % 7 == 0 else f"{i} " * (i % 30) for i in range(3000)]
-    lists = [[str(i), "b" * (i % 50)] * (i % 5) for i in range(3000)]
-    columns = {"text": texts, "tokens": lists, "n": list(range(3000))}
-    options = {"row_group_size": 1000, "data_page_size": 4000, "data_page_version": version}
-    file = write(tmp_path / "t.parquet", columns, compression=compression, **options)
-    assert rows(file) == [dict(zip(columns, row)) for row in zip(*columns.values())]
-
-
 @given(st.lists(st.sampled_from(["a", '"', '""', ",", "\n", ' "', ',"', '",', "é"]), max_size=14))
 def test_quoted_rows_are_those_of_csv(tmp_path_factory, parts):
     text = "a" + "".join(parts)

@@ -9,8 +9,8 @@ import pytest
 from outcomes import expect_error
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.records import Reading, Record, TextFile, record, records, register_reader
-from metaseq_lm.data.records.reading import reader_name
+from metaseq_lm.data.records import TextFile, record, records
+from metaseq_lm.data.records.conll import FIELDS
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -38,9 +38,8 @@ def builtin_readers():
         ("t.csv", b'a,b\n"x\ny",1\nz,2\n', "table", [("2", {"a": "x\ny", "b": "1"}),
             ("4", {"a": "z", "b": "2"})]),
         ("t.txt", b"a X\nb Y\n\n", "columns", [("1", SENTENCE)]),
-        ("t.conllu", b"1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n", "columns", [("1", {"id": ["1"],
-            "form": ["a"], "lemma": ["_"], "upos": ["X"], "xpos": ["_"], "feats": ["_"],
-            "head": ["0"], "deprel": ["root"], "deps": ["_"], "misc": ["_"]})]),
+        ("t.conllu", b"1\ta\tb\tc\td\te\t0\tf\tg\th\n", "columns", [("1", dict(zip(FIELDS,
+            map(list, "1abcde0fgh"))))]),
     ],
 )  # fmt: skip
 def test_records_of_each_kind(tmp_path, name, content, expected, found):
@@ -48,17 +47,6 @@ def test_records_of_each_kind(tmp_path, name, content, expected, found):
     actual = list(records(TextFile(tmp_path / name), expected=expected))
     assert [(r.where.rpartition(":")[2], r.fields) for r in actual] == found
     assert [r.is_bad for r in actual] == ["\ufffd" in str(fields) for _, fields in found]
-
-
-def test_a_reader_gets_what_it_recognises(tmp_path):
-    @register_reader("numbers", lambda file, head: head.startswith(b"#numbers"))
-    def numbers(file: TextFile, reading: Reading):
-        for line, text, _ in file.lines():
-            yield Record({"n": int(text.removeprefix("#numbers"))}, f"{file}:{line}", line=line)
-
-    (tmp_path / "t").write_text("#numbers 1\n2\n")
-    assert reader_name(TextFile(tmp_path / "t")) == "numbers"
-    assert [r.fields["n"] for r in records(TextFile(tmp_path / "t"))] == [1, 2]
 
 
 def pack(path: Path, texts: dict[str, bytes], mode: str = "w") -> None:

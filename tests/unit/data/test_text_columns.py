@@ -87,7 +87,7 @@ def test_every_form_makes_the_same_corpus(run, plain, name):
     assert Manifest.load(folder).splits["train"]["documents"] == len(TEXTS)
 
 
-def test_workers_and_block_sizes_make_the_same_corpus(run, plain, monkeypatch):
+def test_workers_make_the_same_corpus(run, plain):
     code, output, folder = run(JSONL, "--workers", "2")
     assert code == 0 and token_bytes(folder) == plain
 
