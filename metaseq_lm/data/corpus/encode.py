@@ -123,10 +123,12 @@ def encode_block(tokenizer: Tokenizer, block: Block, skips_bad: bool = False) ->
     documents: list[list[str]] = []
     # A new file ends the document of the previous one.
     breaks = [0] if block.first == 1 and not goes_on else []
-    for at, text in enumerate(block.texts):
-        if skips_bad and at in block.bad:
-            counts.skipped += 1
-        elif (text and not text.isspace()) or goes_on:
+    texts = block.texts
+    if skips_bad and block.bad:
+        counts.skipped = len(block.bad)
+        texts = [text for at, text in enumerate(texts) if at not in block.bad]
+    for text in texts:
+        if (text and not text.isspace()) or goes_on:
             documents.append(text_pieces(text))
         else:
             counts.blank += 1

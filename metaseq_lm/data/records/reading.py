@@ -50,6 +50,8 @@ def column_names(file: TextFile) -> tuple[str, ...]:
 
 def judge(file: TextFile) -> None:
     """Read a whole file to judge the damage in it, unless that is done or allowed."""
-    if not file.is_judged:
-        for _ in records(file) if signed_reader(file) else file.blocks():
+    if not signed_reader(file):
+        file.judge()
+    elif not file.is_judged:
+        for _ in records(file):
             pass

@@ -24,7 +24,7 @@ from typing import IO, Any
 from metaseq_lm.config.suites import BAD_UTF8
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import human_bytes
-from metaseq_lm.data.records.text_content import HEAD, SIGNS, Damage
+from metaseq_lm.data.records.text_content import HEAD, SIGNS, Damage, is_utf8
 
 BLOCK = 1 << 20
 _HEAD_LINES = 200
@@ -238,6 +238,16 @@ class TextFile:
         if ends and b"\r" in data:
             texts = [text.removesuffix("\r") for text in texts]
         return Block(texts, number, self.read, bad)
+
+    def judge(self) -> None:
+        """Read the whole file for the damage in it alone, unless it has been judged."""
+        damage = Damage()
+        for data, number, *_ in () if self.is_judged else self._parts(False):
+            if b"\0" in data or not is_utf8(data):
+                self._block(data, number, damage, True)
+            damage.lines += data.count(b"\n") + (not data.endswith(b"\n"))
+        self.is_judged = True
+        damage.judge(str(self))
 
     def lines(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line number, text without line end, held bad UTF-8) for each line."""
