@@ -192,9 +192,11 @@ def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[st
         try:
             fields = next(reader, None)
         except csv.Error as error:
-            is_end = "end of data" in str(error)
+            reason = str(error).replace("\t", "\\t")
+            if "end of data" in reason:
+                reason = "a quotation mark is not closed"
             raise MetaseqError(
-                f"{file}:{lines.first}: {'a quotation mark is not closed' if is_end else error}; "
+                f"{file}:{lines.first}: {reason}; "
                 "in a quoted field quotation marks are doubled. Mend the row, or give --quoting "
                 "none if quotation marks are a part of the text"
             ) from error
