@@ -8,8 +8,8 @@ from pathlib import Path
 
 from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence, source_lines
-from metaseq_lm.data.labelled.records import Record
-from metaseq_lm.data.storage.json_records import json_object
+from metaseq_lm.data.records.json_files import json_object
+from metaseq_lm.data.records.record import Record
 from metaseq_lm.evaluation.suites import Results, Suite, mean_by_group, register_suite
 
 

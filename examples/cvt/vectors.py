@@ -15,7 +15,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.data.storage.text_files import TextFile, check_text_file
+from metaseq_lm.data.records.text_files import TextFile, check_text_file
 from metaseq_lm.data.words.running_text import TextReader
 from metaseq_lm.data.words.vocabulary import normalise
 from metaseq_lm.models.words.word_embedding import SPREAD

@@ -36,7 +36,7 @@ from metaseq_lm.core.options import add_options, flag_of, option, read_options
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.hold_out import HoldOut
-from metaseq_lm.data.storage.text_files import STANDARD_INPUT
+from metaseq_lm.data.records.text_files import STANDARD_INPUT
 
 PROGRESS = True
 HELP = "turn text into a data folder"
@@ -85,7 +85,7 @@ class PreprocessOptions:
     overwrite: bool = option(False, "replace a data set that is already there")
     user_dir: str | None = option(
         None,
-        "plug-in with kinds of datasets or tokenizers of your own; its options are added here",
+        "plug-in with kinds of datasets, files or tokenizers; its options are added here",
         metavar="DIR",
     )
 

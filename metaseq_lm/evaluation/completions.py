@@ -14,7 +14,7 @@ import numpy as np
 from metaseq_lm.config.suites import CompletionsConfig
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Sentence
-from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.records.record import Record
 from metaseq_lm.evaluation.grouping import (
     SOFT,
     STRICT,

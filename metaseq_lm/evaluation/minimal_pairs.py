@@ -17,9 +17,10 @@ import numpy as np
 from metaseq_lm.config.suites import BlimpConfig
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Sentence, source_lines
-from metaseq_lm.data.labelled.records import Record, RecordReader
-from metaseq_lm.data.storage.json_records import json_object
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.json_files import json_object
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.record import Record
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.evaluation.grouping import (
     MACRO,
     Groups,
@@ -141,8 +142,8 @@ def read_pairs(
 def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield (file and line, fields, had bad UTF-8) of each line of JSON, or row of a table."""
     if Path(source).suffix in _TABLES:
-        for number, fields, is_bad in RecordReader(TextFile(Path(source), policy)):
-            yield f"{source}:{number}", fields, is_bad
+        for record in records(TextFile(Path(source), policy)):
+            yield record.where, record.fields, record.is_bad
         return
     for location, text, is_bad in source_lines(source, policy):
         if is_bad and policy == "skip":

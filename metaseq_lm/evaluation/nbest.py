@@ -22,9 +22,9 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import inert
 from metaseq_lm.core.random_streams import generator
-from metaseq_lm.data.labelled.records import Record
-from metaseq_lm.data.storage.json_records import json_object
-from metaseq_lm.data.storage.text_files import TextFile, blocks
+from metaseq_lm.data.records.json_files import json_object
+from metaseq_lm.data.records.record import Record
+from metaseq_lm.data.records.text_files import BLOCK, TextFile
 
 _REFERENCE = "ref"
 _HYPOTHESIS = re.compile(r"hyp_(\d{1,9})")
@@ -56,7 +56,7 @@ def read_nbest(path: Path) -> list[NBest]:
 
     MetaseqError with file and utterance for anything that is not such a list.
     """
-    content = b"".join(block.data for block in blocks(TextFile(path)))
+    content = b"".join(TextFile(path).chunks(BLOCK))
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -18,9 +18,9 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.files import Sentence
-from metaseq_lm.data.labelled.records import Record
-from metaseq_lm.data.storage.json_records import json_object
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.json_files import json_object
+from metaseq_lm.data.records.record import Record
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.evaluation.formulas import Formula, Region
 from metaseq_lm.evaluation.grouping import (
     Groups,

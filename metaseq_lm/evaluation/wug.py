@@ -11,7 +11,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Sentence
-from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.records.record import Record
 from metaseq_lm.evaluation.classification import spearman
 from metaseq_lm.evaluation.completions import share_of_first
 from metaseq_lm.evaluation.grouping import (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import read_json, temporary_name, write_atomic
-from metaseq_lm.data.storage.text_files import check_text_file
+from metaseq_lm.data.records.text_files import check_text_file
 from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
 from metaseq_lm.runs.checkpoint import nonfinite
 from metaseq_lm.runs.safe_load import check_archive, check_header

@@ -13,8 +13,8 @@ from metaseq_lm.core.files import replacing
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.hold_out import HoldOut
+from metaseq_lm.data.records.text_files import TextFile, check_text_file
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
-from metaseq_lm.data.storage.text_files import TextFile, check_text_file
 from metaseq_lm.data.words.columns import ConlluReader
 from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT
 from metaseq_lm.league.plan_files import CONLLU, LABELLED

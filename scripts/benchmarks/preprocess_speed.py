@@ -13,7 +13,7 @@ from text import lines
 from timing import Figure, Step, Variant, paired, speed
 
 from metaseq_lm.data.corpus.encode import encode_block
-from metaseq_lm.data.storage.text_files import TextFile, blocks
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.tokenizers.byte_bpe import ByteBpe
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -27,7 +27,7 @@ def our_encode(folder: Path, text: Path) -> Step:
 
     def step() -> dict[str, Any]:
         tokenizer = load_tokenizer(folder)
-        found = [encode_block(tokenizer, block).values for block in blocks(TextFile(text))]
+        found = [encode_block(tokenizer, block).values for block in TextFile(text).blocks()]
         return summary(text, found)
 
     return step
@@ -42,9 +42,8 @@ def library_encode(folder: Path, text: Path) -> Step:
         # The text has no special symbols; looking for them would cost time.
         tokenizer.encode_special_tokens = True
         found = []
-        for block in blocks(TextFile(text)):
-            rows = block.data.decode("utf-8").split("\n")
-            encoded = tokenizer.encode_batch_fast(rows, add_special_tokens=False)
+        for block in TextFile(text).blocks():
+            encoded = tokenizer.encode_batch_fast(block.texts, add_special_tokens=False)
             ids = [i for row in encoded for i in row.ids]
             found.append(np.fromiter(ids, dtype, len(ids)))
         return summary(text, found)

@@ -6,14 +6,15 @@ fill first.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks import LETTERS
 from metaseq_lm.data.labelled.files import Row
-from metaseq_lm.data.labelled.records import Record, RecordReader, structured
-from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.record import Reading, Record, structured
+from metaseq_lm.data.records.text_files import TextFile, without_surrogates
 
 _BLANK = "_"
 # The schools whose exams each set holds: the field "source" of a passage begins with their names.
@@ -34,9 +35,10 @@ class ClothReader:
     remarks: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Row]:
-        for line, fields, bad in RecordReader(self.file, counts=self.counts, remarks=self.remarks):
-            fields = structured(fields, ("options", "answers"))
-            record = Record(fields, f"{self.file}:{line}", remedy="Is this a file of CLOTH?")
+        reading = Reading(counts=self.counts, remarks=self.remarks)
+        for record in records(self.file, reading):
+            fields = structured(record.fields, ("options", "answers"))
+            record = replace(record, fields=fields, remedy="Is this a file of CLOTH?")
             source = record.text("source")
             level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
             if not level:
@@ -45,10 +47,10 @@ class ClothReader:
                     "high"
                 )
             if level in self.levels:
-                yield from _rows(record, line, bad, level)
+                yield from _rows(record, level)
 
 
-def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
+def _rows(record: Record, level: str) -> Iterator[Row]:
     passage = " ".join(record.text("article").split())
     positions = [position for position, character in enumerate(passage) if character == _BLANK]
     options, answers = record.get("options", list), record.get("answers", list)
@@ -67,4 +69,6 @@ def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
         words = (f" {without_surrogates(text).strip()}" for text in candidates)
         others = (other for other in positions if other != position)
         spans = tuple((0, blank, blank + 1) for blank in chain([position], others))
-        yield Row(line, (passage, *words), answer, bad, spans, {"level": level})
+        texts = (passage, *words)
+        facts = {"level": level}
+        yield Row(record.line, texts, answer, record.is_bad, spans, facts)

@@ -14,7 +14,7 @@ from metaseq_lm.data.benchmarks import PAIR, find_benchmark
 from metaseq_lm.data.benchmarks.superglue import Example, Examples
 from metaseq_lm.data.labelled.classes import NO_LABEL, spelling_key
 from metaseq_lm.data.labelled.files import Row
-from metaseq_lm.data.labelled.records import Record, structured
+from metaseq_lm.data.records.record import Record, structured
 
 _PREMISE = ("premise", "hypothesis")
 # The text columns of the tasks in which they differ from the official files.

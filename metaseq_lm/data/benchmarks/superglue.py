@@ -16,8 +16,9 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.labelled.files import Row
-from metaseq_lm.data.labelled.records import Record, RecordReader
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.record import Reading, Record
+from metaseq_lm.data.records.text_files import TextFile
 
 _PLACEHOLDER = "@placeholder"
 # The wording of COPA's own questions (Roemmele et al. 2011).
@@ -45,14 +46,13 @@ class SuperglueReader:
 
     def __iter__(self) -> Iterator[Row]:
         seen = set()
-        records = RecordReader(self.file, counts=self.counts, remarks=self.remarks)
-        for line, fields, bad in records:
-            record = Record(fields, f"{self.file}:{line}", self.counts, remedy=self.remedy)
+        for record in records(self.file, Reading(counts=self.counts, remarks=self.remarks)):
+            record.remedy = self.remedy
             for texts, label, spans, facts in self.examples(record):
                 if label is None and self.required:
                     raise MetaseqError(
-                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. "
-                        f"{self.remedy}"
+                        f"{record.where}: no field 'label'; there are "
+                        f"{abbreviated(record.fields)}. {self.remedy}"
                     )
                 # The leaderboard identifies an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
@@ -61,7 +61,7 @@ class SuperglueReader:
                     shown = ", ".join(f"{name} {facts[name]}" for name in names)
                     raise MetaseqError(f"{record.where}: {shown} occurs twice")
                 seen.add(key)
-                yield Row(line, texts, label, bad, spans, facts)
+                yield Row(record.line, texts, label, record.is_bad, spans, facts)
 
 
 def _pair(first: str, second: str, has_pairs: bool = False) -> Examples:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import PIECE, Block, pieces
+from metaseq_lm.data.records.text_files import BLOCK, Block, text_pieces
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -45,21 +45,16 @@ class Counts:
 
 @dataclass
 class Encoded:
-    """The token ids of a block, or of a piece of one line."""
+    """The token ids of a block."""
 
     values: np.ndarray  # the ids end to end
     sizes: np.ndarray  # the size of each sequence
     words: np.ndarray  # how many words begin in each token
     read: int  # how many bytes of the files on disk are consumed
-    counts: Counts = field(default_factory=Counts)  # counts of the lines; of whole lines only
-    piece: bool = False  # whether it is a piece of a line
-    continues: bool = False  # whether the line of the piece goes on in the next block
-    text: bool = False  # whether the piece has any text
-    bad: bool = False  # whether the piece held invalid UTF-8
-    opens_inside: bool = False  # whether the piece begins without white space
-    closes_inside: bool = False  # whether the piece ends without white space
+    counts: Counts = field(default_factory=Counts)
     # The sequences, ascending, that follow a blank line or the start of a file.
     breaks: Sequence[int] | np.ndarray = ()
+    goes_on: bool = False  # whether the first sequence is a part of the one before
 
 
 def _encode_documents(
@@ -75,15 +70,25 @@ def _encode_with_words(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the results of `_encode_documents`, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
-    values, sizes, words = tokenizer.encode_with_words(parts)
+    groups = [tokenizer.encode_with_words(group) for group in _groups(parts)]
+    values, sizes, words = map(np.concatenate, zip(*groups)) if len(groups) > 1 else groups[0]
     if len(parts) > len(documents):
         starts, at = np.cumsum(sizes) - sizes, 0
         for document in documents:
             for left, right in pairwise(range(at, at + len(document))):
                 if _is_inside(parts[left][-1:]) and _is_inside(parts[right][:1]):
-                    join_words(words[starts[right] : starts[right] + sizes[right]])
+                    _join_words(words[starts[right] : starts[right] + sizes[right]])
             at += len(document)
     return values, _sizes_of_documents(documents, sizes), words
+
+
+def _groups(parts: list[str]) -> list[list[str]]:
+    """Divide the parts of long lines, because the library's tokens take much memory."""
+    size = sum(map(len, parts))
+    if size <= 2 * BLOCK:
+        return [parts]
+    count = -(-len(parts) * BLOCK // size)
+    return [parts[start : start + count] for start in range(0, len(parts), count)]
 
 
 def _sizes_of_documents(documents: Sequence[Sequence[str]], sizes: np.ndarray) -> np.ndarray:
@@ -98,7 +103,7 @@ def _is_inside(character: str) -> bool:
     return bool(character) and not character.isspace()
 
 
-def join_words(words: np.ndarray) -> None:
+def _join_words(words: np.ndarray) -> None:
     """Remove the first word of a text from `words` (tokens,), the words that begin in each token.
 
     It is the rest of a word that began in the previous text.
@@ -108,84 +113,35 @@ def join_words(words: np.ndarray) -> None:
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of `texts` end to end and int64 sizes; long texts go in pieces."""
-    if max(map(len, texts), default=0) * 4 <= PIECE:
-        return tokenizer.encode_packed(texts)
-    documents = []
-    for text in texts:
-        documents.append([piece.decode("utf-8") for piece in pieces(text.encode("utf-8"))])
-    return _encode_documents(tokenizer, documents)
+    return _encode_documents(tokenizer, list(map(text_pieces, texts)))
 
 
-def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
-    """Encode a block; invalid UTF-8 is treated as the file says."""
-    if block.piece:
-        return _encode_piece(tokenizer, block)
-    lines = _decoded(block)
-    counts = Counts(lines=len(lines))
+def encode_block(tokenizer: Tokenizer, block: Block, skips_bad: bool = False) -> Encoded:
+    """Encode a block; with `skips_bad` without the lines that held invalid UTF-8."""
+    goes_on = bool(block.after)
+    counts = Counts(lines=len(block.texts) - goes_on, bad_utf8=len(block.bad))
     documents: list[list[str]] = []
-    breaks = _file_start(block)
-    for number, line in enumerate(lines, block.line):
-        if isinstance(line, bytes):
-            decoded = [block.file.decode(p, number) for p in pieces(line)]
-            parts, bad = [text for text, _ in decoded], any(bad for _, bad in decoded)
-            counts.bad_utf8 += bad
-            if bad and block.file.skips_bad:
-                counts.skipped += 1
-                continue
-        else:
-            parts = [line]
-        if any(part and not part.isspace() for part in parts):
-            documents.append(parts)
+    # A new file ends the document of the previous one.
+    breaks = [0] if block.first == 1 and not goes_on else []
+    texts = block.texts
+    if skips_bad and block.bad:
+        counts.skipped = len(block.bad)
+        texts = [text for at, text in enumerate(texts) if at not in block.bad]
+    for text in texts:
+        if (text and not text.isspace()) or goes_on:
+            documents.append(text_pieces(text))
         else:
             counts.blank += 1
             breaks.append(len(documents))
     values, sizes, words = _encode_with_words(tokenizer, documents)
+    if goes_on and _is_inside(block.after) and _is_inside(block.texts[0][:1]):
+        _join_words(words)
     filled = sizes > 0
-    counts.no_tokens = len(sizes) - int(np.count_nonzero(filled))
+    counts.no_tokens = 0 if goes_on else len(sizes) - int(np.count_nonzero(filled))
     sizes = sizes[filled]
     counts.sequences, counts.tokens, counts.words = len(sizes), len(values), int(words.sum())
     before = np.concatenate([[0], np.cumsum(filled)])[breaks]
-    return Encoded(values, sizes, words, block.read, counts, breaks=before)
-
-
-def _file_start(block: Block) -> list[int]:
-    # A new file ends the document of the previous one; each piece of a long first line repeats it.
-    return [0] if block.line == 1 else []
-
-
-def _decoded(block: Block) -> Sequence[str | bytes]:
-    """Return the lines as text if all are short and valid UTF-8, the usual case, else as bytes."""
-    lines = block.data.removesuffix(b"\n").split(b"\n")
-    if max(map(len, lines)) <= PIECE:
-        try:
-            text = block.data.decode("utf-8").removesuffix("\n").split("\n")
-        except UnicodeDecodeError:
-            pass  # some line is bad; it is found later, when each is decoded by itself
-        else:
-            return [line.removesuffix("\r") for line in text] if b"\r" in block.data else text
-    return [line.removesuffix(b"\r") for line in lines]
-
-
-def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
-    line = block.data
-    if not block.continues:
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-    decoded = [block.file.decode(part, block.line) for part in pieces(line)]
-    texts = [text for text, _ in decoded]
-    values, sizes, words = _encode_with_words(tokenizer, [texts])
-    return Encoded(
-        values,
-        sizes,
-        words,
-        block.read,
-        piece=True,
-        continues=block.continues,
-        text=any(text and not text.isspace() for text in texts),
-        bad=any(bad for _, bad in decoded),
-        opens_inside=_is_inside("".join(texts)[:1]),
-        closes_inside=_is_inside("".join(texts)[-1:]),
-        breaks=_file_start(block),
-    )
+    return Encoded(values, sizes, words, block.read, counts, before, goes_on)
 
 
 _worker: Tokenizer | None = None
@@ -207,21 +163,22 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _work(block: Block) -> Encoded:
+def _work(block: Block, skips_bad: bool) -> Encoded:
     assert _worker is not None
-    return encode_block(_worker, block)
+    return encode_block(_worker, block, skips_bad)
 
 
 def encode_blocks(
-    blocks: Iterable[Block], tokenizer: Tokenizer, folder: Path, workers: int
+    blocks: Iterable[Block], tokenizer: Tokenizer, folder: Path, workers: int, skips_bad: bool
 ) -> Generator[Encoded, None, None]:
-    """Yield the encoded blocks in order; `folder` holds the saved `tokenizer` for the workers.
+    """Yield the encoded blocks in order, as `encode_block` does it.
 
-    At most a few blocks per worker are in memory. MetaseqError if a worker is killed.
+    `folder` holds the saved `tokenizer` for the `workers`. At most a few blocks per worker
+    are in memory. MetaseqError if a worker is killed.
     """
     if workers == 1:
         for block in blocks:
-            yield encode_block(tokenizer, block)
+            yield encode_block(tokenizer, block, skips_bad)
         return
     # Not fork: the tokenizer library has running threads in this process after training.
     context = multiprocessing.get_context("spawn")
@@ -229,7 +186,7 @@ def encode_blocks(
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:
-            waiting.append(pool.submit(_work, block))
+            waiting.append(pool.submit(_work, block, skips_bad))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:

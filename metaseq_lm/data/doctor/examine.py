@@ -46,8 +46,9 @@ from metaseq_lm.data.images import IMAGES, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, ParallelSet, references_name
+from metaseq_lm.data.records.file_kinds import Kind, recognise_lines
+from metaseq_lm.data.records.text_content import DAMAGED_SHARE
 from metaseq_lm.data.squad.sets import SQUAD, SquadSet
-from metaseq_lm.data.storage.file_kinds import Kind, recognise_lines
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import (
     CORPUS,
@@ -59,7 +60,6 @@ from metaseq_lm.data.storage.manifest import (
     is_small,
     verify,
 )
-from metaseq_lm.data.storage.text_content import DAMAGED_SHARE
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.unknown_tokens import unknown_shares

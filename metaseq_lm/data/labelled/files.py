@@ -6,19 +6,20 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
-from metaseq_lm.data.labelled.records import LineRecords, Record, RecordReader, label_word
-from metaseq_lm.data.storage.file_kinds import is_json
-from metaseq_lm.data.storage.literals import read_literal
-from metaseq_lm.data.storage.tables import QUOTING
-from metaseq_lm.data.storage.text_files import BOM, TextFile, decode
+from metaseq_lm.data.records.literals import read_literal
+from metaseq_lm.data.records.reading import reader_name, records
+from metaseq_lm.data.records.record import QUOTING, TABLE, TEXT, Reading, Record, label_word
+from metaseq_lm.data.records.text_files import BOM, TextFile, decode
 
 _STANDARD_INPUT = "-"
+NO_COLUMN = "\0"  # the label column of a file that is read for its texts alone
 # A missing value in a table, as pandas and the library datasets read it.
 _NULL_CELLS = frozenset(
     (
@@ -145,27 +146,29 @@ class RowReader:
     labelled: bool = True
     remarks: list[str] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
+    _is_table: bool = False
 
     def __iter__(self) -> Iterator[Row]:
         columns = self.columns
-        records: LineRecords | RecordReader
-        if self.label_file is not None:
-            records = LineRecords(self.file, self.label_file, self.counts)
+        self._is_table = self.label_file is None and reader_name(self.file) == TABLE
+        reading = Reading(
+            columns.names,
+            columns.quoting,
+            columns.skip_malformed,
+            columns.texts[0] if columns.texts and columns.label == NO_COLUMN else None,
+            self._resolve,
+            self.counts,
+            self.remarks,
+        )
+        if self.label_file is None:
+            read_records = records(self.file, reading)
         else:
-            records = RecordReader(
-                self.file,
-                columns.names,
-                columns.quoting,
-                columns.skip_malformed,
-                self._resolve,
-                self.counts,
-                self.remarks,
-            )
+            read_records = line_pairs(self.file, self.label_file, self.counts)
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
-        null_cells = _NULL_CELLS if records.is_table and is_plain else frozenset()
-        for number, fields, bad in records:
-            row = self._row(number, fields, bad, null_cells)
+        null_cells = _NULL_CELLS if self._is_table and is_plain else frozenset()
+        for record in read_records:
+            row = self._row(record, null_cells)
             if row is not None:
                 yield from (row,) if self.expand is None else self.expand(row)
 
@@ -186,7 +189,7 @@ class RowReader:
 
         def column(name: str, likely: Collection[str]) -> str:
             alike = [other for other in names if other.casefold() == name.casefold()]
-            if name in names or (is_json(self.file) and name.partition(".")[0] in names):
+            if name in names or (not self._is_table and name.partition(".")[0] in names):
                 return name
             if len(alike) == 1:
                 return alike[0]
@@ -204,13 +207,10 @@ class RowReader:
         if self.labelled:
             self.label_columns = tuple(column(name, _LIKELY_LABELS) for name in labels)
 
-    def _row(
-        self, number: int, fields: dict[str, Any], bad: bool, null_cells: Collection[str]
-    ) -> Row | None:
+    def _row(self, record: Record, null_cells: Collection[str]) -> Row | None:
         """Return a row; None for one without text, which is counted."""
-        self._resolve(tuple(fields), number)
-        record = Record(fields, f"{self.file}:{number}", self.counts)
-        if not self.labelled and self.columns.label in fields:
+        self._resolve(tuple(record.fields), record.line)
+        if not self.labelled and self.columns.label in record.fields:
             raise MetaseqError(f"{record.where}: a label, but the rows before have none")
         texts = self._texts(record, null_cells)
         if texts is None:
@@ -220,7 +220,8 @@ class RowReader:
             value = self._indicated(record)
         elif self.labelled:
             value = self._label(record.where, record.get(self.label_columns[0]))
-        return Row(number, texts, value, bad, facts=self._facts(record.where, fields))
+        facts = self._facts(record.where, record.fields)
+        return Row(record.line, texts, value, record.is_bad, facts=facts)
 
     def _texts(self, record: Record, null_cells: Collection[str]) -> tuple[str, ...] | None:
         """Return the texts of a row; None if one is null or, if they are joined, if all are."""
@@ -309,6 +310,28 @@ class RowReader:
         if not math.isfinite(label):
             raise MetaseqError(f"{where}: label {value!r} is not finite")
         return label
+
+
+def line_pairs(file: TextFile, labels: TextFile, counts: Counter[str]) -> Iterator[Record]:
+    """Yield the lines of two files, a text and its label in each, counting blank ones.
+
+    MetaseqError if one has more lines than the other, apart from blank ones at the end.
+    """
+    last = [0, 0]  # the last lines that are not blank
+    lines = zip_longest(file.lines(), labels.lines(), fillvalue=(0, "", False))
+    for number, ((_, text, is_bad), (_, label, is_bad_label)) in enumerate(lines, 1):
+        last = [number if line.strip() else n for n, line in zip(last, (text, label))]
+        if not (text.strip() or label.strip()):
+            counts["blank"] += 1
+        else:
+            fields = {TEXT: text if text.strip() else None, "label": label}
+            is_bad = is_bad or is_bad_label
+            yield Record(fields, f"{file}:{number}", counts, is_bad=is_bad, line=number)
+    if last[0] != last[1]:
+        raise MetaseqError(
+            f"{file}: {last[0]:,} lines of text, but {labels}: {last[1]:,} labels; each line has "
+            "the label of the text in the same line"
+        )
 
 
 # -------------------------------------------------------------------- sentences to score

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.records.json_files import json_object
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
-from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
-from metaseq_lm.data.storage.text_files import TextFile
 
 CLOZE = "cloze"
 # The least and the greatest number of text columns of each form.

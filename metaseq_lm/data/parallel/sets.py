@@ -9,9 +9,9 @@ import functools
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
-from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 

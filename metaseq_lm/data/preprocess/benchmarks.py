@@ -30,7 +30,6 @@ from metaseq_lm.data.labelled.files import (
     Rows,
     may_lack_labels,
 )
-from metaseq_lm.data.labelled.records import column_names
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.options import TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
@@ -42,9 +41,10 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
-from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES
-from metaseq_lm.data.storage.tables import table_delimiter
-from metaseq_lm.data.storage.text_files import OPENERS, TextFile, format_suffix, text_files
+from metaseq_lm.data.records.file_kinds import JSON_SUFFIXES
+from metaseq_lm.data.records.reading import column_names
+from metaseq_lm.data.records.tables import table_delimiter
+from metaseq_lm.data.records.text_files import OPENERS, TextFile, format_suffix, text_files
 
 _RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 _SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
@@ -106,7 +106,7 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
     suite, _, task = original.partition("/")
 
     def open_rows(split: str, path: Path) -> Rows:
-        file, required = request.record_file(path), not may_lack_labels(split)
+        file, required = request.text_file(path), not may_lack_labels(split)
         if suite == "cloth":
             return ClothReader(file, LEVELS[name])
         if suite == "superglue":

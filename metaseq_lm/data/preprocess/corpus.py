@@ -1,6 +1,7 @@
 """A corpus: text files to a tokenizer and token files. The default kind."""
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -15,8 +16,8 @@ from tqdm import tqdm
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
-from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks, join_words
-from metaseq_lm.data.corpus.text_columns import ColumnFile
+from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
+from metaseq_lm.data.labelled.files import NO_COLUMN, Columns, RowReader
 from metaseq_lm.data.preprocess.hold_out import HeldOutLines
 from metaseq_lm.data.preprocess.options import (
     DocumentOptions,
@@ -34,26 +35,26 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
-from metaseq_lm.data.storage.arrow_files import is_arrow
-from metaseq_lm.data.storage.file_kinds import HEAD, PLAIN, RECORDS
-from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.manifest import CORPUS, WORDS
-from metaseq_lm.data.storage.tables import QUOTING
-from metaseq_lm.data.storage.text_files import (
+from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind, recognise
+from metaseq_lm.data.records.plain_text import blocks_of, paragraphs, wrapped_width
+from metaseq_lm.data.records.record import QUOTING, TEXT
+from metaseq_lm.data.records.text_content import HEAD
+from metaseq_lm.data.records.text_files import (
     Block,
     TextFile,
-    blocks,
     check_text_file,
     source_bytes,
     text_files,
 )
-from metaseq_lm.data.storage.text_parts import JoinedLines, wrapped_width
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import CORPUS, WORDS
 from metaseq_lm.data.storage.word_starts import WordStartsWriter
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
 
 _PLAIN_PROGRESS_SECONDS = 30.0
+_LINE_ENDS = re.compile(r"\r?\n")
 Written = TypeVar("Written")
 
 
@@ -144,66 +145,88 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             )
         self.options = options
         self._blank_ends = options.documents in ("blank", "file")
-        has_column = options.text_column is not None
-        is_joined = options.documents in ("paragraphs", "file")
-        self.holds_lines = has_column or is_joined or request.hold_out is not None
-        if has_column:
+        self.reads = PLAIN | {Kind.OTHER}
+        if options.text_column is not None:
+            self.reads_records = True
             self.reads = RECORDS | PLAIN  # a table of one column
             self.expected = "a table or records with a column of text"
 
     def input_files(self) -> Iterable[Path]:
         return [*super().input_files(), *text_files(self.options.tokenizer_corpus)]
 
-    def text_file(self, path: Path) -> TextFile:
-        """Return a file as the options say."""
-        file, options = self.request.text_file(path), self.options
-        if options.text_column is None and options.documents in ("paragraphs", "file"):
-            return JoinedLines(file.path, file.on_bad_utf8, file.encoding, file=file)
-        if options.text_column is None:
-            return file
-        return ColumnFile(
-            file.path,
-            file.on_bad_utf8,
-            file.encoding,
-            options.text_column,
-            options.columns,
-            options.quoting,
-            options.documents == "blank",
-        )
+    def _column(self, file: TextFile) -> str | None:
+        """Return the column of the text; None if the lines are the text."""
+        if self.options.text_column is None and not self.options.plain_text:
+            is_plug_in = recognise(file).kind is Kind.OTHER
+            return TEXT if is_plug_in else None
+        return self.options.text_column
 
-    def _part(self, path: Path, split: str) -> TextFile:
-        """Return the part of a file that belongs to a split."""
-        file = self.text_file(path)
-        if self._held is None or split not in (TRAIN, VALID):
-            return file
-        return self._held.part(file, split == VALID)
+    def _blocks(self, path: Path, split: str = "") -> Iterator[Block]:
+        """Yield the lines of the part of a file that belongs to a split, "" for all."""
+        file = self.request.text_file(path)
+        if self._column(file) is not None:
+            blocks = blocks_of(file, self._column_texts(file))
+        elif self.options.documents in ("paragraphs", "file"):
+            blocks = blocks_of(file, paragraphs(file))
+        else:
+            blocks = file.blocks(in_pieces=self.request.hold_out is None)
+        if self._held is not None and split in (TRAIN, VALID):
+            return self._held.part(path, blocks, split == VALID)
+        return blocks
+
+    def _column_texts(self, file: TextFile) -> Iterator[tuple[str, bool]]:
+        """Yield the lines of the column of the text, and whether each held invalid UTF-8.
+
+        If blank lines end documents, the lines of each text are kept, and a blank line follows;
+        otherwise a text becomes one line, with spaces in place of its line breaks.
+        """
+        for row in self._rows(file):
+            text = row.texts[0].strip("\r\n")
+            if not self._blank_ends:
+                yield _LINE_ENDS.sub(" ", text), row.bad
+                continue
+            for line in filter(str.strip, _LINE_ENDS.split(text)):
+                yield line.removesuffix("\r"), row.bad and "\ufffd" in line
+            yield "", False
+
+    def _rows(self, file: TextFile) -> RowReader:
+        options = self.options
+        texts = (self._column(file) or "",)
+        columns = Columns(
+            options.columns, texts, NO_COLUMN, null_is_empty=True, quoting=options.quoting
+        )
+        return RowReader(file, columns, required=False)
 
     def check_file(self, path: Path) -> None:
-        file = self.text_file(path)
-        if isinstance(file, ColumnFile):
-            check_text_file(path, False)
-            if not is_arrow(path):
-                super().check_file(path)
-            next(file.chunks(1), None)  # checks that the column exists
-            return
+        file = self.request.text_file(path)
         if self.options.plain_text:
             check_text_file(path, file.is_utf8)
+            file.is_judged = True
             return
         super().check_file(path)
+        if self._column(file) is not None:
+            next(iter(self._rows(file)), None)  # checks that the column exists
+
+    def is_read_first(self, path: Path) -> bool:
+        options, train = self.options, self.request.splits.get(TRAIN, [])
+        learns = [] if options.tokenizer_from else text_files(options.tokenizer_corpus) or train
+        return path in learns or (self.request.hold_out is not None and path in train)
 
     def prepare(self) -> dict[str, Any]:
         options, request = self.options, self.request
         train = request.splits.get(TRAIN, [])
         if request.hold_out is not None:
-            files = list(map(self.text_file, train))
             # At this point a paragraph is one line.
             documents = options.documents.replace("paragraphs", "lines")
-            self._held = HeldOutLines.of_documents(files, request.hold_out, documents)
+            blocks = {path: self._blocks(path) for path in train}
+            self._held = HeldOutLines.of_documents(blocks, request.hold_out, documents)
         if options.tokenizer_from is not None:
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
-            files = list(map(self.text_file, text_files(options.tokenizer_corpus)))
-            files = files or [self._part(path, TRAIN) for path in train]
+            paths, split = text_files(options.tokenizer_corpus), ""
+            if not paths:
+                paths, split = train, TRAIN
+            files = [(request.text_file(path), self._blocks(path, split)) for path in paths]
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
         return describe_tokenizer(self.tokenizer)
@@ -212,13 +235,15 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         """Yield the blocks of the files; `read` counts on from one file to the next."""
         before = 0
         for path in split.sources:
-            file = self.text_file(path)  # without the numbers of lines, for worker processes
-            for block in blocks(self._part(path, split.name)):
-                yield replace(block, file=file, read=before + block.read)
+            for block in self._blocks(path, split.name):
+                block.read += before
+                yield block
             before += source_bytes(path)
 
     def encode(self, split: Split, records: Iterator[Block]) -> Iterator[Encoded]:
-        return encode_blocks(records, self.tokenizer, self.folder, self.request.workers)
+        request = self.request
+        skips_bad = request.on_bad_utf8 == "skip"
+        return encode_blocks(records, self.tokenizer, self.folder, request.workers, skips_bad)
 
     def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
         blank_ends = self._blank_ends
@@ -228,13 +253,25 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             WordStartsWriter(prefix) as words,
             contextlib.closing(_with_progress(split, encoded)) as parts,
         ):
-            skip_bad = self.request.on_bad_utf8 == "skip"
             frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
-            counter = _CountingWriter(writer, words, frequencies, skip_bad, blank_ends)
+            counts, is_open = Counts(), False
             for part, fraction in parts:
-                counter.add(part)
+                before = len(writer)
+                joins = part.goes_on and is_open
+                if joins:
+                    counts.sequences -= len(part.sizes)
+                elif part.goes_on:  # the pieces before had no token
+                    counts.no_tokens -= len(part.sizes)
+                is_open = joins or len(part.sizes) > 0
+                frequencies += np.bincount(part.values, minlength=len(frequencies))
+                counts.add(part.counts)
+                writer.extend(part.values, part.sizes, joins)
+                words.extend(part.words)
+                if blank_ends:
+                    writer.end_documents(np.asarray(part.breaks, np.int64) + before)
                 writer.fraction = fraction
-        self.note(split, counter.counts, counter.frequencies)
+            counts.documents = writer.documents
+        self.note(split, counts, frequencies)
 
     def report(self) -> str:
         return "\n".join([super().report(), *self._wrapped_files()])
@@ -244,7 +281,8 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         if self.options.documents != "lines" or self.options.text_column is not None:
             return
         for path in chain.from_iterable(self.request.splits.values()):
-            head, _ = next(self.text_file(path).chunks(HEAD))
+            file = self.request.text_file(path)
+            head = next(file.chunks(HEAD)) if self._column(file) is None else b""
             if width := wrapped_width(head.decode("utf-8", "replace").splitlines()):
                 yield (
                     f"warning: {path}: its lines look wrapped at {width} characters, and each is a "
@@ -295,73 +333,3 @@ def _with_progress(
             if hidden and not is_quiet() and time.monotonic() > next_line:
                 next_line += _PLAIN_PROGRESS_SECONDS
                 say(f"{split.name}: {100 * done / total:.0f} %")
-
-
-class _CountingWriter:
-    """Writes encoded blocks in order, and counts lines and tokens."""
-
-    def __init__(
-        self,
-        writer: IndexedWriter,
-        words: WordStartsWriter,
-        frequencies: np.ndarray,
-        skip_bad: bool,
-        blank_ends: bool,
-    ) -> None:
-        self.counts = Counts()
-        self.frequencies = frequencies
-        self._writer, self._words = writer, words
-        self._skip_bad = skip_bad
-        self._blank_ends = blank_ends
-        # Counts of the pieces of the current line.
-        self._line = np.zeros_like(frequencies)
-        self._line_words = 0
-        self._text = self._bad = self._inside = False
-
-    def add(self, part: Encoded) -> None:
-        """Write the sequences of a block, or a piece of one."""
-        frequencies = np.bincount(part.values, minlength=len(self.frequencies))
-        before = len(self._writer)
-        if part.piece:
-            self._add_piece(part, frequencies)
-        else:
-            self.frequencies += frequencies
-            self.counts.add(part.counts)
-            self._writer.extend(part.values, part.sizes)
-            self._words.extend(part.words)
-        if self._blank_ends:
-            self._writer.end_documents(np.asarray(part.breaks, np.int64) + before)
-        self.counts.documents = self._writer.documents
-
-    def _add_piece(self, part: Encoded, frequencies: np.ndarray) -> None:
-        if self._inside and part.opens_inside:
-            join_words(part.words)
-        self._writer.part(part.values)
-        self._words.extend(part.words)
-        self._line += frequencies
-        self._line_words += int(part.words.sum())
-        self._inside = part.closes_inside
-        self._text |= part.text
-        self._bad |= part.bad
-        if part.continues:
-            return
-        tokens, counts = int(self._line.sum()), self.counts
-        counts.lines += 1
-        counts.bad_utf8 += self._bad
-        skipped = self._bad and self._skip_bad
-        counts.skipped += skipped
-        if not skipped and not self._text:
-            counts.blank += 1
-            if self._blank_ends:
-                self._writer.end_documents([len(self._writer)])
-        counts.no_tokens += not skipped and self._text and not tokens
-        if skipped or not self._text or not tokens:
-            self._writer.drop_parts()
-            self._words.truncate(self._writer.tokens)
-        else:
-            counts.sequences += 1
-            counts.words += self._line_words
-            counts.tokens += self._writer.end_parts()
-            self.frequencies += self._line
-        self._line[:], self._line_words = 0, 0
-        self._text = self._bad = self._inside = False

@@ -1,17 +1,17 @@
-"""The choice of documents of train that become valid, and text files read without them."""
+"""The choice of documents of train that become valid, and files read without them."""
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.text_files import TextFile
-from metaseq_lm.data.storage.text_parts import KeptLines
+from metaseq_lm.data.records.text_files import Block
 
 _SIZE = re.compile(r"(\d{1,12})|(\d{1,2}(?:\.\d+)?)%")
 
@@ -75,7 +75,7 @@ class HeldOutLines:
 
     @classmethod
     def of_documents(
-        cls, files: Sequence[TextFile], hold_out: HoldOut, documents: str
+        cls, files: Mapping[Path, Iterable[Block]], hold_out: HoldOut, documents: str
     ) -> "HeldOutLines":
         """Return the marks of files in which a document is a line, or as `documents` says.
 
@@ -83,11 +83,11 @@ class HeldOutLines:
         """
         lines: dict[Path, array[int]] = {}
         count = 0
-        for file in files:
-            numbers = lines[file.path] = array("q")
+        for path, blocks in files.items():
+            numbers = lines[path] = array("q")
             is_open = False
-            for _, line in file.byte_lines():
-                is_text = bool(line.decode("utf-8", "replace").strip())
+            for text in chain.from_iterable(block.texts for block in blocks):
+                is_text = bool(text.strip())
                 count += is_text and not is_open
                 is_open = documents != "lines" and (is_text or (is_open and documents == "file"))
                 belongs = is_text or (documents != "lines" and count)
@@ -96,10 +96,17 @@ class HeldOutLines:
         parts = np.append(hold_out.choose(count, unit).astype(np.int8), cls.BLANK)
         return cls({path: parts[np.asarray(numbers, int)] for path, numbers in lines.items()})
 
-    def part(self, file: TextFile, is_held_out: bool) -> TextFile:
-        """Return the held-out lines of a file of train, or the others."""
-        keep = self._lines[file.path] == (self.HELD_OUT if is_held_out else self.KEPT)
-        return KeptLines(file.path, file.on_bad_utf8, file.encoding, file=file, keep=keep)
+    def part(self, path: Path, blocks: Iterable[Block], is_held_out: bool) -> Iterator[Block]:
+        """Yield the held-out lines of a file of train, or the others, in blocks."""
+        keep = self._lines[path] == (self.HELD_OUT if is_held_out else self.KEPT)
+        first = 1
+        for block in blocks:
+            places = np.flatnonzero(keep[block.first - 1 : block.first - 1 + len(block.texts)])
+            texts = [block.texts[at] for at in places]
+            bad = {new for new, at in enumerate(places.tolist()) if at in block.bad}
+            if texts:
+                yield Block(texts, first, block.read, bad)
+                first += len(texts)
 
     def holds(self, path: Path, number: int) -> bool:
         """Return whether line `number`, from 1, of a file is held out."""

@@ -42,7 +42,9 @@ from metaseq_lm.data.preprocess.tokenizer import (
     save_tokenizer,
     tokenizer_for_set,
 )
-from metaseq_lm.data.storage.file_kinds import JSON, PLAIN, RECORDS, Kind, check_kind, is_json
+from metaseq_lm.data.records.file_kinds import JSON, PLAIN, RECORDS, Kind, check_kind
+from metaseq_lm.data.records.reading import reader_name
+from metaseq_lm.data.records.record import TABLE
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
@@ -174,7 +176,9 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     )
     request = request.expanded()
     files = list(chain.from_iterable(request.splits.values()))
-    if columns.names is not None and all(is_json(request.record_file(path)) for path in files):
+    if columns.names is not None and all(
+        reader_name(request.text_file(path)) != TABLE for path in files
+    ):
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
         )
@@ -183,7 +187,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     def open_rows(split: str, path: Path) -> Rows:
         labels = label_files.get(path)
         return RowReader(
-            request.record_file(path),
+            request.text_file(path),
             columns,
             not may_lack_labels(split),
             label_file=None if labels is None else request.text_file(labels),
@@ -290,6 +294,10 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
         if path in (*self._label_files, *self._label_files.values()):
             allowed = frozenset(Kind) - JSON
             check_kind(self.request.text_file(path), allowed, "texts or labels, one a line")
+
+    def is_read_first(self, path: Path) -> bool:
+        takes_labels = self.form.labels is None and not self.form.regression
+        return takes_labels and path in self.request.splits.get(TRAIN, [])
 
     def prepare(self) -> dict[str, Any]:
         labels, regression = self.form.labels, self.form.regression

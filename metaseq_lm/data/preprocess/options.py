@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metaseq_lm.core.options import option
-from metaseq_lm.data.storage.tables import QUOTING
+from metaseq_lm.data.records.record import QUOTING
 
 
 @dataclass(frozen=True)

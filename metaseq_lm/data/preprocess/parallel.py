@@ -28,8 +28,8 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
-from metaseq_lm.data.storage.file_kinds import PLAIN, Kind
-from metaseq_lm.data.storage.text_files import OPENERS
+from metaseq_lm.data.records.file_kinds import PLAIN, Kind
+from metaseq_lm.data.records.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
@@ -110,17 +110,25 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             self._pairs[split] = pairs
         return [*aligned, *self.options.unlabelled]
 
+    def is_read_first(self, path: Path) -> bool:
+        learns = [*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled]
+        return path in learns
+
     def prepare(self) -> dict[str, Any]:
         """Train the tokenizer of each side; the manifest names the source's and hashes both."""
         options = self.options
         if self.request.hold_out is not None:
             self._held = self._held_out_pairs(self.request.hold_out)
         for column, side in enumerate(SIDES):
-            files = [self.request.text_file(pair[column]) for pair in self._pairs[TRAIN]]
-            if self._held is not None:
-                files = [self._held.part(file, False) for file in files]
+            files = []
+            for path in (pair[column] for pair in self._pairs[TRAIN]):
+                file = self.request.text_file(path)
+                blocks = file.blocks()
+                files.append((file, self._held.part(path, blocks, False) if self._held else blocks))
             if side == SOURCE:
-                files += map(self.request.text_file, options.unlabelled)
+                for path in options.unlabelled:
+                    file = self.request.text_file(path)
+                    files.append((file, file.blocks()))
             min_frequency = getattr(options, f"{side}_min_frequency")
             if min_frequency is None:
                 min_frequency = _MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1

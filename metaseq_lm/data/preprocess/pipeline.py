@@ -28,12 +28,13 @@ from metaseq_lm.core.options import add_options, flag_of, read_options
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.preprocess.hold_out import HoldOut
-from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
-from metaseq_lm.data.storage.file_kinds import Kind, check_kind
+from metaseq_lm.data.records.file_kinds import Kind, check_kind
+from metaseq_lm.data.records.reading import judge
+from metaseq_lm.data.records.record import ARROW, signed_reader
+from metaseq_lm.data.records.text_content import describe_head
+from metaseq_lm.data.records.text_files import OPENERS, TextFile, check_text_file, text_files
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, VALID_REMEDY, Manifest
-from metaseq_lm.data.storage.text_content import check_content
-from metaseq_lm.data.storage.text_files import OPENERS, TextFile, text_files
 from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
 from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
@@ -82,16 +83,15 @@ class Request:
     command: str = ""
     encoding: str = "utf-8"
     hold_out: HoldOut | None = None
+    files: dict[Path, TextFile] = field(default_factory=dict)  # those opened so far
 
     def text_file(self, path: Path) -> TextFile:
-        """Return a file, to be read as the request says."""
-        return TextFile(path, self.on_bad_utf8 or "replace", self.encoding)
-
-    def record_file(self, path: Path) -> TextFile:
-        """Return a file of rows; Parquet and Arrow files are read as JSON lines."""
-        if is_arrow(path):
-            return ArrowFile(path, self.on_bad_utf8 or "replace", value_encoding=self.encoding)
-        return self.text_file(path)
+        """Return a file, to be read as the request says; one object for each path."""
+        if path not in self.files:
+            is_judged = self.on_bad_utf8 is not None
+            policy = self.on_bad_utf8 or "replace"
+            self.files[path] = TextFile(path, policy, self.encoding, is_judged)
+        return self.files[path]
 
     def expanded(self) -> "Request":
         """Return the same request with the files in its folders."""
@@ -149,18 +149,16 @@ class Pipeline(Generic[Record, Encoded]):
         reads_records: Whether the files may also be Parquet or Arrow files, or folders of them.
         reads: The kinds of files that it reads; `expected` names them.
         holds_out: Whether it can hold out documents of train.
-        holds_lines: Whether lines are held whole, which bounds their length.
         folder: The staging folder; set before `prepare` is called.
         shared_files: The names of files that belong to no split, such as the tokenizer's.
     """
 
     kind: ClassVar[str]
     unit: ClassVar[str]
-    reads_records: ClassVar[bool] = False
+    reads_records: bool = False
     reads: frozenset[Kind] = frozenset(Kind)
     expected: str = "a file of this kind"
     holds_out: ClassVar[bool] = False
-    holds_lines: bool = True
     folder: Path
 
     def __init__(self, request: Request) -> None:
@@ -175,9 +173,19 @@ class Pipeline(Generic[Record, Encoded]):
 
     def check_file(self, path: Path) -> None:
         """Raise a MetaseqError if an input file cannot be read, is not text or of another kind."""
-        file = (self.request.record_file if self.reads_records else self.request.text_file)(path)
-        check_content(file, self.request.on_bad_utf8 is not None, self.holds_lines)
+        file = self.request.text_file(path)
+        reader = signed_reader(file)
+        if not reader or (reader == ARROW and not self.reads_records):
+            check_text_file(path, file.is_utf8)
+            if meaning := describe_head(file.head, file.encoding):
+                raise MetaseqError(f"{file}: is {meaning}")
         check_kind(file, self.reads, self.expected)
+        if not self.is_read_first(path):
+            judge(file)
+
+    def is_read_first(self, path: Path) -> bool:
+        """Return whether `prepare` reads a whole file, and so judges the damage in it."""
+        return False
 
     def prepare(self) -> dict[str, Any]:
         """Make or open the tokenizer; return its part of the manifest."""

@@ -14,9 +14,9 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Pipeline, Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer, save_tokenizer
+from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
-from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
@@ -45,7 +45,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
 
     def prepare(self) -> dict[str, Any]:
         if self.request.hold_out is not None:
-            files = map(self.request.record_file, self.request.splits[TRAIN])
+            files = map(self.request.text_file, self.request.splits[TRAIN])
             readers = chain.from_iterable(SquadReader(file, self.version) for file in files)
             contexts = list(dict.fromkeys(hash(paragraph.context) for paragraph in readers))
             held = self.request.hold_out.choose(len(contexts), "contexts")
@@ -58,7 +58,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
         seen: set[str] = set()
         is_parted = self._held and split.name in (TRAIN, VALID)
         for path in split.sources:
-            reader = SquadReader(self.request.record_file(path), self.version)
+            reader = SquadReader(self.request.text_file(path), self.version)
             for paragraph in reader:
                 is_held_out = hash(paragraph.context) in self._held
                 if is_parted and is_held_out != (split.name == VALID):

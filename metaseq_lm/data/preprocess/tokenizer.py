@@ -1,6 +1,6 @@
 """The tokenizer of a new dataset: command-line options, training, its part of the manifest."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
-from metaseq_lm.data.storage.text_files import TextFile, training_lines
+from metaseq_lm.data.records.text_files import Block, TextFile, text_pieces
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
@@ -54,8 +54,13 @@ class TokenizerOptions:
             options["character_coverage"] = self.character_coverage
         return options
 
-    def train(self, files: Sequence[TextFile], min_frequency: int, task_tokens: int) -> Tokenizer:
-        """Train the tokenizer on text files; UsageError if there are none.
+    def train(
+        self,
+        files: Sequence[tuple[TextFile, Iterable[Block]]],
+        min_frequency: int,
+        task_tokens: int,
+    ) -> Tokenizer:
+        """Train the tokenizer on the blocks of files; UsageError if there are none.
 
         A pair, word or character gets a symbol if it occurs `min_frequency` times; `task_tokens` is
         the number of symbols [CLS0], [CLS1], ...
@@ -67,11 +72,21 @@ class TokenizerOptions:
                 "--tokenizer-from"
             )
         rest = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
-        text = f"training {self.tokenizer} on {', '.join(map(str, files[:3]))}{rest}"
+        text = f"training {self.tokenizer} on {', '.join(str(file) for file, _ in files[:3])}{rest}"
         if not is_quiet():
             say(text)
-        lines = training_lines(files)
+        lines = _training_lines(files)
         return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)
+
+
+def _training_lines(files: Sequence[tuple[TextFile, Iterable[Block]]]) -> Iterator[str]:
+    """Yield the lines of all files, long ones in pieces."""
+    for file, blocks in files:
+        for block in blocks:
+            skipped = block.bad if file.skips_bad else ()
+            for at, text in enumerate(block.texts):
+                if at not in skipped:
+                    yield from text_pieces(text)
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOption
 from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
-from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_conllu, is_json, recognise
+from metaseq_lm.data.records.conll import FIELDS, RELATION
+from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind, recognise
+from metaseq_lm.data.records.reading import reader_name
+from metaseq_lm.data.records.record import COLUMNS, CONLLU
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
-from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import (
-    FIELDS,
-    RELATION,
     ColumnReader,
     ConlluReader,
     HeadColumnReader,
@@ -138,13 +139,16 @@ class WordSetPipeline(SentencePipeline[Sentence]):
 
     def check_file(self, path: Path) -> None:
         super().check_file(path)
-        file = self.request.record_file(path)
+        file = self.request.text_file(path)
         content = recognise(file)
         if content.kind is Kind.TABLE and content.delimiter != "\t":
             raise MetaseqError(
                 f"{file}: is {content}, not {self.expected}; write tabs between the columns, and a "
                 "blank line behind each sentence"
             )
+
+    def is_read_first(self, path: Path) -> bool:
+        return True
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
         """Return the vocabulary of words of the data folder."""
@@ -297,13 +301,14 @@ class TagsPipeline(WordSetPipeline):
         return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
 
     def open_file(self, path: Path) -> SentenceReader:
-        file, tag_field = self.request.record_file(path), self.options.tag_column
-        if is_json(file):
+        file, tag_field = self.request.text_file(path), self.options.tag_column
+        name = reader_name(file, COLUMNS)
+        if name not in (COLUMNS, CONLLU):
             names, keeps_numbers = self.options.tag_names or (), self.options.tag_scheme == "none"
             return TokenListReader(
                 file, tag_field=tag_field, tag_names=names, keeps_numbers=keeps_numbers
             )
-        if not is_conllu(file):
+        if name == COLUMNS:
             return self.column_reader(ColumnReader, file)
         if not tag_field:
             self._field = f" (the field {_UPOS} of CoNLL-U; choose with --tag-column)"
@@ -387,11 +392,12 @@ class TreesPipeline(WordSetPipeline):
         super().__init__(options.treebank, options, request)
 
     def open_file(self, path: Path) -> SentenceReader:
-        file = self.request.record_file(path)
-        if is_json(file):
+        file = self.request.text_file(path)
+        name = reader_name(file, COLUMNS)
+        if name not in (COLUMNS, CONLLU):
             relations = self.options.tag_column or RELATIONS
             return TokenListReader(file, tag_field=relations, trees=True)
-        if not is_conllu(file):
+        if name == COLUMNS:
             return self.column_reader(HeadColumnReader, file)
         if self.options.tag_column:
             raise UsageError(

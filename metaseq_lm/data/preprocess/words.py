@@ -32,8 +32,8 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
-from metaseq_lm.data.storage.arrow_files import is_arrow
-from metaseq_lm.data.storage.file_kinds import PLAIN, check_kind, is_conllu
+from metaseq_lm.data.records.file_kinds import PLAIN, check_kind, is_conllu
+from metaseq_lm.data.records.record import signed_reader
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
@@ -138,7 +138,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
         self, request: Request, word_column: int | None, labelled_files: Iterable[Path]
     ) -> None:
         super().__init__(request)
-        files = (request.record_file(path) for path in labelled_files if path.is_file())
+        files = (request.text_file(path) for path in labelled_files if path.is_file())
         if word_column is not None and all(map(is_conllu, files)):
             raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
         self.word_column = word_column or 0
@@ -146,7 +146,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
     def labelled_reader(self, path: Path) -> SentenceReader:
         """Return a reader of a labelled file for its words alone."""
-        return words_reader(self.request.record_file(path), self.word_column)
+        return words_reader(self.request.text_file(path), self.word_column)
 
     def describe_vocabulary(self) -> dict[str, Any]:
         """Return the description of the vocabulary in the manifest."""
@@ -244,17 +244,22 @@ class WordsPipeline(SentencePipeline[list[str]]):
         return [*splits, *options.tokenizer_corpus, *options.labelled_corpus, *vectors]
 
     def check_file(self, path: Path) -> None:
-        if path in self.options.labelled_corpus and is_arrow(path):
+        if path in self.options.labelled_corpus and signed_reader(self.request.text_file(path)):
             return
         super().check_file(path)
         labelled_or_vectors = [*self.options.labelled_corpus, self.options.word_vectors]
         if path not in labelled_or_vectors and not self.options.plain_text:
             check_kind(self.request.text_file(path), PLAIN, "plain text")
 
+    def is_read_first(self, path: Path) -> bool:
+        options = self.options
+        learns = [*self.request.splits.get(TRAIN, []), *options.tokenizer_corpus]
+        return options.tokenizer_from is None and path in [*learns, *options.labelled_corpus]
+
     def prepare(self) -> dict[str, Any]:
         options, request = self.options, self.request
         if request.hold_out is not None:
-            files = list(map(request.text_file, request.splits[TRAIN]))
+            files = {path: request.text_file(path).blocks() for path in request.splits[TRAIN]}
             self._held = HeldOutLines.of_documents(files, request.hold_out, options.documents)
         if options.tokenizer_from is not None:
             self.vocabulary = WordVocabulary.load(options.tokenizer_from)
@@ -307,10 +312,11 @@ class WordsPipeline(SentencePipeline[list[str]]):
         return WordVocabulary(words, characters_of(forms), [counts[word] for word in words], table)
 
     def _text_reader(self, path: Path, split: str) -> TextReader:
-        file, paragraphs = self.request.text_file(path), self.options.documents != "lines"
+        file, blocks = self.request.text_file(path), None
         if self._held is not None and split in (TRAIN, VALID):
-            file = self._held.part(file, split == VALID)
-        return TextReader(file, self.options.split_text, paragraphs)
+            blocks = self._held.part(path, file.blocks(), split == VALID)
+        paragraphs = self.options.documents != "lines"
+        return TextReader(file, self.options.split_text, paragraphs, blocks)
 
     def read(self, split: Split) -> Iterator[list[str]]:
         """Yield the sentences; train without sentences of evaluation splits, which are counted."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.records import Record, RecordReader, structured
-from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.record import Record, structured
+from metaseq_lm.data.records.text_files import TextFile, without_surrogates
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")
 VALUES = ("answers", "detected_answers", "is_impossible")  # columns that hold no text
@@ -55,19 +56,19 @@ class SquadReader:
     bad_utf8: int = 0
 
     def __iter__(self) -> Iterator[Paragraph]:
-        for context, records in groupby(self._records(), _context_of_row):
+        for context, group in groupby(self._records(), _context_of_row):
             if context is not None:
-                yield Paragraph(context, tuple(self._row(record, context) for record in records))
+                yield Paragraph(context, tuple(self._row(record, context) for record in group))
                 continue
-            for record in records:
+            for record in group:
                 yield from self._paragraphs(record)
 
     def _records(self) -> Iterator[Record]:
-        for number, fields, bad in RecordReader(self.file):
-            self.bad_utf8 += bad
-            if "header" not in fields:
+        for record in records(self.file):
+            self.bad_utf8 += record.is_bad
+            if "header" not in record.fields:
                 remedy = "Is this a file of this version of SQuAD?"
-                yield Record(structured(fields, VALUES), f"{self.file}:{number}", remedy=remedy)
+                yield replace(record, fields=structured(record.fields, VALUES), remedy=remedy)
 
     def _paragraphs(self, record: Record) -> Iterator[Paragraph]:
         """Yield the paragraphs of an object: a paragraph, an article, or a whole file."""

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.labelled.sets import rows_name
+from metaseq_lm.data.records.json_files import json_object
+from metaseq_lm.data.records.record import Record
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.squad.files import VERSIONS
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
-from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
-from metaseq_lm.data.storage.text_files import TextFile
 
 SQUAD = "squad"
 PARTS = ("context", "context_start", "context_end", "question", "spans")

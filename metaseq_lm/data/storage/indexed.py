@@ -295,7 +295,6 @@ class IndexedWriter:
         self._temporary = [temporary_name(path) for path in self._final]
         self._sizes = array.array("i")
         self._ends = array.array("q", [0]) if documents else None
-        self._open_size = 0
         self.tokens = 0
         # Share of the input written so far, to estimate the need when the disk is full.
         self.fraction = 1.0
@@ -313,32 +312,19 @@ class IndexedWriter:
         values = np.asarray(tokens)
         self.extend(values, np.array([len(values)], np.int64))
 
-    def extend(self, values: np.ndarray, sizes: np.ndarray) -> None:
-        """Append many sequences, given end to end in `values`, their lengths in `sizes`."""
-        assert not self._open_size and int(np.sum(sizes)) == len(values)
+    def extend(self, values: np.ndarray, sizes: np.ndarray, joins: bool = False) -> None:
+        """Append many sequences, given end to end in `values`, their lengths in `sizes`.
+
+        With `joins` the first one, if any, goes on with the last sequence.
+        """
+        assert int(np.sum(sizes)) == len(values)
+        if joins and len(sizes):
+            sizes = np.asarray(sizes, np.int64).copy()
+            sizes[0] += self._sizes.pop()
         self._check_size(int(np.max(sizes, initial=0)))
         self._write(values)
         self._sizes.frombytes(np.asarray(sizes, np.int32).tobytes())
         self.tokens += len(values)
-
-    def part(self, values: np.ndarray) -> None:
-        """Append a piece of a sequence that `end_parts` or `drop_parts` will finish."""
-        self._open_size += len(values)
-        self._check_size(self._open_size)
-        self._write(values)
-
-    def end_parts(self) -> int:
-        """Make the pieces given so far one sequence and return its length."""
-        size, self._open_size = self._open_size, 0
-        self._sizes.append(size)
-        self.tokens += size
-        return size
-
-    def drop_parts(self) -> None:
-        """Forget the pieces given since the last whole sequence."""
-        self._open_size = 0
-        self._file.seek(self.tokens * self.dtype.itemsize)
-        self._file.truncate()
 
     def end_documents(self, ends: npt.ArrayLike) -> None:
         """End a document before each of these sequences, in ascending order; 0 is the first.
@@ -374,7 +360,7 @@ class IndexedWriter:
             self._file.write(stored.data if len(stored) else b"")
 
     def _needed(self) -> int:
-        tokens = (self.tokens + self._open_size) * self.dtype.itemsize
+        tokens = self.tokens * self.dtype.itemsize
         return int((tokens + 20 * len(self._sizes) + 1) / max(self.fraction, 1e-9))
 
     def __exit__(
@@ -392,7 +378,6 @@ class IndexedWriter:
                 path.unlink(missing_ok=True)
 
     def _finish(self) -> None:
-        assert not self._open_size
         with full_disk_message(self._final[0], self._needed):
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -110,7 +110,7 @@ class WordStartsWriter:
 
     def __enter__(self) -> "WordStartsWriter":
         with full_disk_message(self.path):
-            self._file = open(self.path, "w+b")
+            self._file = open(self.path, "wb")
             self._file.write(bytes(_HEADER.size))
         return self
 
@@ -124,20 +124,6 @@ class WordStartsWriter:
         extra = np.repeat(several + self.tokens, words[several] - 1)
         self._extra.frombytes(extra.astype(np.int64).tobytes())
         self.tokens += len(words)
-
-    def truncate(self, tokens: int) -> None:
-        """Forget all but the first `tokens`."""
-        at = _HEADER.size + tokens // 8
-        if tokens // 8 < self.tokens // 8:
-            self._file.seek(at)
-            byte = np.frombuffer(self._file.read(1), np.uint8)
-            self._tail = np.unpackbits(byte, bitorder="little").astype(bool)
-            self._file.seek(at)
-            self._file.truncate()
-        self._tail = self._tail[: tokens % 8]
-        while self._extra and self._extra[-1] >= tokens:
-            self._extra.pop()
-        self.tokens = tokens
 
     def _write(self, values: np.ndarray) -> None:
         with full_disk_message(self.path, lambda: self.tokens // 8):

@@ -1,35 +1,22 @@
-"""Sentences in CoNLL columns and CoNLL-U: a word per line, a blank line after each sentence.
-
-In CoNLL columns tabs or white space separate words and labels, which are in the first and last
-column unless others are named; lines that mark documents (-DOCSTART-, CoNLL-2012's "#begin
-document") are skipped (Clark et al. 2018, code). CoNLL-U is the format of Universal Dependencies.
-"""
+"""Words, labels and heads of the sentences in CoNLL columns and CoNLL-U."""
 
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby, takewhile
 from pathlib import Path
+from typing import ClassVar
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.storage.file_kinds import REMEDIES, Kind, first_lines
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.conll import FIELDS, FORM, HEAD, ID, RELATION, columns_of, separator
+from metaseq_lm.data.records.file_kinds import REMEDIES, Kind
+from metaseq_lm.data.records.reading import READERS, records
+from metaseq_lm.data.records.record import COLUMNS, CONLLU, Reading, Record
+from metaseq_lm.data.records.text_files import TextFile
 
-FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-ID, _FORM, HEAD, RELATION = 0, 1, 6, 7
-DOCUMENT = "-DOCSTART-"
-_DOCUMENT = re.compile(rf"\s*(?:{DOCUMENT}(?!\S)|#(?:begin|end) document\b)")
-_COMMENTED = 0.9  # share of the sentences that begin with "#" if that marks a comment
-_MARKS = ("#", "%", "//", ";")  # of comments; all but "#" only if they open (nearly) every sentence
-_LONE_TAG = "is a word with a tag that no other word has; if it is a comment, take it out"
-_FEWEST_COMMENTS = 3  # each with a last field of its own, such as the name of a document
-# Not Python's split: a no-break space may be a part of a word.
-_WHITE = " \t\r\f\v"
-_BLANKS, _TAB, _TABS = re.compile(f"[{_WHITE}]+"), re.compile("\t"), re.compile("\t+")
 _MOST_BLANKS = 2  # in the words of a file, on average
 _WORD_NAMES = frozenset("word words token tokens form text".split())
 _LABEL_NAMES = frozenset("tag tags label labels pos upos xpos ner ner_tag ner_tags chunk".split())
@@ -56,33 +43,31 @@ class Sentence:
 class SentenceReader:
     """Iterates over the sentences of a file; `counts` are the numbers skipped, by reason.
 
-    `remarks` are warnings for the end of the run. A subclass parses the lines of a sentence,
-    (number, text) each, in `_sentence`. If the file skips invalid UTF-8, a sentence that contains
-    some is left out.
+    `remarks` are warnings for the end of the run. A subclass takes words and labels from a record
+    of the registered reader `reader`, "" for any. If the file skips invalid UTF-8, a sentence that
+    contains some is left out.
     """
 
+    reader: ClassVar[str]
     file: TextFile
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
-    def _groups(self) -> Iterator[list[tuple[int, str, bool]]]:
-        """Yield the lines between blank lines."""
-        for is_blank, group in groupby(self.file.lines(), lambda line: not line[1].strip()):
-            if not is_blank:
-                yield list(group)
-
     def __iter__(self) -> Iterator[Sentence]:
-        for lines in self._groups():
-            if any(bad for _, _, bad in lines):
+        reading = Reading(counts=self.counts, remarks=self.remarks)
+        reader = READERS[self.reader] if self.reader else records
+        for record in reader(self.file, reading):
+            if record.is_bad:
                 self.counts["bad_utf8"] += 1
                 if self.file.skips_bad:
                     self.counts["skipped"] += 1
                     continue
-            sentence = self._sentence([(number, text) for number, text, _ in lines])
-            if sentence.words:
-                yield sentence
+            if record.fields or not self.reader:
+                sentence = self._sentence(record)
+                if sentence.words:
+                    yield sentence
 
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
+    def _sentence(self, record: Record) -> Sentence:
         raise NotImplementedError
 
 
@@ -90,154 +75,60 @@ class SentenceReader:
 class ColumnReader(SentenceReader):
     """Reads words and labels from columns, counted from 0 or, if negative, from the right.
 
-    Tabs separate if each examined row has some, so that a word may contain blanks; else white space
-    does. A header row and comments are skipped. Raises MetaseqError with file and line for a row
-    with another number of columns than the first one, or without a requested column.
+    A header row is skipped. Raises MetaseqError with file and line for a row without a requested
+    column.
     """
 
+    reader: ClassVar[str] = COLUMNS
     word_column: int = 0
     label_column: int = -1
-    n_columns: int = 0  # columns of the first row
-    _separator: re.Pattern[str] = _BLANKS
-    _seen: bool = False  # whether the first sentence was checked
-    _comment: str = ""  # the first field of comments with as many columns as the rows
-    _opens_all: bool = False  # whether a comment opens (nearly) every sentence
-    _tags: set[str] = field(default_factory=set)  # the last fields of all rows
+    _is_first: bool = True
 
     def __iter__(self) -> Iterator[Sentence]:
-        lines = first_lines(self.file)
-        self._separator = separator(lines)
-        rows = [self._fields(line) for line in lines if line.strip()]
+        lines = self.file.first_lines
+        between = separator(lines)
+        rows = [columns_of(line, between) for line in lines if line.strip()]
         texts = [row[self.word_column] for row in rows if -len(row) <= self.word_column < len(row)]
         if sum(text.count(" ") for text in texts) > _MOST_BLANKS * len(texts):
             raise MetaseqError(
                 f"{self.file}: column {self.word_column} holds texts, not words; "
                 f"{REMEDIES[Kind.TABLE]}"
             )
-        self._find_comments()
         return super().__iter__()
 
-    def _find_comments(self) -> None:
-        """Decide whether lines that begin with a mark and are as wide as the rows are comments.
-
-        "#" can also be a word: then other words, or at least other "#", have its tag.
-        """
-        openers: Counter[tuple[str, str]] = Counter()
-        places: dict[tuple[str, str], str] = {}
-        inside: dict[str, str] = {}  # the places of tags of "#" after the first word
-        others: set[str] = set()
-        sentences = 0
-        for group in self._groups():
-            numbered = [
-                (n, self._fields(text)) for n, text, _ in group if not _DOCUMENT.match(text)
-            ]
-            lines = [row for _, row in numbered]
-            marked = list(takewhile(lambda row: row[0].startswith(_MARKS), lines))
-            rows = numbered[len(marked) :]
-            sentences += bool(rows)
-            for number, row in rows:
-                self._tags.add(row[-1])
-                if row[0] == "#":
-                    line = f"{self.file}:{number}: {' '.join(row)[:40]!r}"
-                    inside.setdefault(row[-1], line)
-                else:
-                    others.add(row[-1])
-            if opener := next((row for row in marked if len(row) == len(lines[-1])), None):
-                key = opener[0], opener[-1]
-                openers[key] += 1
-                places.setdefault(key, f"{self.file}:{group[0][0]}: {' '.join(opener)[:40]!r}")
-        unshared = Counter({key: n for key, n in openers.items() if key[1] not in self._tags})
-        firsts: Counter[str] = Counter()
-        for (first, _), count in unshared.items():
-            firsts[first] += count
-        lone = [
-            place
-            for tag, place in inside.items()
-            if any(map(str.isalnum, tag)) and tag not in others
-        ]
-        self.remarks += [f"{where} {_LONE_TAG}" for where in lone[:1]]
-        if not firsts:
-            return
-        first, count = firsts.most_common(1)[0]
-        tags = {tag for mark, tag in unshared if mark == first}
-        where = next(places[key] for key in unshared if key[0] == first)
-        self._opens_all = sentences > 1 and count >= _COMMENTED * sentences
-        has_own_tags = first.startswith("#") and _FEWEST_COMMENTS <= count == len(tags)
-        if self._opens_all or has_own_tags:
-            self._comment = first
-            self.remarks.append(f"{where} and lines like it are comments, not words")
-        elif first == "#" and any(map(str.isalnum, "".join(tags))):
-            self.remarks.append(f"{where} {_LONE_TAG}")
-
-    def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
-        """Return whether fields before the words of a sentence belong to a comment."""
-        if fields[0].startswith("#") and len(fields) != width:
-            return True
-        opens = self._opens_all and is_first
-        return fields[0] == self._comment and (opens or fields[-1] not in self._tags)
-
-    def _fields(self, text: str) -> list[str]:
-        return [field.strip(_WHITE) for field in self._separator.split(text.strip(_WHITE))]
-
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
-        numbers: list[int] = []
-        words: list[str] = []
-        labels: list[str] = []
-        is_first = not self.n_columns
-        for i, (number, text) in enumerate(lines):
-            fields = self._fields(text)
-            rest = lines[i + 1 :]
-            # A comment has another number of columns than the rows; "#" can be a word.
-            width = len(self._fields(rest[-1][1])) if rest else self.n_columns
-            if _DOCUMENT.match(text):
-                self.counts["documents"] += 1
-                continue
-            if not words and self._is_comment(fields, width, not i):
-                self.counts["comments"] += 1
-                continue
-            self._check(fields, number)
-            word, label = fields[self.word_column], fields[self.label_column]
-            if is_first and word.lower() in _WORD_NAMES and label.lower() in _LABEL_NAMES:
-                self.counts["header"] += 1
-                is_first = False
-                continue
-            is_first = False
-            numbers.append(number)
-            words.append(word)
-            labels.append(label)
-        sentence = Sentence(self.file.path, numbers, words, labels)
-        if words and not self._seen:
-            self._check_words(sentence)
-            self._seen = True
+    def _sentence(self, record: Record) -> Sentence:
+        if self._is_first:
+            self._check_columns(len(record.fields), record.where)
+        columns = list(record.fields.values())
+        words, labels = columns[self.word_column], columns[self.label_column]
+        sentence = Sentence(self.file.path, record.lines, words, labels)
+        for column, values in ((self.word_column, words), (self.label_column, labels)):
+            if "" in values:
+                where = sentence.location(values.index(""))
+                raise MetaseqError(f"{where}: column {column} is empty")
+        if not self._is_first:
+            return sentence
+        self._is_first = False
+        if words[0].lower() in _WORD_NAMES and labels[0].lower() in _LABEL_NAMES:
+            self.counts["header"] += 1
+            lines = record.lines[1:]
+            sentence = replace(sentence, lines=lines, words=words[1:], labels=labels[1:])
+        if sentence.words:
+            self._check_words(sentence, len(columns))
         return sentence
 
-    def _check(self, fields: list[str], number: int) -> None:
-        where = f"{self.file}:{number}"
-        if not self.n_columns:
-            columns = [
-                c if c >= 0 else len(fields) + c for c in (self.word_column, self.label_column)
-            ]
-            same = columns[0] == columns[1] and self.word_column != self.label_column
-            if same or not all(0 <= column < len(fields) for column in columns):
-                raise MetaseqError(
-                    f"{where}: {len(fields)} columns, but the word is column {self.word_column} "
-                    f"and its label column {self.label_column} (from 0; -1 is the last); a line is "
-                    "a word and its label with white space between them, a blank line ends a "
-                    "sentence. Choose with --word-column and --tag-column"
-                )
-            self.n_columns = len(fields)
-        if len(fields) != self.n_columns:
-            between = "white space" if self._separator is _BLANKS else "tabs"
+    def _check_columns(self, count: int, where: str) -> None:
+        columns = [c if c >= 0 else count + c for c in (self.word_column, self.label_column)]
+        same = columns[0] == columns[1] and self.word_column != self.label_column
+        if same or not all(0 <= column < count for column in columns):
             raise MetaseqError(
-                f"{where}: {len(fields)} columns, but the rows before have {self.n_columns} with "
-                f"{between} between them, and a blank line ends a sentence: "
-                f"{' '.join(fields)[:60]!r}"
+                f"{where}: {count} columns, but the word is column {self.word_column} and its "
+                f"label column {self.label_column} (from 0; -1 is the last); a line is a word and "
+                "its label with white space between them, a blank line ends a sentence. Choose "
+                "with --word-column and --tag-column"
             )
-        for column in (self.word_column, self.label_column):
-            if not fields[column]:
-                raise MetaseqError(f"{where}: column {column} is empty")
 
-    def _check_words(self, sentence: Sentence) -> None:
+    def _check_words(self, sentence: Sentence, count: int) -> None:
         """Raise a MetaseqError if the first sentence has its words in another column."""
         words, column = sentence.words, self.word_column
         # Also in CoNLL-U without its tabs, with the ids of multi-word tokens (1-2) and empty nodes
@@ -247,7 +138,7 @@ class ColumnReader(SentenceReader):
         from_one = list(map(str, range(1, len(ids) + 1)))
         counts = all(map(_ID.fullmatch, words)) and ids in (from_zero, from_one)
         is_constant = len(words) > 4 and len({*words}) == 1
-        if self.n_columns > 2 and len(words) > 1 and (counts or is_constant):
+        if count > 2 and len(words) > 1 and (counts or is_constant):
             fault = "is the same in each row" if is_constant else "counts the words"
             raise MetaseqError(
                 f"{sentence.location(0)}: column {column} {fault} of the sentence ({words[0]}, "
@@ -264,8 +155,8 @@ class HeadColumnReader(ColumnReader):
     the sentence.
     """
 
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
-        sentence = super()._sentence(lines)
+    def _sentence(self, record: Record) -> Sentence:
+        sentence = super()._sentence(record)
         heads, relations = [], []
         for word, label in enumerate(sentence.labels):
             match = _HEAD.fullmatch(label)
@@ -283,56 +174,28 @@ class HeadColumnReader(ColumnReader):
 class ConlluReader(SentenceReader):
     """Reads the words of .conllu files with one column as their label, and with heads if `trees`.
 
-    Comments, lines of multi-word tokens (3-4) and empty nodes (8.1) are skipped; subtypes of
-    relations (nsubj:pass) are kept with `subtypes`, else cut off (nsubj). Raises MetaseqError with
-    file and line for rows without exactly ten fields, ids out of order, and heads that do not make
-    a tree.
+    Subtypes of relations (nsubj:pass) are kept with `subtypes`, else cut off (nsubj). Raises
+    MetaseqError with file and line for heads that do not make a tree.
     """
 
+    reader: ClassVar[str] = CONLLU
     label: int = RELATION
     trees: bool = True
     subtypes: bool = True
 
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
-        rows: list[tuple[int, list[str]]] = []
-        for number, text in lines:
-            if text.startswith("#"):
-                continue
-            fields = text.split("\t")
-            if len(fields) != len(FIELDS):
-                raise MetaseqError(
-                    f"{self.file}:{number}: {len(fields)} fields, but a row of CoNLL-U has "
-                    f"{len(FIELDS)} "
-                    'with tabs between them, "_" for what is not known'
-                )
-            if empty := [name for name, text in zip(FIELDS, fields) if not text.strip()]:
-                raise MetaseqError(
-                    f'{self.file}:{number}: field {", ".join(empty)} is empty; CoNLL-U has "_" for '
-                    "what is not known"
-                )
-            if "-" in fields[ID] or "." in fields[ID]:
-                self.counts["multi_word" if "-" in fields[ID] else "empty_nodes"] += 1
-                continue
-            if fields[ID] != str(len(rows) + 1):
-                raise MetaseqError(
-                    f"{self.file}:{number}: id {fields[ID]!r} where {len(rows) + 1} should stand"
-                )
-            rows.append((number, fields))
-        sentence = Sentence(
-            self.file.path,
-            [number for number, _ in rows],
-            [fields[_FORM] for _, fields in rows],
-            [self._label(fields) for _, fields in rows],
-        )
+    def _sentence(self, record: Record) -> Sentence:
+        labels = record.fields[FIELDS[self.label]]
+        if self.label == RELATION and not self.subtypes:
+            labels = [label.partition(":")[0] for label in labels]
+        words = record.fields[FIELDS[FORM]]
+        sentence = Sentence(self.file.path, record.lines, words, labels)
         if not self.trees:
             return sentence
-        heads = [head_number(fields[HEAD], f"{self.file}:{number}") for number, fields in rows]
+        heads = [
+            head_number(text, f"{self.file}:{number}")
+            for text, number in zip(record.fields[FIELDS[HEAD]], record.lines)
+        ]
         return checked_tree(replace(sentence, heads=heads))
-
-    def _label(self, fields: list[str]) -> str:
-        label = fields[self.label]
-        has_subtype = self.label == RELATION and not self.subtypes
-        return label.partition(":")[0] if has_subtype else label
 
 
 def head_number(text: str, where: str) -> int:
@@ -377,20 +240,6 @@ def checked_tree(sentence: Sentence) -> Sentence:
     return sentence
 
 
-def separator(lines: Iterable[str]) -> re.Pattern[str]:
-    """Return the separator of columns in a file with these first lines: tabs if each row has some.
-
-    It is a run of tabs if only that makes the rows equally long.
-    """
-    rows = [line.strip(_WHITE) for line in lines]
-    rows = [row for row in rows if row and not row.startswith(("#", DOCUMENT))]
-    if not rows or not all("\t" in row for row in rows):
-        return _BLANKS
-    one = {len(_TAB.split(row)) for row in rows}
-    several = {len(_TABS.split(row)) for row in rows}
-    return _TABS if len(several) == 1 < len(one) else _TAB
-
-
 def field_number(name: str) -> int:
     """Return the column of a field of CoNLL-U by its name or number; UsageError for others."""
     with contextlib.suppress(ValueError, IndexError):
@@ -413,7 +262,7 @@ def conllu_text(words: Sequence[str], heads: Sequence[int], relations: Sequence[
     rows = []
     for number, (word, head, relation) in enumerate(zip(words, heads, relations), 1):
         fields = ["_"] * len(FIELDS)
-        fields[ID], fields[_FORM] = str(number), word
+        fields[ID], fields[FORM] = str(number), word
         fields[HEAD], fields[RELATION] = str(head), relation
         rows.append("\t".join(fields))
     return "\n".join(rows) + "\n\n"

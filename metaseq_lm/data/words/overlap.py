@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.file_kinds import is_conllu, is_json
+from metaseq_lm.data.records.reading import reader_name
+from metaseq_lm.data.records.record import COLUMNS, CONLLU
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
-from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import ColumnReader, ConlluReader, SentenceReader
 from metaseq_lm.data.words.sets import KINDS, WordSet
 from metaseq_lm.data.words.token_lists import TokenListReader
@@ -96,8 +97,9 @@ def dropped_sentences(dropped: int) -> str:
 
 def words_reader(file: TextFile, word_column: int) -> SentenceReader:
     """Return a reader of a labelled file for its words alone."""
-    if is_json(file):
-        return TokenListReader(file, has_tags=False)
-    if is_conllu(file):
+    name = reader_name(file, COLUMNS)
+    if name == CONLLU:
         return ConlluReader(file, trees=False)
-    return ColumnReader(file, word_column=word_column, label_column=word_column)
+    if name == COLUMNS:
+        return ColumnReader(file, word_column=word_column, label_column=word_column)
+    return TokenListReader(file, has_tags=False)

@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import Block, TextFile
 
 SPLITTING = ("lines", "sentences", "raw")
 _ENDS = frozenset((".", "!", "?", "...", "…"))
@@ -73,6 +73,7 @@ class TextReader:
     file: TextFile
     splitting: str = "lines"
     paragraphs: bool = False
+    blocks: Iterable[Block] | None = None  # the lines to read, None for all of the file
     counts: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -86,16 +87,16 @@ class TextReader:
             yield from sentences_of(words)
 
     def _lines(self) -> Iterator[str]:
-        for _, text, bad in self.file.lines():
-            self.counts["lines"] += 1
-            if bad:
-                self.counts["bad_utf8"] += 1
-                if self.file.skips_bad:
+        for block in self.file.blocks() if self.blocks is None else self.blocks:
+            self.counts["lines"] += len(block.texts)
+            self.counts["bad_utf8"] += len(block.bad)
+            for at, text in enumerate(block.texts):
+                if at in block.bad and self.file.skips_bad:
                     self.counts["skipped"] += 1
                     continue
-            if text.isspace() or not text:
-                self.counts["blank"] += 1
-            yield text
+                if text.isspace() or not text:
+                    self.counts["blank"] += 1
+                yield text
 
     def _paragraphs(self) -> Iterator[str]:
         for is_blank, lines in groupby(self._lines(), lambda text: not text.strip()):

@@ -1,14 +1,12 @@
 """Sentences in rows with lists of tokens, tags, heads: how `datasets` exports CoNLL and CoNLL-U."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any
+from typing import Any, ClassVar
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
-from metaseq_lm.data.labelled.records import Record
-from metaseq_lm.data.storage.json_records import json_records
+from metaseq_lm.data.records.record import Record
 from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree, head_number
 
 _WORD_FIELDS = ("tokens", "words", "form")
@@ -27,40 +25,35 @@ class TokenListReader(SentenceReader):
     `trees` the heads are read as well. Tokens without a head are skipped if others have one.
     """
 
+    reader: ClassVar[str] = ""
     tag_field: str = ""
     tag_names: tuple[str, ...] = ()
     keeps_numbers: bool = False
     has_tags: bool = True
     trees: bool = False
 
-    def __iter__(self) -> Iterator[Sentence]:
-        for number, fields, bad in json_records(self.file, self.counts):
-            self.counts["bad_utf8"] += bad
-            if bad and self.file.skips_bad:
-                self.counts["skipped"] += 1
-                continue
-            record = Record(fields, f"{self.file}:{number}", self.counts, remedy=_REMEDY)
-            name = next((name for name in _WORD_FIELDS if name in fields), _WORD_FIELDS[0])
-            words, heads = record.get(name, list), self._heads(record)
-            labels = self._tags(record, name, len(words)) if self.has_tags else list(words)
-            if heads is not None and len(heads) == len(words):
-                is_word = [head not in _NO_HEAD for head in heads]
-                self.counts["multi_word"] += is_word.count(False)
-                words, labels, heads = (
-                    list(compress(values, is_word)) for values in (words, labels, heads)
-                )
-            elif self.trees:
-                raise MetaseqError(
-                    f"{record.where}: {len(heads or ())} {_HEADS} for {len(words)} {name}"
-                )
-            words = [self._word(record, word) for word in words]
-            labels = [self._tag(record, label) for label in labels] if self.has_tags else words
-            sentence = Sentence(self.file.path, [number] * len(words), words, labels)
-            if words and self.trees:
-                numbers = [head_number(str(head), record.where) for head in heads or ()]
-                sentence = checked_tree(replace(sentence, heads=numbers))
-            if words:
-                yield sentence
+    def _sentence(self, record: Record) -> Sentence:
+        record.remedy = _REMEDY
+        name = next((name for name in _WORD_FIELDS if name in record.fields), _WORD_FIELDS[0])
+        words, heads = record.get(name, list), self._heads(record)
+        labels = self._tags(record, name, len(words)) if self.has_tags else list(words)
+        if heads is not None and len(heads) == len(words):
+            is_word = [head not in _NO_HEAD for head in heads]
+            self.counts["multi_word"] += is_word.count(False)
+            words, labels, heads = (
+                list(compress(values, is_word)) for values in (words, labels, heads)
+            )
+        elif self.trees:
+            raise MetaseqError(
+                f"{record.where}: {len(heads or ())} {_HEADS} for {len(words)} {name}"
+            )
+        words = [self._word(record, word) for word in words]
+        labels = [self._tag(record, label) for label in labels] if self.has_tags else words
+        sentence = Sentence(self.file.path, [record.line] * len(words), words, labels)
+        if words and self.trees:
+            numbers = [head_number(str(head), record.where) for head in heads or ()]
+            return checked_tree(replace(sentence, heads=numbers))
+        return sentence
 
     def _heads(self, record: Record) -> list[Any] | None:
         if self.trees:

@@ -17,7 +17,7 @@ import numpy as np
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import load_symbols, save_symbols
 

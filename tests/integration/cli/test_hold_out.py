@@ -16,9 +16,9 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.preprocess.hold_out import HoldOut
+from metaseq_lm.data.records.plain_text import wrapped_width
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.storage.text_parts import wrapped_width
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 SENTENCES = [f"the dog number {i} barks at cat {i * 7 % 40}" for i in range(40)]

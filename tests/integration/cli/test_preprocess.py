@@ -21,12 +21,11 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus.encode import Counts
 from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
 from metaseq_lm.data.preprocess.pipeline import Request, Split, staging, write_split
-from metaseq_lm.data.storage import text_files
+from metaseq_lm.data.records import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, fingerprint, verify
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
-BLOCKS = "metaseq_lm.data.preprocess.corpus.blocks"
 WORDS = "the of and to in it was that he's she'd 12 1984 café 漢字 ; \" -".split()
 
 
@@ -177,7 +176,7 @@ def test_bad_bytes_can_fail(run):
 
 def test_workers_give_identical_files(run, monkeypatch):
     content = corpus(3000).encode() + HOSTILE + corpus(3000, 1).encode()
-    monkeypatch.setattr(BLOCKS, functools.partial(text_files.blocks, size=20_000))
+    monkeypatch.setattr(text_files, "BLOCK", 20_000)
     _, _, first = run(corpus(100), dest="first")
     digests = []
     for workers in (1, 2, 3):
@@ -189,7 +188,7 @@ def test_workers_give_identical_files(run, monkeypatch):
 
 
 def test_workers_report_what_fails(run, monkeypatch):
-    monkeypatch.setattr(BLOCKS, functools.partial(text_files.blocks, size=1000))
+    monkeypatch.setattr(text_files, "BLOCK", 1000)
     content = corpus(300).encode() + b"\xff\n" + corpus(300).encode()
     options = ("--workers", "2", "--on-bad-utf8", "fail")
     tokenizer = ("--tokenizer", "char")
@@ -213,12 +212,11 @@ def test_workers_report_what_fails(run, monkeypatch):
 @example(b"                              \nx\n", 1, "replace")
 def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size, policy):
     monkeypatch.setattr(text_files, "PIECE", 4)
-    monkeypatch.setattr("metaseq_lm.data.corpus.encode.PIECE", 4)
     (tmp_path / "f").write_bytes(b"x\n" + content)
     tokenizer = tokenizer_class("char").train(["abcxé"], 50, 1)
     results = []
     for block_size in (size, 1000):
-        monkeypatch.setattr(BLOCKS, functools.partial(text_files.blocks, size=block_size))
+        monkeypatch.setattr(text_files, "BLOCK", block_size)
         pipeline = CorpusPipeline(CorpusOptions(), Request(tmp_path, {}, policy))
         pipeline.folder, pipeline.tokenizer = tmp_path, tokenizer
         split = Split("train", [tmp_path / "f"])

@@ -1,6 +1,5 @@
 """`metaseq-lm preprocess --documents blank`: sentences, and where documents end."""
 
-import functools
 import gzip
 import itertools
 from pathlib import Path
@@ -14,7 +13,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.data.doctor.findings import document_hashes
 from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
 from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
-from metaseq_lm.data.storage import text_files
+from metaseq_lm.data.records import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.word_starts import WordStarts
@@ -157,17 +156,13 @@ def test_borders_do_not_depend_on_the_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: list[bytes], size: int, policy: str
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE", 4)
-    monkeypatch.setattr("metaseq_lm.data.corpus.encode.PIECE", 4)
     tokenizer = tokenizer_class("char").train(["abcxé\ufffd"], 50, 1)
     paths = [tmp_path / str(i) for i in range(len(contents))]
     for path, content in zip(paths, contents):
         path.write_bytes(b"x\n" + content)
     wanted = [d for content in contents for d in expected(b"x\n" + content, policy)]
     for block_size in (size, 1000):
-        monkeypatch.setattr(
-            "metaseq_lm.data.preprocess.corpus.blocks",
-            functools.partial(text_files.blocks, size=block_size),
-        )
+        monkeypatch.setattr(text_files, "BLOCK", block_size)
         pipeline = CorpusPipeline(CorpusOptions(documents="blank"), Request(tmp_path, {}, policy))
         pipeline.folder, pipeline.tokenizer = tmp_path, tokenizer
         split = Split("train", paths)

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.storage.file_kinds import Kind, recognise_lines
+from metaseq_lm.data.records.file_kinds import Kind, recognise_lines
 
 CONLLU = "# text = a b\n1-2\tab\t_\t_\t_\t_\t_\t_\t_\t_\n" + "".join(
     f"{i}\tw\tw\tNOUN\tN\t_\t{i - 1}\t{'root' if i == 1 else 'dep'}\t_\t_\n" for i in (1, 2)

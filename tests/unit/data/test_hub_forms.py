@@ -12,9 +12,8 @@ from outcomes import expect
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks import GLUE, find_benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.squad.files import SquadReader
-from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
-from metaseq_lm.data.storage.text_files import TextFile
 
 FORMS = [*TEXT_FORMS, *(["parquet"] if importlib.util.find_spec("pyarrow") else [])]
 _NLI = ("entailment", "neutral", "contradiction")
@@ -203,7 +202,7 @@ def test_squad(tmp_path, form, number):
     ]
     write_rows(tmp_path, "train", rows, form)
     (path,) = tmp_path.iterdir()
-    file = ArrowFile(path) if is_arrow(path) else TextFile(path)
+    file = TextFile(path)
     first, second = SquadReader(file, "v2.0")
     assert [(q.id, q.answers, q.start, q.impossible) for q in first.questions] == [
         ("0", ("b", "a"), 2, False),

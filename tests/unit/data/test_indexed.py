@@ -86,11 +86,9 @@ def test_writer_writes_the_megatron_layout(tmp_path):
     with IndexedWriter(tmp_path / "w", np.uint16) as writer:
         writer.add(DOCUMENTS[0])
         writer.extend(np.array(DOCUMENTS[2], np.uint16), np.array([0, 1]))
-        writer.part(np.array([1, 2]))
-        writer.drop_parts()
-        writer.part(np.array(DOCUMENTS[3][:2]))
-        writer.part(np.array(DOCUMENTS[3][2:]))
-        assert writer.end_parts() == 5
+        writer.add(np.array(DOCUMENTS[3][:2]))
+        writer.extend(np.array([], np.int64), np.array([], np.int64), joins=True)
+        writer.extend(np.array(DOCUMENTS[3][2:]), np.array([len(DOCUMENTS[3]) - 2]), joins=True)
         assert not (tmp_path / "w.bin").exists()
     write_pair(tmp_path / "x", DOCUMENTS)
     for suffix in ("bin", "idx"):
@@ -136,7 +134,7 @@ def test_a_document_beyond_int32_is_refused(tmp_path):
         with IndexedWriter(tmp_path / "w", np.uint8) as writer:
             # The check comes first, so this huge view of one byte is never written.
             huge = np.broadcast_to(np.zeros(1, np.uint8), (2**31,))
-            writer.part(huge)
+            writer.extend(huge, np.array([2**31]))
 
 
 def test_smallest_dtype():

@@ -3,14 +3,13 @@ cells of tables.
 """
 
 import json
-from collections import Counter
 
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.json_records import json_records
-from metaseq_lm.data.storage.literals import read_literal
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.literals import read_literal
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.text_files import TextFile
 
 ROWS = [{"text": "a", "n": [1, {"b": 2}]}, {"text": "[b}", "n": None}]
 
@@ -18,7 +17,7 @@ ROWS = [{"text": "a", "n": [1, {"b": 2}]}, {"text": "[b}", "n": None}]
 def read(tmp_path, content):
     path = tmp_path / "rows.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return list(json_records(TextFile(path), Counter()))
+    return [(record.line, record.fields, record.is_bad) for record in records(TextFile(path))]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Columns, RowReader
 from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.manifest import Manifest, verify
-from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 TRAIN = 'text\tlabel\n"a b"\tyes\nc\tno\n\nd e f\tyes\n'

@@ -16,9 +16,9 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.doctor.examine import examine
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline, find_answer
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.squad.files import SquadReader
 from metaseq_lm.data.squad.sets import SquadSet
-from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2

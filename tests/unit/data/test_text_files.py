@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage import text_files
-from metaseq_lm.data.storage.text_files import TextFile, blocks, pieces, training_lines
+from metaseq_lm.data.records import text_files
+from metaseq_lm.data.records.text_files import TextFile, pieces
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 
 bytes_strategy = st.lists(
@@ -27,33 +27,16 @@ any_file = settings(
 
 
 @any_file
-@given(bytes_strategy.filter(len), st.integers(1, 9), st.integers(4, 9))
-def test_blocks_are_the_file(tmp_path, monkeypatch, content, size, piece):
-    monkeypatch.setattr(text_files, "PIECE", piece)
-    content = b"x" + content
-    (tmp_path / "f").write_bytes(content)
-    found = list(blocks(TextFile(tmp_path / "f"), size))
-    assert b"".join(block.data for block in found) == content
-    line = 1
-    for block in found:
-        assert block.line == line
-        assert block.piece or not block.continues
-        line += block.data.count(b"\n")
-        if not block.piece:
-            assert block.data.endswith(b"\n") or block is found[-1]
-    assert found[-1].read == len(content)
-
-
-@any_file
 @given(bytes_strategy, st.integers(1, 9))
 def test_lines_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size):
-    monkeypatch.setattr(text_files, "PIECE", 4)
-    monkeypatch.setattr(text_files, "blocks", functools.partial(blocks, size=size))
+    monkeypatch.setattr(text_files, "BLOCK", size)
     content = b"x" + content
     (tmp_path / "f").write_bytes(content)
     raw = content.removesuffix(b"\n").split(b"\n")
     expected = [line.removesuffix(b"\r").decode("utf-8", "replace") for line in raw]
-    lines = list(TextFile(tmp_path / "f").lines())
+    file = TextFile(tmp_path / "f")
+    lines = list(file.lines())
+    assert file.read == len(content)
     assert [t for _, t, _ in lines] == expected
     assert [n for n, _, _ in lines] == list(range(1, len(raw) + 1))
     assert [bad for _, _, bad in lines] == ["\ufffd" in line for line in expected]
@@ -66,6 +49,27 @@ def test_pieces_join_to_the_line_and_keep_characters_whole(monkeypatch, line):
     cut = pieces(line.encode())
     assert all(0 < len(piece) <= 8 for piece in cut) or not line
     assert "".join(piece.decode() for piece in cut) == line
+
+
+@any_file
+@given(bytes_strategy, st.integers(1, 9), st.integers(4, 9))
+def test_pieces_of_long_lines_join_to_the_lines(tmp_path, monkeypatch, content, size, piece):
+    (tmp_path / "f").write_bytes(b"x" + content)
+    whole = list(TextFile(tmp_path / "f").lines())
+    monkeypatch.setattr(text_files, "BLOCK", size)
+    monkeypatch.setattr(text_files, "PIECE", piece)
+    lines: list[tuple[int, str, bool]] = []
+    for block in TextFile(tmp_path / "f").blocks(in_pieces=True):
+        assert len(block.texts) == 1 or not block.after
+        for at, text in enumerate(block.texts):
+            if block.after:
+                number, before, bad = lines.pop()
+                assert number == block.first and before.endswith(block.after) and before.strip()
+                lines.append((number, before + text, bad or at in block.bad))
+            else:
+                lines.append((block.first + at, text, at in block.bad))
+    clean = [(number, text.replace("\ufffd", ""), bad) for number, text, bad in lines]
+    assert clean == [(number, text.replace("\ufffd", ""), bad) for number, text, bad in whole]
 
 
 word = st.sampled_from(["a", "bc", "1", "'s", "-"])
@@ -100,11 +104,13 @@ def test_bom_line_ends_and_compression(tmp_path, opener, suffix):
 def test_policies(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"good\nba\xffd\ngood")
-    assert list(training_lines([TextFile(path, "replace")])) == ["good", "ba\ufffdd", "good"]
-    assert list(training_lines([TextFile(path, "skip")])) == ["good", "good"]
-    assert [bad for _, _, bad in TextFile(path).lines()] == [False, True, False]
+    assert list(TextFile(path, "skip").lines()) == [
+        (1, "good", False),
+        (2, "ba\ufffdd", True),
+        (3, "good", False),
+    ]
     with pytest.raises(MetaseqError, match="f:2: .*UTF-8.*0xff"):
-        list(training_lines([TextFile(path, "fail")]))
+        list(TextFile(path, "fail").lines())
 
 
 @pytest.mark.parametrize("suffix, opener", [(".gz", gzip.open), (".xz", lzma.open)])
@@ -114,7 +120,7 @@ def test_truncated_archives(tmp_path, suffix, opener):
         file.write(bytes(range(256)) * 1000)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after"):
-        list(blocks(TextFile(path)))
+        list(TextFile(path).blocks())
     path.write_bytes(b"this is not packed at all")
     with pytest.raises(MetaseqError, match=f"f{suffix}: damaged.*\\b0 bytes"):
-        list(blocks(TextFile(path)))
+        list(TextFile(path).blocks())

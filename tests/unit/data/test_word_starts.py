@@ -43,19 +43,6 @@ def test_runs_count_the_words_of_their_tokens(tmp_path, parts, data):
         assert starts.read(first, last).tolist() == words[first:last].tolist()
 
 
-@same_folder
-@given(first=words_of_tokens, second=words_of_tokens, third=words_of_tokens, dropped=st.integers(0))
-def test_truncated_tokens_are_forgotten(tmp_path, first, second, third, dropped):
-    remaining = first + second[: dropped % (len(second) + 1)]
-    with WordStartsWriter(tmp_path / "a") as writer:
-        for part in (first, second):
-            writer.extend(np.array(part, np.int32))
-        writer.truncate(len(remaining))
-        writer.extend(np.array(third, np.int32))
-    write(tmp_path / "b", [remaining + third])
-    assert (tmp_path / "a.words").read_bytes() == (tmp_path / "b.words").read_bytes()
-
-
 def test_total_reads_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(word_starts, "CHUNK", 3)
     assert write(tmp_path / "a", [[1, 0, 2, 0, 1, 1, 1]]).total == 6

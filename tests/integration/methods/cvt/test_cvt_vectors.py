@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.words.vocabulary import read_vectors
 from metaseq_lm.models.words.word_embedding import SPREAD
 

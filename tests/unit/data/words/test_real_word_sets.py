@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.words.columns import ColumnReader
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.evaluation.words import score_tags, score_trees

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.words.running_text import TextReader, sentences_of, words_of
 
 

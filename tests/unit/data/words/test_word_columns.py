@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from word_files import TREES
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.words.columns import (
     ColumnReader,
     ConlluReader,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.words.vocabulary import (
     SPECIAL_WORDS,
     WordVocabulary,

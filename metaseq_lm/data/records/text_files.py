@@ -17,15 +17,17 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from metaseq_lm.config.suites import BAD_UTF8
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import human_bytes
+from metaseq_lm.data.records.text_content import HEAD, SIGNS, Damage, is_utf8
 
 BLOCK = 1 << 20
+_HEAD_LINES = 200
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.
 PIECE = 1 << 16
 LONGEST = 1 << 28  # most bytes of a line, a field or a cell that is held whole
@@ -81,53 +83,25 @@ _PACKED = {
 _TAR_SUFFIXES = (".tgz", ".txz", ".tbz", ".tbz2", ".tzst")
 _OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
 
-_PICKLE = (
-    "a Python pickle, which is not opened, because it can run code; write its text to a file first"
-)
-COLUMN_REMEDY = (
-    "name the column of the text with --text-column NAME, or make a labelled set of it with "
-    "--labelled NAME"
-)
-# The first bytes of files that are not UTF-8 text, with the remedy.
-SIGNS = {
-    b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
-    b"PAR1": f"a Parquet file; {COLUMN_REMEDY}",
-    b"ARROW1": f"an Arrow file; {COLUMN_REMEDY}",
-    b"\xff\xff\xff\xff": f"an Arrow stream; {COLUMN_REMEDY}",
-    b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text or "
-    "CSV, first",
-    b"\xd0\xcf\x11\xe0": "a Word or Excel document; save it as plain text or CSV first",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
-    b"Rar!": "a RAR archive; unpack it first",
-    b"\x04\x22\x4d\x18": "lz4 data; unpack it first",
-    b"\x1f\x8b": "gzip data, packed twice; unpack it first",
-    b"\x1f\x9d": "data of compress; unpack it first with uncompress",
-    b"\x5d\0\0": "lzma data; unpack it first with unlzma",
-    **dict.fromkeys((bytes([0x80, protocol]) for protocol in range(2, 6)), _PICKLE),
-    b"%PDF-": "a PDF; extract its text first, for example with pdftotext",
-    b"{\\rtf": "an RTF document; save it as plain text first",
-    b"SQLite format 3\0": "an SQLite database; write its text to a file first",
-    b"\x89PNG": "a PNG image, not text",
-    b"\xff\xd8\xff": "a JPEG image, not text",
-    b"GIF8": "a GIF image, not text",
-    b"\x7fELF": "a program, not text",
-    b"\x93NUMPY": "a NumPy array, not text",
-    b"\x89HDF": "an HDF5 file; write its text to a file first",
-    b"\xff\xfe\0\0": "UTF-32; convert it with --encoding utf-32",
-    b"\0\0\xfe\xff": "UTF-32; convert it with --encoding utf-32",
-    b"\xff\xfe": "UTF-16; convert it with --encoding utf-16",
-    b"\xfe\xff": "UTF-16; convert it with --encoding utf-16",
-}
 
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TextFile:
-    """A text file, plain or packed, and the treatment of invalid UTF-8 in it."""
+    """A text file, plain or packed, and the treatment of invalid UTF-8 in it.
 
-    path: Path  # the file; `str` of a TextFile gives it, for messages
-    # "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
+    Attributes:
+        path: The file; `str` of a TextFile gives it, for messages.
+        on_bad_utf8: "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
+        encoding: The encoding to convert from, by Python's name.
+        is_judged: Whether damage in it is allowed or has been judged; otherwise the first reader of
+            the whole file judges it.
+        read: How many bytes on the disk have been read.
+    """
+
+    path: Path
     on_bad_utf8: str = "replace"
-    encoding: str = "utf-8"  # the encoding to convert from, by Python's name
+    encoding: str = "utf-8"
+    is_judged: bool = True
+    read: int = 0
 
     def __post_init__(self) -> None:
         if self.on_bad_utf8 not in BAD_UTF8:
@@ -154,68 +128,152 @@ class TextFile:
         """Whether the file is read without conversion."""
         return codecs.lookup(self.encoding).name == "utf-8"
 
-    def chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the content as UTF-8 in chunks, and the bytes read from the disk."""
-        return self.raw_chunks(size) if self.is_utf8 else self._converted(self.raw_chunks(size))
+    @functools.cached_property
+    def head(self) -> bytes:
+        """The first HEAD bytes, unpacked, not converted."""
+        return next((chunk for chunk in self._raw_chunks(HEAD)), b"")
 
-    def raw_chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
-        """Yield unpacked, unconverted content in chunks, and the bytes read from the disk."""
-        return _chunks(self.path, size, self.is_utf8)
+    @functools.cached_property
+    def first_lines(self) -> list[str]:
+        """The lines in the first HEAD bytes, at most 200; the last may be cut."""
+        data = next(self.chunks(HEAD), b"")
+        data = data[: data.rfind(b"\n") + 1] or data
+        lines = data.decode("utf-8", "replace").split("\n")[:_HEAD_LINES]
+        return [line.removesuffix("\r") for line in lines]
 
-    def _converted(self, chunks: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
-        decoder, read, begins = codecs.getincrementaldecoder(self.encoding)(), 0, True
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """Yield the content as UTF-8 in chunks."""
+        return self._raw_chunks(size) if self.is_utf8 else self._converted(size)
+
+    def _raw_chunks(self, size: int) -> Iterator[bytes]:
+        """Yield unpacked, unconverted content in chunks."""
+        for chunk, read in _chunks(self.path, size, self.is_utf8):
+            self.read = read
+            yield chunk
+
+    def _converted(self, size: int) -> Iterator[bytes]:
+        decoder, begins = codecs.getincrementaldecoder(self.encoding)(), True
         try:
-            for chunk, read in chunks:
+            for chunk in self._raw_chunks(size):
                 text = decoder.decode(chunk)
-                yield (text.removeprefix("\ufeff") if begins else text).encode("utf-8"), read
+                yield (text.removeprefix("\ufeff") if begins else text).encode("utf-8")
                 begins = begins and not text
-            yield decoder.decode(b"", True).encode("utf-8"), read
+            yield decoder.decode(b"", True).encode("utf-8")
         except UnicodeError as error:
             raise MetaseqError(
                 f"{self}: not {self.encoding}: {error}; give another --encoding"
             ) from error
 
-    def byte_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (line number, bytes without line end) for each line, held whole."""
-        for number, line, _ in self.numbered_lines():
-            yield number, line
+    def blocks(self, in_pieces: bool = False) -> Iterator["Block"]:
+        """Yield the lines in blocks of about BLOCK bytes, with `in_pieces` longer lines in several.
 
-    def numbered_lines(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield (line number, bytes without line end, bytes read from the disk) for each line."""
-        pending = bytearray()
-        for block in blocks(self):
-            pending += block.data
-            if block.piece:
-                check_length(len(pending), "line", f"{self}:{block.line}")
-            if block.continues:
-                continue
-            lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
-            for number, line in enumerate(lines, block.line):
-                yield number, line.removesuffix(b"\r"), block.read
+        MetaseqError for a line that is too long, and at the end for a file that is not judged yet
+        and has too much damage.
+        """
+        damage = None if self.is_judged else Damage()
+        after, bad = "", set[int]()
+        # A line that is skipped if it is bad has to be known whole.
+        for data, number, goes_on, ends in self._parts(in_pieces and not self.skips_bad):
+            block = self._block(data, number, damage, ends)
+            if goes_on:
+                block.after, block.bad = after, block.bad - bad
+            after, bad = block.texts[-1][-1:], block.bad | (bad if goes_on else set())
+            if damage is not None:
+                damage.lines += len(block.texts) - goes_on
+            yield block
+        if damage is not None:
+            self.is_judged = True
+            damage.judge(str(self))
+
+    def _parts(self, in_pieces: bool) -> Iterator[tuple[bytes, int, bool, bool]]:
+        """Yield lines or a piece of one, the number of the first, whether it goes on, and ends.
+
+
+        The first piece of a line has text unless all of the line is blank.
+        """
+        number, begun = 1, 0  # the bytes of the line that have been yielded
+        rest: list[bytes] = []
+        for chunk in self.chunks(BLOCK):
+            size = begun + sum(map(len, rest)) + (chunk.find(b"\n") + 1 or len(chunk))
+            check_length(size, "line", f"{self}:{number}")
+            if begun and b"\n" in chunk:
+                end = chunk.index(b"\n") + 1
+                yield b"".join([*rest, chunk[:end]]), number, True, True
+                number, begun, rest, chunk = number + 1, 0, [], chunk[end:]
+            if end := chunk.rfind(b"\n") + 1:
+                lines, rest = b"".join([*rest, chunk[:end]]), []
+                yield lines, number, False, True
+                number += lines.count(b"\n")
+            rest.append(chunk[end:])
+            if in_pieces and sum(map(len, rest)) > BLOCK + PIECE:
+                rest = [b"".join(rest)]
+                # The last piece may not have ended yet.
+                ready = sum(map(len, pieces(rest[0])[:-1]))
+                if begun or rest[0][:ready].strip():
+                    yield rest[0][:ready], number, begun > 0, False
+                    begun, rest = begun + ready, [rest[0][ready:]]
+        if any(rest):
+            yield b"".join(rest), number, begun > 0, True
+
+    def _block(self, data: bytes, number: int, damage: Damage | None, ends: bool) -> "Block":
+        """Return the block of some lines, of which `number` is the first."""
+        bad: set[int] = set()
+        try:
+            text = data.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError:
+            texts = []
+            for at, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
+                text, is_bad = decode(line, f"{self}:{number + at}", self.on_bad_utf8)
+                texts.append(text)
+                if is_bad:
+                    bad.add(at)
+                if damage is not None and (is_bad or b"\0" in line):
+                    damage.add(line, number + at)
+        else:
+            texts = text.split("\n")
+            if damage is not None and "\0" in text:
+                for at, line_text in enumerate(texts, number):
+                    if "\0" in line_text:
+                        damage.add(line_text.encode(), at)
+        if ends and b"\r" in data:
+            texts = [text.removesuffix("\r") for text in texts]
+        return Block(texts, number, self.read, bad)
+
+    def judge(self) -> None:
+        """Read the whole file for the damage in it alone, unless it has been judged."""
+        damage = Damage()
+        for data, number, *_ in () if self.is_judged else self._parts(False):
+            if b"\0" in data or not is_utf8(data):
+                self._block(data, number, damage, True)
+            damage.lines += data.count(b"\n") + (not data.endswith(b"\n"))
+        self.is_judged = True
+        damage.judge(str(self))
 
     def lines(self) -> Iterator[tuple[int, str, bool]]:
-        """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
-        for number, line in self.byte_lines():
-            yield number, *self.decode(line, number)
-
-    def decode(self, data: bytes, number: int) -> tuple[str, bool]:
-        """Return the text of a part of line `number`, and whether it held invalid UTF-8."""
-        try:
-            return data.decode("utf-8"), False
-        except UnicodeDecodeError:  # name the place only now: that takes as long as decoding
-            return decode(data, f"{self}:{number}", self.on_bad_utf8)
+        """Yield (line number, text without line end, held bad UTF-8) for each line."""
+        for block in self.blocks():
+            bad = block.bad
+            for at, text in enumerate(block.texts):
+                yield block.first + at, text, at in bad
 
 
-@dataclass(frozen=True)
+@dataclass
 class Block:
-    """Whole lines of a file, or a piece of one line that is too long for a block."""
+    """Some lines of a file, or texts that are treated like lines.
 
-    file: TextFile
-    data: bytes
-    line: int  # the number, from 1, of the first line in it
-    read: int  # how many bytes of the file on disk are consumed
-    piece: bool = False  # whether it is a piece of a line
-    continues: bool = False  # whether the line of the piece goes on in the next block
+    Attributes:
+        texts: The lines without line ends.
+        first: The number, from 1, of the first one.
+        read: How many bytes of the file on disk are consumed.
+        bad: The places in `texts` of lines that held invalid UTF-8.
+        after: If the only text goes on with the line of the block before, the character before it.
+    """
+
+    texts: list[str]
+    first: int
+    read: int
+    bad: set[int] = field(default_factory=set)
+    after: str = ""
 
 
 def check_length(size: int, unit: str, where: str) -> None:
@@ -343,19 +401,6 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
     return files
 
 
-def joined(lines: Iterable[tuple[bytes, int]], size: int) -> Iterator[tuple[bytes, int]]:
-    """Join lines, each with the bytes read from the disk by then, into chunks of `size` bytes."""
-    content, read = bytearray(), 0
-    for line, read in lines:
-        content += line
-        whole = len(content) - len(content) % size
-        for start in range(0, whole, size):
-            yield bytes(content[start : start + size]), read
-        del content[:whole]
-    if content:
-        yield bytes(content), read
-
-
 def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
     if str(path) != STANDARD_INPUT:
         return OPENERS.get(path.suffix.lower())
@@ -424,33 +469,6 @@ def pieces(line: bytes) -> list[bytes]:
     return [*parts, line[start:]]
 
 
-def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
-    """Yield a file in blocks of about `size` bytes; MetaseqError for a line that is too long."""
-    rest, line, inside, read, length = b"", 1, False, 0, 0
-    for chunk, read in file.chunks(size):
-        rest += chunk
-        end = rest.rfind(b"\n") + 1
-        start = 0
-        if end and inside:
-            start = rest.find(b"\n") + 1
-            yield Block(file, rest[:start], line, read, piece=True)
-            inside, length = False, 0
-            line += 1
-        if end > start:
-            yield Block(file, rest[start:end], line, read)
-            line += rest.count(b"\n", start, end)
-        rest = rest[end:]
-        if len(rest) > size + PIECE:
-            # Keep the last piece, which may not have ended yet.
-            ready = sum(map(len, pieces(rest)[:-1]))
-            length += ready
-            check_length(length, "line", f"{file}:{line}")
-            yield Block(file, rest[:ready], line, read, piece=True, continues=True)
-            rest, inside = rest[ready:], True
-    if rest or inside:
-        yield Block(file, rest, line, read, piece=inside)
-
-
 def decode(data: bytes, where: str, policy: str) -> tuple[str, bool]:
     """Return the text and whether it held invalid UTF-8, which became U+FFFD.
 
@@ -472,12 +490,8 @@ def without_surrogates(text: str) -> str:
     return SURROGATES.sub("\ufffd", text)
 
 
-def training_lines(files: Iterable[TextFile]) -> Iterator[str]:
-    """Yield the text of all files for a tokenizer to learn from, long lines in pieces."""
-    for file in files:
-        for block in blocks(file):
-            for number, line in enumerate(block.data.removesuffix(b"\n").split(b"\n"), block.line):
-                for part in pieces(line.removesuffix(b"\r")):
-                    text, bad = file.decode(part, number)
-                    if not (bad and file.skips_bad):
-                        yield text
+def text_pieces(text: str) -> list[str]:
+    """Cut a text into pieces of at most PIECE bytes of UTF-8."""
+    if len(text) * 4 <= PIECE:
+        return [text]
+    return [piece.decode("utf-8") for piece in pieces(text.encode("utf-8"))]

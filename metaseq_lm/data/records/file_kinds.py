@@ -6,6 +6,7 @@ reads it.
 
 import csv
 import enum
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import COLUMN_REMEDY, TextFile, blocks, format_suffix
+from metaseq_lm.data.records.record import ARROW, signed_reader
+from metaseq_lm.data.records.text_content import COLUMN_REMEDY
+from metaseq_lm.data.records.text_files import TextFile, format_suffix
 
-HEAD, _HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are examined
 MOST = 0.95  # share of the examined lines
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
@@ -51,11 +53,13 @@ class Kind(enum.Enum):
     FASTTEXT = "fastText's labelled lines"
     HTML = "HTML"
     XML = "XML"
+    ARROW = "Parquet or Arrow"
+    OTHER = "a file that a plug-in reads"
 
 
 _JSON_RECORDS = frozenset((Kind.JSON_LINES, Kind.JSON_ARRAY, Kind.JSON_OBJECTS))
 JSON = _JSON_RECORDS | {Kind.JSON_LISTS, Kind.JSON_COLUMNS, Kind.SQUAD}
-RECORDS = _JSON_RECORDS | {Kind.TABLE}
+RECORDS = _JSON_RECORDS | {Kind.TABLE, Kind.ARROW, Kind.OTHER}
 PLAIN = frozenset((Kind.TEXT,))
 # What to type for a file of each kind.
 REMEDIES = {
@@ -104,18 +108,6 @@ class Content:
         return f"a table ({', '.join(self.names)}) with {between} between its columns"
 
 
-def recognise(file: TextFile) -> Content:
-    """Return the content of a file; Parquet or Arrow read as an ArrowFile counts as JSON lines."""
-    return recognise_lines(first_lines(file))
-
-
-def first_lines(file: TextFile) -> list[str]:
-    """Return the lines in the first HEAD bytes, at most HEAD_LINES; the last may be cut."""
-    block = next(blocks(file, HEAD), None)
-    text = "" if block is None else block.data.decode("utf-8", "replace")
-    return [line.removesuffix("\r") for line in text.split("\n")[:_HEAD_LINES]]
-
-
 def recognise_lines(lines: Sequence[str]) -> Content:
     """Return the content of a file, given its first lines without line ends."""
     filled = [line for line in lines if line.strip()]
@@ -126,6 +118,14 @@ def recognise_lines(lines: Sequence[str]) -> Content:
     if _share(line.startswith(FASTTEXT) for line in filled) >= MOST:
         return Content(Kind.FASTTEXT)
     return _json(filled) or _conll(lines) or _table(filled) or Content(Kind.TEXT)
+
+
+@functools.lru_cache(maxsize=64)
+def recognise(file: TextFile) -> Content:
+    """Return the content of a file by its first bytes or lines."""
+    if signed_reader(file):
+        return Content(Kind.ARROW if signed_reader(file) == ARROW else Kind.OTHER)
+    return recognise_lines(file.first_lines)
 
 
 def is_json(file: TextFile) -> bool:
@@ -145,7 +145,8 @@ def check_kind(file: TextFile, kinds: frozenset[Kind], expected: str) -> None:
     """
     content = recognise(file)
     if content.kind not in kinds:
-        remedy = ", or read the file as it is with --plain-text" if kinds == PLAIN else ""
+        is_text = Kind.TEXT in kinds and Kind.TABLE not in kinds
+        remedy = ", or read the file as it is with --plain-text" if is_text else ""
         raise MetaseqError(
             f"{file}: is {content}, not {expected}; {REMEDIES[content.kind]}{remedy}"
         )

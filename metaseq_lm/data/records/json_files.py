@@ -3,13 +3,13 @@
 import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.file_kinds import ROWS
-from metaseq_lm.data.storage.text_files import TextFile, check_length
+from metaseq_lm.data.records.file_kinds import JSON_SUFFIXES, ROWS
+from metaseq_lm.data.records.record import JSON, Reading, Record, register_reader
+from metaseq_lm.data.records.text_files import TextFile, check_length, format_suffix
 
 _SPACE = "\ufeff \t\r\n"
 _CHUNK = 1 << 16  # characters
@@ -18,7 +18,7 @@ _LISTS = (
     "no objects but values without names; write objects, for example with jq -c "
     "'{text: .[0], label: .[1]}'"
 )
-Record = tuple[int, dict[str, Any], bool]
+_Object = tuple[int, dict[str, Any], bool]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -53,24 +53,36 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     return fields
 
 
-def json_records(file: TextFile, counts: Counter[str]) -> Iterator[Record]:
-    """Yield (number, object, held bad UTF-8) of each object, counting blank lines.
+@register_reader(JSON)
+def json_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+    """Yield the objects, counting blank lines; MetaseqError with file and number for others.
 
     The number is the line on which the object begins, or the object's number in an array.
-    MetaseqError with file and number for anything else.
     """
-    lines = (text.strip(_SPACE) for _, text, _ in file.lines())
-    filled = filter(None, lines)
+    if format_suffix(file.path) not in JSON_SUFFIXES:
+        reading.remarks.append("is read as JSON, which it holds whatever its name")
+    objects = _Stream(file).objects() if _is_stream(file) else _lines(file, reading)
+    counts = reading.counts
+    for number, fields, is_bad in objects:
+        yield Record(fields, f"{file}:{number}", counts, is_bad=is_bad, line=number)
+
+
+def _is_stream(file: TextFile) -> bool:
+    """Return whether a file holds an array, objects over several lines or in one field."""
+    filled = filter(None, (text.strip(_SPACE) for _, text, _ in file.lines()))
     first = next(filled, "")
-    is_stream = first[:1] == "[" or (first[:1] == "{" and not _ends_inside(first))
-    if is_stream or (_has_rows(first) and next(filled, None) is None):
-        yield from _Stream(file).records()
-        return
-    for number, text, bad in file.lines():
+    if first[:1] == "[" or (first[:1] == "{" and not _ends_inside(first)):
+        return True
+    return _has_rows(first) and next(filled, None) is None
+
+
+def _lines(file: TextFile, reading: Reading) -> Iterator[_Object]:
+    """Yield the objects of a file with one on each line."""
+    for number, text, is_bad in file.lines():
         if text.strip():
-            yield number, json_object(text.removeprefix("\ufeff"), f"{file}:{number}"), bad
+            yield number, json_object(text.removeprefix("\ufeff"), f"{file}:{number}"), is_bad
         else:
-            counts["blank"] += 1
+            reading.counts["blank"] += 1
 
 
 def _ends_inside(line: str) -> bool:
@@ -102,7 +114,7 @@ class _Stream:
         self._text, self._position, self._line = "", 0, 0
         self._has_bad = False
 
-    def records(self) -> Iterator[Record]:
+    def objects(self) -> Iterator[_Object]:
         """Yield the objects of a file that is not one object a line."""
         if self._peek() == "[":
             yield from self._array()
@@ -164,7 +176,7 @@ class _Stream:
         self._position = end
         return value, bad
 
-    def _array(self) -> Iterator[Record]:
+    def _array(self) -> Iterator[_Object]:
         self._expect("[")
         number = 0
         while self._peek() != "]":
@@ -178,7 +190,7 @@ class _Stream:
             yield number, fields, bad
         self._expect("]")
 
-    def _object(self) -> Iterator[Record]:
+    def _object(self) -> Iterator[_Object]:
         """Yield an object, or the objects in its field "data"."""
         line = self._line - self._text.count("\n", self._position)
         self._expect("{")
