@@ -34,6 +34,7 @@ from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.facts import labels_of
+from metaseq_lm.runs.manifests import hash_of_weights
 
 _CARD_FILE = "README.md"
 _DISTIL_EPS = 1e-12
@@ -61,7 +62,8 @@ def export_checkpoint(
     tokenizer = load_tokenizer(folder)
     part = export_part(stored, config, tokenizer.vocabulary, name, head)
     with new_folder(out) as target:
-        write_model(target, part.config, write_part(part))
+        weights = hash_of_weights(stored.manifest)
+        write_model(target, part.config, write_part(part), weights)
         originals = stored.path.parent.parent / ORIGINALS
         longest = longest_input(part, config)
         card = model_card(stored, config, part.config, head, longest, part.pipeline)
