@@ -26,8 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json, write_atomic
@@ -457,8 +455,10 @@ def _write_records(settings: Sequence[Row], options: ReportOptions) -> list[Path
         if omitted:
             say(f"not in the records, as nothing tells which end is better: {', '.join(omitted)}")
     if options.benchmark:
+        from omegaconf import OmegaConf
+
         entries = hub_entries(settings, options.benchmark)
-        contents[".eval_results/metaseq-lm.yaml"] = yaml.safe_dump(entries, sort_keys=False)
+        contents[".eval_results/metaseq-lm.yaml"] = OmegaConf.to_yaml(OmegaConf.create(entries))
     for path, content in contents.items():
         (options.out / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(options.out / path, content.encode())
