@@ -35,7 +35,12 @@ from metaseq_lm.core.secrets import masked
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.drawing import collect
-from metaseq_lm.reporting.exchange import eval_records, hub_entries
+from metaseq_lm.reporting.exchange import (
+    check_model,
+    eval_records,
+    hub_entries,
+    parse_benchmark,
+)
 from metaseq_lm.reporting.expected_best import draw_tuning, tuning_curves, tuning_table
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
@@ -264,6 +269,10 @@ class ReportOptions:
         ):
             if is_mistake:
                 raise UsageError(message)
+        if self.model:
+            check_model(self.model)
+        for benchmark in self.benchmark:
+            parse_benchmark(benchmark)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

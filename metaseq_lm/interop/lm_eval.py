@@ -53,7 +53,17 @@ def read_results(file: Path, checkpoint: Path) -> list[SuiteResults]:
     if not scored:
         raise UsageError(f"{file}: no task in it has a metric")
     inner = {member for task in scored for member in _members(task, content)}
-    return [_results_of(task, content, file, manifest) for task in scored if task not in inner]
+    results: dict[str, SuiteResults] = {}
+    for task in scored:
+        if task not in inner:
+            result = _results_of(task, content, file, manifest)
+            if result.name in results:
+                raise UsageError(
+                    f"{file}: {task} and {results[result.name].suite.partition('/')[2]} would both "
+                    f"be called {result.name}; import a file with one of them"
+                )
+            results[result.name] = result
+    return list(results.values())
 
 
 def _results_of(

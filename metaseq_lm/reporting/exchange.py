@@ -32,17 +32,31 @@ _BENCHMARK = re.compile(rf"([^=]+)=({_MODEL.pattern}):([^:\s]+)", re.ASCII)
 _FACTS = ("task._name", "criterion._name", "model._name", "init_from")
 
 
+def check_model(name: str) -> None:
+    """Raise UsageError for a name of a model of another form than ORG/NAME."""
+    if not _MODEL.fullmatch(name):
+        raise UsageError(f"--model {name}: write it as ORG/NAME, as on the Hugging Face Hub")
+
+
+def parse_benchmark(text: str) -> tuple[str, str, str]:
+    """Return metric, data set and task of METRIC=ORG/DATASET:TASK; UsageError for another form."""
+    match = _BENCHMARK.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"--benchmark {text}: write it as METRIC=ORG/DATASET:TASK, such as "
+            "blimp.accuracy=nyu-mll/blimp:all"
+        )
+    return match[1], match[2], match[3]
+
+
 def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return records by path, and the names of metrics left out as neither end is known as better.
 
     `model` is ORG/NAME; with several settings the name gets that of the setting as a suffix. Equal
     results have equal paths, because the UUID is a hash of them.
 
-    Raises UsageError for a `model` of another form, if no setting has such a metric, and if the
-    runs of one were scored as other functions.
+    Raises UsageError if no setting has such a metric, or its runs were scored as other functions.
     """
-    if not _MODEL.fullmatch(model):
-        raise UsageError(f"--model {model}: write it as ORG/NAME, as on the Hugging Face Hub")
     records: dict[str, dict[str, Any]] = {}
     omitted: dict[str, None] = {}
     for row in rows:
@@ -235,14 +249,7 @@ def hub_entries(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[dict[str
         )
     (run,) = runs
     entries = []
-    for benchmark in benchmarks:
-        match = _BENCHMARK.fullmatch(benchmark)
-        if match is None:
-            raise UsageError(
-                f"--benchmark {benchmark}: write it as METRIC=ORG/DATASET:TASK, such as "
-                "blimp.accuracy=nyu-mll/blimp:all"
-            )
-        metric, dataset, task = match.groups()
+    for metric, dataset, task in map(parse_benchmark, benchmarks):
         value = run.metrics.get(metric, math.nan)
         if not math.isfinite(value):
             known = [name for name in run.metrics if math.isfinite(run.metrics[name])]

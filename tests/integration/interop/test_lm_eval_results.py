@@ -15,6 +15,9 @@ from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import read_run
 from metaseq_lm.runs.suite_results import read_all
 
+ACC = {"acc,none": 0.5}
+COUNTS = {name: {"effective": 9} for name in ("near", "a/b", "a-b")}
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -106,6 +109,7 @@ def test_an_exported_folder_tells_its_checkpoint(place: Path, capsys: Any) -> No
         ({"n-samples": {"near": {"effective": -1}}}, 1, "effective"),
         ({"n-samples": {}}, 2, "n-samples"),
         ({"results": {"near": {"acc": 0.5}}}, 2, "metric"),
+        ({"results": {"near": ACC, "a/b": ACC, "a-b": ACC}, "n-samples": COUNTS}, 2, "a/b"),
     ],
 )
 def test_other_content_is_refused(
