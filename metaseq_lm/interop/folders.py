@@ -26,7 +26,6 @@ CONFIG_FILE = "config.json"
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _TORCH_FILE = "pytorch_model.bin"
-WEIGHTS_OF = "metaseq_lm_weights"  # entry of model.safetensors: the hash of the exported weights
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spm.model", OPTIONS_FILE, DICT_FILE),
@@ -107,27 +106,13 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def write_model(
-    folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], weights: str
-) -> None:
-    """Write `config.json` and `model.safetensors`; `weights` is the hash of the checkpoint's."""
+def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write `config.json` and `model.safetensors`."""
     data = safetensors.torch.save(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        {"format": "pt", WEIGHTS_OF: weights},
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"}
     )
     write_atomic(folder / _WEIGHTS_FILE, data)
     write_json(folder / CONFIG_FILE, config)
-
-
-def source_weights(folder: Path) -> str | None:
-    """Return the hash of the weights that a folder was exported from; None if it does not say."""
-    if not (folder / _WEIGHTS_FILE).is_file():
-        return None
-    try:
-        with safetensors.safe_open(folder / _WEIGHTS_FILE, "pt") as file:
-            return (file.metadata() or {}).get(WEIGHTS_OF)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise MetaseqError(f"{folder / _WEIGHTS_FILE}: damaged ({error})") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import COUNT, checksum, is_number, read_json, schema_error
-from metaseq_lm.interop.folders import WEIGHTS_OF, source_weights
+from metaseq_lm.interop.model_card import weights_of
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.suite_results import COUNT as ITEMS
 from metaseq_lm.runs.suite_results import LM_EVAL, OVERALL, SuiteResults, default_name
@@ -152,12 +152,12 @@ def _check_model(file: Path, content: Mapping[str, Any], checkpoint: Path, weigh
     A model that is no folder here, or was not written by `export`, may be the checkpoint's.
     """
     model = content.get("model_name") or ""
-    exported = source_weights(Path(model)) if model else None
+    exported = weights_of(Path(model)) if model else None
     if exported is None:
         say(f"{file}: nothing tells whether its model, {model or 'unnamed'}, is {checkpoint}")
     elif exported != weights:
         raise UsageError(
-            f"{file}: is of {model}, which was exported from other weights ({WEIGHTS_OF} "
+            f"{file}: is of {model}, which was exported from other weights (hash "
             f"{exported[:12]}) than {checkpoint} has ({weights[:12]}); name by --run the run or "
             "checkpoint that they are of"
         )
