@@ -1,11 +1,15 @@
 """The programs of processes that a sweep starts from its snapshot of the code."""
 
 import gc
+import sys
+from pathlib import Path
 
 from submitit.core.submission import process_job
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import program
+from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.core.files import read_json
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.sweeps.job import Runner
 from metaseq_lm.sweeps.server import fork_jobs
@@ -24,6 +28,20 @@ def process(folder: str) -> None:
     Runner.program = staticmethod(program)
     Runner.import_all = staticmethod(_import_all)
     process_job(folder)
+
+
+def repeat(file: str) -> None:
+    """Train runs of a league again, as a request in a file says; see `referee.verify`."""
+    from metaseq_lm.cli.referee import read_place
+    from metaseq_lm.referee.verify import train_again
+
+    request = read_json(Path(file))
+    try:
+        plugins.load_all(request["user_dir"])
+        train_again(request, Path(file).parent, read_place)
+    except MetaseqError as error:
+        say(f"metaseq-lm: {error}")
+        sys.exit(error.exit_code)
 
 
 def _import_all() -> None:

@@ -9,6 +9,7 @@
   metaseq-lm league report               print the rows that ship with the package
   metaseq-lm league report objectives    the same of another plan that ships, also: epochs
   metaseq-lm league report L --json      the standings as one JSON document
+  metaseq-lm league verify balanced --out V    train runs of two drawn rows again, and compare
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
 exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
@@ -46,6 +47,19 @@ PROGRESS = True
 WORDS = True
 HELP = "compare objectives at equal compute, with controls and verdicts"
 _REPORT, _PREDICT = "report", "predict"
+# The options that each of the command's own words uses; without one of them it runs a league.
+_USED = {
+    _REPORT: ("archive", "out", "budgets", "watch", "user_dir"),
+    _PREDICT: ("budgets", "objectives", "user_dir"),
+    "verify": ("out", "rows", "seed", "user_dir", "code"),
+    "submit": ("out", "name"),
+    "merge": ("archive",),
+    "ledger": (),
+}
+# The numbers of words that follow each of them, at least and at most.
+_PLACES = dict.fromkeys(_USED, (1, 1)) | {_REPORT: (0, 1), "ledger": (2, 2), "merge": (2, 1000)}
+_TAKES = dict.fromkeys(_USED, "one league") | {"ledger": "a folder and a plan", "merge": "leagues"}
+_ONLY = {"archive": _REPORT, "watch": _REPORT} | dict.fromkeys(("rows", "seed", "code"), "verify")
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class LeagueOptions:
         "folder of the league; one that is there goes on. report: folder of the page",
         metavar="L",
     )
-    name: str = option("mine", "name of the objective that --with adds", metavar="NAME")
+    name: str = option("mine", "name of the objective that --with adds, or submit", metavar="NAME")
     grid: tuple[str, ...] = option(
         (),
         "values that the objective of --with is tuned on; can be repeated (default: the grid of "
@@ -100,7 +114,17 @@ class LeagueOptions:
     )
     archive: Path | None = option(
         None,
-        "report: keep all runs in a file, which stands in for them beside a plan as PLAN.jsonl.gz",
+        "report, merge: keep all runs in a file, which stands in for them beside a plan as "
+        "PLAN.jsonl.gz",
+    )
+    rows: int | None = option(
+        None, "verify: rows to draw, of which runs are trained again (default: 2)", at_least=0
+    )
+    seed: int | None = option(None, "verify: the seed that draws them (default: any)", at_least=0)
+    code: Path | None = option(
+        None,
+        "verify: checkout or wheel of the code that trained the runs (default: this one)",
+        metavar="PATH",
     )
 
 
@@ -112,7 +136,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "metaseq-lm league [PLAN.yaml] --out L [options]\n"
         "       metaseq-lm league report [L | PLAN.yaml] [--budgets A,B] [--out FOLDER] "
         "[--archive FILE] [--watch]\n"
-        "       metaseq-lm league predict L [--budgets A,B] [--objectives A,B]"
+        "       metaseq-lm league predict L [--budgets A,B] [--objectives A,B]\n"
+        "       metaseq-lm league verify L | PLAN.yaml | SUBMISSION --out FOLDER [--rows N] "
+        "[--seed S]\n"
+        "       metaseq-lm league submit L --name NAME --out SUBMISSION\n"
+        "       metaseq-lm league merge A B ... --archive FILE\n"
+        "       metaseq-lm league ledger FOLDER PLAN.yaml"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_options(parser, LeagueOptions)
@@ -131,39 +160,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a league, report on one, or predict its results."""
     options = read_options(LeagueOptions, vars(args))
-    from metaseq_lm.league.plan_files import named_plan
-
     words = [*args.words, *args.overrides]
-    if words[:1] == [_REPORT]:
-        if len(words) > 2:
-            raise UsageError("give one league: metaseq-lm league report L")
-        used = ["archive", "out", "budgets", "watch", "user_dir"]
-        _check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
-        if options.user_dir:  # to register its gates
-            _plugin_check(options.user_dir)
-        path, command = (
-            named_plan(words[1]) if len(words) > 1 else None,
-            masked(["metaseq-lm", *args.argv]),
-        )
-        if options.watch:
-            if args.json:
-                raise UsageError("--watch prints the standings again and again: no --json")
-            return watch(path, options, command)
-        return report(path, options, command)
-    if words[:1] == [_PREDICT]:
-        if len(words) != 2:
-            raise UsageError("give one league: metaseq-lm league predict L")
+    if words and words[0] in _USED:
         names = [item.name for item in fields(LeagueOptions)]
-        _check_unused(args, names, _PREDICT, ["budgets", "objectives", "user_dir"])
-        if options.user_dir:
-            _plugin_check(options.user_dir)
-        return predict(Path(words[1]), options)
+        _check_unused(args, names, words[0], _USED[words[0]])
+        return _run_word(args, options, *words)
     if not args.added:
         _check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
-    for name in ("archive", "watch"):
-        if getattr(options, name):
-            raise UsageError(f"--{name} goes with 'metaseq-lm league report L'")
+    for name, word in _ONLY.items():
+        if getattr(options, name) not in (None, False):
+            raise UsageError(f"--{name} goes with 'metaseq-lm league {word} L'")
     return _run_league(args, options, words)
+
+
+def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *places: str) -> int:
+    """Run one of the command's own words."""
+    least, most = _PLACES[word]
+    if not least <= len(places) <= most:
+        raise UsageError(f"'league {word}' takes {_TAKES[word]}, got {len(places)} words")
+    if word == _REPORT:
+        return _report_of(args, options, *places)
+    if word == _PREDICT:
+        if options.user_dir:
+            _plugin_check(options.user_dir)
+        return predict(Path(places[0]), options)
+    from metaseq_lm.cli import referee
+
+    if word == "verify":
+        return referee.verify(
+            places[0],
+            options.out,
+            options.rows,
+            options.seed,
+            options.user_dir,
+            args.max_parallel,
+            options.code,
+        )
+    if word == "submit":
+        return referee.submit(places[0], options.name, options.out)
+    return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)
+
+
+def _report_of(args: argparse.Namespace, options: LeagueOptions, place: str | None = None) -> int:
+    """Report on a league, once or whenever its results change."""
+    from metaseq_lm.league.plan_files import named_plan
+
+    if options.user_dir:  # to register its gates
+        _plugin_check(options.user_dir)
+    path = named_plan(place) if place is not None else None
+    command = masked(["metaseq-lm", *args.argv])
+    if not options.watch:
+        return report(path, options, command)
+    if args.json:
+        raise UsageError("--watch prints the standings again and again: no --json")
+    return watch(path, options, command)
 
 
 def _check_unused(
@@ -201,11 +251,12 @@ def report(
     and reloads itself after `reload` seconds, 0 for never. Objectives in `about` get a sentence on
     kinds of labels if the plan has these.
     """
-    from metaseq_lm.league.assembly import read_league, show_report, write_archive
+    from metaseq_lm.cli.referee import read_place, update_ledger
+    from metaseq_lm.league.assembly import show_report, write_archive
     from metaseq_lm.league.plan_files import LAPTOP
 
     plan_or_folder = source or LAPTOP
-    runs = read_league(plan_or_folder)
+    runs = read_place(plan_or_folder)
     folder = Path(options.out) if options.out else None
     if folder is None and not plan_or_folder.is_file():
         folder = plan_or_folder.resolve() / _REPORT
@@ -214,6 +265,7 @@ def report(
     if options.archive is not None:
         write_archive(options.archive, runs)
     show_report(runs, folder, options.budgets, command, reload, about)
+    update_ledger(plan_or_folder, runs)
     return 0
 
 

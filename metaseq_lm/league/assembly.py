@@ -439,7 +439,7 @@ def read_league(place: Path) -> LeagueRuns:
     return read_archived(Contents(*read_plan(place), archive=str(file) if file else None))
 
 
-def _archive_of(contents: Contents) -> Path | None:
+def archive_of(contents: Contents) -> Path | None:
     """Return the archive of a plan, which may be gone; None if it never had one."""
     return Path(contents.archive) if contents.archive else shipped_archive(contents.plan)
 
@@ -449,7 +449,7 @@ def with_archived(contents: Contents) -> Contents:
 
     Raises MetaseqError if the archive is damaged.
     """
-    file = _archive_of(contents)
+    file = archive_of(contents)
     if file is None or not file.exists():
         return contents
     about = archive.read_about(file)
@@ -469,7 +469,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
         UsageError: A run is of another plan.
         MetaseqError: The archive is damaged.
     """
-    file = _archive_of(contents)
+    file = archive_of(contents)
     if file is None:
         return LeagueRuns(contents, ())
     about = archive.read_about(file) if file.exists() else {}

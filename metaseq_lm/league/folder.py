@@ -248,9 +248,12 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
 def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     """Return a plan with added objectives, tuned on its grid unless they have their own.
 
-    Raises UsageError for a wrong option, a taken name, or an unknown control.
+    Raises UsageError for a wrong option, a taken name, an unknown control, or too many objectives.
     """
-    objectives = list(plan.objectives)
+    objectives, most = list(plan.objectives), plan.comparison.attempts
+    if most is not None and len(added) > most:
+        names = ", ".join(item.name for item in added)
+        raise UsageError(f"the plan allows {most} added objectives, and these are more: {names}")
     for item in added:
         objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
         if objective.name.lower() in [other.name.lower() for other in objectives]:

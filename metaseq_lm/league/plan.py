@@ -185,6 +185,7 @@ class Comparison:
         means: Metrics that are means of other metrics or means, by name.
         bounds: The best possible value of metrics, such as an entropy, by name.
         items: Whether the standard error of a difference includes the error of the test items.
+        attempts: How many objectives may be added to the plan; None: any number.
     """
 
     baseline: str
@@ -197,6 +198,7 @@ class Comparison:
     means: dict[str, list[str]] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
     items: bool = False
+    attempts: int | None = option(None, "objectives that may be added", at_least=0)
 
     def __post_init__(self) -> None:
         for name, parts in self.means.items():

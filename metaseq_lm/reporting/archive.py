@@ -13,7 +13,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,10 @@ def _name_of(run: Run) -> str:
     return "/".join(Path(run.name).parts[-3:]) if Path(run.name).is_absolute() else run.name
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path, report: Callable[[str], None] = say) -> list[Run]:
     """Return the runs of an archive, or of several concatenated ones.
+
+    `report` is called with a sentence for each archive that was changed after it was written.
 
     Raises UsageError if the file is not an archive, and MetaseqError if it is of another version,
     incomplete, or has a damaged line.
@@ -169,7 +171,7 @@ def read(path: Path) -> list[Run]:
             )
         if is_altered(header) or header.get("rows") != checksum(b"".join(following)):
             lacking = {"checksum", "rows"} - header.keys()
-            say(
+            report(
                 f"{path}:{number}: warning: the archive that starts here was changed after it was "
                 f"written{', or lacks its checksums from the start' * bool(lacking)}"
             )

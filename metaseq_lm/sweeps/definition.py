@@ -29,7 +29,7 @@ STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
 # An item of a list as Hydra reads it: commas inside quotes do not separate.
 _LIST_ITEM = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""")
-_LARGEST_SEED = 999_999_999
+LARGEST_SEED = 999_999_999
 _RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 
@@ -368,8 +368,8 @@ def check_seeds(seeds: Sequence[int], place: str) -> None:
     """Raise UsageError unless there are seeds, all in range and distinct."""
     check_filled(seeds, place)
     for seed in seeds:
-        if not 0 <= seed <= _LARGEST_SEED:
-            raise UsageError(f"{place}: {seed} is not a whole number from 0 to {_LARGEST_SEED}")
+        if not 0 <= seed <= LARGEST_SEED:
+            raise UsageError(f"{place}: {seed} is not a whole number from 0 to {LARGEST_SEED}")
     check_different(seeds, place)
 
 

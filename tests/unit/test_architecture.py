@@ -169,7 +169,8 @@ def test_top_level_is_as_designed() -> None:
 # registered by, some of it by strings, so only commands may import it.
 ROOMS = (
     *"core config distributed runs forward data optim engine models criterions".split(),
-    *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "league", "methods"),
+    *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "league", "referee"),
+    "methods",
     *("plugins", "cli"),
 )
 

@@ -40,6 +40,7 @@ CASES = [
     ("sweep-cancel", "sweep cancel s"),
     ("league-plan", "league plan.yaml --out L --dry-run"),
     ("league-plan", "sweep --plan plan.yaml"),
+    ("ledger", "league ledger ledger plan.yaml"),
     ("evaluate", "evaluate run --split valid"),
     ("score", "score run --input text.txt"),
     ("score", "score run --input text.txt --tokens --out scores.jsonl"),
@@ -102,6 +103,7 @@ def test_every_command_and_every_table_has_a_case() -> None:
     commands = {words.split()[0] if isinstance(words, str) else words[0] for _, words in CASES}
     assert set(COMMANDS) - commands == {"import-corpus"}  # as preprocess
     of_other_tests = {"error", "commands", "league-predictions"}
+    of_other_tests |= {"verification", "submission", "merged"}
     assert schemas().keys() - {name for name, _ in CASES} == of_other_tests
 
 

@@ -1,0 +1,106 @@
+"""`metaseq-lm league verify`, `submit`, `merge`, `ledger`: a record that others can check."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from metaseq_lm import plugins
+from metaseq_lm.core.documents import show_result
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
+from metaseq_lm.league.page import standings_table
+from metaseq_lm.league.plan_files import named_plan
+from metaseq_lm.referee import ledger as ledgers
+from metaseq_lm.referee import merge as merging
+from metaseq_lm.referee import submission
+from metaseq_lm.referee.audit import describe_complaints
+from metaseq_lm.referee.verify import describe, verify_league
+from metaseq_lm.reporting.formats import to_markdown
+from metaseq_lm.sweeps.definition import plugin
+
+_ROWS = 2
+
+
+def read_place(place: Path) -> LeagueRuns:
+    """Return the runs of a league's folder, of a plan with an archive, a submission or a ledger."""
+    if ledgers.is_ledger(place):
+        return ledgers.read_ledger(place)
+    if (place / submission.FILE).is_file():
+        return submission.read(place)
+    return read_league(place)
+
+
+def update_ledger(place: Path, league: LeagueRuns) -> None:
+    """Write the standings into the README of a ledger; nothing elsewhere."""
+    if ledgers.is_ledger(place):
+        ledgers.write_standings(place, to_markdown(standings_table(league.standings())))
+
+
+def verify(
+    word: str,
+    out: str | None,
+    rows: int | None,
+    seed: int | None,
+    user_dir: str | None,
+    parallel: int | None,
+    code: Path | None,
+) -> int:
+    """Verify a league; 1 if something did not come out."""
+    if out is None:
+        raise UsageError("no --out given; it is the folder of the runs that are trained again")
+    plugins.load_all()
+    place = named_plan(word)
+    drawn = secrets.randbelow(1 << 31) if seed is None else seed
+    plug_in = plugin(user_dir, Path.cwd()) if user_dir else None
+    count = _ROWS if rows is None else rows
+    league = read_place(place)
+    verification = verify_league(
+        league, place, count, drawn, Path(out), plug_in, parallel or 1, code
+    )
+    show_result("verification", verification.record(), describe(verification))
+    return 0 if verification.is_verified else 1
+
+
+def submit(word: str, name: str, out: str | None) -> int:
+    """Write the submission of an objective, or check one; 1 if something is missing."""
+    place = Path(word)
+    plugins.load_all()
+    if (place / submission.FILE).is_file():
+        folder, league = place, submission.read(place)
+    else:
+        if out is None:
+            raise UsageError(
+                f"{word}: not a submission; to submit an objective of a league, name it and the "
+                "folder of the submission: --name NAME --out DIR"
+            )
+        folder, league = Path(out), submission.write_submission(place, name, Path(out))
+    complaints = submission.missing_in(league)
+    text = describe_complaints(complaints) or f"{folder}: complete ({len(league.runs)} runs)"
+    content = {"folder": str(folder), "runs": len(league.runs)}
+    content["missing"] = [vars(item) for item in complaints]
+    show_result("submission", content, text)
+    return 1 if complaints else 0
+
+
+def merge(words: Sequence[str], archive: Path | None) -> int:
+    """Merge leagues of one plan into an archive."""
+    if archive is None or len(words) < 2:
+        raise UsageError("give two leagues or more, and the file of the result: --archive FILE")
+    places = list(map(named_plan, words))
+    merged = merging.merge([read_place(place) for place in places], words)
+    write_archive(archive, merged)
+    added = [item.name for item in merged.contents.additions]
+    content = {"archive": str(archive), "runs": len(merged.runs), "added": added}
+    text = f"{archive}: {len(merged.runs)} runs; added objectives: {', '.join(added) or 'none'}"
+    show_result("merged", content, text)
+    return 0
+
+
+def ledger(folder: str, plan: str) -> int:
+    """Make the skeleton of a ledger."""
+    record = ledgers.make_ledger(Path(folder), named_plan(plan))
+    text = f"{folder}: a ledger of plan {record['plan']}; commit it, and see its README.md"
+    show_result("ledger", {"folder": folder, **record}, text)
+    return 0

@@ -1,0 +1,255 @@
+"""Checks of a league's runs that need no training: are they what the plan says?
+
+Whoever writes an archive can write any number into it, so these checks only find what does not fit
+together. `retrain` finds the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.files import is_number, to_json
+from metaseq_lm.league.assembly import LeagueRuns
+from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
+from metaseq_lm.league.gates import examine
+from metaseq_lm.league.plan import Objective, Plan
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID
+from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.suite_results import HITS
+from metaseq_lm.sweeps.definition import override_values
+from metaseq_lm.training.suites import SuiteRequest, request_of
+
+# Gates that flag a row whose runs are not those of the plan. Other flags are about honest rows.
+GATE = "gate"  # prefix of checks that the standings make, too
+_INTEGRITY = ("missing", "controls", "identical runs")
+_OFF = 0.1  # relative difference of the updates of a budget, whose prices vary with the rows
+_EXACT = 1e-9  # relative difference of two numbers that were computed from the same ones
+
+
+@dataclass(frozen=True, order=True)
+class Complaint:
+    """Something in a record that does not agree with its plan or with itself.
+
+    Attributes:
+        check: The check that found it.
+        place: The run, or the row, such as "causal at 1e12".
+        reason: One sentence with the numbers, without the full stop.
+    """
+
+    check: str
+    place: str
+    reason: str
+
+
+def audit(league: LeagueRuns, data: Path | None = None) -> list[Complaint]:
+    """Return all complaints about the runs of a league.
+
+    Args:
+        league: The plan and its runs.
+        data: The data, made from the plan; None to leave out checks of test items.
+    """
+    plan = league.plan
+    checks: list[Callable[[Run, Objective, str], Iterator[Complaint]]] = [
+        partial(_check_options, plan),
+        partial(_check_updates, league.contents.prices),
+        _check_numbers,
+    ]
+    if data is not None:
+        checks.append(partial(_check_items, plan, _requests(plan, data)))
+    complaints = [*_check_rows(league), *_check_known(league)]
+    for objective in plan.objectives:
+        for phase in PHASES:
+            runs = league.of(objective, phase)
+            complaints += _check_seeds(plan, objective, phase, runs)
+            for run in runs:
+                complaints += [item for check in checks for item in check(run, objective, phase)]
+    return complaints
+
+
+def describe_complaints(complaints: Sequence[Complaint]) -> str:
+    """Return complaints as lines, equal ones about several runs as one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for item in complaints:
+        groups.setdefault((item.check, item.reason), []).append(item.place)
+    lines = []
+    for (check, reason), places in groups.items():
+        further = f" and {len(places) - 1} more" * (len(places) > 1)
+        lines.append(f"{check}: {places[0]}{further}: {reason}")
+    return "\n".join(lines)
+
+
+def place_of(run: Run) -> str:
+    """Return the name of a run in a league: PHASE/OBJECTIVE/NAME."""
+    return "/".join(run.path.parts[-3:])
+
+
+# ---------------------------------------------------------------- rows and seeds
+
+
+def _check_rows(league: LeagueRuns) -> Iterator[Complaint]:
+    """Yield what the gates say of rows that are not comparable or not complete."""
+    for standing in examine(league.context()):
+        place = f"{standing.row.objective} at {flops_text(standing.row.budget)}"
+        for finding in standing.findings:
+            is_severe = finding.action in (VOID, REFUSE) and finding.gate != "baseline"
+            if is_severe or (finding.action == FLAG and finding.gate in _INTEGRITY):
+                yield Complaint(f"{GATE} {finding.gate}", place, finding.reason)
+
+
+def _check_known(league: LeagueRuns) -> Iterator[Complaint]:
+    """Yield runs that no objective of the plan has."""
+    known = {label_of(phase, item.name) for item in league.plan.objectives for phase in PHASES}
+    for run in league.runs:
+        if run.values["label"] not in known:
+            yield Complaint("plan", place_of(run), "no objective of the plan has this run")
+
+
+def _check_seeds(
+    plan: Plan, objective: Objective, phase: str, runs: Sequence[Run]
+) -> Iterator[Complaint]:
+    """Yield settings that have other seeds than the plan says; the gates judge final runs."""
+    if phase == FINAL:
+        return
+    planned = plan.tuning.seeds if phase == TUNE else plan.controls.seeds
+    keys = [] if phase == UNTRAINED else [BUDGET, *objective.grid]
+    settings: dict[str, Counter[Any]] = {}
+    for run in runs:
+        setting = ", ".join(f"{key}={run.values.get(key)}" for key in keys)
+        settings.setdefault(setting, Counter())[run.seed] += 1
+    for setting, seeds in settings.items():
+        if seeds != Counter(planned[: seeds.total()]):
+            has = ", ".join(map(str, sorted(seeds.elements(), key=str)))
+            reason = f"the seeds are {has}, where the plan has {', '.join(map(str, planned))}"
+            yield Complaint("seeds", f"{label_of(phase, objective.name)} {setting}".strip(), reason)
+
+
+# ---------------------------------------------------------------- single runs
+
+
+def _check_options(plan: Plan, run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
+    """Yield options of the plan that a run has with another value."""
+    stated = [*plan.options, *objective.options]
+    stated += {UNTRAINED: ["optimizer.lr=0"], SHUFFLED: ["task.shuffle_tokens=true"]}.get(phase, [])
+    expected = {}
+    for text in stated:
+        key = text.partition("=")[0]
+        if key not in objective.grid or phase == UNTRAINED:
+            name = f"{key}._name"
+            expected[name if name in run.values else key] = _value_of(text)
+    for key, value in expected.items():
+        if isinstance(value, str) and ("${" in value or key.endswith("._name")):
+            continue  # what Hydra resolves, and presets, whose classes have other names
+        recorded = run.values.get(key, run.value(key))
+        if recorded is not None and not _is_same(recorded, value):
+            reason = f"{key} is {recorded}, where the plan has {value}"
+            yield Complaint("options", place_of(run), reason)
+
+
+@cache
+def _value_of(text: str) -> Any:
+    """Return the value of an option KEY=VALUE."""
+    (value,) = override_values(text, "options")
+    return value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values of an option are the same: 3 and 3.0 are."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if is_number(one) and is_number(other):
+        return math.isclose(one, other, rel_tol=_EXACT)
+    return bool(one == other)
+
+
+def _check_updates(
+    prices: Mapping[str, float], run: Run, objective: Objective, phase: str
+) -> Iterator[Complaint]:
+    """Yield a finished run with another number of updates than its budget pays for.
+
+    The price of an update is known for the first values of a grid, so runs are left out whose grid
+    may change it.
+    """
+    price, results = prices.get(objective.name), run.results or {}
+    is_fixed = all(key.startswith(("optimizer.", "schedule.")) for key in objective.grid)
+    if phase == UNTRAINED or price is None or not is_fixed or run.status != "finished":
+        return
+    budget, updates = float(run.values.get(BUDGET) or 0), results.get("updates", 0)
+    if abs(updates * price / budget - 1) > _OFF + price / budget:
+        reason = (
+            f"{updates} updates, where {flops_text(budget)} FLOPs pay for {budget // price:.0f} of "
+            f"{flops_text(price)}"
+        )
+        yield Complaint("updates", place_of(run), reason)
+
+
+def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
+    """Yield numbers of a run that contradict each other."""
+    if run.status != "finished":
+        return
+    place = place_of(run)
+    valid = [line for line in run.log if line["kind"] == "valid"]
+    for name, value in run.final_metrics.items():
+        split, _, metric = name.partition(".")
+        last = valid[-1].get(metric) if valid and split == "valid" else None
+        is_last = valid and valid[-1]["update"] == (run.results or {}).get("updates")
+        if (
+            is_last
+            and last is not None
+            and is_number(last)
+            and not math.isclose(last, value, rel_tol=_EXACT)
+        ):
+            yield Complaint("numbers", place, f"{name} is {value}, and {last} in the log")
+    for suite in run.suites:
+        for group, content in suite.groups.items():
+            accuracy, hits = content["metrics"].get("accuracy"), content.get(HITS)
+            if hits and accuracy is not None:
+                share = sum(hits) / content["n"]
+                if not math.isclose(share, accuracy, rel_tol=_EXACT):
+                    reason = f"accuracy {accuracy}, and {share} of its items are right"
+                    yield Complaint("numbers", place, f"{suite.name}, {group}: {reason}")
+    weights = {suite.weights for suite in run.suites}
+    if len(weights) > 1:
+        yield Complaint("numbers", place, "its suites were scored on different weights")
+
+
+def _requests(plan: Plan, data: Path) -> dict[str, tuple[SuiteRequest, str]]:
+    """Return the suites of the plan and the hashes of their items, by name of the results."""
+    requests = {}
+    for entry in plan.comparison.suites:
+        request = request_of(entry, data)
+        requests[request.name] = request, request.suite.data_hash(request.folder)
+    return requests
+
+
+def _check_items(
+    plan: Plan,
+    requests: Mapping[str, tuple[SuiteRequest, str]],
+    run: Run,
+    objective: Objective,
+    phase: str,
+) -> Iterator[Complaint]:
+    """Yield suites that a finished run lacks, or that scored other items or with other options."""
+    if run.status != "finished":
+        return
+    place, scored = place_of(run), {suite.name: suite for suite in run.suites}
+    for name, (request, data_hash) in requests.items():
+        suite = scored.get(name)
+        if suite is None:
+            if phase in (FINAL, UNTRAINED) and not request.is_optional:
+                yield Complaint("items", place, f"there is no score of {name}")
+            continue
+        if suite.data != data_hash:
+            yield Complaint("items", place, f"{name} was scored on other items than the plan's")
+        options = json.loads(to_json(asdict(request.suite.config)))  # tuples become lists
+        stated = {key: value for key, value in suite.options.items() if key in options}
+        if others := [key for key, value in stated.items() if value != options[key]]:
+            reason = f"{name} was scored with other {', '.join(others)}"
+            yield Complaint("items", place, reason)

@@ -1,0 +1,186 @@
+"""Processes that reach neither the network nor other processes nor files that they do not need.
+
+A contained process and all its children have
+
+* no network: a network namespace of their own, in which nothing is up;
+* only some files: Landlock, a security module of Linux, refuses all others, and signals to
+  processes outside, for good (landlock(7));
+* a clean environment, without the secrets in the user's;
+* limits on their memory and on the size of files.
+
+What they leave running is killed when they end: see `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import signal
+import site
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from metaseq_lm.core.errors import MetaseqError
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on all architectures
+_VERSION, _PATH_BENEATH = 1, 1  # flag of the first, kind of rule of the second
+_NO_NEW_PRIVILEGES, _CHILD_SUBREAPER, _PARENT_DEATH = 38, 36, 1  # of prctl(2)
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # of unshare(2)
+# Rights: all that each version of the interface knows, those to read, those that a file can have.
+_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+_READ, _LIST, _OF_FILES = 0b1101, 0b1000, 0b111 | 1 << 14 | 1 << 15
+_TCP, _SOCKETS_AND_SIGNALS = 0b11, 0b11  # of versions 4 and 6
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/bin", "/proc", "/sys/devices/system", "/sys/fs/cgroup"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/passwd", "/etc/nsswitch.conf"),
+    *("/dev/urandom", "/dev/random", "/dev/zero"),
+)
+# Variables of the environment that are kept.
+_KEPT = ("LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "MKL_CBWR")
+_MEMORY, _LARGEST_FILE = 16 << 30, 2 << 30  # bytes
+_PACKAGE = Path(__file__).parents[1]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def interface() -> int:
+    """Return the version of Landlock's interface in this kernel, 0 without it."""
+    if platform.system() != "Linux":
+        return 0
+    return max(0, int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION)))
+
+
+def run(code: str, words: Sequence[str], folder: Path, readable: Iterable[Path], log: Path) -> int:
+    """Run Python code in a contained process; return its exit code, negative for a signal.
+
+    When it ends, all processes that it started and left are killed.
+
+    Args:
+        code: The code, which finds `words` in `sys.argv[1:]`.
+        words: Its arguments.
+        folder: The only folder that it can write.
+        readable: Files and folders that it can read, in addition to the installed packages.
+        log: The file for what it prints.
+
+    Raises:
+        MetaseqError: No process can be contained here.
+    """
+    if not interface():
+        raise MetaseqError(
+            "code of others runs only where it can be contained, which needs Linux 5.13 or later "
+            "with Landlock"
+        )
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment |= {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), "PATH": "/usr/bin:/bin"}
+    environment |= {"PYTHONPATH": str(_PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    allowed = [str(path.resolve()) for path in (*_installed(), *readable)]
+    start = (
+        "import sys; from metaseq_lm.referee import containment; "
+        f"containment.contain({str(folder.resolve())!r}, {allowed!r}); {code}"
+    )
+    before = _children()
+    _libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", start, *words],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            return process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            while orphans := _children() - before:  # the children of one killed are orphans, too
+                _kill(orphans)
+    finally:
+        _libc.prctl(_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _installed() -> list[Path]:
+    """Return the folders of Python and of the installed packages."""
+    folders = [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
+    return [*map(Path, folders), _PACKAGE]
+
+
+def _children() -> set[int]:
+    """Return the process ids of the children of this process."""
+    files = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for file in files for pid in file.read_text().split()}
+
+
+def _kill(processes: Iterable[int]) -> None:
+    """Kill children of this process, and wait for them."""
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+# ---------------------------------------------------------------- in the process itself
+
+
+def contain(folder: str, readable: Sequence[str]) -> None:
+    """Contain this process and its children, for good; see the module.
+
+    Raises MetaseqError if a part of it does not work here.
+    """
+    _libc.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    _leave_network()
+    for name, limit in (("CORE", 0), ("DATA", _MEMORY), ("FSIZE", _LARGEST_FILE)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+    version = interface()
+    every = _ALL[max(known for known in _ALL if known <= version)]
+    handled = [every, _TCP if version >= 4 else 0, _SOCKETS_AND_SIGNALS if version >= 6 else 0]
+    attributes = struct.pack("=QQQ", *handled)[: 8 if version < 4 else 16 if version < 6 else 24]
+    ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "Landlock")
+    rights = dict.fromkeys((*readable, *_SYSTEM), _READ)
+    rights |= {str(_PACKAGE.parent): _LIST, folder: every, "/dev/null": every}
+    for path, allowed in rights.items():
+        _allow(ruleset, path, allowed & every)
+    _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
+    _check(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "Landlock")
+    os.close(ruleset)
+
+
+def _leave_network() -> None:
+    """Move this process into a network namespace without a network."""
+    user, group = os.getuid(), os.getgid()
+    if _libc.unshare(_NEW_USER | _NEW_NETWORK):
+        _check(_libc.unshare(_NEW_NETWORK), "a network namespace")  # as root without the other kind
+        return
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Allow a file or a folder with all below it, if it exists."""
+    with contextlib.suppress(FileNotFoundError):
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            rights &= -1 if os.path.isdir(path) else _OF_FILES
+            rule = struct.pack("=Qi", rights, place)
+            _check(_libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0), "Landlock")
+        finally:
+            os.close(place)
+
+
+def _check(result: int, mechanism: str) -> int:
+    """Return the result of a system call; MetaseqError if it failed."""
+    if result < 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise MetaseqError(f"code of others cannot be contained here: {mechanism}: {reason}")
+    return result

@@ -1,0 +1,508 @@
+"""Verification of leagues: cheats are found, honest runs come out, hostile code is contained."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from documents import document_in
+from league_plans import in_process
+
+from metaseq_lm.cli import main
+from metaseq_lm.cli.referee import read_place
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import checksum, to_json, with_checksum
+from metaseq_lm.league.assembly import read_league
+from metaseq_lm.referee import containment
+from metaseq_lm.referee.audit import audit, place_of
+from metaseq_lm.referee.ledger import make_ledger, read_ledger
+from metaseq_lm.referee.verify import CLOSE, DIFFERENT, EQUAL, compare, scored_by_plugin
+
+Line = dict[str, Any]
+BUDGET = 3e8
+PLAN: dict[str, Any] = {
+    "name": "tiny",
+    "data": {
+        "world": "quad",
+        "world_documents": 400,
+        "world_held_out": 100,
+        "world_labelled": 64,
+        "world_pairs": 8,
+    },
+    "options": [
+        *("model=modern", "model.encoder_layers=1", "model.encoder_embed_dim=16"),
+        *("model.encoder_ffn_embed_dim=32", "model.encoder_attention_heads=2"),
+        *("task.batch_size=2", "task.tokens_per_sample=40", "task.sample_break_mode=eos"),
+    ],
+    "objectives": {
+        "causal": {"options": ["task=causal_lm", "criterion=causal_lm"]},
+        "masked": {"options": ["task=masked_lm", "criterion=masked_lm"], "control": "causal"},
+    },
+    "budgets": [BUDGET],
+    "seeds": [1, 2, 3],
+    "tuning": {"grid": {"optimizer.lr": [0.001, 0.003]}, "seeds": [101], "widen": 0},
+    "controls": {"untrained": True, "seeds": [51]},
+    "comparison": {
+        "baseline": "causal",
+        "suites": ["probe depth name=depth"],
+        "metric": "depth.accuracy",
+        "secondary": ["valid.loss"],
+        "smallest_effect": 0.05,
+    },
+}
+FINAL = "final/causal/max_flops=3e8-lr="
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plan, its archive beside it, and the league's folder L."""
+    folder = tmp_path_factory.mktemp("refereed")
+    plan = folder / "plan.yaml"
+    plan.write_text(yaml.safe_dump(PLAN, sort_keys=False))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        in_process(monkeypatch)
+        assert main(["league", str(plan), "--out", str(folder / "L")]) == 0
+    archive = ["--archive", str(folder / "plan.jsonl.gz")]
+    assert main(["league", "report", str(folder / "L"), *archive]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(place: Path, tmp_path: Path) -> Path:
+    """A copy of plan and archive."""
+    for name in ("plan.yaml", "plan.jsonl.gz"):
+        shutil.copyfile(place / name, tmp_path / name)
+    return tmp_path
+
+
+def rewrite(archive: Path, change: Callable[[list[Line]], list[Line] | None]) -> None:
+    """Change the runs of an archive, with right checksums."""
+    header, *lines = map(json.loads, gzip.decompress(archive.read_bytes()).splitlines())
+    lines = change(lines) or lines
+    rows = "".join(to_json(line) + "\n" for line in lines).encode()
+    header = {key: value for key, value in header.items() if key != "checksum"}
+    header |= {"runs": len(lines), "rows": checksum(rows)}
+    archive.write_bytes(gzip.compress((to_json(with_checksum(header)) + "\n").encode() + rows))
+
+
+def of(lines: list[Line], start: str) -> Line:
+    return next(line for line in lines if line["name"].startswith(start))
+
+
+def overall(line: Line) -> Line:
+    return line["suites"][0]["groups"]["overall"]
+
+
+# ---------------------------------------------------------------- cheats that need no training
+
+
+def accuracy_alone(lines: list[Line]) -> None:
+    overall(of(lines, FINAL))["metrics"]["accuracy"] += 0.05
+
+
+def above_bayes(lines: list[Line]) -> None:
+    for line in lines:
+        if line["name"].startswith(FINAL):
+            group = overall(line)
+            line["suites"][0]["references"]["accuracy"]["bayes_left"] = 0.1
+            group["hits"] = [group["n"] // 32 + (i < group["n"] % 32) for i in range(32)]
+            group["metrics"]["accuracy"] = 1.0
+
+
+def loss_without_log(lines: list[Line]) -> None:
+    of(lines, FINAL)["results"]["metrics"]["valid"]["loss"] -= 0.5
+
+
+def loss_below_entropy(lines: list[Line]) -> None:
+    for line in lines:
+        if line["name"].startswith(FINAL):
+            for values in (line["results"]["metrics"]["valid"], line["log"][-1]):
+                values |= {"loss": 0.1, "next_token": 0.1, "perplexity": 1.105}
+
+
+def half_of_the_updates(lines: list[Line]) -> None:
+    for line in lines:
+        if line["name"].startswith("final/causal"):
+            line["results"]["updates"] //= 2
+
+
+def twice_the_flops(lines: list[Line]) -> None:
+    of(lines, FINAL)["results"]["flops"] *= 2
+
+
+def other_model(lines: list[Line]) -> None:
+    of(lines, FINAL)["values"]["model.encoder_layers"] = 2
+
+
+def other_shared_option(lines: list[Line]) -> None:
+    of(lines, FINAL)["values"]["task.batch_size"] = 8
+
+
+def foreign_seed(lines: list[Line]) -> None:
+    line = of(lines, FINAL)
+    line["name"] = line["name"].rpartition("=")[0] + "=77"
+    line["values"]["seed"] = line["results"]["seed"] = 77
+
+
+def without_the_worst_seed(lines: list[Line]) -> list[Line]:
+    runs = [line for line in lines if line["name"].startswith(FINAL)]
+    worst = min(runs, key=lambda line: overall(line)["metrics"]["accuracy"])
+    return [line for line in lines if line is not worst]
+
+
+def copy_of_the_best_seed(lines: list[Line]) -> None:
+    runs = [line for line in lines if line["name"].startswith(FINAL)]
+    best = max(runs, key=lambda line: overall(line)["metrics"]["accuracy"])
+    for line in runs:
+        seed = line["values"].get("seed")
+        line |= json.loads(json.dumps({key: best[key] for key in ("results", "log", "suites")}))
+        line["results"]["seed"] = seed
+
+
+def chosen_tuning_seed(lines: list[Line]) -> None:
+    of(lines, "tune/causal")["values"]["seed"] = 1001
+
+
+def chosen_control(lines: list[Line]) -> None:
+    of(lines, "untrained/causal")["values"]["seed"] = 1001
+
+
+def weaker_untrained_control(lines: list[Line]) -> None:
+    of(lines, "untrained/causal")["results"]["parameters"] = {"trained": 10, "all": 10}
+
+
+def other_items(lines: list[Line]) -> None:
+    of(lines, FINAL)["suites"][0]["data"] = "0" * 32
+
+
+def other_options_of_a_suite(lines: list[Line]) -> None:
+    for line in lines:
+        for suite in line.get("suites", ()):
+            suite["options"]["split"] = "valid"
+
+
+def no_score(lines: list[Line]) -> None:
+    for line in lines:
+        if line["name"].startswith("untrained"):
+            del line["suites"]
+
+
+def foreign_objective(lines: list[Line]) -> None:
+    of(lines, FINAL)["values"]["label"] = "another"
+
+
+CHEATS: dict[Callable[..., Any], set[str]] = {
+    accuracy_alone: {"numbers"},
+    above_bayes: {"gate bound"},
+    loss_without_log: {"numbers"},
+    loss_below_entropy: {"gate bound", "gate impossible"},
+    half_of_the_updates: {"updates"},
+    twice_the_flops: {"gate budget"},
+    other_model: {"options"},
+    other_shared_option: {"options"},
+    foreign_seed: {"gate missing"},
+    without_the_worst_seed: {"gate missing"},
+    copy_of_the_best_seed: {"gate identical runs"},
+    chosen_tuning_seed: {"seeds"},
+    chosen_control: {"seeds"},
+    weaker_untrained_control: {"gate controls"},
+    other_items: {"items", "gate suites"},
+    other_options_of_a_suite: {"items"},
+    no_score: {"items"},
+    foreign_objective: {"plan"},
+}
+
+
+def found(folder: Path, place: Path) -> set[str]:
+    """Return the names of the checks that complain."""
+    return {item.check for item in audit(read_league(folder / "plan.yaml"), place / "L" / "data")}
+
+
+def test_honest_archive_has_no_complaint(place: Path) -> None:
+    assert found(place, place) == set()
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.__name__)
+def test_cheat_is_found_without_training(
+    cheat: Callable[..., Any], copied: Path, place: Path
+) -> None:
+    rewrite(copied / "plan.jsonl.gz", cheat)
+    assert CHEATS[cheat] & found(copied, place)
+
+
+# ---------------------------------------------------------------- cheats that a repetition finds
+
+
+def raised_with_its_items(lines: list[Line]) -> None:
+    group = overall(of(lines, FINAL))
+    group["hits"] = [min(hits + 1, group["n"] // 32) for hits in group["hits"]]
+    group["metrics"]["accuracy"] = sum(group["hits"]) / group["n"]
+
+
+def lower_loss(lines: list[Line]) -> None:
+    line = of(lines, FINAL)
+    for values in (line["results"]["metrics"]["valid"], line["log"][-1]):
+        values["loss"] -= 0.2
+
+
+def other_weights(lines: list[Line]) -> None:
+    line = of(lines, FINAL)
+    line["suites"][0]["weights"] = "0" * 64
+    raised_with_its_items(lines)
+    overall(line)["metrics"]["accuracy"] += 0.2
+
+
+@pytest.mark.parametrize("cheat", [raised_with_its_items, lower_loss, other_weights])
+def test_cheat_is_found_by_a_repetition(
+    cheat: Callable[..., Any], copied: Path, place: Path
+) -> None:
+    rewrite(copied / "plan.jsonl.gz", cheat)
+    changed, honest = (read_league(path / "plan.yaml") for path in (copied, place))
+    assert {repeated(run, place).outcome for run in honest.runs} == {EQUAL}
+    outcomes = [repeated(run, place).outcome for run in changed.runs]
+    assert [outcome for outcome in outcomes if outcome != EQUAL] == [DIFFERENT]
+
+
+def repeated(run: Any, place: Path) -> Any:
+    """Compare a run with the folder that it came from."""
+    return compare(run, place / "L" / Path(*run.path.parts[-3:]))
+
+
+def test_small_difference_of_weights_is_close(copied: Path, place: Path) -> None:
+    def change(lines: list[Line]) -> None:
+        line = of(lines, FINAL)
+        line["suites"][0]["weights"] = "0" * 64
+        line["results"]["metrics"]["valid"]["loss"] += 1e-4
+        line["log"][-1]["loss"] += 1e-4
+
+    rewrite(copied / "plan.jsonl.gz", change)
+    outcomes = {repeated(run, place).outcome for run in read_league(copied / "plan.yaml").runs}
+    assert outcomes == {EQUAL, CLOSE}
+
+
+# ---------------------------------------------------------------- plans, submissions, ledgers
+
+
+def test_edited_plan_has_no_runs(copied: Path) -> None:
+    plan = copied / "plan.yaml"
+    plan.write_text(plan.read_text().replace("smallest_effect: 0.05", "smallest_effect: 0.01"))
+    with pytest.raises(UsageError, match="no runs of this plan"):
+        raise_of(["verify", plan, "--rows", 0, "--out", copied / "V"])
+
+
+def raise_of(words: list[object]) -> None:
+    """Run a word of `league`, raising its error."""
+    from metaseq_lm.cli import build_parser
+
+    args = build_parser("league").parse_args(["league", *map(str, words)])
+    args.overrides, args.argv = [], []
+    args.module.run(args)
+
+
+def league_with(place: Path, objective: str, decay: float) -> Path:
+    """Return a league's folder with an added objective, made beside `place`."""
+    out = place.parent / objective
+    words = ["league", str(place / "plan.yaml"), "--out", str(out), "--name", objective]
+    words += ["--with", "task=masked_lm", "criterion=masked_lm", f"optimizer.weight_decay={decay}"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        in_process(monkeypatch)
+        assert main(words) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def two(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two leagues of the plan in parallel, each with an objective of its own."""
+    here = tmp_path_factory.mktemp("two") / "base"
+    here.mkdir()
+    for name in ("plan.yaml", "plan.jsonl.gz"):
+        shutil.copyfile(place / name, here / name)
+    return [league_with(here, f"masked_{decay}", decay / 100) for decay in (20, 30)]
+
+
+def test_leagues_of_one_plan_are_merged_and_verified(
+    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    shutil.copyfile(two[0].parent / "base" / "plan.yaml", plan)
+    merged = ["league", "merge", *map(str, two), "--archive", str(tmp_path / "plan.jsonl.gz")]
+    capsys.readouterr()
+    assert main([*merged, "--json"]) == 0
+    assert document_in(capsys.readouterr().out, "merged")["added"] == ["masked_20", "masked_30"]
+    league = read_league(plan)
+    assert {row.objective for row in league.rows()} == {
+        "causal",
+        "masked",
+        "masked_20",
+        "masked_30",
+    }
+    assert league.plan.comparisons == 3
+    words = ["verify", str(plan), "--rows", "1", "--seed", "3", "--out", str(tmp_path / "V")]
+    assert main(["league", *words, "--json"]) == 0
+    record = document_in(capsys.readouterr().out, "verification")
+    assert record["verified"] and {item["outcome"] for item in record["repetitions"]} == {EQUAL}
+    assert [item["run"].split("/")[0] for item in record["repetitions"]] == [
+        *("untrained", "tune", "final", "final")
+    ]
+
+
+def test_conflicts_are_refused(two: list[Path], place: Path, tmp_path: Path) -> None:
+    shutil.copytree(two[0].parent / "base", tmp_path / "other")
+    rewrite(tmp_path / "other" / "plan.jsonl.gz", accuracy_and_log)
+    out = ["--archive", str(tmp_path / "merged.jsonl.gz")]
+    places = [str(place / "plan.yaml"), str(tmp_path / "other" / "plan.yaml")]
+    assert main(["league", "merge", *places, *out]) == 2
+    assert not (tmp_path / "merged.jsonl.gz").exists()
+
+
+def accuracy_and_log(lines: list[Line]) -> None:
+    line = of(lines, FINAL)
+    line["results"]["metrics"]["valid"]["loss"] += 1.0
+
+
+def test_ledger_by_its_page(
+    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = tmp_path / "ledger"
+    assert main(["league", "ledger", str(ledger), str(two[0].parent / "base" / "plan.yaml")]) == 0
+    for out in two:
+        name = out.name
+        words = ["submit", str(out), "--name", name, "--out", str(ledger / "submissions" / name)]
+        capsys.readouterr()
+        assert main(["league", *words, "--json"]) == 0
+        assert document_in(capsys.readouterr().out, "submission")["missing"] == []
+    assert main(["league", "report", str(ledger)]) == 0
+    table = (ledger / "README.md").read_text()
+    assert "| masked_20 |" in table and "| masked_30 |" in table
+    file = ledger / "submissions" / "masked_20" / "plan.yaml"
+    file.write_text(file.read_text().replace("0.05", "0.01"))
+    with pytest.raises(MetaseqError, match="not as it was submitted"):
+        read_ledger(ledger)
+
+
+def test_seeds_of_a_ledger_follow_from_its_number(copied: Path, tmp_path: Path) -> None:
+    (copied / "plan.jsonl.gz").unlink()
+    ledger = tmp_path / "ledger"
+    record = make_ledger(ledger, copied / "plan.yaml")
+    assert read_ledger(ledger).plan.ladder.seeds != (1, 2, 3)
+    content = json.loads((ledger / "ledger.json").read_text())
+    content["number"] += 1
+    del content["checksum"]
+    (ledger / "ledger.json").write_text(json.dumps(with_checksum(content)))
+    with pytest.raises(MetaseqError, match=str(record["registered"])):
+        read_ledger(ledger)
+
+
+def test_attempts_count_without_runs_and_have_a_quota(two: list[Path]) -> None:
+    contents = read_league(two[0]).contents
+    assert contents.extended.comparisons == 2
+    comparison = replace(contents.plan.comparison, attempts=0)
+    with pytest.raises(UsageError, match="masked_20"):
+        _ = replace(contents, plan=replace(contents.plan, comparison=comparison)).extended
+
+
+# ---------------------------------------------------------------- code of others
+
+HOSTILE = '''
+import os, socket, subprocess, sys
+from pathlib import Path
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions.masked_lm import MaskedLM
+
+def outcome(action):
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__
+    return "done"
+
+answers = {
+    "tcp": outcome(lambda: socket.create_connection(("127.0.0.1", PORT), timeout=1)),
+    "udp": outcome(lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"", ("8.8.8.8", 53))),
+    "write": outcome(lambda: Path("OUTSIDE/written").write_text("")),
+    "secret": outcome(lambda: Path("OUTSIDE/secret").read_text()),
+    "environment": "done" if "MY_SECRET" in os.environ else "nothing",
+    "signal": outcome(lambda: os.kill(os.getppid(), 0)),
+    "fork": outcome(lambda: subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", "left-by-hostile-code"],
+        start_new_session=True)),
+}
+Path(os.environ["HOME"], "answers").write_text(repr(answers))
+
+@register_criterion("hostile")
+class Hostile(MaskedLM):
+    """Masked LM that does something else, too."""
+'''
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    """The port of a server."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.skipif(not containment.interface(), reason="this kernel has no Landlock")
+def test_hostile_code_is_contained(
+    tmp_path: Path, listener: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "own"
+    outside.mkdir()
+    folder.mkdir()
+    (outside / "secret").write_text("secret")
+    monkeypatch.setenv("MY_SECRET", "secret")
+    text = HOSTILE.replace("OUTSIDE", str(outside)).replace("PORT", str(listener))
+    (tmp_path / "hostile.py").write_text(text)
+    code = "from metaseq_lm import plugins; plugins.load_all(sys.argv[1])"
+    plugin = tmp_path / "hostile.py"
+    assert containment.run(code, [str(plugin)], folder, [plugin], tmp_path / "log") == 0
+    answers = eval((folder / "answers").read_text())
+    assert answers.pop("fork") == "done" and "done" not in answers.values(), answers
+    assert not (outside / "written").exists()
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(b"left-by-hostile-code" in line for line in running)
+
+
+PLUG_IN = '''
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions.masked_lm import MaskedLM
+
+@register_criterion("same_masked_lm")
+class Same(MaskedLM):
+    """Masked LM under another name."""
+'''
+
+
+@pytest.mark.skipif(not containment.interface(), reason="this kernel has no Landlock")
+def test_plug_in_is_verified_and_scored_without_it(copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "same_masked.py").write_text(PLUG_IN)
+    out, sent, again = (tmp_path / name for name in ("L", "submission", "V"))
+    words = ["league", str(copied / "plan.yaml"), "--out", str(out), "--name", "same"]
+    words += ["--user-dir", str(tmp_path / "same_masked.py")]
+    words += ["--with", "task=masked_lm", "criterion=same_masked_lm"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        in_process(monkeypatch)
+        assert main([*words, "--grid", "optimizer.lr=0.003"]) == 0
+    assert main(["league", "submit", str(out), "--name", "same", "--out", str(sent)]) == 0
+    words = ["league", "verify", str(sent), "--out", str(again), "--rows", "1", "--seed", "1"]
+    assert main(words) == 2  # the plug-in has to be named
+    assert main([*words, "--user-dir", str(sent / "plugin" / "same_masked.py")]) == 0
+    record = json.loads((again / "verified.jsonl").read_text())
+    assert {item["outcome"] for item in record["repetitions"]} == {EQUAL}
+    # As a plug-in would that changes what scores it.
+    folders = {run: again / "runs" / place_of(run) for run in read_place(sent).runs}
+    for file in again.glob("runs/final/*/*/suites/depth/*.json"):
+        content = {k: v for k, v in json.loads(file.read_text()).items() if k != "checksum"}
+        content["groups"]["overall"]["metrics"]["accuracy"] += 0.1
+        file.write_text(json.dumps(with_checksum(content)))
+    found = list(scored_by_plugin(read_place(sent), folders, again / "data", again))
+    assert [item.check for item in found] == ["plug-in", "plug-in"]
