@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ _CONFIDENCE = 0.95
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _UNBOUNDED = {"share", "wer", "cer"}  # fractions that may leave 0 to 1
 _BENCHMARK = re.compile(rf"([^=]+)=({_MODEL.pattern}):([^:\s]+)", re.ASCII)
-_FACTS = ("task._name", "criterion._name", "model._name", "init_from")
+_FACTS = ("task._name", "criterion._name", "model._name")
 
 
 def check_model(name: str) -> None:
@@ -120,7 +121,7 @@ def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
     """Return name and version of the library that computed the results of a suite."""
     if suite.suite.startswith(f"{LM_EVAL}/"):
         return LM_EVAL, str(suite.facts.get(LM_EVAL) or "unknown")
-    versions = {(run.results or {}).get("versions", {}).get(_OURS) for run in runs}
+    versions = {((run.results or {}).get("versions") or {}).get(_OURS) for run in runs}
     return _OURS, versions.pop() if len(versions) == 1 and None not in versions else "unknown"
 
 
@@ -130,6 +131,7 @@ def _model_info(row: Row, identity: str) -> dict[str, Any]:
     results = first.results or {}
     facts = {key.removesuffix("._name"): first.values.get(key) for key in _FACTS}
     facts |= {key: results.get(key) for key in ("updates", "words_seen", "flops")}
+    facts["init_from"] = Path(first.values.get("init_from") or "").name or None
     facts["parameters"] = (results.get("parameters") or {}).get("all")
     facts["seeds"] = sorted({run.seed for run in row.scored if run.seed is not None})
     return {

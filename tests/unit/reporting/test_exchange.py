@@ -104,7 +104,8 @@ def checked(runs: list[Any], model: str = "me/tiny") -> dict[str, dict[str, Any]
 
 
 def test_a_record_has_the_mean_over_seeds_and_its_uncertainty() -> None:
-    records = checked(scored())
+    records = checked(scored(init_from="/my/place/base"))
+    assert records["lm_eval"]["model_info"]["additional_details"]["init_from"] == "base"
     results = {r["evaluation_result_id"]: r for r in records["metaseq-lm"]["evaluation_results"]}
     assert list(results) == ["blimp.accuracy", "blimp.far.end.accuracy"]
     inner = results["blimp.far.end.accuracy"]
