@@ -122,7 +122,7 @@ def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
     if suite.suite.startswith(f"{LM_EVAL}/"):
         return LM_EVAL, str(suite.facts.get(LM_EVAL) or "unknown")
     versions = {((run.results or {}).get("versions") or {}).get(_OURS) for run in runs}
-    return _OURS, versions.pop() if len(versions) == 1 and None not in versions else "unknown"
+    return _OURS, (versions.pop() or "unknown") if len(versions) == 1 else "unknown"
 
 
 def _model_info(row: Row, identity: str) -> dict[str, Any]:
