@@ -32,9 +32,11 @@ _PLANS = Path(__file__).parent
 LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
     _PLANS / f"{name}.yaml" for name in ("laptop", "objectives", "epochs", "balanced", "text")
 )
-SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS, BALANCED)  # plans with an archive
 # A command line may name them.
 _NAMED = tuple(plan for plan in sorted(_PLANS.glob("*.yaml")) if plan != TEXT_ARM)
+SHIPPED = tuple(
+    plan for plan in _NAMED if plan.with_suffix(".jsonl.gz").exists()
+)  # with an archive
 _KINDS = {"world", "folder", TEXT}  # keys that name the kind of data
 CONLLU = (".conllu", ".conllu.gz")
 LABELLED = "labels"  # name of the set made from a table of labelled texts

@@ -215,7 +215,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     assert (plan.comparison.level, plan.comparison.solved) == (0.05, 0.9)
     assert plan.comparison.secondary == ()
     assert plan.comparison.means == plan.comparison.bounds == {}
-    assert plan.comparison.items is False
+    assert (plan.comparison.items, plan.comparison.attempts) == (False, None)
     controls = plan.controls
     assert (controls.untrained, controls.shuffled, controls.seeds) == (True, (), (1, 2))
     assert plan.ladder.usual == plan.ladder.budgets
@@ -232,7 +232,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
         *("grid", "control", "note", "metric", "widen", "plausible", "once", "noise"),
         "level",
         "solved",
-        *("means", "bounds", "items"),
+        *("means", "bounds", "items", "attempts"),
     }
     assert not counted & uncounted
 
