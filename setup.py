@@ -11,8 +11,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 SHIPPED = ("docs", "examples", "scripts", "user_dir")
-# Needs the tests, which are not part of the package.
-LEFT_OUT = ("test", "__pycache__")
+# Need the tests, which are not part of the package.
+LEFT_OUT = ("test", "release", "__pycache__")
 
 
 class BuildWithExamples(build_py):

@@ -28,13 +28,19 @@ from typing import Any
 
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.drawing import collect
+from metaseq_lm.reporting.exchange import (
+    check_model,
+    eval_records,
+    hub_entries,
+    parse_benchmark,
+)
 from metaseq_lm.reporting.expected_best import draw_tuning, tuning_curves, tuning_table
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
@@ -71,6 +77,7 @@ HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictu
 _READABLE = 14  # readable number of series in a picture
 _DRAWN = ("png", "html")
 _FORMATS = (*WRITERS, *_DRAWN)
+_RECORDS = ("eee", "hf")
 _CONDITIONS: dict[str, Any] = {"nargs": "+", "repeated": True, "metavar": "KEY=VALUE"}
 
 
@@ -147,11 +154,22 @@ class ReportOptions:
     )
     format: tuple[str, ...] = option(
         (),
-        f"comma-separated from {', '.join(_FORMATS)} (default: all with --out, else text)",
-        choices=_FORMATS,
+        f"comma-separated from {', '.join(_FORMATS)} (default: all of these with --out, else "
+        "text), eee (records of Every Eval Ever), hf (.eval_results of a Hub repository)",
+        choices=(*_FORMATS, *_RECORDS),
         metavar="LIST",
     )
     out: Path | None = option(None, "write files into this folder (default: print)", metavar="DIR")
+    model: str | None = option(
+        None, "with --format eee: what the model is called, as on the Hub", metavar="ORG/NAME"
+    )
+    benchmark: tuple[str, ...] = option(
+        (),
+        "with --format hf: a metric, and the benchmark on the Hub and its task that it is of",
+        nargs="+",
+        repeated=True,
+        metavar="METRIC=ORG/DATASET:TASK",
+    )
     watch: bool = option(
         False,
         "with --out: write the files again whenever results change, until all runs are over; the "
@@ -217,9 +235,22 @@ class ReportOptions:
     def __post_init__(self) -> None:
         is_pivot = self.rows is not None or self.columns is not None
         is_drawn = self.curve or self.x or self.control or not {*_DRAWN}.isdisjoint(self.formats)
+        is_record = not {*_RECORDS}.isdisjoint(self.formats)
         is_too_few = self.seeds is not None and self.seeds < FEWEST
         for is_mistake, message in (
             (self.watch and (not self.out or self.archive), "--watch: give --out, no --archive"),
+            (
+                is_record and (not self.out or self.watch),
+                "--format eee, hf: give --out, no --watch",
+            ),
+            (
+                bool(self.model) != ("eee" in self.formats),
+                "--format eee and --model ORG/NAME belong together",
+            ),
+            (
+                bool(self.benchmark) != ("hf" in self.formats),
+                "--format hf and --benchmark METRIC=ORG/DATASET:TASK belong together",
+            ),
             (not self.out and is_drawn, "pictures and pages are files: say with --out DIR where"),
             (self.baseline and is_pivot, "--baseline: leave --rows and --columns out"),
             (
@@ -238,6 +269,10 @@ class ReportOptions:
         ):
             if is_mistake:
                 raise UsageError(message)
+        if self.model:
+            check_model(self.model)
+        for benchmark in self.benchmark:
+            parse_benchmark(benchmark)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,6 +333,7 @@ def report(
     paths = [options.archive] if options.archive else []
     paths += _write_table(table, "table", options)
     if options.out:
+        paths += _write_records(settings, options)
         samples = samples_of(settings)
         command = masked(["metaseq-lm", *words])
         content = Report(
@@ -416,6 +452,26 @@ def _write_drawn(
         page = replace(content.page(title, drawings, notes), reload=reload)
         write_atomic(paths[-1], render(page).encode())
     return paths
+
+
+def _write_records(settings: Sequence[Row], options: ReportOptions) -> list[Path]:
+    """Write the records for other sites that the formats ask for; return the files."""
+    assert options.out is not None
+    contents: dict[str, str] = {}
+    if options.model:
+        records, omitted = eval_records(settings, options.model)
+        contents |= {path: to_json(record, 1) + "\n" for path, record in records.items()}
+        if omitted:
+            say(f"not in the records, as nothing tells which end is better: {', '.join(omitted)}")
+    if options.benchmark:
+        from omegaconf import OmegaConf
+
+        entries = hub_entries(settings, options.benchmark)
+        contents[".eval_results/metaseq-lm.yaml"] = OmegaConf.to_yaml(OmegaConf.create(entries))
+    for path, content in contents.items():
+        (options.out / path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(options.out / path, content.encode())
+    return [options.out / path for path in contents]
 
 
 def _show_written(paths: Sequence[Path]) -> None:

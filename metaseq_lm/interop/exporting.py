@@ -27,7 +27,7 @@ from metaseq_lm.interop.heads import (
     with_one_head,
 )
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
-from metaseq_lm.interop.model_card import model_card
+from metaseq_lm.interop.model_card import CARD_FILE, model_card
 from metaseq_lm.interop.modern import unexportable
 from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, Architecture
 from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
@@ -35,7 +35,6 @@ from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.facts import labels_of
 
-_CARD_FILE = "README.md"
 _DISTIL_EPS = 1e-12
 _NO_ENCODER = "its classes are encoders of subword tokens with one head, and this model is none"
 _SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
@@ -65,7 +64,7 @@ def export_checkpoint(
         originals = stored.path.parent.parent / ORIGINALS
         longest = longest_input(part, config)
         card = model_card(stored, config, part.config, head, longest, part.pipeline)
-        write_atomic(target / _CARD_FILE, card.encode("utf-8"))
+        write_atomic(target / CARD_FILE, card.encode("utf-8"))
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
             is_causal = part.foreign.architecture.reach == "causal"
             length = _row_length(part, config)

@@ -1,6 +1,7 @@
 """The README.md of an exported model: what it is, how it was trained and scored, how to load it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,11 @@ from metaseq_lm import __version__
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.runs.checkpoint import Checkpoint
+from metaseq_lm.runs.manifests import hash_of_weights
 
+CARD_FILE = "README.md"
+_LARGEST_CARD = 1 << 20
+_WEIGHTS = "Weights"  # the hash of the exported checkpoint's
 # The suffix of a class's name, the pipeline for it, and the class that opens any such folder.
 _PIPELINES = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
@@ -50,6 +55,7 @@ def model_card(
         "Labels": escape_markdown(", ".join(labels)),
         "Longest input": longest,
         "Seed": str(config.seed),
+        _WEIGHTS: f"`{hash_of_weights(stored.manifest)}`",
     }
     lines = ["---", "library_name: transformers", "tags: [metaseq-lm]"]
     lines += [f"pipeline_tag: {pipeline}"] * bool(pipeline and has_pipeline)
@@ -63,3 +69,13 @@ def model_card(
     lines += [f'model = {opener}.from_pretrained("FOLDER")']
     lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```", ""]
     return "\n".join(lines)
+
+
+def weights_of(folder: Path) -> str | None:
+    """Return the hash of the weights that a folder was exported from; None if no card says so."""
+    if not (folder / CARD_FILE).is_file():
+        return None
+    with open(folder / CARD_FILE, encoding="utf-8", errors="replace") as file:
+        card = file.read(_LARGEST_CARD)
+    line = re.search(rf"^\* {_WEIGHTS}: `([0-9a-f]{{64}})`$", card, re.MULTILINE)
+    return line[1] if line else None

@@ -31,6 +31,7 @@ FOLDER = "suites"
 FORMAT = "metaseq-lm suite results 1"
 OVERALL = "overall"
 COUNT, HITS = "n", "hits"
+LM_EVAL = "lm_eval"  # suites of lm-evaluation-harness are called lm_eval/TASK
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SPLITS = ("train", "valid", "test")
 # Content of a file, see `schema_error`.

@@ -1,4 +1,4 @@
-"""An installation without extras: the wheel of this checkout and its requirements.
+"""An installation without extras: the wheel of this checkout's sdist and its requirements.
 
 The packages are those in the metadata, linked from this interpreter; packages that only an extra or
 a test needs cannot be imported. Commands run outside of the checkout: the first one of each name
@@ -110,8 +110,10 @@ def link(packages: Sequence[Distribution], site: Path) -> None:
 
 
 def install(place: Path) -> None:
-    """Make an environment in a folder and install the wheel into it."""
-    wheel = build("wheel", copy_sources(place / "source"), place)
+    """Make an environment in a folder, and install the wheel of the sdist into it."""
+    sdist = build("sdist", copy_sources(place / "source"), place)
+    call("tar", "-xzf", sdist, cwd=place)
+    wheel = build("wheel", place / sdist.name.removesuffix(".tar.gz"), place)
     venv.create(place / "environment")
     python = place / "environment" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]

@@ -11,6 +11,7 @@ import pytest
 from agreement import make_data, make_pairs, make_run, sentences
 from documents import document_in, schemas
 from league_plans import write_plan
+from lm_eval_files import write_results
 from sweeping import SHORT, train_in_process
 
 from metaseq_lm.cli import COMMANDS, main
@@ -52,6 +53,7 @@ CASES = [
     ("report-expected-best", "report trials --expected-best"),
     ("export", "export run --out exported"),
     ("import", "import exported --out imported"),
+    ("import-results", "import results.json --run run"),
     ("doctor", "doctor data"),
     ("environment", "doctor --environment"),
     ("list", "list"),
@@ -71,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_pairs(folder / "pairs.jsonl", 8, 1)
     (folder / "text.txt").write_text("\n".join(sentences(8, 1)) + "\n")
     (folder / "lists.json").write_text(json.dumps(LISTS))
+    write_results(folder / "results.json")
     write_plan(folder / "plan.yaml", data)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -127,7 +127,7 @@ def test_a_card_shows_labels_as_they_are() -> None:
     )
     model["max_position_embeddings"] = 8
     names = {"<img src=x>": 0.5, "a|b\u202e\x1b[31m": 1.0, "valid_loss": 2.0}
-    card = model_card(SimpleNamespace(manifest={"valid": names}), config, model)
+    card = model_card(SimpleNamespace(manifest={"valid": names, "sha256": {}}), config, model)
     assert '* Labels: "größer"' in card and "| valid_loss | 2 |" in card
     assert "| &lt;img src=x&gt; | 0.5 |" in card and "| a\\|b  \\[31m | 1 |" in card
 
