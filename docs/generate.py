@@ -35,7 +35,7 @@ KINDS = {
 }
 # How those are chosen that are no part of a run's configuration; their options are name=value.
 CHOICES = {
-    "attention": "`model.attention=NAME model.part_options={A: 1}`",
+    "attention": "`model.attention=NAME model.part_options.A=1`",
     "suite": "`metaseq-lm score RUN --suite NAME --data FOLDER`",
     "world": "`metaseq-lm preprocess --world NAME --world-options A=1,B=2`",
 }

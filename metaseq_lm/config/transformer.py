@@ -104,7 +104,7 @@ class EncoderConfig:
         GELU_NETWORK, "feed-forward networks of the layers", choices=FEED_FORWARDS
     )
     part_options: dict[str, Any] = option(
-        {}, "options of attention and other parts, such as {kv_heads: 2}"
+        {}, "options of attention and other parts, such as part_options.kv_heads=2"
     )
 
     @property
