@@ -252,8 +252,8 @@ def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     """
     objectives, most = list(plan.objectives), plan.comparison.attempts
     if most is not None and len(added) > most:
-        names = ", ".join(item.name for item in added)
-        raise UsageError(f"the plan allows {most} added objectives, and these are more: {names}")
+        listed = ", ".join(item.name for item in added)
+        raise UsageError(f"the plan allows {most} added objectives, and these are more: {listed}")
     for item in added:
         objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
         if objective.name.lower() in [other.name.lower() for other in objectives]:
