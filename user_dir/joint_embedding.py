@@ -7,8 +7,7 @@ with share = sigmoid(w) and w learnt from 0: it rises while the cosine term is t
 unless `criterion.share` fixes it. The masked LM has a separate pass over whole rows. Sizes of
 blocks, the LayerNorm without weights on targets and the rising decay follow the paper's code
 (commit bc6dc05). Unlike there, blocks are drawn by row and apart from the context, [CLS] is
-context, blocks are predicted at once, and targets have no dropout. Shapes: B rows, S length, D
-width of the states.
+context, blocks are predicted at once, and targets have no dropout. B rows, S length, D width.
 """
 
 from dataclasses import dataclass, replace
@@ -76,8 +75,8 @@ class Predictor(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.encoder_embed_dim
-        is_learned = config.style.positions == "learned"
-        self.positions = Embedding(config.max_positions, width) if is_learned else None
+        learned = config.style.positions == "learned"
+        self.positions = Embedding(config.max_positions, width) if learned else None
         self.mask = nn.Parameter(nn.init.trunc_normal_(torch.empty(width), std=0.02))
         self.stack = Stack(config.resized(width // 2, LAYERS, width))
         self.out = Linear(width // 2, width)

@@ -22,7 +22,7 @@ SOFTMAX, GELU_NETWORK = "softmax", "gelu_network"
 
 _PATH = "metaseq_lm.models.transformer"
 ATTENTIONS.declare(SOFTMAX, NoOptions, f"{_PATH}.attention.softmax_attention")
-FEED_FORWARDS.declare(GELU_NETWORK, NoOptions, f"{_PATH}.parts.GELUNetwork")
+FEED_FORWARDS.declare(GELU_NETWORK, NoOptions, f"{_PATH}.encoder.GELUNetwork")
 NORMS.declare(LAYER, NoOptions, f"{_PATH}.parts.layer_norm")
 NORMS.declare(RMS, NoOptions, f"{_PATH}.parts.rms_norm")
 POSITIONS.declare(ROTARY, NoOptions, f"{_PATH}.attention.RotaryPositions")

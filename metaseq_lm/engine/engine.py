@@ -29,8 +29,8 @@ from metaseq_lm.distributed.reduction import (
     GlobalCount,
     Gradients,
     LocalCount,
+    Reduction,
     fillers_of,
-    sums_of,
 )
 from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import Vector
@@ -496,7 +496,8 @@ class Engine:
         self._weights.store_origins()
         optimizer.step(self.finite_check.found_inf(name, norm))
         optimizer.forget_gradient()
-        self.placement.refresh(optimizer.parameters)
+        if self.placement.gathers:
+            self.placement.refresh(optimizer.parameters)
         return True
 
     @torch.no_grad()
@@ -563,9 +564,14 @@ class Engine:
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True, full_precision) as forward:
             means = [partial(loss.mean, forward, n, logs) for n in range(len(loss.batches))]
-            low = self.reduces_low and not full_precision
-            sums = self.placement.differentiate(means, forward.leaves(wrt), wrt, low)
-            return self._collect(sums, logs, loss.count), logs
+            if self.placement.gathers or self.replicas > 1:
+                low = self.reduces_low and not full_precision
+                sums = self.placement.differentiate(means, forward.leaves(wrt), wrt, low)
+                return self._collect(sums, logs, loss.count), logs
+            for mean in means:
+                if (value := mean()).requires_grad:
+                    value.backward(inputs=wrt)
+            return self._take(wrt, logs), logs
 
     def _graph(
         self,
@@ -588,7 +594,7 @@ class Engine:
             graph = self._graph(loss, 0, forward, wrt, logs)
             for leaf, grad in zip(leaves, graph, strict=True):
                 leaf.grad = None if grad is None else grad.detach()
-            value = self._collect(sums_of(leaves, wrt), logs, loss.count)
+            value = self._sum(leaves, wrt, logs, loss.count)
             return InnerGradient(value, logs, loss, wrt, graph, forward)
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
@@ -614,7 +620,7 @@ class Engine:
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
             inner.graph, inner.forward = None, None
-            return self._collect(sums_of(leaves, wrt), {})
+            return self._sum(leaves, wrt, {})
 
     def _differences(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
@@ -637,6 +643,27 @@ class Engine:
                 torch._foreach_copy_([vectors.local(p) for p in inner.wrt], saved)
             self.placement.refresh(inner.wrt)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
+
+    def _sum(
+        self,
+        leaves: Sequence[Tensor],
+        wrt: Sequence[Tensor],
+        logs: Logs,
+        count: GlobalCount | LocalCount | None = None,
+    ) -> Vector:
+        """Return the gradients of leaves; sum them and the logs over replicas."""
+        if self.replicas > 1:
+            return self._collect(Reduction(leaves, wrt), logs, count)
+        return self._take(leaves, logs)
+
+    def _take(self, leaves: Sequence[Tensor], logs: Logs) -> Vector:
+        """Return the gradients of leaves in the only process, and reset them."""
+        grads: Vector = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        if "loss" in logs:
+            self.finite_check.add_loss(logs["loss"])
+        return grads
 
     def _collect(
         self, sums: Gradients, logs: Logs, count: GlobalCount | LocalCount | None = None

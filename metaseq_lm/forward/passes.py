@@ -411,6 +411,9 @@ class ForwardPasses:
         """
         # bfloat16 is too coarse for second derivatives and differences of gradients.
         is_low = self.is_low and not (double_backward or full_precision)
+        if not self.placement.gathers:
+            yield ForwardPass(self, rng_key, is_low, double_backward)
+            return
         with self.placement.in_pass() if are_equal else self.placement.whole() as weights:
             yield ForwardPass(self, rng_key, is_low, double_backward, weights)
 
@@ -443,7 +446,8 @@ class ForwardPass:
 
     def call(self, function: Callable[[], T]) -> T:
         """Return function(), which runs the model, with the hooks of fully sharded parameters."""
-        return self.passes.placement.call(function)
+        placement = self.passes.placement
+        return placement.call(function) if placement.gathers else function()
 
     @contextlib.contextmanager
     def over(self, batch: Batch) -> Iterator[None]:

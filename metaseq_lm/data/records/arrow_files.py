@@ -157,7 +157,8 @@ def _parquet_batches(raw: IO[bytes], where: str, column: str | None) -> Iterator
                     "rows in each row group"
                 )
             bytes_of_row += size // max(row_group.num_rows, 1)
-            if chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page:
+            is_map = "map<" in str(file.schema_arrow.field(path.partition(".")[0]).type)
+            if chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page and not is_map:
                 dictionaries.add(path)
         counts.append(max(1, min(ROWS, LONGEST // bytes_of_row)))
     file = pyarrow.parquet.ParquetFile(

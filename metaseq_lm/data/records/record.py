@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_LABEL
 from metaseq_lm.data.records.literals import read_literal
 from metaseq_lm.data.records.text_files import TextFile, open_source, without_surrogates
@@ -79,17 +79,21 @@ class Record:
     def get(self, key: str, kind: type | None = None) -> Any:
         """Return a field, of type `kind` if that is given."""
         outer, point, inner = key.partition(".")
-        if key not in self.fields and point and outer in self.fields:
+        if key not in self.fields and point and type(self.fields.get(outer)) is dict:
             return self.record(outer).get(inner, kind)
+        name = self.path(key)
         if key not in self.fields:
-            fields = f"there are {abbreviated(self.fields)}" if self.fields else "there are none"
-            hint = f"; {fields}. {self.remedy}" if self.remedy else ""
-            raise MetaseqError(f"{self.where}: no field '{self.path(key)}'{hint}")
+            known = [self.path(field) for field in self.fields]
+            fields = f"there are {abbreviated(known)}" if known else "there are none"
+            hint = f";{nearest(name, known)} {fields}. {self.remedy}" if self.remedy else ""
+            raise MetaseqError(f"{self.where}: no field '{name}'{hint}")
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
+            inside = [f"{name}.{field}" for field in value] if type(value) is dict else []
+            hint = f"; choose one of {abbreviated(inside)}" * (bool(inside) and kind is str)
+            hint = "" if unreadable_type(value) else hint
             raise MetaseqError(
-                f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]} but "
-                f"{_kind_of(value)}"
+                f"{self.where}: field '{name}' is not {_KINDS[kind]} but {_kind_of(value)}{hint}"
             )
         return value
 

@@ -5,18 +5,19 @@ The student has one head, tied to its embedding. The teacher has one encoder wit
 of weights.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.placement.protocol import Placement
-from metaseq_lm.distributed.placement.replicated import Replicated
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -46,6 +47,19 @@ def teacher_of(model: nn.Module) -> TransformerLM:
     return cast(TransformerLM, model.get_submodule("teacher"))
 
 
+def _bound(module: nn.Module) -> Callable[..., Any]:
+    """Return what `Placement.bind` does where every process has all parameters."""
+    names = [name for name, _ in module.named_parameters()]
+    # The search for ties takes a twentieth of the update of a small model.
+    is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(names)
+
+    def call(values: Sequence[Tensor], constants: dict[str, Tensor], *inputs: Any) -> Any:
+        weights = dict(zip(names, values)) | constants
+        return functional_call(module, weights, *inputs, tie_weights=is_tied)
+
+    return call
+
+
 class VirtualModel:
     """Calls `module` with weights from a vector (..., P), or from one vector per copy (C, P).
 
@@ -58,7 +72,7 @@ class VirtualModel:
     """
 
     def __init__(self, module: nn.Module, placement: Placement | None = None) -> None:
-        self.call = (placement or Replicated()).bind(module)
+        self.call = placement.bind(module) if placement and placement.gathers else _bound(module)
         self.parameters = list(module.parameters())
         self.shapes = [vectors.part(p).shape for p in self.parameters]
         self.sizes = [shape.numel() for shape in self.shapes]

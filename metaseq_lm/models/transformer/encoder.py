@@ -21,7 +21,7 @@ from metaseq_lm.config.transformer import (
 )
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import ATTENTIONS, FEED_FORWARDS, POSITIONS
+from metaseq_lm.core.registry import ATTENTIONS, FEED_FORWARDS, POSITIONS, NoOptions
 from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.passes import apply_block
 from metaseq_lm.models.layers import (
@@ -29,12 +29,14 @@ from metaseq_lm.models.layers import (
     Embedding,
     Heads,
     Linear,
+    gelu_linear,
     linear,
     select,
 )
 from metaseq_lm.models.transformer.attention import Rotation, Visibility
 from metaseq_lm.models.transformer.parts import (
     ACTIVATIONS,
+    FeedForward,
     Part,
     build_part,
     check_part_options,
@@ -42,6 +44,38 @@ from metaseq_lm.models.transformer.parts import (
     scale_by_depth,
     truncated_normal,
 )
+
+
+class GELUNetwork(FeedForward):
+    """Two linear layers with a GELU between them, or with a gate.
+
+    Gated, the first is twice as wide and its first half, through an activation, multiplies the
+    second (Shazeer 2020).
+    """
+
+    outputs = ("fc2",)
+    is_flat = True
+
+    def __init__(self, options: NoOptions, sizes: EncoderConfig, number: int) -> None:
+        super().__init__(options, sizes, number)
+        width, inner, style = sizes.encoder_embed_dim, sizes.encoder_ffn_embed_dim, sizes.style
+        self.gate = ACTIVATIONS[style.gate] if style.gate else None
+        self.parameter_roles = {"fc1": Role.HIDDEN, "fc2": Role.HIDDEN}
+        self.parameter_pieces = {"fc1": 2 if style.gate else 1}
+        self.fc1 = Linear(width, 2 * inner if style.gate else inner, style.bias)
+        self.fc2 = Linear(inner, width, style.bias)
+        self.activation_dropout = Dropout(sizes.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        if self.gate is not None:
+            activated, other = x.chunk(2, -1)
+            gated: Tensor = self.fc2(self.activation_dropout(self.gate(activated) * other))
+            return gated
+        if self.activation_dropout.training and self.activation_dropout.p:
+            states: Tensor = self.fc2(self.activation_dropout(F.gelu(x)))
+            return states
+        return gelu_linear(x, self.fc2.weight, self.fc2.bias)
 
 
 class Layer(nn.Module):

@@ -25,9 +25,8 @@ from metaseq_lm.core.registry import (
     Registry,
     nearest,
 )
-from metaseq_lm.core.roles import Role
 from metaseq_lm.core.structured import read_structured
-from metaseq_lm.models.layers import Dropout, LayerNorm, Linear, RMSNorm, gelu_linear
+from metaseq_lm.models.layers import LayerNorm, RMSNorm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -130,38 +129,6 @@ class FeedForward(Part):
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., S, D) for states (..., S, D)."""
         raise NotImplementedError
-
-
-class GELUNetwork(FeedForward):
-    """Two linear layers with a GELU between them, or with a gate.
-
-    Gated, the first is twice as wide and its first half, through an activation, multiplies the
-    second (Shazeer 2020).
-    """
-
-    outputs = ("fc2",)
-    is_flat = True
-
-    def __init__(self, options: NoOptions, sizes: EncoderConfig, number: int) -> None:
-        super().__init__(options, sizes, number)
-        width, inner, style = sizes.encoder_embed_dim, sizes.encoder_ffn_embed_dim, sizes.style
-        self.gate = ACTIVATIONS[style.gate] if style.gate else None
-        self.parameter_roles = {"fc1": Role.HIDDEN, "fc2": Role.HIDDEN}
-        self.parameter_pieces = {"fc1": 2 if style.gate else 1}
-        self.fc1 = Linear(width, 2 * inner if style.gate else inner, style.bias)
-        self.fc2 = Linear(inner, width, style.bias)
-        self.activation_dropout = Dropout(sizes.activation_dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
-        if self.gate is not None:
-            activated, other = x.chunk(2, -1)
-            gated: Tensor = self.fc2(self.activation_dropout(self.gate(activated) * other))
-            return gated
-        if self.activation_dropout.training and self.activation_dropout.p:
-            states: Tensor = self.fc2(self.activation_dropout(F.gelu(x)))
-            return states
-        return gelu_linear(x, self.fc2.weight, self.fc2.bias)
 
 
 def layer_norm(options: NoOptions, sizes: EncoderConfig, width: int) -> LayerNorm:
