@@ -85,7 +85,7 @@ class Record:
         if key not in self.fields:
             known = [self.path(field) for field in self.fields]
             fields = f"there are {abbreviated(known)}" if known else "there are none"
-            hint = f";{nearest(name, known)} {fields}. {self.remedy}" if self.remedy else ""
+            hint = f"; {fields}. {self.remedy}" if self.remedy else f".{nearest(name, known)}"
             raise MetaseqError(f"{self.where}: no field '{name}'{hint}")
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
