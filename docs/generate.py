@@ -27,6 +27,7 @@ KINDS = {
     "task": ("Tasks", "What is trained on: data, networks and the order of updates."),
     "criterion": ("Criterions", "What is minimised: a batch in, named sums out."),
     "model": ("Models", "The networks."),
+    "attention": ("Attentions", "What a layer of a Transformer mixes the states of tokens with."),
     "optimizer": ("Optimizers", "How parameters follow gradients."),
     "schedule": ("Schedules", "How the learning rate changes over a run."),
     "suite": ("Suites", "What runs are scored with: items from files, metrics by group."),
@@ -34,6 +35,7 @@ KINDS = {
 }
 # How those are chosen that are no part of a run's configuration; their options are name=value.
 CHOICES = {
+    "attention": "`model.attention=NAME model.part_options={A: 1}`",
     "suite": "`metaseq-lm score RUN --suite NAME --data FOLDER`",
     "world": "`metaseq-lm preprocess --world NAME --world-options A=1,B=2`",
 }

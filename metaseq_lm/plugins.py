@@ -33,11 +33,18 @@ _CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "suite": ("metaseq_lm.evaluation.suites", "Suite", ("read", "score")),
     "world": ("metaseq_lm.data.worlds.base", "World", ("sample", "log_probs")),
     "tokenizer": ("metaseq_lm.data.tokenizers.base", "Tokenizer", ()),
+    "attention": ("metaseq_lm.models.transformer.attention", "Attention", ("forward",)),
+    "feed_forward": ("metaseq_lm.models.transformer.parts", "FeedForward", ("forward",)),
+    "position": ("metaseq_lm.models.transformer.attention", "Positions", ()),
 }
 # Abilities of tasks and criterions, see tasks.protocols.
 _OF_CRITERIONS = ("NeedsEager", "ScoresTokens", "ComparesTokens", "HasLayout")
 # For each kind of registered functions, the arguments that they are called with.
-_FUNCTIONS = {"optimizer": ("config", "parameters"), "schedule": ("config",)}
+_FUNCTIONS = {
+    "optimizer": ("config", "parameters"),
+    "schedule": ("config",),
+    "norm": ("options", "sizes", "width"),
+}
 # Modules of earlier versions, for plug-ins that import them.
 _MOVED = {
     "metaseq_lm.core.arguments": "metaseq_lm.core.options",

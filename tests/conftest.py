@@ -13,6 +13,7 @@ import sharing
 import small_data
 import tartan_bench
 import torch
+import warm_server
 import word_data
 from bare import Bare, bare_place
 from hypothesis import settings
@@ -73,6 +74,12 @@ def unsynced() -> Iterator[None]:
 def registered() -> None:
     """Every built-in name is registered, and the example plug-in with them."""
     plugins.load_all(str(ROOT / "user_dir"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> None:
+    """Sweeps in this process have a server that has imported torch already."""
+    warm_server.replace("forkserver")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,15 @@
 """Objectives as examples of plug-ins: SpanBERT's (Joshi et al. 2020), next-latent prediction, and a
-joint-embedding term; a suite and a world.
+joint-embedding term; a suite, a world, an optimizer and two attentions.
 """
 
-from . import criterion, gaps, hierarchy, joint_embedding, next_latent, task  # noqa: F401
+from . import (  # noqa: F401
+    criterion,
+    differential,
+    gaps,
+    grouped_query,
+    hierarchy,
+    joint_embedding,
+    next_latent,
+    soap,
+    task,
+)

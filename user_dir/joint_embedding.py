@@ -76,7 +76,8 @@ class Predictor(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.encoder_embed_dim
-        self.positions = None if config.style.rotary else Embedding(config.max_positions, width)
+        is_learned = config.style.positions == "learned"
+        self.positions = Embedding(config.max_positions, width) if is_learned else None
         self.mask = nn.Parameter(nn.init.trunc_normal_(torch.empty(width), std=0.02))
         self.stack = Stack(config.resized(width // 2, LAYERS, width))
         self.out = Linear(width // 2, width)

@@ -42,7 +42,8 @@ from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.graph_sharded import blocks_of
+from metaseq_lm.distributed.placement.bilevel import blocks_of
+from metaseq_lm.distributed.placement.replicated import Replicated
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.forward.passes import ForwardPasses, weighted_loss
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -124,7 +125,9 @@ class Reference:
             set_heap(1 << 20)
         process_group.initialise("cpu")
         self.task = build_task(config)
-        self.passes = ForwardPasses(config.seed, torch.device("cpu"), False, None, False, False)
+        self.passes = ForwardPasses(
+            config.seed, torch.device("cpu"), False, Replicated(), False, False
+        )
         self.model = build_model(self.task, config, "cpu")
         self.size = sum(p.numel() for p in self.model.parameters())
         if kind == "ddp":

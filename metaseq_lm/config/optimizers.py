@@ -214,6 +214,22 @@ class MuonConfig(AdamConfig):
 
 
 @dataclass
+class AdafactorConfig(OptimizerConfig):
+    """Second moments by row and column; steps are relative to the size of the parameter."""
+
+    lr: float = with_default(
+        OptimizerConfig, "lr", 1e-2, "rate relative to the size of a parameter, at most step^-1/2"
+    )
+    weight_decay: float = with_default(OptimizerConfig, "weight_decay", 0.0)
+    beta2_decay: float = option(
+        -0.8, "1 - step to this power is the decay rate of the second moment", below=0
+    )
+    eps: float = option(1e-15, "least root of a second moment", above=0)
+    least_scale: float = option(1e-3, "least size of a parameter for its steps", above=0)
+    clip_threshold: float = option(1.0, "largest root mean square of an update", above=0)
+
+
+@dataclass
 class SGDConfig(OptimizerConfig):
     """Plain or heavy-ball gradient descent."""
 
@@ -224,6 +240,7 @@ class SGDConfig(OptimizerConfig):
 OPTIMIZERS.declare("adamw", AdamConfig, "metaseq_lm.optim.optimizers.adamw")
 OPTIMIZERS.declare("adam_uncorrected", AdamConfig, "metaseq_lm.optim.optimizers.adam_uncorrected")
 OPTIMIZERS.declare("lamb", LambConfig, "metaseq_lm.optim.lamb.lamb")
+OPTIMIZERS.declare("adafactor", AdafactorConfig, "metaseq_lm.optim.optimizers.adafactor")
 OPTIMIZERS.declare("sgd", SGDConfig, "metaseq_lm.optim.optimizers.sgd")
 OPTIMIZERS.declare("muon", MuonConfig, "metaseq_lm.optim.muon.muon")
 SCHEDULES.declare("constant", ConstantConfig, "metaseq_lm.optim.constant")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from metaseq_lm.core.options import WEIGHTS, option, with_default
+from metaseq_lm.core.registry import ATTENTIONS, FEED_FORWARDS, NORMS, POSITIONS, NoOptions
 
 XAVIER_ATTENTION = "xavier_attention"
 TRUNCATED_NORMAL = "truncated_normal"
@@ -13,12 +14,19 @@ DEPTH_SCALED = "depth_scaled"
 _INITS = (XAVIER_ATTENTION, TRUNCATED_NORMAL)  # of the classic encoder
 LAYER = "layer"
 RMS = "rms"
-_NORMS = (LAYER, RMS)
 NO_GATE = "none"
 ACTIVATED = ("gelu", "silu")
 _GATES = (*ACTIVATED, NO_GATE)
-ROTARY = "rotary"
-_POSITIONS = (ROTARY, "learned")
+ROTARY, LEARNED = "rotary", "learned"
+SOFTMAX, GELU_NETWORK = "softmax", "gelu_network"
+
+_PATH = "metaseq_lm.models.transformer"
+ATTENTIONS.declare(SOFTMAX, NoOptions, f"{_PATH}.attention.softmax_attention")
+FEED_FORWARDS.declare(GELU_NETWORK, NoOptions, f"{_PATH}.parts.GELUNetwork")
+NORMS.declare(LAYER, NoOptions, f"{_PATH}.parts.layer_norm")
+NORMS.declare(RMS, NoOptions, f"{_PATH}.parts.rms_norm")
+POSITIONS.declare(ROTARY, NoOptions, f"{_PATH}.attention.RotaryPositions")
+POSITIONS.declare(LEARNED, NoOptions, f"{_PATH}.attention.LearnedPositions")
 
 C = TypeVar("C", bound="EncoderConfig")
 
@@ -44,11 +52,11 @@ class Style:
         pre_norm: Whether norms come before attention and feed-forward networks.
         embedding_norm: Whether the embeddings are normalised.
         bias: Whether linear layers and norms have biases.
-        norm: "layer" or "rms".
+        norm: Registered name of the norms.
         gate: Activation of the first half of a gated feed-forward network ("gelu": GeGLU, "silu":
             SwiGLU; Shazeer 2020); "" for a two-layer GELU network.
         qk_norm: Whether queries and keys are normalised.
-        rotary: Whether positions are rotary instead of learned.
+        positions: Registered name of the positions.
         depth: Number of layers by which initial output weights are scaled; 0 for no scaling.
     """
 
@@ -58,7 +66,7 @@ class Style:
     norm: str = LAYER
     gate: str = ""
     qk_norm: bool = False
-    rotary: bool = False
+    positions: str = LEARNED
     depth: int = 0
 
 
@@ -91,6 +99,13 @@ class EncoderConfig:
         0.0, "dropout in feed-forward networks", at_least=0, below=1, affects=WEIGHTS
     )
     norm_eps: float = option(1e-5, "epsilon of the norms", above=0)
+    attention: str = option(SOFTMAX, "self-attention of the layers", choices=ATTENTIONS)
+    feed_forward: str = option(
+        GELU_NETWORK, "feed-forward networks of the layers", choices=FEED_FORWARDS
+    )
+    part_options: dict[str, Any] = option(
+        {}, "options of attention and other parts, such as {kv_heads: 2}"
+    )
 
     @property
     def embed_dim(self) -> int:
@@ -111,6 +126,11 @@ class EncoderConfig:
     def init(self) -> str:
         """The initialisation of weights, see `encoder.initialise`."""
         raise NotImplementedError
+
+    @property
+    def has_usual_parts(self) -> bool:
+        """Whether attention and feed-forward networks are the package's."""
+        return (self.attention, self.feed_forward) == (SOFTMAX, GELU_NETWORK)
 
     @property
     def width_ratio(self) -> float:
@@ -183,8 +203,8 @@ class ModernConfig(EncoderConfig):
         "activation of the gate: gelu (GeGLU) or silu (SwiGLU); none: GELU networks without one",
         choices=_GATES,
     )
-    positions: str = option(ROTARY, "rotary, or learned embeddings as BERT's", choices=_POSITIONS)
-    norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=_NORMS)
+    positions: str = option(ROTARY, "rotary, or learned embeddings as BERT's", choices=POSITIONS)
+    norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=NORMS)
     qk_norm: bool = option(False, "RMS norms of queries and keys, before they are rotated")
     global_every: int = option(
         3, "every so many layers, from the first on, one sees whole rows (1 = all)", at_least=1
@@ -219,7 +239,7 @@ class ModernConfig(EncoderConfig):
             norm=self.norm,
             gate="" if self.gate == NO_GATE else self.gate,
             qk_norm=self.qk_norm,
-            rotary=self.positions == ROTARY,
+            positions=self.positions,
             depth=self.encoder_layers,
         )
 
@@ -236,7 +256,7 @@ class ModernConfig(EncoderConfig):
         is_global = layer % self.global_every == 0
         theta = self.global_theta if is_global else self.local_theta
         return Scope(
-            0 if is_global else self.local_window, theta if self.positions == ROTARY else 0.0
+            0 if is_global else self.local_window, theta if self.positions != LEARNED else 0.0
         )
 
     def rows(self, vocab_size: int) -> int:

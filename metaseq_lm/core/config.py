@@ -356,9 +356,9 @@ def options_with(
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
     values = {}
     for prefix, schema in schemas:
-        for item in fields(schema):
+        for name, item in _fields_of(schema).items():
             if key in item.metadata:
-                values[prefix + item.name] = item.metadata[key]
+                values[prefix + name] = item.metadata[key]
     return values
 
 

@@ -18,13 +18,13 @@ import argparse
 import math
 import operator
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.registry import Registry, nearest
 
 # Effects of an option, see `option`.
 LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING = (
@@ -48,7 +48,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-    choices: Sequence[Any] | None = None,
+    choices: Iterable[Any] | None = None,
     affects: str | None = None,
     **metadata: Any,
 ) -> Any:
@@ -58,13 +58,13 @@ def option(
     elsewhere. Reports, tuning, resuming and the use of checkpoints depend on `affects`.
 
     Args:
-        default: The default value; if it is a list, each config gets a copy.
+        default: The default value; of a list or dict, each config gets a copy.
         help: One line for `--help` and the reference.
         at_least: The smallest value allowed; in a list, for each number. None always passes.
         above: A bound that values must exceed.
         at_most: The largest value allowed.
         below: A bound that values must stay below.
-        choices: The values allowed; in a list, for each entry.
+        choices: The values allowed, or the registry of their names; in a list, for each entry.
         affects: LOSS if other values make the evaluated loss another function, so that the smaller
             one is not the better one; DATA if they evaluate other rows; FUNCTION if weights of the
             same shapes compute something else; WEIGHTS if only the training, or the shapes of
@@ -79,7 +79,8 @@ def option(
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
     if choices is not None:
-        metadata["choices"] = tuple(choices)
+        # Plug-ins may register further names.
+        metadata["choices"] = choices if isinstance(choices, Registry) else tuple(choices)
     if affects is not None:
         if affects not in _EFFECTS:
             raise UsageError(f"affects={affects!r}: give one of {', '.join(_EFFECTS)}")
@@ -109,8 +110,8 @@ def _declared(base: type, name: str) -> Any:
 
 
 def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -151,6 +152,8 @@ def check_options(
 def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) -> None:
     choices = allowed.get("choices")
     if choices is not None and entry not in choices:
+        if isinstance(choices, Registry):
+            raise UsageError(f"{name}: {choices.describe_unknown(str(entry))}")
         names = [str(choice) for choice in choices]
         verb = "is" if entry is value else "has"
         raise UsageError(

@@ -4,7 +4,7 @@ import ast
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -161,6 +161,9 @@ class Registry(Generic[T]):
             )
         self.entries[entry.name] = entry
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
         return sorted(self.entries)
@@ -198,10 +201,18 @@ SCHEDULES: Registry[Any] = Registry("schedule")
 TOKENIZERS: Registry[Any] = Registry("tokenizer")
 SUITES: Registry[Any] = Registry("suite")
 WORLDS: Registry[Any] = Registry("world")
+# Parts of a Transformer, see models.transformer.parts.
+ATTENTIONS: Registry[Any] = Registry("attention")
+FEED_FORWARDS: Registry[Any] = Registry("feed_forward")
+NORMS: Registry[Any] = Registry("norm")
+POSITIONS: Registry[Any] = Registry("position")
 
 ALL: dict[str, Registry[Any]] = {
     r.kind: r
-    for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES, WORLDS)
+    for r in (
+        *(TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES, WORLDS),
+        *(ATTENTIONS, FEED_FORWARDS, NORMS, POSITIONS),
+    )
 }
 
 
@@ -234,3 +245,7 @@ register_schedule = SCHEDULES.register
 register_tokenizer = TOKENIZERS.register
 register_suite = SUITES.register
 register_world = WORLDS.register
+register_attention = ATTENTIONS.register
+register_feed_forward = FEED_FORWARDS.register
+register_norm = NORMS.register
+register_position = POSITIONS.register

@@ -49,14 +49,15 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def like_shard(part: Tensor, like: DTensor) -> DTensor:
-    """Wrap this process's part of a tensor as a DTensor with the shape and placement of `like`."""
+    """Wrap this process's part of a tensor as a DTensor with the rows and placement of `like`."""
+    shape = torch.Size([*like.shape[:1], *part.shape[1:]])
     return type(like).from_local(
         part,
         like.device_mesh,
         like.placements,
         run_check=False,
-        shape=like.shape,
-        stride=torch.empty(like.shape, device="meta").stride(),
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 

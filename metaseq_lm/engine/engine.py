@@ -14,21 +14,26 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, to_python
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, vectors
-from metaseq_lm.distributed.placement import is_fully_sharded
+from metaseq_lm.distributed.placement.protocol import Placement
+from metaseq_lm.distributed.placement.replicated import Replicated
+from metaseq_lm.distributed.reduction import (
+    GlobalCount,
+    Gradients,
+    LocalCount,
+    fillers_of,
+    sums_of,
+)
 from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import Vector
-from metaseq_lm.engine import reduction
-from metaseq_lm.engine.reduction import GlobalCount, LocalCount, Reduction
 from metaseq_lm.forward.passes import (
     ForwardPass,
     ForwardPasses,
@@ -38,10 +43,6 @@ from metaseq_lm.forward.passes import (
     means,
 )
 from metaseq_lm.optim import Optimizer
-
-if TYPE_CHECKING:
-    from metaseq_lm.distributed.fully_sharded import FullySharded
-    from metaseq_lm.distributed.placement import Placement
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Batch)
@@ -205,8 +206,8 @@ class Weights:
     Inner gradients of the current values store these before they change.
     """
 
-    def __init__(self, optimizers: Mapping[str, Optimizer], passes: ForwardPasses) -> None:
-        self.optimizers, self.passes = optimizers, passes
+    def __init__(self, optimizers: Mapping[str, Optimizer], placement: Placement) -> None:
+        self.optimizers, self.placement = optimizers, placement
         self._inner: weakref.WeakSet[InnerGradient] = weakref.WeakSet()
 
     def add_(self, parameters: Sequence[Tensor], vector: Vector, scale: float) -> None:
@@ -217,14 +218,14 @@ class Weights:
             if v is not None
         ]
         torch._foreach_add_([p for p, _ in pairs], [v for _, v in pairs], alpha=scale)
-        self.passes.refresh(parameters)
+        self.placement.refresh(parameters)
 
     @torch.no_grad()
     def copy_(self, optimizers: Iterable[Optimizer], values: Sequence[Tensor]) -> None:
         """Set the parameters of some optimizers to copies of `values`."""
         optimizers = list(optimizers)
         torch._foreach_copy_([p for o in optimizers for p in o.local], list(values))
-        self.passes.refresh([p for o in optimizers for p in o.parameters])
+        self.placement.refresh([p for o in optimizers for p in o.parameters])
 
     def copies(self) -> list[Tensor]:
         """Return copies of the parameters of all optimizers."""
@@ -265,7 +266,7 @@ class Engine:
         seed: Seed of all random numbers inside passes.
         device: Device that batches are moved to.
         precision: fp32, bf16 (autocast) or fp64.
-        placement: The model's sharded parameters; None if every process holds them whole.
+        placement: The placement of the model's parameters; by default every process has all.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `gradients` runs losses through torch.compile.
         reduce_precision: fp32 sums gradients in the dtype of the parameters, bf16 in bfloat16,
@@ -295,15 +296,15 @@ class Engine:
         if self.device.type == "cuda":  # each thread has its own current device
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.precision = precision
-        self.placement = placement
+        self.placement = placement or Replicated()
         self.replicas = process_group.world_size()
         self.reduces_low = reduce_precision == "bf16"
         is_low = precision == "bf16"
-        self.passes = ForwardPasses(seed, self.device, is_low, placement, recompute, compiled)
+        self.passes = ForwardPasses(seed, self.device, is_low, self.placement, recompute, compiled)
         self.finite_check = FiniteCheck(self.device)
         self.norms: dict[str, Tensor] = {}
         self.record = self.passes.record
-        self._weights = Weights(optimizers, self.passes)
+        self._weights = Weights(optimizers, self.placement)
         # State of the optimizers inside `restoring`; None until a step changes it.
         self._saved: dict[str, dict[str, Any] | None] = {}
         self._others: Sequence[float] = ()  # to be sent with the next sizes
@@ -375,7 +376,7 @@ class Engine:
         may precede `hypergradients`, at the price of a copy of the optimizers' parameters. With
         `replay` no copy is made: the caller must have restored the values by then.
         """
-        if self.placement is not None and is_fully_sharded(self.placement):
+        if not self.placement.has_second_derivatives:
             raise UsageError(
                 "second derivatives cannot be taken through torch's fully_shard; a task that takes "
                 "them sets takes_second_derivatives"
@@ -434,7 +435,7 @@ class Engine:
                     for name, term in terms.items():
                         part = parts.setdefault(name, [0.0, term.per, term.weight])
                         part[0] = part[0] + term.sum.double()
-        calls = self.placement.take_calls() if is_fully_sharded(self.placement) else []
+        calls = self.placement.take_calls()
         results = process_group.gather_objects((to_python((parts, sizes)), calls))
         if any(order != calls for _, order in results):
             raise MetaseqError(OTHER_ORDER)
@@ -468,7 +469,7 @@ class Engine:
         A method needs it only to read weights between passes. Do not read them from state_dict(),
         which gives shards. A collective call.
         """
-        return self.passes.whole(write)
+        return self.placement.whole(write)
 
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient, in place, and take one scheduled step.
@@ -495,7 +496,7 @@ class Engine:
         self._weights.store_origins()
         optimizer.step(self.finite_check.found_inf(name, norm))
         optimizer.forget_gradient()
-        self.passes.refresh(optimizer.parameters)
+        self.placement.refresh(optimizer.parameters)
         return True
 
     @torch.no_grad()
@@ -527,7 +528,7 @@ class Engine:
 
     def _are_equal(self, batches: Sequence[Batch]) -> bool:
         """Return whether sharded parameters can be gathered where these micro-batches use them."""
-        if self.placement is None or self.placement.is_whole:
+        if self.placement.is_whole:
             return False
         return GlobalCount(len(batches), {}, self.device).are_equal
 
@@ -548,65 +549,23 @@ class Engine:
             count = GlobalCount(len(batches), sizes, self.device, self._others)
             if self._others:
                 self._others, self._carrier = (), count
-        if not batches or self.placement is not None:
+        if not batches or self.placement.gathers:
             _ = count.totals  # before any other collective, as replicas with batches do
         fillers: list[Batch] = []
-        if self.placement is not None and not count.are_equal:
-            fillers = self.to_device(reduction.fillers(batches))
+        if self.placement.gathers and not count.are_equal:
+            fillers = self.to_device(fillers_of(batches))
         return GlobalLoss(loss_fn, [*batches, *fillers], rng_key, count, len(fillers))
 
     def _gradients(
         self, loss: GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
     ) -> tuple[Vector, Logs]:
         """Return the gradient and the logs of `gradients`."""
-        if self.placement is not None and is_fully_sharded(self.placement):
-            return self._sharded_gradients(self.placement, loss, wrt)
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True, full_precision) as forward:
-            leaves = forward.leaves(wrt)
-            sums = self._reduction(leaves, wrt, self.reduces_low and not full_precision)
-            for number in range(len(loss.batches)):
-                mean = loss.mean(forward, number, logs)
-                # A graph that gathers its parameters has its own sums, which must not interleave.
-                is_last = number == len(loss.batches) - 1 and forward.weights is None
-                if mean.requires_grad:
-                    with sums if sums and is_last else contextlib.nullcontext():
-                        mean.backward(inputs=leaves)
-            return self._collect(leaves, sums, logs, loss.count), logs
-
-    def _sharded_gradients(
-        self, placement: FullySharded, loss: GlobalLoss, wrt: Sequence[Tensor]
-    ) -> tuple[Vector, Logs]:
-        """Return what `_gradients` does, with the gradients summed by fully_shard."""
-        logs: Logs = {}
-        with self.passes.start(loss.rng_key, True) as forward, placement.differentiating(wrt):
-            for number in range(len(loss.batches)):
-                mean = placement.loss(partial(loss.mean, forward, number, logs))
-                placement.backward(mean, number == len(loss.batches) - 1)
-        numbers = [parameter for parameter in wrt if not parameter.dim()]
-        sharded = [parameter for parameter in wrt if parameter.dim()]
-        present: Sequence[float] = [id(parameter) in placement.present for parameter in wrt]
-        order = random_streams.key(*placement.take_calls()) % (1 << 20)
-        leaves = [placement.full[id(number)] for number in numbers]
-        sums = Reduction(leaves, numbers, [order, order**2, *present])
-        grads = dict(zip(map(id, numbers), self._collect(leaves, sums, logs, loss.count)))
-        grads |= zip(map(id, sharded), placement.take_gradients(sharded))
-        self._check_order(*sums.totals[:2])
-        if not all(present):  # otherwise a GPU need not be waited for
-            present = sums.totals[2:].tolist()
-        return [grads[id(p)] if has_it else None for p, has_it in zip(wrt, present)], logs
-
-    def _check_order(self, total: Tensor, square: Tensor) -> None:
-        """Raise MetaseqError unless all replicas' numbers are equal, by their sum and squares' sum.
-
-        On a GPU the steps are refused instead, so that the host does not wait for it.
-        """
-        # The variance is 0 if and only if the numbers are equal.
-        agree = total**2 == self.replicas * square
-        if agree.is_cuda:
-            self.finite_check.require(torch.where(agree, 0.0, float("nan")))
-        elif not agree:
-            raise MetaseqError(OTHER_ORDER)
+            means = [partial(loss.mean, forward, n, logs) for n in range(len(loss.batches))]
+            low = self.reduces_low and not full_precision
+            sums = self.placement.differentiate(means, forward.leaves(wrt), wrt, low)
+            return self._collect(sums, logs, loss.count), logs
 
     def _graph(
         self,
@@ -629,8 +588,7 @@ class Engine:
             graph = self._graph(loss, 0, forward, wrt, logs)
             for leaf, grad in zip(leaves, graph, strict=True):
                 leaf.grad = None if grad is None else grad.detach()
-            sums = self._reduction(leaves, wrt)
-            value = self._collect(leaves, sums, logs, loss.count)
+            value = self._collect(sums_of(leaves, wrt), logs, loss.count)
             return InnerGradient(value, logs, loss, wrt, graph, forward)
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
@@ -656,7 +614,7 @@ class Engine:
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
             inner.graph, inner.forward = None, None
-            return self._collect(leaves, self._reduction(leaves, wrt), {})
+            return self._collect(sums_of(leaves, wrt), {})
 
     def _differences(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
@@ -677,31 +635,18 @@ class Engine:
             sides.append(side)
             with torch.no_grad():
                 torch._foreach_copy_([vectors.local(p) for p in inner.wrt], saved)
-            self.passes.refresh(inner.wrt)
+            self.placement.refresh(inner.wrt)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
-    def _reduction(
-        self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False
-    ) -> Reduction | None:
-        """Return the reduction of a pass's gradients over replicas, if there are several."""
-        return Reduction(leaves, wrt, low=low) if self.replicas > 1 else None
-
     def _collect(
-        self,
-        leaves: Sequence[Tensor],
-        sums: Reduction | None,
-        logs: Logs,
-        count: GlobalCount | LocalCount | None = None,
+        self, sums: Gradients, logs: Logs, count: GlobalCount | LocalCount | None = None
     ) -> Vector:
-        """Return the gradients of `leaves` and reset them; sum them and the logs over replicas."""
-        if sums is not None:
-            if "loss" in logs:
-                self.finite_check.add_local_loss(logs["loss"])
-            grads: Vector = sums.finish(logs, count is None or count.are_alike)
-        else:
-            grads = [p.grad for p in leaves]
-            for p in leaves:
-                p.grad = None
+        """Return gradients; sum them and the logs over replicas."""
+        if "loss" in logs and self.replicas > 1:
+            self.finite_check.add_local_loss(logs["loss"])
+        grads = sums.finish(logs, count is None or count.are_alike)
+        for values in sums.required:
+            self.finite_check.require(values)
         if "loss" in logs:
             self.finite_check.add_loss(logs["loss"])
         return grads

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +28,9 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.metric_names import KINDS
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
 from metaseq_lm.distributed.gathering import ShardedWeights, active_weights, use_weights
-from metaseq_lm.distributed.placement import is_fully_sharded
+from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.vectors import is_dtensor
 from metaseq_lm.runs.flops import uncounted
-
-if TYPE_CHECKING:
-    from metaseq_lm.distributed.placement import Placement
 
 T = TypeVar("T")
 LossFn = Callable[[Any], Terms]  # the argument is a Batch of some kind
@@ -341,7 +338,7 @@ class ForwardPasses:
         seed: Seed of all random numbers inside passes.
         device: Device that the passes compute on.
         is_low: Whether passes run under autocast to bfloat16.
-        placement: The model's sharded parameters; None if every process holds them whole.
+        placement: The placement of the model's parameters.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `ForwardPass.terms` runs losses through torch.compile.
 
@@ -355,7 +352,7 @@ class ForwardPasses:
         seed: int,
         device: torch.device,
         is_low: bool,
-        placement: Placement | None,
+        placement: Placement,
         recompute: bool,
         compiled: bool,
     ) -> None:
@@ -414,27 +411,8 @@ class ForwardPasses:
         """
         # bfloat16 is too coarse for second derivatives and differences of gradients.
         is_low = self.is_low and not (double_backward or full_precision)
-        placement = self.placement
-        with contextlib.ExitStack() as stack:
-            weights = None
-            if placement is None:
-                pass
-            elif not are_equal:
-                stack.enter_context(placement.whole())
-            elif is_fully_sharded(placement):
-                stack.enter_context(placement.in_pass())
-            else:
-                weights = stack.enter_context(placement.in_graph())
+        with self.placement.in_pass() if are_equal else self.placement.whole() as weights:
             yield ForwardPass(self, rng_key, is_low, double_backward, weights)
-
-    def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Gather full parameters inside the context; `write` copies changes back to the shards."""
-        return contextlib.nullcontext() if self.placement is None else self.placement.whole(write)
-
-    def refresh(self, parameters: Sequence[Tensor]) -> None:
-        """Copy changed shards into the whole parameters of the current pass, if there is one."""
-        if self.placement is not None:
-            self.placement.refresh(parameters)
 
 
 @dataclass
@@ -465,10 +443,7 @@ class ForwardPass:
 
     def call(self, function: Callable[[], T]) -> T:
         """Return function(), which runs the model, with the hooks of fully sharded parameters."""
-        placement = self.passes.placement
-        if placement is None or placement.is_whole or not is_fully_sharded(placement):
-            return function()
-        return placement.call(function)
+        return self.passes.placement.call(function)
 
     @contextlib.contextmanager
     def over(self, batch: Batch) -> Iterator[None]:

@@ -175,7 +175,7 @@ def model_options(config: RunConfig, source: object) -> EncoderConfig:
     """Return the encoder options of a run; MetaseqError if its model is not an encoder."""
     values = vars(config.model) if config.model is not None else {}
     kind = ModernConfig if isinstance(config.model, ModernConfig) else TransformerConfig
-    defaults = {item.name: item.default for item in fields(kind)}
+    defaults = vars(kind())
     options = {name: values[name] for name in defaults if name in values}
     wrong = {*SIZES.values(), "max_positions"} - options.keys()
     for name, value in options.items():

@@ -181,6 +181,11 @@ def _trained_part(
             "train without it to export them"
         )
     model = model_options(config, source)
+    if not model.has_usual_parts:
+        raise MetaseqError(
+            f"{source}: no class of the transformers library has model.attention="
+            f"{model.attention} and model.feed_forward={model.feed_forward}"
+        )
     if isinstance(model, ModernConfig):
         heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
         lacking = unexportable(model, heads if main else {"of ELECTRA's generator"})

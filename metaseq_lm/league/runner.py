@@ -181,13 +181,11 @@ class Runner:
             try:
                 if objective.grid:
                     trials = self.tune_sweep(objective)
-                    for _ in composed(_of_one_seed(trials.runs), trials.definition, self.check):
-                        pass
+                    list(composed(_of_one_seed(trials.runs), trials.definition, self.check))
                 if budgets := self.shuffled_budgets(objective):
                     at_budgets = budget_values({budget: [first] for budget in budgets})
                     shuffled = self.sweep(objective, SHUFFLED, at_budgets)
-                    for _ in composed(_of_one_seed(shuffled.runs), shuffled.definition, self.check):
-                        pass
+                    list(composed(_of_one_seed(shuffled.runs), shuffled.definition, self.check))
                 built = [self.sweep(objective, FINAL, settings)]
                 if self.plan.controls.untrained:
                     built.append(self.sweep(objective, UNTRAINED, []))
@@ -332,8 +330,7 @@ class Runner:
         """Return whether all settings of a wider grid are valid values of their options."""
         sweep = self.sweep(objective, TUNE, _at(budget, grid))
         try:
-            for _ in composed(_of_one_seed(sweep.runs), sweep.definition, self.check):
-                pass
+            list(composed(_of_one_seed(sweep.runs), sweep.definition, self.check))
         except UsageError as error:
             show(f"{objective.name}: its grid is not widened: {error}")
             return False

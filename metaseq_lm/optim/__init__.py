@@ -25,7 +25,14 @@ from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
 from metaseq_lm.core.roles import role_of
 from metaseq_lm.distributed import shards, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
-from metaseq_lm.optim.states import odd_forms, read_state, why_not_stored, with_types_of
+from metaseq_lm.optim.states import (
+    WHOLE,
+    odd_forms,
+    read_state,
+    table_of,
+    why_not_stored,
+    with_types_of,
+)
 from metaseq_lm.optim.trial import check_kind, check_resumable, check_schedule
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.runs.tensor_files import map_tensors
@@ -158,7 +165,7 @@ class Optimizer:
     def _placed(self, index: int, _: str, moment: Tensor) -> Tensor:
         """Return a process's part of a moment in the placement of its parameter."""
         parameter = self.parameters[index]
-        if is_dtensor(parameter) and moment.dim() == parameter.dim() > 0:
+        if is_dtensor(parameter) and moment.dim() and parameter.dim():
             return vectors.like_shard(moment, parameter)
         return moment
 
@@ -197,7 +204,9 @@ class Optimizer:
             if number not in numbers:
                 raise CheckpointError(f"the optimizer's state {number} is of no parameter")
             index = numbers[number]
-            if reason := why_not_stored(slots, self.local[index], self.is_sharded):
+            if reason := why_not_stored(
+                slots, self.local[index], self.is_sharded, table_of(self.inner)
+            ):
                 raise CheckpointError(f"the optimizer has {reason} which cannot be saved")
             state[number] = map_tensors(partial(self._placed, index), slots)
             if not self.is_sharded and (odd := odd_forms(slots, self.local[index])):
@@ -209,14 +218,13 @@ class Optimizer:
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
-        # Moments of built-in optimizers always have their parameters' shapes.
-        is_strict = self.is_sharded or type(self.inner).__module__.startswith("metaseq_lm.")
+        table = table_of(self.inner)
         parts: dict[int, dict[str, Any]] = {}
         for number, index in self._numbers().items():
             forms = state.get("forms", {}).get(number, {})
             if slots := state["state"].get(number, {}):
                 try:
-                    parts[number] = read_state(slots, forms, self.parameters[index], is_strict)
+                    parts[number] = read_state(slots, forms, self.parameters[index], table)
                 except ValueError as error:
                     raise ValueError(f"parameter {number}: {error}") from error
         self.load_local_state({"updates": state["updates"], "state": parts})
@@ -239,9 +247,9 @@ def build_optimizer(
     is_plug_in = not OPTIMIZERS.entry(config._name).is_of_package
     if is_plug_in:
         check_kind(config._name, inner, local)
-    if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
+    if any(is_sharded(p) for _, p in named) and (need := why_whole(inner)):
         raise UsageError(
-            f"optimizer {config._name} needs whole matrices, but engine.parallel=shard or "
+            f"optimizer {config._name} needs whole matrices{need}, but engine.parallel=shard or "
             "hybrid leaves each process some of their rows; use engine.parallel=replicate, or "
             "another optimizer"
         )
@@ -260,13 +268,16 @@ def build_optimizer(
     )
 
 
-# torch's classes cannot declare it.
-_WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
+def why_whole(inner: torch.optim.Optimizer) -> str:
+    """Return why a step on some rows of a matrix differs from these rows of a whole step.
 
-
-def needs_whole_matrices(inner: torch.optim.Optimizer) -> bool:
-    """Return whether a step on some rows of a matrix differs from these rows of a whole step."""
-    return getattr(inner, "needs_whole_matrices", isinstance(inner, _WHOLE_MATRICES))
+    "" if it does not.
+    """
+    keys = [key for key, form in table_of(inner).items() if form is WHOLE]
+    # torch's Muon cannot declare it.
+    if keys or getattr(inner, "needs_whole_matrices", isinstance(inner, torch.optim.Muon)):
+        return f" for its {', '.join(keys) or 'steps'}"
+    return ""
 
 
 Schedule = Callable[[int], float]

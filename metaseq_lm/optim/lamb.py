@@ -6,7 +6,7 @@ import torch
 
 from metaseq_lm.config.groups import NamedParameters
 from metaseq_lm.config.optimizers import LambConfig
-from metaseq_lm.optim.optimizers import Eager, pair_of
+from metaseq_lm.optim.optimizers import Eager, FusedAdamW, pair_of
 
 
 class Lamb(Eager):
@@ -20,6 +20,7 @@ class Lamb(Eager):
     2024).
     """
 
+    state_form = FusedAdamW.state_form
     needs_whole_matrices = True
 
     @torch.no_grad()

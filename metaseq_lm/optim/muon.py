@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.core.roles import Role, role_of
 from metaseq_lm.optim.optimizers import FusedAdamW, pair_of
+from metaseq_lm.optim.states import LIKE, Table
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
@@ -62,6 +63,7 @@ class Muon(FusedAdamW):
     orthogonalised and scaled separately (torch.optim.Muon with one piece).
     """
 
+    state_form: ClassVar[Table] = {**FusedAdamW.state_form, "momentum_buffer": LIKE}
     needs_whole_matrices = True
 
     def rule_of(self, group: dict[str, Any]) -> str:

@@ -1,21 +1,21 @@
 """The registered optimizers: torch's fused ones, and Adam without bias correction.
 
 An optimizer is registered as a function of its options and the named parameters; it makes its
-parameter groups by `OptimizerConfig.groups`. An optimizer class that needs all rows of a matrix for
-a step sets `needs_whole_matrices = True`, and is refused if parameters are sharded.
+parameter groups by `OptimizerConfig.groups`. An optimizer class declares `state_form` (see
+`optim.states`), and `needs_whole_matrices = True` if a step of some rows needs all of a matrix.
 """
 
 import inspect
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
-from metaseq_lm.config.groups import (
-    NamedParameters,
-)
-from metaseq_lm.config.optimizers import AdamConfig, SGDConfig
+from metaseq_lm.config.groups import NamedParameters
+from metaseq_lm.config.optimizers import AdafactorConfig, AdamConfig, SGDConfig
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.optim.states import LIKE, NUMBER, ROWS, WHOLE, Table
 
 
 def with_half_life(config: RunConfig) -> RunConfig:
@@ -72,6 +72,7 @@ class Eager(torch.optim.Optimizer):
 class FusedAdamW(Eager, torch.optim.AdamW):
     """torch's fused AdamW."""
 
+    state_form: ClassVar[Table] = {"step": NUMBER, "exp_avg": LIKE, "exp_avg_sq": LIKE}
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
@@ -115,6 +116,8 @@ class FusedSGD(Eager, torch.optim.SGD):
     torch's fused kernel requires momentum buffers for all parameters of a group or for none.
     """
 
+    state_form: ClassVar[Table] = {"momentum_buffer": LIKE}
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
@@ -129,3 +132,22 @@ def sgd(config: SGDConfig, parameters: NamedParameters) -> torch.optim.Optimizer
     """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
     groups = config.groups(parameters)
     return FusedSGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+
+
+class Adafactor(Eager, torch.optim.Adafactor):
+    """torch's Adafactor."""
+
+    state_form: ClassVar[Table] = {
+        "step": NUMBER,
+        "row_var": ROWS,
+        "col_var": WHOLE,
+        "variance": LIKE,
+    }
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adafactor.step))
+
+
+def adafactor(config: AdafactorConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
+    """Adafactor (Shazeer and Stern 2018): AdamW without momentum, with factored second moments."""
+    groups, epsilons = config.groups(parameters), (config.eps, config.least_scale)
+    decay, d = config.beta2_decay, config.clip_threshold
+    return Adafactor(groups, lr=config.lr, beta2_decay=decay, eps=epsilons, d=d)

@@ -16,7 +16,7 @@ from metaseq_lm.core import interfaces
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Registry, abbreviated
-from metaseq_lm.optim.states import PLAIN, why_not_stored
+from metaseq_lm.optim.states import PLAIN, table_of, why_not_stored
 from metaseq_lm.runs.tensor_files import map_tensors
 
 _STEPS = 2  # some optimizers create a part of their state at the second
@@ -39,15 +39,18 @@ def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) 
                 _set_gradients(inner)
                 inner.step()
         except Exception as error:  # a plug-in's step may raise anything, here or in the run
-            say(
+            text = (
                 f"optimizer {config._name}: whether its state can be saved was not tried, because "
                 f"a step of stand-ins raised {type(error).__name__}: {error}"
             )
+            if is_sharded and not table_of(inner):
+                raise UsageError(f"{text}; give its class a table state_form") from error
+            say(text)
             return
     names: dict[Tensor, str] = {p: name for name, p in stand_ins}
     reasons = [f"has {key}, which is of no parameter," for key in inner.state if key not in names]
     for p, slots in inner.state.items():
-        if p in names and (reason := why_not_stored(slots, p, is_sharded)):
+        if p in names and (reason := why_not_stored(slots, p, is_sharded, table_of(inner))):
             reasons.append(f"has {reason} of parameter {names[p]} {tuple(p.shape)}")
     after = _numbers_outside(inner)
     changed = [key for key in after if after[key] != before.get(key)]
@@ -59,7 +62,8 @@ def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) 
         raise UsageError(
             f"optimizer {config._name} {reasons[0]} so that a run with it could not be resumed. "
             "Its state may hold numbers, tensors, and lists, tuples and dicts of these by "
-            f"parameter, and on shards only numbers and tensors of the parameter's shape{advice}"
+            "parameter, as its table state_form says; on shards, tensors without an entry there "
+            f"have the parameter's shape{advice}"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from metaseq_lm.core.config import RunConfig, as_dict, flatten
 from metaseq_lm.core.errors import MissingError, UsageError
-from metaseq_lm.core.loading import Compositions, load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import Run, StageRun
@@ -25,12 +25,12 @@ def composed(
 
     `check` may raise UsageError for a configuration.
     """
-    compositions: Compositions = {}
+    folder, compositions = definition.config_dir, definition.compositions
     for run in runs:
         for stage in run.stages:
             try:
                 config_name, overrides = stage.configuration()
-                config = load_config(overrides, definition.config_dir, config_name, compositions)
+                config = load_config(overrides, folder, config_name, compositions)
                 _check_no_secret(config)
                 if check is not None:
                     check(config)
@@ -67,8 +67,7 @@ def check_each_value(
         if not fresh or values - seen:
             fresh.append(run)
             seen |= values
-    for _ in composed(fresh, definition, check):
-        pass
+    list(composed(fresh, definition, check))
 
 
 def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hydra.errors import HydraException
 
 from metaseq_lm.core.config import SWEEP, names_runs, why_set
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.loading import format_value, quote
+from metaseq_lm.core.loading import Compositions, format_value, quote
 from metaseq_lm.core.plain_yaml import naming_place, read_yaml
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.structured import read_structured, read_values
@@ -71,6 +72,11 @@ class Definition:
     alternatives: list[dict[str, Any]]
     seeds: list[int]
     overrides: list[str]
+
+    @cached_property
+    def compositions(self) -> Compositions:
+        """The compositions so far, with the plug-in; see `load_config`."""
+        return {}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Definition:

@@ -152,16 +152,13 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
             "leave it out, or use engine.precision=fp32"
         )
     mesh = build_mesh(config.engine.parallel, device)
-    placement = None
-    if mesh is not None:
-        in_turn = config.engine.gather == "layer" and not task.criterion.differentiates
-        low = config.engine.reduce_precision == "bf16"
-        placement = build_placement(model, mesh, in_turn, task.takes_second_derivatives, low)
+    in_turn = config.engine.gather == "layer" and not task.criterion.differentiates
+    low = config.engine.reduce_precision == "bf16"
+    placement = build_placement(model, mesh, in_turn, task.takes_second_derivatives, low)
     if empty:
         allocate(model, device)
-    if placement is not None:
-        placement.prepare()
-    by_block = recompute or placement is not None
+    placement.prepare()
+    by_block = recompute or placement.gathers
     if config.engine.compile:
         _check_compilable(config, task, model, device)
         _set_up_compiler()

@@ -341,7 +341,7 @@ def request_of(item: str | Mapping[str, Any], data: Path) -> SuiteRequest:
         UsageError: The entry has another form, or the suite, an option or a value is unknown.
     """
     entry = read_entry(item, SuiteEntry)
-    suite_results.check_name(name := suite_results.entry_name(item))
+    suite_results.check_name(name := entry.name or suite_results.default_name(entry.suite))
     of_sentences = {key: getattr(entry, key) or known[0] for key, known in _OF_SENTENCES.items()}
     for option, known in _OF_SENTENCES.items():
         if of_sentences[option] not in known:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.distributed import process_group, shards
+from metaseq_lm.distributed.reduction import GlobalCount, Reduction, fillers_of
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.engine.reduction import GlobalCount, Reduction, fillers
 
 WIDTHS = [3, 7, 2, 8, 5]
 UPDATES = 3
@@ -128,7 +128,7 @@ def counter(out: str) -> None:
         count = GlobalCount(number, sizes, torch.device("cpu"), [rank + 1.0])
         totals = {n: total.tolist() for n, total in count.totals.items()}
         own = [RowBatch(x=torch.full((1,), rank), number=torch.zeros(1))] * number
-        filled = [int(batch.x) for batch in fillers(own)]
+        filled = [int(batch.x) for batch in fillers_of(own)]
         found[name] = [count.are_alike, count.are_equal, totals, count.others, filled]
     leaf = torch.ones(2, requires_grad=True)
     with Reduction([leaf], [leaf]) as reduction:

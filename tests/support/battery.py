@@ -63,6 +63,8 @@ RISING = ["criterion.decay_updates=9"]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is local.
 MODERN = ["model=modern", "model.local_window=6"]
+GROUPED = ["model.attention=grouped_query", "model.part_options={kv_heads:1}"]
+DIFFERENTIAL = ["model.attention=differential"]
 DOCUMENTS = ["task.sample_break_mode=documents"]
 # The length changes at updates where resumed runs stop, and between these.
 LENGTHS = [
@@ -177,7 +179,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
         ["task=masked_lm", *TEXT, *MODERN, *DOCUMENTS, "model.norm=rms", "model.qk_norm=true"],
-        ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING],
+        ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING, "optimizer=adafactor"],
         ["task=masked_lm", *TEXT, "task.mask_unit=span", "task.span_anchors=tokens", *PARTS],
     ],
     "bert_pretraining": [
@@ -189,13 +191,13 @@ CASES: dict[str, list[list[str]]] = {
     "causal_lm": [
         ["task=causal_lm", *TEXT],
         ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
-        ["task=causal_lm", *TEXT, *MODERN, "model.gate=silu", "model.vocab_multiple=8"],
+        ["task=causal_lm", *TEXT, *MODERN, *GROUPED, "model.gate=silu", "model.vocab_multiple=8"],
         ["task=causal_lm", *TEXT, *MODERN, *WARM, "optimizer=muon", "criterion.z_loss=0.01"],
     ],
     "prefix_lm": [
         ["task=prefix_lm", *TEXT],
         ["task=prefix_lm", *TEXT, *MODERN, *DOCUMENTS],
-        ["task=prefix_lm", *TEXT, *WARM, *PARTS],
+        ["task=prefix_lm", *TEXT, *WARM, *PARTS, "optimizer=soap"],
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],
@@ -204,8 +206,8 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "masked_diffusion": [
         ["task=masked_diffusion", *TEXT],
-        ["task=masked_diffusion", *TEXT, "criterion.shifted=true"],
-        ["task=masked_diffusion", *TEXT, *MODERN, "task.weights=flat", "task.times=bell"],
+        ["task=masked_diffusion", *TEXT, "criterion.shifted=true", "task.times=bell"],
+        ["task=masked_diffusion", *TEXT, *MODERN, *DIFFERENTIAL, "task.weights=flat"],
         ["task=masked_diffusion", *TEXT, *WARM, *PARTS],
     ],
     "mixture": [
@@ -234,7 +236,7 @@ CASES: dict[str, list[list[str]]] = {
         [*META, "criterion.inner_steps=0", "criterion.targets=flat"],
         [*META, *DIFFERENCES],
         [*META, "task.labelled=[which_moon_20,pairs]", *CUT],
-        [*META, *MODERN, "model.vocab_multiple=8"],
+        [*META, *MODERN, *DIFFERENTIAL, "model.vocab_multiple=8"],
     ],
     "token_labels": [
         ["task=token_labels", "task.labelled=which_moon_20"],

@@ -14,7 +14,7 @@ difference between the weights of two runs:
   without clipping: 0 where every sum has the same order.
 
 Two and four processes pose as two nodes. A case is a criterion (`masked_lm`) or one of its further
-cases (`masked_lm-1`); Muon and LAMB, which need whole matrices, are left out. Without --all, which
+cases (`masked_lm-1`); optimizers that need whole matrices are left out. Without --all, which
 takes twice as long, these are the first case of each criterion and all of meta-learning by MAML.
 The exit code is 1 if a difference is above 1e-12.
 """
@@ -38,7 +38,9 @@ from battery import Case, Run
 from metaseq_lm import plugins
 
 LIMIT = 1e-12
-WHOLE_MATRICES = {"optimizer=muon", "optimizer=lamb"}  # cannot be sharded
+WHOLE_MATRICES = {
+    f"optimizer={name}" for name in ("muon", "lamb", "adafactor", "soap")
+}  # cannot be sharded
 PLACEMENTS = {"R": "replicate", "S": "shard", "H": "hybrid"}
 COUNTS = (1, 2, 4)
 SETTINGS = [f"{count}{letter}" for count in COUNTS for letter in PLACEMENTS]

@@ -14,6 +14,7 @@ import torch._dynamo  # the first optimizer would import it
 import metaseq_lm.cli.train
 import metaseq_lm.distributed.launcher
 import metaseq_lm.interop.exporting
+import metaseq_lm.sweeps.server
 import metaseq_lm.training.run  # noqa: F401
 from metaseq_lm import plugins
 from metaseq_lm.core import loading

@@ -5,6 +5,7 @@ a line of JSON per command: case, code, stderr, seconds, growth of the peak memo
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -265,6 +266,7 @@ def program(work: Path, data: Path) -> None:
     canary = work / "canary"
     # Import late modules here, once.
     assert main(["train", str(data), *MLM, "--dry-run", "engine.retain_heap=false"]) == 0
+    gc.freeze()  # a collection would write into pages that the forks share
     assert apart(lambda: prepare(work, data)) == 0
     sys.path.insert(0, str(work))
     for number, (name, build, commands) in enumerate(CASES):

@@ -32,7 +32,7 @@ CACHES = shutil.ignore_patterns("__pycache__")
 # Further tests of a module, in addition to the tests of its room that name it.
 MORE = {
     "metaseq_lm/data/corpus/masking.py": ["tests/unit/data/test_units.py"],
-    "metaseq_lm/engine/reduction.py": ["tests/reliability/test_reduction.py"],
+    "metaseq_lm/distributed/reduction.py": ["tests/reliability/test_reduction.py"],
     "metaseq_lm/runs/checkpoint.py": ["tests/reliability/test_damaged_checkpoints.py"],
 }
 

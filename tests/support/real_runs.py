@@ -152,6 +152,10 @@ def forked(arguments: list[str], errors: str, environment: dict[str, str], limit
         count = int(arguments[arguments.index("--nproc") + 1])
         Forked.waiting = [Forked.fork(program) for _ in range(count)]
         launcher.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
+    if arguments[0] in ("sweep", "league"):
+        import warm_server
+
+        warm_server.replace("fork")
     program()
 
 

@@ -86,7 +86,7 @@ class ElectraTask(Task):
         return build_transformer(self.run_config, self.vocabulary, **nets)
 
     def flops_by_rule(self) -> float | None:
-        if changes_size(self.run_config):
+        if changes_size(self.run_config) or not flops_rules.has_ruled_parts(self.run_config.model):
             return None
         model, vocab = self.run_config.model, len(self.vocabulary)
         length = self.config.tokens_per_sample

@@ -10,14 +10,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import vectors
-from metaseq_lm.distributed.gathering import ShardedWeights, active_weights, use_weights
-from metaseq_lm.distributed.graph_sharded import GraphSharded
+from metaseq_lm.distributed.placement.protocol import Placement
+from metaseq_lm.distributed.placement.replicated import Replicated
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -55,17 +54,14 @@ class VirtualModel:
 
     Args:
         module: The model.
-        placement: The placement of its parameters, if they are shards.
+        placement: The placement of its parameters; by default every process has all.
     """
 
-    def __init__(self, module: nn.Module, placement: GraphSharded | None = None) -> None:
-        self.module, self.placement = module, placement
-        named = dict(module.named_parameters())
-        self.names = list(named)
-        self.parameters = list(named.values())
+    def __init__(self, module: nn.Module, placement: Placement | None = None) -> None:
+        self.call = (placement or Replicated()).bind(module)
+        self.parameters = list(module.parameters())
         self.shapes = [vectors.part(p).shape for p in self.parameters]
         self.sizes = [shape.numel() for shape in self.shapes]
-        self.is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(named)
         # On the input side, the padding row does not follow a virtual step.
         self.constants = {
             f"{name}.padding_row": vectors.row(layer.weight, layer.padding_idx)
@@ -98,18 +94,7 @@ class VirtualModel:
         return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
 
     def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
-        parts = self.split(local(vector))
-        if self.placement is not None:
-            of_ids = dict(zip(map(id, self.parameters), parts))
-            sharded = ShardedWeights(self.placement.pool, of_ids)
-            with use_weights(*active_weights(), sharded):
-                result: Tensor = functional_call(self.module, self.constants, args, kwargs)
-            return result
-        weights = dict(zip(self.names, parts)) | self.constants
-        # The search for ties takes a twentieth of the update of a small model.
-        output: Tensor = functional_call(
-            self.module, weights, args, kwargs, tie_weights=self.is_tied
-        )
+        output: Tensor = self.call(self.split(local(vector)), self.constants, args, kwargs)
         return output
 
 

@@ -32,7 +32,6 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import vectors
-from metaseq_lm.distributed.graph_sharded import GraphSharded
 from metaseq_lm.distributed.vectors import Vector, local
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
@@ -293,9 +292,7 @@ class MetaPseudoLabelTask(TextTask):
         meta: Vector = [None] * len(parameters)
         total: Any = 0.0
         logs: Logs = {}
-        placement = engine.placement
-        assert placement is None or isinstance(placement, GraphSharded)
-        student = VirtualModel(student_of(model), placement)
+        student = VirtualModel(student_of(model), engine.placement)
         for low in range(0, copies, at_once):
             chosen = slice(low, min(low + at_once, copies))
             part = {}

@@ -28,7 +28,13 @@ from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch, SpanCor
 from metaseq_lm.methods.span_corruption.model import EncoderDecoder
 from metaseq_lm.methods.span_corruption.options import DecoderConfig, SpanCorruptionConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
-from metaseq_lm.models.transformer.flops_rules import Sizes, encoder_decoder, has_rule, masked_lm
+from metaseq_lm.models.transformer.flops_rules import (
+    Sizes,
+    encoder_decoder,
+    has_rule,
+    has_ruled_parts,
+    masked_lm,
+)
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_transformer, changes_size, text_stream
 
@@ -202,7 +208,7 @@ class SpanCorruptionTask(TextTask):
         We take the longest kind of texts and pad rows to the longest one. As in these rules,
         attention counts every pair of tokens, even if they do not see each other.
         """
-        if changes_size(self.run_config):
+        if changes_size(self.run_config) or not has_ruled_parts(self.run_config.model):
             return None
         options, vocabulary = self.run_config.model, len(self.vocabulary)
         text = np.array(self.config.tokens_per_sample - 2)

@@ -21,16 +21,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import NoOptions
 from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.passes import current_context
-from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
+from metaseq_lm.models.layers import Dropout, Linear, RMSNorm, lookup
+from metaseq_lm.models.transformer.parts import Part
 from metaseq_lm.runs.flops import attention_flops, count_more
 
 _BOTH, _CAUSAL, _ANTICAUSAL, _PREFIX, _RANKED = range(len(REACHES))
@@ -342,7 +346,91 @@ class Rotation:
         return (x * self.cos + swapped * self.sin).to(x.dtype)
 
 
-class SelfAttention(nn.Module):
+class Positions:
+    """How an encoder distinguishes positions, by default not at all.
+
+    Args:
+        options: Its own options.
+        sizes: The options of the encoder.
+    """
+
+    def __init__(self, options: Any, sizes: EncoderConfig) -> None:
+        self.sizes = sizes
+
+    def embedding(self) -> nn.Module | None:
+        """Return a module that returns embeddings (..., S, E) of a layout with positions added."""
+        return None
+
+    def rotation(self, layout: Layout, x: Tensor, theta: float) -> Rotation | None:
+        """Return the rotation of queries and keys of states (..., S, D), see `Rotation.of`."""
+        return None
+
+
+class LearnedPositions(Positions):
+    """Learned embeddings (Devlin et al. 2019)."""
+
+    def embedding(self) -> nn.Module:
+        return PositionTable(self.sizes.max_positions, self.sizes.embed_dim)
+
+
+class PositionTable(nn.Embedding):
+    """Learned positions (P, E), or (C, P, E), in a row or in each document of packed rows."""
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:  # type: ignore[override]
+        if layout.documents is not None:
+            return x + lookup(document_positions(layout.documents), self.weight)
+        positions = self.weight[..., : x.shape[-2], :]
+        return x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
+
+
+class RotaryPositions(Positions):
+    """Rotary positions (Su et al. 2021), without embeddings."""
+
+    def __init__(self, options: Any, sizes: EncoderConfig) -> None:
+        super().__init__(options, sizes)
+        self.head_width = sizes.encoder_embed_dim // sizes.encoder_attention_heads
+        if self.head_width % 2:
+            raise UsageError(
+                f"rotary positions turn pairs of dimensions, but heads are {self.head_width} wide; "
+                "change model.encoder_embed_dim or model.encoder_attention_heads"
+            )
+
+    def rotation(self, layout: Layout, x: Tensor, theta: float) -> Rotation | None:
+        return Rotation.of(layout, x, theta, self.head_width) if theta else None
+
+
+class Attention(Part):
+    """Self-attention of a layer, which adds the residual connection.
+
+    Attributes:
+        pair_flops: Forward FLOPs for each pair of tokens; by default of softmax attention.
+        has_qk_norm: Whether it has norms of queries and keys with model.qk_norm.
+    """
+
+    has_qk_norm = False
+
+    def __init__(self, options: Any, sizes: EncoderConfig, number: int) -> None:
+        super().__init__(options, sizes, number)
+        self.pair_flops = 4 * sizes.encoder_embed_dim
+
+    def forward(
+        self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None
+    ) -> Tensor:
+        """Return (..., S, D) for states (..., S, D)."""
+        raise NotImplementedError
+
+    def flops(self, length: int) -> int:
+        return super().flops(length) + self.pair_flops * length**2
+
+
+def softmax_attention(options: NoOptions, sizes: EncoderConfig, number: int) -> SelfAttention:
+    """Multi-head attention (Vaswani et al. 2017)."""
+    norm_eps = sizes.norm_eps if sizes.style.qk_norm else 0.0
+    heads, dropout = sizes.encoder_attention_heads, sizes.attention_dropout
+    return SelfAttention(sizes.encoder_embed_dim, heads, dropout, sizes.style.bias, norm_eps)
+
+
+class SelfAttention(Attention):
     """Multi-head self-attention (Vaswani et al. 2017) with a joint projection to q, k and v.
 
     Args:
@@ -356,15 +444,18 @@ class SelfAttention(nn.Module):
         UsageError: The width is not divisible by the number of heads.
     """
 
+    inputs, outputs = ("in_proj",), ("out_proj",)
+    has_qk_norm = True
+
     def __init__(
         self, width: int, heads: int, dropout: float, bias: bool = True, norm_eps: float = 0.0
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         if width % heads:
             raise UsageError(
                 f"encoder_embed_dim {width} is not divisible by {heads} attention heads"
             )
-        self.heads = heads
+        self.heads, self.pair_flops = heads, 4 * width
         self.parameter_roles = {"in_proj": Role.HIDDEN, "out_proj": Role.HIDDEN}
         self.parameter_pieces = {"in_proj": 3}
         self.in_proj = Linear(width, 3 * width, bias)
@@ -376,7 +467,6 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None
     ) -> Tensor:
-        """Return (..., S, D) for states (..., S, D)."""
         *lead, length, width = x.shape
         qkv = self.in_proj(x).view(*lead, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.unbind(-3)  # (..., S, H, D/H)
@@ -390,14 +480,16 @@ class SelfAttention(nn.Module):
         return projected
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Part):
     """Attention of a decoder's states to an encoder's states (Vaswani et al. 2017).
 
     There are no positions between the two rows. Arguments as for SelfAttention.
     """
 
+    outputs = ("out_proj",)
+
     def __init__(self, width: int, heads: int, dropout: float, bias: bool = True) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.heads = heads
         self.parameter_roles = dict.fromkeys(("q_proj", "kv_proj", "out_proj"), Role.HIDDEN)
         self.parameter_pieces = {"kv_proj": 2}

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Layout
+from metaseq_lm.core.registry import POSITIONS
 from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.passes import apply_block
 from metaseq_lm.models.layers import Linear
 from metaseq_lm.models.transformer.attention import CrossAttention, Rotation, Visibility
-from metaseq_lm.models.transformer.encoder import Layer, make_norm
+from metaseq_lm.models.transformer.encoder import Layer
+from metaseq_lm.models.transformer.parts import Part, build_part, make_norm
 
 _CAUSAL = Layout(reach="causal")
 _ALL_SEEN = Visibility()
@@ -28,7 +30,9 @@ class DecoderLayer(Layer):
             width, heads, config.attention_dropout, config.style.bias
         )
         self.cross_norm = make_norm(width, config)
-        self.outputs.append(self.cross_attention.out_proj)
+
+    def parts(self) -> list[Part]:
+        return [*super().parts(), self.cross_attention]
 
     def forward(
         self,
@@ -65,7 +69,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, number) for number in range(layers))
         self.norm = make_norm(width, config) if style.pre_norm else None
         self.theta = config.scope(0).theta
-        self.head_width = width // config.encoder_attention_heads
+        self.positions = build_part(POSITIONS, style.positions, config)
 
     def forward(self, x: Tensor, memory: Tensor, layout: Layout) -> Tensor:
         """Return states (..., T, D) of embeddings (..., T, E).
@@ -74,7 +78,7 @@ class Decoder(nn.Module):
         """
         visibility = Visibility.of(_CAUSAL, x.shape[-2], x.device)
         of_memory = Visibility.of_keys(layout, memory.shape[-2])
-        rotation = Rotation.of(_CAUSAL, x, self.theta, self.head_width) if self.theta else None
+        rotation = self.positions.rotation(_CAUSAL, x, self.theta)
         if self.project is not None:
             x = self.project(x)
         for layer in self.layers:

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from metaseq_lm.config.transformer import (
     DEPTH_SCALED,
-    RMS,
     TRUNCATED_NORMAL,
     XAVIER_ATTENTION,
     EncoderConfig,
@@ -22,87 +21,73 @@ from metaseq_lm.config.transformer import (
 )
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import ATTENTIONS, FEED_FORWARDS, POSITIONS
 from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.passes import apply_block
 from metaseq_lm.models.layers import (
     Dropout,
     Embedding,
     Heads,
-    LayerNorm,
     Linear,
-    RMSNorm,
-    gelu_linear,
     linear,
-    lookup,
     select,
 )
-from metaseq_lm.models.transformer.attention import (
-    Rotation,
-    SelfAttention,
-    Visibility,
-    document_positions,
+from metaseq_lm.models.transformer.attention import Rotation, Visibility
+from metaseq_lm.models.transformer.parts import (
+    ACTIVATIONS,
+    Part,
+    build_part,
+    check_part_options,
+    make_norm,
+    scale_by_depth,
+    truncated_normal,
 )
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "gelu": F.gelu,
-    "relu": torch.relu,
-    "silu": F.silu,
-}
-
-
-def make_norm(width: int, config: EncoderConfig) -> LayerNorm | RMSNorm:
-    """Return a norm of the configured kind."""
-    if config.style.norm == RMS:
-        return RMSNorm(width, config.norm_eps)
-    return LayerNorm(width, config.norm_eps, bias=config.style.bias)
 
 
 class Layer(nn.Module):
     """An encoder layer: attention and a feed-forward network, each with a residual connection.
 
-    The network has two layers with a GELU between them, or, gated, the first is twice as wide and
-    its first half, through an activation, multiplies the second (Shazeer 2020). `number` counts the
-    layers from 0: a pre-norm layer on top of normalised embeddings does not normalise them again.
+    `number` counts the layers from 0: a pre-norm layer on top of normalised embeddings does not
+    normalise them again.
     """
 
     is_gathered_alone = True  # of a sharded model
 
     def __init__(self, config: EncoderConfig, number: int = 0) -> None:
         super().__init__()
-        width, inner, style = config.encoder_embed_dim, config.encoder_ffn_embed_dim, config.style
+        width, style = config.encoder_embed_dim, config.style
         self.normalize_before = style.pre_norm
-        self.attention = SelfAttention(
-            width,
-            config.encoder_attention_heads,
-            config.attention_dropout,
-            style.bias,
-            config.norm_eps if style.qk_norm else 0.0,
-        )
+        self.attention = build_part(ATTENTIONS, config.attention, config, number)
+        if style.qk_norm and not self.attention.has_qk_norm:
+            raise UsageError(f"attention {config.attention} has no norms; leave model.qk_norm out")
         is_normal = style.pre_norm and style.embedding_norm and config.embed_dim == width
         skip = is_normal and number == 0
         self.attention_norm = nn.Identity() if skip else make_norm(width, config)
-        self.gate = _ACTIVATIONS[style.gate] if style.gate else None
-        self.parameter_roles = {"fc1": Role.HIDDEN, "fc2": Role.HIDDEN}
-        self.parameter_pieces = {"fc1": 2 if style.gate else 1}
-        self.fc1 = Linear(width, 2 * inner if style.gate else inner, style.bias)
-        self.fc2 = Linear(inner, width, style.bias)
+        network = build_part(FEED_FORWARDS, config.feed_forward, config, number)
+        if network.is_flat:
+            for name, child in network.named_children():
+                self.add_module(name, child)
+            self.parameter_roles = network.parameter_roles
+            self.parameter_pieces = network.parameter_pieces
+        else:
+            self.feed_forward = network
+        self._network = [network]  # in a list, so that it is not registered again
         self.ffn_norm = make_norm(width, config)
         self.dropout = Dropout(config.dropout)
-        self.activation_dropout = Dropout(config.activation_dropout)
-        self.depth, self.outputs = style.depth, [self.attention.out_proj, self.fc2]
-        self.width_ratio = config.width_ratio
+        self.depth, self.width_ratio = style.depth, config.width_ratio
+
+    def parts(self) -> list[Part]:
+        """Return the parts with matrices, in the order in which their weights are drawn."""
+        return [self.attention, *self._network]
+
+    def initialise(self, init: str) -> None:
+        """Draw the weights that differ from N(0, 0.02)."""
+        for part in self.parts():
+            part.initialise(init, self.depth)
 
     def ffn(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
-        if self.gate is not None:
-            activated, other = x.chunk(2, -1)
-            gated: Tensor = self.fc2(self.activation_dropout(self.gate(activated) * other))
-            return gated
-        if self.training and self.activation_dropout.p:
-            states: Tensor = self.fc2(self.activation_dropout(F.gelu(x)))
-            return states
-        return gelu_linear(x, self.fc2.weight, self.fc2.bias)
+        states: Tensor = self._network[0](x)
+        return states
 
     def forward(
         self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None
@@ -130,7 +115,7 @@ class Embeddings(nn.Module):
         width, style = config.embed_dim, config.style
         self.max_positions = config.max_positions
         self.tokens = Embedding(config.rows(vocab_size), width, padding_idx=padding_idx)
-        self.positions = None if style.rotary else nn.Embedding(config.max_positions, width)
+        self.positions = build_part(POSITIONS, style.positions, config).embedding()
         self.segments = Embedding(config.segments, width) if config.segments else None
         self.one_segment = config.segments == 1  # RoBERTa: every token has the same
         self.norm = make_norm(width, config) if style.embedding_norm else None
@@ -151,12 +136,8 @@ class Embeddings(nn.Module):
                 f"a sequence of {length} tokens is longer than the model's {self.max_positions} "
                 "positions; raise model.max_positions or cut the text with task.tokens_per_sample"
             )
-        table = None if self.positions is None else self.positions.weight
-        if table is not None and layout.documents is not None:
-            x = x + lookup(document_positions(layout.documents), table)
-        elif table is not None:
-            positions = table[..., :length, :]
-            x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
+        if self.positions is not None:
+            x = self.positions(x, layout)
         if self.segments is not None:
             if segments is None or self.one_segment:
                 segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
@@ -184,12 +165,8 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config, number) for number in layers)
         self.norm = make_norm(width, config) if config.style.pre_norm else None
         self.scopes = [config.scope(number) for number in layers]
-        self.head_width = width // config.encoder_attention_heads
-        if self.head_width % 2 and config.style.rotary:
-            raise UsageError(
-                f"rotary positions turn pairs of dimensions, but heads are {self.head_width} wide; "
-                "change model.encoder_embed_dim or model.encoder_attention_heads"
-            )
+        self.positions = build_part(POSITIONS, config.style.positions, config)
+        check_part_options(config)
 
     def forward(
         self, x: Tensor, layout: Layout = ALL_VISIBLE, outputs: list[Tensor] | None = None
@@ -204,7 +181,7 @@ class Stack(nn.Module):
             d: Visibility.of(layout, length, x.device, d) for d in dict.fromkeys(distances)
         }
         rotation = {
-            theta: Rotation.of(layout, x, theta, self.head_width) if theta else None
+            theta: self.positions.rotation(layout, x, theta)
             for theta in dict.fromkeys(scope.theta for scope in self.scopes)
         }
         if self.project is not None:
@@ -263,8 +240,8 @@ def initialise(model: nn.Module, init: str) -> None:
     torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
     2019), but Glorot uniform for the layers that a module lists as `glorot`, as in ELECTRA's code.
     "depth_scaled", as for ModernBERT in the transformers library: also cut, which leaves a standard
-    deviation of 0.0176; N(0, 0.02 / sqrt(2 depth)) for the `outputs` of a module, which are the
-    layers that add to the residual stream and the first one of an LM head; N(0, D ** -0.5) for
+    deviation of 0.0176; N(0, 0.02 / sqrt(2 depth)) for the `outputs` of parts, which are the
+    layers that add to the residual stream, and for the first one of an LM head; N(0, D ** -0.5) for
     `glorot` layers with D inputs. With a `width_ratio` r, initial weights of layers and LM heads
     are divided by sqrt(r) (Yang et al. 2021, table 8).
     """
@@ -276,20 +253,17 @@ def initialise(model: nn.Module, init: str) -> None:
             nn.init.zeros_(module.bias)
         if isinstance(module, LMHead) and module.weight is not None:
             draw(module.weight, std=0.02)
-    # After the loop: modules() visits an attention before its projections.
+    # After the loop: modules() visits a layer before its projections.
     for module in model.modules():
-        if isinstance(module, SelfAttention) and init == XAVIER_ATTENTION:
-            nn.init.xavier_uniform_(module.in_proj.weight)
         for layer in getattr(module, "glorot", []):
             if init == TRUNCATED_NORMAL:
                 nn.init.xavier_uniform_(layer.weight)
             elif init == DEPTH_SCALED:
                 truncated_normal(layer.weight, layer.in_features**-0.5)
-        if init == DEPTH_SCALED and isinstance(module, (Layer, LMHead)):
-            for layer in module.outputs:
-                truncated_normal(layer.weight, 0.02 / (2 * module.depth) ** 0.5)
-        if isinstance(module, (Layer, LMHead)) and module.width_ratio != 1.0:
-            _scale_linear(module, module.width_ratio**-0.5)
+        if isinstance(module, (Layer, LMHead)):
+            module.initialise(init)
+            if module.width_ratio != 1.0:
+                _scale_linear(module, module.width_ratio**-0.5)
 
 
 @torch.no_grad()
@@ -298,11 +272,6 @@ def _scale_linear(module: nn.Module, factor: float) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.mul_(factor)
-
-
-def truncated_normal(weight: Tensor, std: float) -> None:
-    """Fill `weight` from N(0, std) cut at two standard deviations."""
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 class TransformerLM(nn.Module):
@@ -387,8 +356,12 @@ class LMHead(nn.Module):
         self.norm = make_norm(embed_dim, config)
         self.bias = nn.Parameter(torch.zeros(rows))
         self.weight = None if tied else nn.Parameter(torch.empty(rows, embed_dim))
-        self.depth, self.outputs = config.style.depth, [self.dense]
-        self.width_ratio = config.width_ratio
+        self.depth, self.width_ratio = config.style.depth, config.width_ratio
+
+    def initialise(self, init: str) -> None:
+        """Draw the weights that differ from N(0, 0.02)."""
+        if init == DEPTH_SCALED:
+            scale_by_depth(self.dense, self.depth)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Return logits (..., V); `embedding` (V, E) is the output weight of a tied head."""
@@ -434,7 +407,7 @@ class SentenceHead(nn.Module):
         super().__init__()
         self.parameter_levels = {"pooler": 1}
         self.pooler = Linear(width, width) if pooled else None
-        self.activation = _ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation]
         self.pooler_dropout = pooler_dropout
         self.out = Linear(width, outputs)
         self.dropout = Dropout(dropout)

@@ -7,7 +7,8 @@ are per element: dropout 4, layer norm 5, GELU 8, softmax 5. Clark et al. 2020, 
 code.
 
 The paper has no rules for a modern encoder, which is counted as by torch's counter: only the
-products of matrices, attention with all pairs of tokens, training three times the forward pass.
+products of matrices, attention with all pairs of tokens, training three times the forward pass. Its
+parts declare them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+
 from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.core.registry import MODELS
+from metaseq_lm.models.transformer.encoder import Layer
 
 _DROPOUT, _NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
 # 20 of 128: the share of positions with an output softmax in the authors' script.
@@ -26,7 +30,20 @@ OUTPUT_SHARE = 20 / 128
 def has_rule(options: Any) -> bool:
     """Return whether tasks of one encoder have a rule for a model, by its options."""
     entry = MODELS.entry(options._name)
-    return entry.is_of_package and entry.dataclass in (TransformerConfig, ModernConfig)
+    is_encoder = entry.is_of_package and entry.dataclass in (TransformerConfig, ModernConfig)
+    return is_encoder and has_ruled_parts(options)
+
+
+def has_ruled_parts(config: EncoderConfig) -> bool:
+    """Return whether the rules know the parts of an encoder; the paper's know only its own."""
+    return isinstance(config, ModernConfig) or config.has_usual_parts
+
+
+def _layer_flops(config: EncoderConfig, length: int) -> int:
+    """Return the forward FLOPs of a layer on one row, as its parts declare them."""
+    with torch.device("meta"):
+        parts = Layer(config).parts()
+    return sum(part.flops(length) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -45,8 +62,7 @@ class Sizes:
     @classmethod
     def of(cls, config: EncoderConfig, vocab: int, length: int) -> Sizes:
         """Return the sizes of an encoder."""
-        kind = ModernSizes if isinstance(config, ModernConfig) else Sizes
-        sizes = kind(
+        sizes = Sizes(
             config.encoder_layers,
             config.encoder_embed_dim,
             config.encoder_ffn_embed_dim,
@@ -55,8 +71,8 @@ class Sizes:
             config.rows(vocab),
             length,
         )
-        if isinstance(sizes, ModernSizes) and not config.style.gate:
-            return replace(sizes, matrices=2)
+        if isinstance(config, ModernConfig):
+            return ModernSizes(**vars(sizes), layer=_layer_flops(config, length))
         return sizes
 
     def blocks(self) -> int:
@@ -104,11 +120,10 @@ class ModernSizes(Sizes):
     """The sizes of a modern encoder, of which only the matrices count."""
 
     passes = 3
-    matrices: int = 3  # of a feed-forward network
+    layer: int = 0  # FLOPs of a layer on one row
 
     def blocks(self) -> int:
-        h, i, s = self.width, self.ffn, self.length
-        return self.layers * s * (2 * (4 * h * h + self.matrices * h * i) + 4 * h * s)
+        return self.layers * self.layer
 
     def cross_attention(self, memory: int) -> int:
         h, s = self.width, self.length

@@ -96,9 +96,8 @@ def test_the_quickstart_is_a_part_of_the_plan_balanced(tmp_path, bare):
     assert calls[0] == ["-c", "import metaseq_lm"]
     (command,) = calls[1:]
     assert command[:3] == ["-m", "metaseq_lm", "league"] and str(tmp_path / "out") in command
-    code, shown = bare.run(["metaseq-lm", *command[2:], "--dry-run"], tmp_path)
-    assert code == 0 and "final         20 runs" in shown
     plan, _ = read_plan(EXAMPLES / "league" / "quickstart.yaml")
+    assert len(plan.objectives) * len(plan.ladder.budgets) * len(plan.ladder.seeds) == 20
     whole, _ = read_plan(BALANCED)
     of_plan = {objective.name: objective for objective in whole.objectives}
     for objective in plan.objectives:

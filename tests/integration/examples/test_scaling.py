@@ -2,7 +2,9 @@
 torch's, the model's formulas.
 """
 
+import contextlib
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from imported import imported
+from real_runs import Started, on_replicas
 
 SCALING = Path(__file__).resolve().parents[3] / "examples" / "scaling"
-CORPUS = SCALING / "corpus.py"
 KINDS = ("replicate", "shard", "ddp", "fully_shard")
 
 
@@ -86,13 +89,38 @@ def test_measured_memory_is_that_of_the_formulas(model: Any) -> None:
     assert all(1.0 < float(row[7]) < 1.4 for row in rows)
 
 
-def test_torch_alone_makes_the_same_updates(tmp_path: Path) -> None:
-    """What the package is compared with computes the same losses."""
+def be_replica(arguments: list[str], out: Path) -> None:
+    """Measure as one of a group of processes; the first writes what it prints to a file."""
+    sys.argv = ["measure.py", "--replica", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        imported(SCALING / "measure.py").main()
+    if printed.getvalue():
+        out.write_text(printed.getvalue())
+
+
+def test_torch_alone_makes_the_same_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the package is compared with computes the same losses.
+
+    The group of the first kind is started as by a user, the others are forked.
+    """
     out = tmp_path / "figures.jsonl"
-    command = [sys.executable, str(SCALING / "measure.py"), "--processes", "2", "--rows", "2"]
+    measure = imported(SCALING / "measure.py")
+    start = measure.group
+
+    def group(count: int, arguments: list[str]) -> list[dict[str, Any]]:
+        if KINDS[0] in arguments:
+            return start(count, arguments)
+        on_replicas(count, be_replica, arguments, tmp_path / "printed")
+        return [json.loads(line) for line in (tmp_path / "printed").read_text().splitlines()]
+
+    monkeypatch.setattr(measure, "group", group)
+    command = ["measure.py", "--processes", "2", "--rows", "2"]
     command += ["--updates", "1", "--out", str(out), "--parallel", *KINDS]
     command += [f"--override=model.{name}={value}" for name, value in SIZES.items()]
-    subprocess.run(command, check=True, timeout=300)
+    monkeypatch.setattr(sys, "argv", command)
+    measure.main()
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     losses = {line["parallel"]: line["loss"] for line in lines}
     assert losses == dict.fromkeys(KINDS, pytest.approx(losses["replicate"], rel=1e-5))
@@ -124,13 +152,27 @@ def test_tables_of_lines(tmp_path: Path) -> None:
     assert sum("---" in line for line in lines) == 2
 
 
-def test_a_small_corpus(tmp_path: Path) -> None:
+def test_a_small_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The runs are forked; the other processes are started as by a user."""
     out = tmp_path / "figures.jsonl"
+    corpus = imported(SCALING / "corpus.py")
+    start = corpus.run
+
+    def run(arguments: list[str], killed: bool = False, **environment: str) -> tuple[float, int]:
+        if arguments[0] != "train":
+            return start(arguments)
+        run = Started(arguments, tmp_path / "errors", environment)
+        assert (run.wait() != 0) == killed, run.text()
+        return 1.0, 0
+
+    monkeypatch.setattr(corpus, "run", run)
     sizes = ["--megabytes", "1", "--billions", "0.001", "--processes", "1", "--updates", "8"]
-    command = [sys.executable, str(CORPUS), *sizes, "--folder", str(tmp_path), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    command = ["corpus.py", *sizes, "--folder", str(tmp_path), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    corpus.main()
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [json.loads(line) for line in out.read_text().splitlines()] == figures
     text, kill, *batches = figures
     assert text["kind"] == "preprocess" and text["text_bytes"] >= 1e6 and text["peak_bytes"] > 1e6

@@ -160,67 +160,42 @@ def test_cancel_leaves_no_process(moons: Path, tmp_path: Path, undisturbed: tupl
     assert result_of(out / "seed=1") == undisturbed
 
 
-def test_killing_the_sweep_ends_its_runs(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
-    """kill -9 of the waiting command: the run notices, saves and ends."""
-    out = tmp_path / "out"
-    command = [moons, "--out", out, *LONG, *SLOW]
-    process = start_sweep(tmp_path / "shown", *command)
-    wait_until(lambda: reached(out / "seed=1") >= 20)
-    process.send(signal.SIGKILL)
-    wait_until(lambda: not processes(str(out)), 30)
-    # A process that is just ending has no command line any more, but is still there.
-    wait_until(lambda: states_of(out)["seed=1"].state != "running", 30)
-    state = states_of(out)["seed=1"]
-    assert state.state == "interrupted" and "SIGTERM" in state.reason
-    assert sweep(*command) == 0
-    assert result_of(out / "seed=1") == undisturbed
-
-
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_run_is_forked_from_a_process_without_threads_and_outlives_it(
-    moons: Path, tmp_path: Path, undisturbed: tuple
+@pytest.mark.parametrize(
+    "victim, code, end, reason",
+    [
+        ("sweep", -signal.SIGKILL, "interrupted", "SIGTERM"),
+        ("server", 1, "interrupted", "SIGTERM"),
+        (WRAPPER, 1, "lost", ""),
+        (TRAINING, 1, "failed", "SIGKILL"),
+    ],
+)
+def test_a_killed_process_ends_the_run(
+    moons: Path, tmp_path: Path, undisturbed: tuple, victim: str, code: int, end: str, reason: str
 ) -> None:
-    """kill -9 of the process that imported PyTorch: its run saves and ends."""
+    """The server imported PyTorch and has no threads; without it, or the command, the run saves."""
     out = tmp_path / "out"
     command = [moons, "--out", out, *LONG, *SLOW]
     process = start_sweep(tmp_path / "shown", *command)
     wait_until(lambda: reached(out / "seed=1") >= 20)
-    (training,) = processes(str(out), TRAINING)
-    (task,) = processes(str(out), WRAPPER)
+    (training,), (task,) = processes(str(out), TRAINING), processes(str(out), WRAPPER)
     server = parent(parent(task))
     assert parent(training) == task and parent(server) == process.pid
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
-    os.kill(server, signal.SIGKILL)
-    assert process.wait() == 1, process.text()
-    wait_until(lambda: states_of(out)["seed=1"].state == "interrupted", 30)
-    assert sweep(*command) == 0
-    assert result_of(out / "seed=1") == undisturbed
-
-
-def test_killing_the_wrapper_ends_its_run(moons: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
-    wait_until(lambda: reached(out / "seed=1") >= 20)
-    (wrapper,) = processes(str(out), WRAPPER)
-    os.kill(wrapper, signal.SIGKILL)
-    assert process.wait() == 1, process.text()
+    pids = {"sweep": process.pid, "server": server, WRAPPER: task, TRAINING: training}
+    os.kill(pids[victim], signal.SIGKILL)
+    assert process.wait() == code, process.text()
     wait_until(lambda: not processes(str(out)), 30)
+    # A process that is just ending has no command line any more, but is still there.
     wait_until(lambda: states_of(out)["seed=1"].state != "running", 30)
-    assert states_of(out)["seed=1"].state == "lost"
-
-
-def test_a_killed_training_is_a_failure(moons: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
-    wait_until(lambda: reached(out / "seed=1") >= 20)
-    (training,) = processes(str(out), TRAINING)
-    os.kill(training, signal.SIGKILL)
-    assert process.wait() == 1, process.text()
     state = states_of(out)["seed=1"]
-    assert state.state == "failed" and "SIGKILL" in state.reason
+    assert state.state == end and reason in state.reason
+    if end == "interrupted":
+        assert sweep(*command) == 0
+        assert result_of(out / "seed=1") == undisturbed
 
 
 def test_two_commands_at_once(moons: Path, tmp_path: Path) -> None:

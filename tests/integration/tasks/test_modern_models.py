@@ -37,7 +37,7 @@ def test_a_criterion_trains_a_modern_model(case: battery.Case, moons: Path, tmp_
     assert all(weight.isfinite().all() for weight in after.values())
     assert battery.difference(before, after) > 1e-4
     layers = [module for module in run.model.modules() if isinstance(module, Layer)]
-    assert layers and all(layer.gate is not None for layer in layers)
+    assert layers and all(layer.parts()[1].gate is not None for layer in layers)
 
 
 def test_fine_tuning_starts_from_a_modern_encoder(moons: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from battery import CASES, TINY
 from optimizers import make_optimizer
-from real_runs import Started
+from real_runs import FP64, Started
 from torch import Tensor, nn
 
 from metaseq_lm.config.optimizers import ConstantConfig, OptimizerConfig
@@ -19,6 +19,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Entry, register_optimizer
 from metaseq_lm.plugins import load_all
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.run import TrainingRun
 
 PLUG_IN = """
@@ -259,16 +260,44 @@ def test_a_schedule_is_a_function_of_the_step(factor, monkeypatch):
         make_optimizer(named_parameters(), {"_name": "sgd"}, {"_name": "mine"})
 
 
-VECTORS = PLUG_IN.replace("needs_whole_matrices = True", "needs_whole_matrices = False").replace(
-    "p.grad /= p.grad.norm()", 'self.state[p]["rows"] = p.grad.norm(dim=1)'
+TABLE = 'state_form = {"momentum_buffer": LIKE, "rows": ROWS}'
+# A step of a row depends on this row alone.
+ROWWISE = (
+    PLUG_IN.replace("needs_whole_matrices = True", TABLE)
+    .replace(
+        "import torch\n", "import torch\nfrom metaseq_lm.optim.states import LIKE, ROWS, WHOLE\n"
+    )
+    .replace(
+        "p.grad /= p.grad.norm()",
+        'rows = self.state[p].setdefault("rows", p.new_zeros(len(p))).add_(p.grad.norm(dim=1))\n'
+        "                    p.grad /= 1 + rows[:, None]",
+    )
 )
 
 
-def test_states_of_other_shapes_are_refused_on_shards(moons, tmp_path):
+@pytest.mark.parametrize(
+    "table", ["", TABLE.replace("ROWS", "LIKE"), TABLE.replace("ROWS", "WHOLE")]
+)
+def test_states_of_other_shapes_are_refused_on_shards(table, moons, tmp_path):
     shards = ["--nproc", "2", "engine.parallel=shard"]
     words = arguments(moons, tmp_path / "run", tmp_path, *shards)
-    (tmp_path / "unit_rows.py").write_text(VECTORS)
+    (tmp_path / "unit_rows.py").write_text(ROWWISE.replace(TABLE, table))
     started = Started(words, tmp_path / "err")
     assert started.wait() == 2
     text = started.text()
-    assert text.count("the state rows") == 1 and "Traceback" not in text
+    assert text.count("metaseq-lm: ") == 1 and "rows" in text and "Traceback" not in text
+
+
+def test_states_by_rows_resume_on_shards_and_off_them(moons, tmp_path):
+    def weights(run: str, updates: int, parallel: str) -> dict[str, Tensor]:
+        more = ["--nproc", "2", f"engine.parallel={parallel}", f"trainer.max_update={updates}"]
+        words = arguments(moons, tmp_path / run, tmp_path, *FP64, *more)
+        (tmp_path / "unit_rows.py").write_text(ROWWISE)
+        assert Started(words, tmp_path / "err").wait() == 0, (tmp_path / "err").read_text()
+        return checkpoint.load(manifests.resolve(str(tmp_path / run), prefer="last")).weights
+
+    whole = weights("whole", 4, "shard")
+    weights("cut", 2, "shard")
+    assert battery.difference(whole, weights("cut", 4, "shard")) == 0
+    weights("moved", 1, "replicate"), weights("moved", 2, "shard")
+    assert battery.difference(whole, weights("moved", 4, "replicate")) < 1e-14

@@ -88,7 +88,7 @@ def build(
     torch.manual_seed(0)
     model = Net().double()
     mesh = build_mesh(parallel, "cpu")
-    placement = mesh and build_placement(model, mesh, by_block, second_derivatives)
+    placement = build_placement(model, mesh, by_block, second_derivatives)
     optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
     return model, Engine({"main": optimizer}, precision="fp64", placement=placement)
 
@@ -454,7 +454,7 @@ def lower_precision() -> None:
         torch.manual_seed(0)
         model = TransformerLM(WIDE, 40)
         mesh = build_mesh(parallel, "cpu")
-        placement = mesh and build_placement(model, mesh, by_block, full, sums == "bf16")
+        placement = build_placement(model, mesh, by_block, full, sums == "bf16")
         optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
         engine = Engine(
             {"main": optimizer}, precision="bf16", placement=placement, reduce_precision=sums

@@ -31,9 +31,9 @@ from metaseq_lm.core import files
 from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.reduction import Reduction
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.engine.reduction import Reduction
 from metaseq_lm.forward import passes
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.training.prefetch import sample_numbers

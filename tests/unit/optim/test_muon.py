@@ -13,7 +13,7 @@ from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.roles import Role
 from metaseq_lm.models.transformer.encoder import ModernLM
-from metaseq_lm.optim import Optimizer, needs_whole_matrices
+from metaseq_lm.optim import Optimizer, why_whole
 from metaseq_lm.optim.muon import COEFFICIENTS, Muon, orthogonalise
 from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.runs.flops import Counter
@@ -272,4 +272,4 @@ def test_impossible_settings() -> None:
     with pytest.raises(UsageError, match="layer_decay"):
         build(named, hidden_lr=0.1, layer_decay=0.9)
     assert isinstance(build(named, layer_decay=0.9).inner, Muon)
-    assert needs_whole_matrices(build(named).inner)
+    assert why_whole(build(named).inner)

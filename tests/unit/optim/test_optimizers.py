@@ -1,6 +1,7 @@
 """Optimizers by their formulas, decay groups, the scheduled wrapper and its state."""
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from metaseq_lm.core.config import RunConfig, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.optim import Optimizer
 from metaseq_lm.optim.optimizers import with_half_life
+from metaseq_lm.optim.states import table_of
 from metaseq_lm.plugins import load_all
 
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
@@ -176,10 +178,13 @@ def test_lamb_scales_only_what_decays() -> None:
     assert not still["table"].any()
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected", "lamb"])
+@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected", "lamb", "adafactor", "soap"])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_state_continues_bitwise(kind: str, everywhere: bool) -> None:
     options: dict[str, Any] = {"_name": kind, **ADAM, "decay_norms_and_biases": everywhere}
+    options |= {"frequency": 2} if kind == "soap" else {}
+    if kind == "adafactor":
+        del options["betas"]
     one = parameters(torch.float32)
     optimizer = build(one, options, WARM)
     run(one, optimizer, range(3))
@@ -192,6 +197,27 @@ def test_state_continues_bitwise(kind: str, everywhere: bool) -> None:
     assert all(torch.equal(one[n], other[n]) for n in one)
     with pytest.raises(KeyError):
         resumed.load_state_dict({"updates": 3})
+    state = optimizer.state_dict()
+    assert {*table_of(optimizer.inner)} == {key for s in state["state"].values() for key in s}
+    for slots in state["state"].values():
+        for key in slots.keys() - {"sides", "bases", "col_var"}:
+            with pytest.raises(ValueError, match=key):
+                wrong = {n: {**s, key: torch.ones(4, 4)} for n, s in state["state"].items()}
+                resumed.load_state_dict({**state, "state": wrong})
+
+
+def test_soap_turns_what_adam_steps() -> None:
+    """Without bases it is AdamW; with them, a basis approaches the eigenvectors of its side."""
+    one, other = parameters(), parameters()
+    run(one, build(one, {"_name": "soap", **ADAM, "largest": 2}, FLAT), range(4))
+    run(other, build(other, {"_name": "adamw", **ADAM}, FLAT), range(4))
+    for name, parameter in one.items():
+        torch.testing.assert_close(parameter, other[name], rtol=1e-12, atol=1e-12)
+    side, basis = torch.diag(torch.tensor([1.0, 2.0, 4.0])) + 0.3, torch.eye(3)
+    for _ in range(60):
+        basis = sys.modules["user_dir.soap"].turned(basis, side)
+    products = basis.mT @ side @ basis
+    torch.testing.assert_close(products, torch.diag(products.diagonal()))
 
 
 @pytest.mark.parametrize("betas", [[0.9], [0.9, 0.98, 0.99], [0.9, 1.0], [-0.1, 0.98]])

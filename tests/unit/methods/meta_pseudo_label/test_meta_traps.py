@@ -159,4 +159,6 @@ def test_targets_of_two_kinds_are_refused(even):
 
 def test_a_tied_weight_counts_once(even):
     student = VirtualModel(Bench(even, "hard").model["student"])
-    assert student.vector().numel() == 5_783 and len(student.names) == len(set(student.names))
+    assert student.vector().numel() == 5_783 and len(student.parameters) == len(
+        set(student.parameters)
+    )

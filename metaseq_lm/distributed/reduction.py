@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from metaseq_lm.distributed.vectors import (
     replicas_of,
 )
 
+Losses = Sequence[Callable[[], Tensor]]
+Tensors = Sequence[Tensor]
 _MOST_NUMBERS = 24  # sizes in the message that compares the replicas
 
 
@@ -127,7 +130,7 @@ def _sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -
     return totals
 
 
-def fillers(batches: Sequence[Batch]) -> list[Batch]:
+def fillers_of(batches: Sequence[Batch]) -> list[Batch]:
     """Return the micro-batches that this replica lacks to the largest number on any replica.
 
     A replica without micro-batches receives another's. A collective call.
@@ -144,7 +147,31 @@ def fillers(batches: Sequence[Batch]) -> list[Batch]:
     return samples * (max(counts) - len(batches))
 
 
-class Reduction:
+class Gradients(contextlib.nullcontext[Any]):
+    """The gradients of `leaves`, of which this process has all parts.
+
+    Attributes:
+        required: Values that must be finite, or the steps of the update are refused.
+    """
+
+    def __init__(self, leaves: Tensors) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.required: list[Tensor] = []
+
+    def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
+        """Return the gradients, reset those of the leaves, and sum the logs over replicas.
+
+        A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
+        different logs, or none, and exchange their names here.
+        """
+        grads = [leaf.grad for leaf in self.leaves]
+        for leaf in self.leaves:
+            leaf.grad = None
+        return grads
+
+
+class Reduction(Gradients):
     """Sums the gradients of `leaves` over the replicas.
 
     The last backward pass runs inside the with block, and each bucket is sent as soon as its
@@ -172,7 +199,8 @@ class Reduction:
         others: Sequence[float] = (),
         low: bool = False,
     ) -> None:
-        self.leaves, self.wrt, self.low = leaves, wrt, low
+        super().__init__(leaves)
+        self.wrt, self.low = wrt, low
         self.buckets = shards.buckets(reversed(range(len(wrt))), wrt)
         if not self.buckets or low or others or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the numbers, which every replica needs
@@ -233,11 +261,6 @@ class Reduction:
         return torch.zeros((), dtype=torch.float64, device=device)
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
-        """Return the summed gradients and sum the logs.
-
-        A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
-        different logs, or none, and exchange their names here.
-        """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()
         if not are_alike:  # not earlier: the others may have sent all these buckets already
@@ -266,3 +289,23 @@ def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     if not is_dtensor(wrt):
         return piece.view_as(wrt)
     return like_shard(piece.view_as(local(wrt)), wrt)
+
+
+def sums_of(leaves: Tensors, wrt: Tensors, low: bool = False) -> Gradients:
+    """Return the gradients of a pass, summed over the replicas if there are several."""
+    several = process_group.world_size() > 1
+    return Reduction(leaves, wrt, low=low) if several else Gradients(leaves)
+
+
+def differentiate(
+    losses: Losses, leaves: Tensors, wrt: Tensors, low: bool, overlaps: bool
+) -> Gradients:
+    """Run each loss forward and backward; if it `overlaps`, the sum starts in the last one."""
+    sums = sums_of(leaves, wrt, low)
+    for number, loss in enumerate(losses):
+        mean = loss()
+        is_last = overlaps and number == len(losses) - 1
+        if mean.requires_grad:
+            with sums if is_last else contextlib.nullcontext():
+                mean.backward(inputs=leaves)
+    return sums

@@ -2,7 +2,7 @@
 
 Between passes a parameter is a DTensor: each process holds its rows, and only their optimizer
 moments. In a pass that differentiates, the graph itself gathers the parameters it needs (see
-distributed.gathering); in other passes modules hold ordinary tensors (`GraphSharded.whole`).
+distributed.gathering); in other passes modules hold ordinary tensors (`Bilevel.whole`).
 
 torch's fully_shard is not used, because it silently drops second derivatives.
 """
@@ -11,21 +11,30 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.func import functional_call
 
-from metaseq_lm.distributed.gathering import ShardedWeights, Slots, UnitPool, use_weights
+from metaseq_lm.distributed.gathering import (
+    ShardedWeights,
+    Slots,
+    UnitPool,
+    active_weights,
+    use_weights,
+)
+from metaseq_lm.distributed.placement.protocol import Placement
+from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 from metaseq_lm.distributed.shards import to_shard, whole
 from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of
 
 Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
 
 
-class GraphSharded:
+class Bilevel(Placement):
     """The sharded parameters of a model.
 
     All methods are collective calls.
@@ -76,15 +85,10 @@ class GraphSharded:
         return [list(unit.values()) for unit in units.values()]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether a context of `whole` is open."""
+    def is_whole(self) -> bool:  # type: ignore[override]
         return bool(self.leaves)
 
-    def prepare(self) -> None:
-        """Complete the placement once all parameters have memory."""
-
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Copy changed shards to the full parameters, if inside `whole`."""
         stale = [p for p in parameters if id(p) in self.leaves]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -92,7 +96,6 @@ class GraphSharded:
 
     @contextlib.contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:
-        """Gather full parameters inside the context; `write` copies changes back to the shards."""
         if self.leaves:
             yield
             return
@@ -112,7 +115,7 @@ class GraphSharded:
                     local(shard).copy_(rows_of(leaves[id(shard)], shard))
 
     @contextlib.contextmanager
-    def in_graph(self) -> Iterator[ShardedWeights]:
+    def in_pass(self) -> Iterator[ShardedWeights]:
         """Let modules read weights that the graph gathers inside the context.
 
         All replicas must run the same graph. Raises MetaseqError if they do not.
@@ -126,6 +129,20 @@ class GraphSharded:
         weights = ShardedWeights(self.pool, parts, leaves)
         with use_weights(weights), self.pool.in_pass():
             yield weights
+
+    def differentiate(self, losses: Losses, leaves: Tensors, wrt: Tensors, low: bool) -> Gradients:
+        # The graph has its own sums, which must not interleave with these.
+        return differentiate(losses, leaves, wrt, low, overlaps=False)
+
+    def bind(self, module: nn.Module) -> Callable[..., Any]:
+        numbers = [id(parameter) for parameter in module.parameters()]
+
+        def call(values: Tensors, constants: dict[str, Tensor], *inputs: Any) -> Any:
+            weights = ShardedWeights(self.pool, dict(zip(numbers, values)))
+            with use_weights(*active_weights(), weights):
+                return functional_call(module, constants, *inputs)
+
+        return call
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

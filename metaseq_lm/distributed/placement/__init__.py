@@ -1,25 +1,18 @@
-"""The placement of a model's parameters: whole in every process, or as shards."""
+"""The placement of a model's parameters over processes, a module for each."""
 
 from __future__ import annotations
 
 import os
-import sys
-from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.graph_sharded import GraphSharded
+from metaseq_lm.distributed.placement.bilevel import Bilevel
+from metaseq_lm.distributed.placement.protocol import Placement
+from metaseq_lm.distributed.placement.replicated import Replicated
 from metaseq_lm.distributed.vectors import REPLICAS, SHARDS
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
-    from metaseq_lm.distributed.fully_sharded import FullySharded
-
-    Placement = FullySharded | GraphSharded
 
 
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
@@ -45,32 +38,28 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
 
 def build_placement(
     model: nn.Module,
-    mesh: DeviceMesh,
+    mesh: DeviceMesh | None,
     by_block: bool = True,
     second_derivatives: bool = False,
     low: bool = False,
 ) -> Placement:
-    """Shard a model's parameters over a mesh.
+    """Place a model's parameters on a mesh.
 
     Args:
         model: The model; the caller gives memory to parameters on the meta device before
             `Placement.prepare`.
-        mesh: Replicas and shards.
+        mesh: Replicas and shards; None if every process holds all parameters.
         by_block: Whether to gather modules with a class that sets `is_gathered_alone` one at a
             time; otherwise all parameters together.
         second_derivatives: Whether they are taken.
         low: Whether gradients are rounded to bfloat16 and summed in it; without effect if second
             derivatives are taken.
     """
+    if mesh is None:
+        return Replicated()
     if second_derivatives:
-        return GraphSharded(model, mesh, by_block)
+        return Bilevel(model, mesh, by_block)
     # Late: the import takes a second, and a run without shards does not need it.
-    from metaseq_lm.distributed.fully_sharded import FullySharded
+    from metaseq_lm.distributed.placement.fully_sharded import FullySharded
 
     return FullySharded(model, mesh, by_block, low)
-
-
-def is_fully_sharded(placement: Any) -> TypeIs[FullySharded]:
-    """Return whether fully_shard holds the parameters, without importing it otherwise."""
-    module = sys.modules.get("metaseq_lm.distributed.fully_sharded")
-    return module is not None and isinstance(placement, module.FullySharded)

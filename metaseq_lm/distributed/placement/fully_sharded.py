@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.graph_sharded import Slot, blocks_of, install
-from metaseq_lm.distributed.shards import to_shard, whole
-from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, is_dtensor, local, rows_of
+from metaseq_lm.distributed.placement.bilevel import Slot, blocks_of, install
+from metaseq_lm.distributed.placement.protocol import Placement
+from metaseq_lm.distributed.reduction import Gradients, Losses, Reduction, Tensors
+from metaseq_lm.distributed.shards import OTHER_ORDER, to_shard, whole
+from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, Vector, is_dtensor, local, rows_of
 
 T = TypeVar("T")
 # Nothing that follows an LSTM changes its output in place.
@@ -41,7 +45,7 @@ class Outermost(nn.Module):
         return function()
 
 
-class FullySharded:
+class FullySharded(Placement):
     """The parameters of a model that fully_shard has sharded.
 
     All methods are collective calls. Replicas must call the same blocks in the same order, except
@@ -62,6 +66,8 @@ class FullySharded:
         present: The ids of the shards that the losses of this pass have depended on so far.
         calls: The numbers of the blocks that were gathered since `take_calls`.
     """
+
+    has_second_derivatives = False
 
     def __init__(
         self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True, low: bool = False
@@ -110,7 +116,6 @@ class FullySharded:
         return [cast(FSDPModule, module) for module in (self.outermost, *self.blocks)]
 
     def prepare(self) -> None:
-        """Complete the placement once all parameters have memory."""
         if self.slots:
             return
         self._shard_numbers()
@@ -171,7 +176,6 @@ class FullySharded:
         return calls
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Copy changed shards to the full parameters, if inside `whole`."""
         stale = [p for p in parameters if self.is_whole and id(p) in self.full]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -246,7 +250,10 @@ class FullySharded:
                 state._fsdp_param_group._post_forward_indices.clear()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return function(), a forward pass.
+        return function() if self.is_whole else self._call(function)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Return function(), a forward pass of the outermost module.
 
         Raises MetaseqError if a gradient inside it has released parameters.
         """
@@ -262,8 +269,15 @@ class FullySharded:
             raise
         return result
 
+    def differentiate(self, losses: Losses, leaves: Tensors, wrt: Tensors, low: bool) -> Gradients:
+        with self._differentiating(wrt):
+            for number, loss in enumerate(losses):
+                mean = self._call(partial(self._attached, loss))
+                self._backward(mean, number == len(losses) - 1)
+        return FullyShardedGradients(self, wrt)
+
     @contextlib.contextmanager
-    def differentiating(self, wrt: Sequence[Tensor]) -> Iterator[None]:
+    def _differentiating(self, wrt: Sequence[Tensor]) -> Iterator[None]:
         """Let only the shards in `wrt` require gradients inside the context."""
         self.present.clear()
         chosen = set(map(id, wrt))
@@ -281,17 +295,14 @@ class FullySharded:
             if id(shard) in self.full:
                 self.full[id(shard)].requires_grad_(shard.requires_grad)
 
-    def loss(self, function: Callable[[], Tensor]) -> Tensor:
-        """Return function(), a loss for `backward`."""
-        return self.call(lambda: self._attached(function()))
-
-    def _attached(self, loss: Tensor) -> Tensor:
-        """Return a loss with a graph, so that all replicas can run its backward pass."""
+    def _attached(self, function: Callable[[], Tensor]) -> Tensor:
+        """Return function(), a loss, with a graph, so that all replicas can run it backward."""
+        loss = function()
         self.is_attached = not loss.requires_grad
         root = [self.full[number] for number in self.outer if self.full[number].requires_grad]
         return loss + 0.0 * root[0].sum() if self.is_attached and root else loss
 
-    def backward(self, loss: Tensor, is_last: bool) -> None:
+    def _backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulate the gradients of a loss; sum them at the last one of a global batch."""
         self.units[0].set_is_last_backward(is_last)
         self.units[0].set_requires_gradient_sync(is_last)
@@ -329,3 +340,32 @@ class FullySharded:
         for shard in self.shards:
             shard.grad = None
         return grads
+
+
+class FullyShardedGradients(Gradients):
+    """Gradients that fully_shard has summed; flags and the order of blocks are still compared."""
+
+    def __init__(self, placement: FullySharded, wrt: Sequence[Tensor]) -> None:
+        super().__init__(())
+        self.placement, self.wrt = placement, wrt
+
+    def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
+        placement = self.placement
+        numbers = [parameter for parameter in self.wrt if not parameter.dim()]
+        sharded = [parameter for parameter in self.wrt if parameter.dim()]
+        present: Sequence[float] = [id(parameter) in placement.present for parameter in self.wrt]
+        order = random_streams.key(*placement.take_calls()) % (1 << 20)
+        leaves = [placement.full[id(number)] for number in numbers]
+        sums = Reduction(leaves, numbers, [order, order**2, *present])
+        grads = dict(zip(map(id, numbers), sums.finish(logs, are_alike)))
+        grads |= zip(map(id, sharded), placement.take_gradients(sharded))
+        total, square = sums.totals[:2]
+        # The variance is 0 if and only if the numbers are equal.
+        agree = total**2 == process_group.world_size() * square
+        if agree.is_cuda:  # so that the host does not wait for it
+            self.required.append(torch.where(agree, 0.0, float("nan")))
+        elif not agree:
+            raise MetaseqError(OTHER_ORDER)
+        if not all(present):  # otherwise a GPU need not be waited for
+            present = sums.totals[2:].tolist()
+        return [grads[id(p)] if has_it else None for p, has_it in zip(self.wrt, present)]
