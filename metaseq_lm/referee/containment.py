@@ -2,10 +2,11 @@
 
 A contained process and all its children have
 
-* no network: a network namespace of their own, in which nothing is up;
+* no sockets, and so no network: a filter of system calls refuses them (seccomp(2));
 * only some files: Landlock, a security module of Linux, refuses all others, and signals to
   processes outside, for good (landlock(7));
-* a clean environment, without the secrets in the user's;
+* a clean environment, without the secrets in the user's, and no look into that of other processes,
+  which belong to another user namespace;
 * limits on their memory and on the size of files.
 
 What they leave running is killed when they end: see `run`.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import resource
@@ -24,14 +26,22 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on all architectures
 _VERSION, _PATH_BENEATH = 1, 1  # flag of the first, kind of rule of the second
-_NO_NEW_PRIVILEGES, _CHILD_SUBREAPER, _PARENT_DEATH = 38, 36, 1  # of prctl(2)
-_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # of unshare(2)
+_NO_NEW_PRIVILEGES, _CHILD_SUBREAPER, _PARENT_DEATH, _SECCOMP = 38, 36, 1, 22  # of prctl(2)
+_NEW_USER = 0x10000000  # of unshare(2)
+# The number of an architecture in filters of system calls, and there that of socket(2).
+_MACHINES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+_IO_URING, _OTHER_INTERFACE = 425, 0x40000000  # a way around socket(2); calls of x32
+# Instructions of filters: load a word, jump if equal, jump if not less, return.
+_LOAD, _IS, _NOT_LESS, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOWED, _REFUSED, _KILLED = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER, _ARCHITECTURE = 0, 4  # offsets in what a filter sees
 # Rights: all that each version of the interface knows, those to read, those that a file can have.
 _ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _READ, _LIST, _OF_FILES = 0b1101, 0b1000, 0b111 | 1 << 14 | 1 << 15
@@ -49,14 +59,33 @@ _PACKAGE = Path(__file__).parents[1]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def interface() -> int:
+def _interface() -> int:
     """Return the version of Landlock's interface in this kernel, 0 without it."""
-    if platform.system() != "Linux":
+    if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         return 0
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION)))
 
 
-def run(code: str, words: Sequence[str], folder: Path, readable: Iterable[Path], log: Path) -> int:
+@cache
+def is_possible() -> bool:
+    """Return whether a process can be contained here."""
+    code = "from metaseq_lm.referee import containment; containment.contain('.', [])"
+    environment = os.environ | {"PYTHONPATH": str(_PACKAGE.parent)}
+    command = [sys.executable, "-c", code]
+    return (
+        bool(_interface())
+        and not subprocess.run(command, env=environment, stderr=subprocess.DEVNULL).returncode
+    )
+
+
+def run(
+    code: str,
+    words: Sequence[str],
+    folder: Path,
+    readable: Iterable[Path],
+    log: Path,
+    is_foreign: bool = True,
+) -> int:
     """Run Python code in a contained process; return its exit code, negative for a signal.
 
     When it ends, all processes that it started and left are killed.
@@ -67,24 +96,26 @@ def run(code: str, words: Sequence[str], folder: Path, readable: Iterable[Path],
         folder: The only folder that it can write.
         readable: Files and folders that it can read, in addition to the installed packages.
         log: The file for what it prints.
+        is_foreign: Whether it runs code of others. Other code runs as it is where no process can be
+            contained.
 
     Raises:
-        MetaseqError: No process can be contained here.
+        MetaseqError: It is foreign, and no process can be contained here.
     """
-    if not interface():
+    if is_foreign and not is_possible():
         raise MetaseqError(
             "code of others runs only where it can be contained, which needs Linux 5.13 or later "
-            "with Landlock"
+            "with Landlock and user namespaces, on x86-64 or ARM"
         )
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), "PATH": "/usr/bin:/bin"}
     environment |= {"PYTHONPATH": str(_PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     allowed = [str(path.resolve()) for path in (*_installed(), *readable)]
-    start = (
-        "import sys; from metaseq_lm.referee import containment; "
-        f"containment.contain({str(folder.resolve())!r}, {allowed!r}); {code}"
-    )
+    start = f"import sys; {code}"
+    if is_possible():
+        contained = f"containment.contain({str(folder.resolve())!r}, {allowed!r})"
+        start = f"from metaseq_lm.referee import containment; {contained}; {start}"
     before = _children()
     _libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -138,10 +169,10 @@ def contain(folder: str, readable: Sequence[str]) -> None:
     Raises MetaseqError if a part of it does not work here.
     """
     _libc.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
-    _leave_network()
+    _leave_user_namespace()
     for name, limit in (("CORE", 0), ("DATA", _MEMORY), ("FSIZE", _LARGEST_FILE)):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
-    version = interface()
+    version = _interface()
     every = _ALL[max(known for known in _ALL if known <= version)]
     handled = [every, _TCP if version >= 4 else 0, _SOCKETS_AND_SIGNALS if version >= 6 else 0]
     attributes = struct.pack("=QQQ", *handled)[: 8 if version < 4 else 16 if version < 6 else 24]
@@ -153,17 +184,36 @@ def contain(folder: str, readable: Sequence[str]) -> None:
     _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
     _check(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "Landlock")
     os.close(ruleset)
+    _forbid_sockets()
 
 
-def _leave_network() -> None:
-    """Move this process into a network namespace without a network."""
-    user, group = os.getuid(), os.getgid()
-    if _libc.unshare(_NEW_USER | _NEW_NETWORK):
-        _check(_libc.unshare(_NEW_NETWORK), "a network namespace")  # as root without the other kind
-        return
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+def _leave_user_namespace() -> None:
+    """Move this process into a user namespace of its own, with the same user if that is allowed."""
+    numbers = {"uid_map": os.getuid(), "gid_map": os.getgid()}
+    _check(_libc.unshare(_NEW_USER), "a user namespace")
+    with contextlib.suppress(OSError):  # the user is nobody then
+        Path("/proc/self/setgroups").write_text("deny")
+        for name, number in numbers.items():
+            Path("/proc/self", name).write_text(f"{number} {number} 1")
+
+
+def _forbid_sockets() -> None:
+    """Refuse socket(2), and calls of other interfaces, in this process and its children."""
+    architecture, socket = _MACHINES[platform.machine()]
+    program = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_IS, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILLED),
+        (_LOAD, 0, 0, _NUMBER),
+        (_NOT_LESS, 2, 0, _OTHER_INTERFACE),
+        (_IS, 1, 0, socket),
+        (_IS, 0, 1, _IO_URING),
+        (_RETURN, 0, 0, _REFUSED | errno.EACCES),
+        (_RETURN, 0, 0, _ALLOWED),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    filters = struct.pack("@HP", len(program), ctypes.addressof(code))
+    _check(_libc.prctl(_SECCOMP, 2, filters, 0, 0), "seccomp")
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

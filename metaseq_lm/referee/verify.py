@@ -258,7 +258,8 @@ def repeat(
     start_code = "from metaseq_lm.cli.jobs import repeat; repeat(sys.argv[1])"
     log = out / _LOG
     start = log.stat().st_size if log.exists() else 0
-    if containment.run(start_code, [str(file.resolve())], folder, readable, log):
+    is_foreign = bool(source.user_dir or code)
+    if containment.run(start_code, [str(file.resolve())], folder, readable, log, is_foreign):
         lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
         reason = next((x for x in lines[::-1] if x.startswith("metaseq-lm: ")), "")
         raise MetaseqError(f"the runs were not trained again: see {log}. {reason}".strip())
