@@ -53,6 +53,7 @@ from pathlib import Path
 from markdown_blocks import ROOT, Block, blocks, calls, name, share
 from registrations import forgotten
 
+from metaseq_lm import plugins
 from metaseq_lm.cli import main
 
 ORIGIN = re.compile(
@@ -422,6 +423,7 @@ def without_code(text: str) -> str:
 
 
 if __name__ == "__main__":
+    plugins.load_all()  # what a command registers is forgotten after it
     with tempfile.TemporaryDirectory() as temporary:
         pages = [Path(word).resolve() for word in sys.argv[1:]]
         share(Path(temporary))
