@@ -84,7 +84,7 @@ class Record:
         name = self.path(key)
         if key not in self.fields:
             known = [self.path(field) for field in self.fields]
-            fields = f"there are {abbreviated(known)}" if known else "there are none"
+            fields = f"there are {abbreviated(self.fields)}" if known else "there are none"
             hint = f"; {fields}. {self.remedy}" if self.remedy else f".{nearest(name, known)}"
             raise MetaseqError(f"{self.where}: no field '{name}'{hint}")
         value = self.fields[key]
