@@ -14,7 +14,7 @@ import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,11 @@ PACKAGE = "metaseq_lm"
 FILE = "verified.jsonl"
 FORMAT = "metaseq-lm verification 1"
 EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
-# Largest differences of a run and its repetition on another kind of processor, of which this many
-# standard deviations over processors are allowed; see docs/how_to/referee.md.
+# Largest differences of a run and its repetition with other code or on another processor, after
+# which training takes another course; see docs/how_to/referee.md.
 TOLERANCE = {"loss": 0.05, "score": 0.1}
+_SDS, _FEWEST = 5.0, 3  # or this many standard deviations over seeds, of at least as many seeds
+_ROUNDING = 1e-6  # largest difference of scores of the same weights
 _FINALS = 2  # final runs of a drawn row; the other phases have one
 _LOG, _EXAMINED = "runs.log", "examined.json"
 
@@ -157,7 +159,8 @@ def verify_league(
         source = Source(data, user_dir)
         copied = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
         folders = repeat(place, league, drawn, source, out, parallel, copied)
-        repetitions = [compare(run, folder) for run, folder in folders.items()]
+        for run, folder in folders.items():
+            repetitions.append(compare(run, folder, _sds_beside(run, league)))
         complaints += scored_by_plugin(league, folders, data, out)
         refused = read_json(out / "runs" / _EXAMINED)
         complaints += [Complaint("criterion", name, text) for name, text in refused.items()]
@@ -414,12 +417,28 @@ def train_again(
 # ---------------------------------------------------------------- comparing
 
 
-def compare(run: Run, folder: Path) -> Repetition:
-    """Return how a run and its repetition in a folder differ."""
+def _sds_beside(run: Run, league: LeagueRuns) -> dict[str, float]:
+    """Return the sd of each metric over the finished runs of the same phase, row and setting."""
+    keys = ("label", BUDGET, *league.plan.objective(run.path.parts[-2]).grid)
+    runs = [
+        other
+        for other in league.runs
+        if other.status == "finished"
+        and all(other.values.get(key) == run.values.get(key) for key in keys)
+    ]
+    if len(runs) < _FEWEST:
+        return {}
+    values = {name: [x.metrics.get(name, math.nan) for x in runs] for name in run.metrics}
+    sds = {name: float(np.std(each, ddof=1)) for name, each in values.items()}
+    return {name: sd for name, sd in sds.items() if math.isfinite(sd)}
+
+
+def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> Repetition:
+    """Return how a run and its repetition in a folder differ; `sds` are those over seeds."""
     name = place_of(run)
     if not (folder / "results.json").is_file():
         return Repetition(name, MISSING, "it could not be trained again")
-    other = read_run(folder)
+    other = replace(read_run(folder), means=run.means)
     if other.status != run.status:
         return Repetition(name, DIFFERENT, f"{run.status}, and {other.status} here")
     largest: dict[str, float] = {}
@@ -431,15 +450,17 @@ def compare(run: Run, folder: Path) -> Repetition:
             return Repetition(name, DIFFERENT, f"only one of the two has a finite {metric}")
         kind = _kind_of(metric)
         largest[kind] = max(largest.get(kind, 0.0), difference)
-        if difference / TOLERANCE.get(kind, math.inf) > excess:
-            excess = difference / TOLERANCE[kind]
+        allowed = max(TOLERANCE.get(kind, math.inf), _SDS * (sds or {}).get(metric, 0.0))
+        if difference / allowed > excess:
+            excess = difference / allowed
             worst = f"{metric} {values[0]:.6g}, and {values[1]:.6g} here"
     updates = [(one.results or {}).get("updates") for one in (run, other)]
     if updates[0] != updates[1]:
         return Repetition(name, DIFFERENT, f"{updates[0]} updates, and {updates[1]} here", largest)
     has_same_weights = _weights_of(run) == _weights_of(other)
-    if has_same_weights and not any(largest.values()):
-        return Repetition(name, EQUAL, "", largest)
+    judged = max((largest.get(kind, 0.0) for kind in TOLERANCE), default=0.0)
+    if has_same_weights and judged <= _ROUNDING:
+        return Repetition(name, EQUAL if _weights_of(run) or not judged else CLOSE, "", largest)
     if has_same_weights and _weights_of(run):
         return Repetition(name, DIFFERENT, f"the same weights have other scores: {worst}", largest)
     return Repetition(name, CLOSE if excess <= 1 else DIFFERENT, worst, largest)

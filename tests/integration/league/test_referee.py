@@ -54,6 +54,7 @@ PLAN: dict[str, Any] = {
         "suites": ["probe depth name=depth"],
         "metric": "depth.accuracy",
         "secondary": ["valid.loss"],
+        "means": {"labels": ["depth.accuracy", "depth.valid_accuracy"]},
         "smallest_effect": 0.05,
     },
 }
