@@ -31,14 +31,13 @@ def process(folder: str) -> None:
 
 
 def repeat(file: str) -> None:
-    """Train runs of a league again, as a request in a file says; see `referee.verify`."""
-    from metaseq_lm.cli.referee import read_place
-    from metaseq_lm.referee.verify import train_again
+    """Train runs of a league again, as a request in a file says; see `referee.repetition`."""
+    from metaseq_lm.referee.repetition import train_again
 
     request = read_json(Path(file))
     try:
         plugins.load_all(request["user_dir"])
-        train_again(request, Path(file).parent, read_place)
+        train_again(request, Path(file).parent)
     except MetaseqError as error:
         say(f"metaseq-lm: {error}")
         sys.exit(error.exit_code)

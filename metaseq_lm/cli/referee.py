@@ -51,14 +51,11 @@ def verify(
     if out is None:
         raise UsageError("no --out given; it is the folder of the runs that are trained again")
     plugins.load_all()
-    place = named_plan(word)
     drawn = secrets.randbelow(1 << 31) if seed is None else seed
     plug_in = plugin(user_dir, Path.cwd()) if user_dir else None
     count = _ROWS if rows is None else rows
-    league = read_place(place)
-    verification = verify_league(
-        league, place, count, drawn, Path(out), plug_in, parallel or 1, code
-    )
+    league = read_place(named_plan(word))
+    verification = verify_league(league, count, drawn, Path(out), plug_in, parallel or 1, code)
     show_result("verification", verification.record(), describe(verification))
     return 0 if verification.is_verified else 1
 

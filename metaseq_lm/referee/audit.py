@@ -1,7 +1,7 @@
 """Checks of a league's runs that need no training: are they what the plan says?
 
 Whoever writes an archive can write any number into it, so these checks only find what does not fit
-together. `retrain` finds the rest.
+together. Runs that are trained again find the rest.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from metaseq_lm.runs.suite_results import HITS
 from metaseq_lm.sweeps.definition import override_values
 from metaseq_lm.training.suites import SuiteRequest, request_of
 
-# Gates that flag a row whose runs are not those of the plan. Other flags are about honest rows.
 GATE = "gate"  # prefix of checks that the standings make, too
+# Gates that flag a row whose runs are not those of the plan. Other flags are about honest rows.
 _INTEGRITY = ("missing", "controls", "identical runs")
 _OFF = 0.1  # relative difference of the updates of a budget, whose prices vary with the rows
 _EXACT = 1e-9  # relative difference of two numbers that were computed from the same ones
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Complaint:
     """Something in a record that does not agree with its plan or with itself.
 
@@ -63,7 +63,7 @@ def audit(league: LeagueRuns, data: Path | None = None) -> list[Complaint]:
         _check_numbers,
     ]
     if data is not None:
-        checks.append(partial(_check_items, plan, _requests(plan, data)))
+        checks.append(partial(_check_items, _requests(plan, data)))
     complaints = [*_check_rows(league), *_check_known(league)]
     for objective in plan.objectives:
         for phase in PHASES:
@@ -196,17 +196,13 @@ def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Compl
         return
     place = place_of(run)
     valid = [line for line in run.log if line["kind"] == "valid"]
-    for name, value in run.final_metrics.items():
-        split, _, metric = name.partition(".")
-        last = valid[-1].get(metric) if valid and split == "valid" else None
-        is_last = valid and valid[-1]["update"] == (run.results or {}).get("updates")
-        if (
-            is_last
-            and last is not None
-            and is_number(last)
-            and not math.isclose(last, value, rel_tol=_EXACT)
-        ):
-            yield Complaint("numbers", place, f"{name} is {value}, and {last} in the log")
+    last = valid[-1] if valid else {}
+    if last.get("update") == (run.results or {}).get("updates"):
+        for name, value in run.final_metrics.items():
+            split, _, metric = name.partition(".")
+            logged = last.get(metric) if split == "valid" else None
+            if logged is not None and not _is_same(logged, value):
+                yield Complaint("numbers", place, f"{name} is {value}, and {logged} in the log")
     for suite in run.suites:
         for group, content in suite.groups.items():
             accuracy, hits = content["metrics"].get("accuracy"), content.get(HITS)
@@ -230,7 +226,6 @@ def _requests(plan: Plan, data: Path) -> dict[str, tuple[SuiteRequest, str]]:
 
 
 def _check_items(
-    plan: Plan,
     requests: Mapping[str, tuple[SuiteRequest, str]],
     run: Run,
     objective: Objective,

@@ -107,27 +107,17 @@ def run(
             "code of others runs only where it can be contained, which needs Linux 5.13 or later "
             "with Landlock and user namespaces, on x86-64 or ARM"
         )
+    folder = folder.resolve()
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment |= {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), "PATH": "/usr/bin:/bin"}
-    environment |= {"PYTHONPATH": str(_PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    if not is_possible():
+        return _start(f"import sys; {code}", words, folder, log).wait()
     allowed = [str(path.resolve()) for path in (*_installed(), *readable)]
-    start = f"import sys; {code}"
-    if is_possible():
-        contained = f"containment.contain({str(folder.resolve())!r}, {allowed!r})"
-        start = f"from metaseq_lm.referee import containment; {contained}; {start}"
+    contained = f"containment.contain({str(folder)!r}, {allowed!r})"
+    start = f"from metaseq_lm.referee import containment; {contained}; import sys; {code}"
     before = _children()
     _libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        with open(log, "ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-c", start, *words],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+        process = _start(start, words, folder, log)
         try:
             return process.wait()
         finally:
@@ -137,6 +127,22 @@ def run(
                 _kill(orphans)
     finally:
         _libc.prctl(_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _start(code: str, words: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start Python code in a folder, with a clean environment; its output goes to a file."""
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment |= {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), "PATH": "/usr/bin:/bin"}
+    environment |= {"PYTHONPATH": str(_PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
 
 
 def _installed() -> list[Path]:

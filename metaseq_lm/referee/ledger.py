@@ -66,7 +66,8 @@ jobs:
         with: {{fetch-depth: 0}}
       - uses: actions/setup-python@v5
         with: {{python-version: "3.11"}}
-      - run: pip install "metaseq-lm=={version}" --extra-index-url https://download.pytorch.org/whl/cpu
+      - env: {{PIP_EXTRA_INDEX_URL: https://download.pytorch.org/whl/cpu}}
+        run: pip install "metaseq-lm=={version}"
       - run: |
           git diff --name-only "origin/${{{{ github.base_ref }}}}" -- submissions |
             cut -d/ -f1-2 | sort -u | xargs -r -n 1 ./check

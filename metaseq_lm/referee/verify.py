@@ -1,19 +1,14 @@
-"""Verification of a league: runs drawn at random are trained again and compared.
+"""Verification of a league: it is audited, and drawn runs are trained again and compared.
 
-The runs are ordinary sweeps in OUT/runs/PHASE/OBJECTIVE, trained from the plan, not from what the
-archive says of them, in a contained process. Each verification adds a line to OUT/verified.jsonl.
+Each verification adds a line to OUT/verified.jsonl.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import math
 import platform
-import shutil
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,39 +17,22 @@ import numpy as np
 import torch
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import read_json, to_json, write_atomic
+from metaseq_lm.core.files import read_json, schema_error
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.loading import format_value
 from metaseq_lm.core.output import present_time, show_progress
 from metaseq_lm.league.assembly import LeagueRuns, archive_of
 from metaseq_lm.league.data import make_data
-from metaseq_lm.league.expansion import (
-    BUDGET,
-    FINAL,
-    PHASES,
-    TUNE,
-    UNTRAINED,
-    LeagueSweep,
-    Source,
-    build_sweep,
-)
-from metaseq_lm.league.plan import FOLDERS, Objective, budget_text
-from metaseq_lm.league.runner import Request, Runner
+from metaseq_lm.league.expansion import BUDGET, FINAL, Source
+from metaseq_lm.league.plan import Objective
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import GATE, Complaint, audit, describe_complaints, place_of
+from metaseq_lm.referee.repetition import EXAMINED, LOG, codes_of, draw, repeat, take_code
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run, read_run
-from metaseq_lm.runs.folder import add_source, code_hash
-from metaseq_lm.sweeps.expansion import Run as Planned
-from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.job import Code
-from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally
-from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.submit import Batch
-from metaseq_lm.sweeps.trials import Values
+from metaseq_lm.runs.folder import code_hash
 
-PACKAGE = "metaseq_lm"
 FILE = "verified.jsonl"
 FORMAT = "metaseq-lm verification 1"
 EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
@@ -63,8 +41,6 @@ EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
 TOLERANCE = {"loss": 0.05, "score": 0.1}
 _SDS, _FEWEST = 5.0, 3  # or this many standard deviations over seeds, of at least as many seeds
 _ROUNDING = 1e-6  # largest difference of scores of the same weights
-_FINALS = 2  # final runs of a drawn row; the other phases have one
-_LOG, _EXAMINED = "runs.log", "examined.json"
 
 
 @dataclass(frozen=True)
@@ -122,7 +98,6 @@ class Verification:
 
 def verify_league(
     league: LeagueRuns,
-    place: Path,
     rows: int,
     seed: int,
     out: Path,
@@ -134,7 +109,6 @@ def verify_league(
 
     Args:
         league: Its plan and its runs.
-        place: Where it is: a plan with an archive beside it, or a folder.
         rows: The number of rows to draw; 0 trains nothing.
         seed: The seed that draws them.
         out: The folder of the repetitions; the same call goes on with it.
@@ -148,36 +122,51 @@ def verify_league(
         MetaseqError: The archive is damaged, or the repetitions could not be started.
     """
     if not league.runs:
-        raise UsageError(f"{place}: there are no runs of this plan to verify")
+        raise UsageError(f"{league.contents.title}: there are no runs of this plan to verify")
     drawn = draw(league, rows, seed)
     data = make_data(league.contents.plan, out / "data")
     complaints = [*_altered(league), *audit(league, data)]
     repetitions: list[Repetition] = []
     if drawn:
         _check_plugins(league, drawn, user_dir)
-        show_progress(f"training {len(drawn)} runs again; their output: {out / _LOG}")
+        show_progress(f"training {len(drawn)} runs again; their output: {out / LOG}")
         source = Source(data, user_dir)
         copied = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
-        folders = repeat(place, league, drawn, source, out, parallel, copied)
+        folders = repeat(league, drawn, source, out, parallel, copied)
         for run, folder in folders.items():
             repetitions.append(compare(run, folder, _sds_beside(run, league)))
         complaints += scored_by_plugin(league, folders, data, out)
-        refused = read_json(out / "runs" / _EXAMINED)
-        complaints += [Complaint("criterion", name, text) for name, text in refused.items()]
+        complaints += _refused_criterions(out / "runs" / EXAMINED)
     verification = Verification(
         league.contents.plan.hash,
         seed,
-        list(dict.fromkeys(row_of(run) for run in drawn if run.path.parts[-3] == FINAL)),
+        _rows_of(drawn),
         repetitions,
         complaints,
         host(),
-        {
-            "archive": _codes_of(drawn),
-            "here": _codes_of(drawn)[0] if code else code_hash(user_dir),
-        },
+        {"archive": codes_of(drawn), "here": codes_of(drawn)[0] if code else code_hash(user_dir)},
     )
     Journal(out / FILE).append([verification.record()])
     return verification
+
+
+def _rows_of(drawn: Sequence[Run]) -> list[str]:
+    """Return the names of the rows of drawn final runs, such as "causal at 1e12"."""
+    finals = [run for run in drawn if run.path.parts[-3] == FINAL]
+    names = (f"{x.values['label']} at {flops_text(float(x.values[BUDGET]))}" for x in finals)
+    return list(dict.fromkeys(names))
+
+
+def _refused_criterions(file: Path) -> Iterator[Complaint]:
+    """Yield the criterions that failed their examination; MetaseqError for a damaged file."""
+    try:
+        refused = read_json(file)
+        problem = schema_error(refused, {"*": str})
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise MetaseqError(f"{file}: damaged ({problem}): code that ran again has changed it")
+    yield from (Complaint("criterion", name, reason) for name, reason in refused.items())
 
 
 def _check_plugins(league: LeagueRuns, drawn: Sequence[Run], user_dir: str | None) -> None:
@@ -202,104 +191,6 @@ def _altered(league: LeagueRuns) -> Iterator[Complaint]:
     yield from (Complaint("archive", file.name, sentence) for sentence in sentences)
 
 
-# ---------------------------------------------------------------- drawing runs
-
-
-def row_of(run: Run) -> str:
-    """Return the name of the row of a final run, such as "causal at 1e12"."""
-    return f"{run.values['label']} at {flops_text(float(run.values[BUDGET]))}"
-
-
-def draw(league: LeagueRuns, rows: int, seed: int) -> list[Run]:
-    """Return runs to train again: of each drawn row one of each phase, and two final ones.
-
-    Runs that did not finish are left out.
-    """
-    rng, drawn = np.random.default_rng(seed), list[Run]()
-    candidates = [row for row in league.rows() if row.scored]
-    for i in rng.permutation(len(candidates))[:rows]:
-        row = candidates[i]
-        objective, tuned = league.plan.objective(row.objective), league.plan.tuning
-        of_phase = {phase: league.of(objective, phase, row.budget) for phase in PHASES}
-        of_phase[UNTRAINED] = league.of(objective, UNTRAINED)
-        of_phase[TUNE] = league.of(objective, TUNE, tuned.nearest(row.budget))
-        for phase in PHASES:
-            runs = [run for run in of_phase[phase] if run.status == "finished"]
-            count = min(len(runs), _FINALS if phase == FINAL else 1)
-            drawn += [runs[j] for j in rng.choice(len(runs), count, replace=False)]
-    return list(dict.fromkeys(drawn))
-
-
-# ---------------------------------------------------------------- training them again
-
-
-def repeat(
-    place: Path,
-    league: LeagueRuns,
-    drawn: Sequence[Run],
-    source: Source,
-    out: Path,
-    parallel: int = 1,
-    code: Path | None = None,
-) -> dict[Run, Path]:
-    """Train drawn runs again in a contained process; return their folders.
-
-    The process can read the data, the plan with its archive, and the plug-in.
-
-    Raises:
-        MetaseqError: The process failed, or cannot be contained here.
-    """
-    folder = out / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    request: dict[str, Any] = {"place": str(place.resolve()), "data": str(source.data.resolve())}
-    request |= {"user_dir": source.user_dir, "parallel": parallel, "code": code and str(code)}
-    file = folder / "request.json"
-    write_atomic(file, to_json(request | {"runs": list(map(place_of, drawn))}).encode())
-    named = [league.contents.plan.data.get(FOLDERS, ()), [source.user_dir or source.data]]
-    readable = [source.data, place, *(Path(path) for paths in named for path in paths)]
-    readable += [file for file in (archive_of(league.contents), place.parent) if file]
-    start_code = "from metaseq_lm.cli.jobs import repeat; repeat(sys.argv[1])"
-    log = out / _LOG
-    start = log.stat().st_size if log.exists() else 0
-    is_foreign = bool(source.user_dir or code)
-    if containment.run(start_code, [str(file.resolve())], folder, readable, log, is_foreign):
-        lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
-        reason = next((x for x in lines[::-1] if x.startswith("metaseq-lm: ")), "")
-        raise MetaseqError(f"the runs were not trained again: see {log}. {reason}".strip())
-    repeated = _plan(league, drawn, source, folder)
-    return {run: sweep.folder / planned.folder for run, sweep, planned in repeated}
-
-
-def take_code(source: Path, drawn: Sequence[Run], user_dir: str | None, out: Path) -> Path:
-    """Copy the package from a checkout or a wheel; return the folder of the copy.
-
-    Raises UsageError if it is not the code that trained the drawn runs.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    if source.is_file():
-        with zipfile.ZipFile(source) as wheel:
-            names = [name for name in wheel.namelist() if name.startswith(f"{PACKAGE}/")]
-            wheel.extractall(out, names)
-    else:
-        shutil.copytree(
-            source / PACKAGE, out / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
-        )
-    digest = hashlib.sha256()
-    for folder in (out / PACKAGE, *(Path(path) for path in (user_dir,) if path)):
-        add_source(digest, folder)
-    if _codes_of(drawn) != [digest.hexdigest()[:16]]:
-        raise UsageError(
-            f"{source}: its code is {digest.hexdigest()[:16]}, that of the drawn runs "
-            f"{', '.join(_codes_of(drawn))}"
-        )
-    return out.resolve()
-
-
-def _codes_of(runs: Sequence[Run]) -> list[str]:
-    """Return the hashes of the code of runs."""
-    return sorted({str((run.results or {}).get("code")) for run in runs})
-
-
 def scored_by_plugin(
     league: LeagueRuns, folders: Mapping[Run, Path], data: Path, out: Path
 ) -> Iterator[Complaint]:
@@ -311,7 +202,7 @@ def scored_by_plugin(
     """
     plugged = {item.name for item in league.contents.additions if item.user_dir}
     plan = league.contents.plan
-    tasks = {objective.options[:1]: objective for objective in plan.objectives}
+    tasks = {_task_of(objective): objective for objective in plan.objectives}
     for run, folder in folders.items():
         phase, name, _ = run.path.parts[-3:]
         if phase != FINAL or name not in plugged or not (folder / "results.json").is_file():
@@ -326,92 +217,22 @@ def scored_by_plugin(
             words.append(f"trainer.final_suites={format_value(list(plan.comparison.suites))}")
             code = "from metaseq_lm.cli import main; sys.exit(main(sys.argv[1:]))"
             is_known = (again / "results.json").is_file()
-            if is_known or not containment.run(code, words, again, [data, folder], out / _LOG):
+            if is_known or not containment.run(code, words, again, [data, folder], out / LOG):
                 others.append(_scores_of(read_run(again)))
         if scores not in others:
             reason = "its weights have other scores where its plug-in is not loaded"
             yield Complaint("plug-in", place_of(run), reason)
 
 
+def _task_of(objective: Objective) -> tuple[str, ...]:
+    """Return the option of an objective that chooses its task."""
+    return tuple(option for option in objective.options if option.startswith("task="))
+
+
 def _scores_of(run: Run) -> dict[str, float]:
     """Return the scores of suites, rounded as far as they agree between batches of scoring."""
     metrics = (suite.metrics for suite in run.suites)
     return {name: round(value, 5) for scores in metrics for name, value in scores.items()}
-
-
-def _plan(
-    league: LeagueRuns, drawn: Sequence[Run], source: Source, folder: Path
-) -> list[tuple[Run, LeagueSweep, Planned]]:
-    """Return drawn runs with the sweeps that repeat them, and the run there.
-
-    The sweeps follow from the plan; only the values of tuned options are those of the runs.
-    """
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in drawn:
-        phase, owner, _ = run.path.parts[-3:]
-        groups.setdefault((phase, owner), []).append(run)
-    repeated = []
-    for (phase, owner), runs in groups.items():
-        objective = league.plan.objective(owner)
-        settings = [_setting_of(run, objective, phase) for run in runs]
-        values = [] if phase == UNTRAINED else settings
-        sweep = build_sweep(league.plan, objective, phase, values, source, folder)
-        planned: dict[tuple[Any, ...], Planned] = {
-            (item.seed, *item.values.items()): item for item in sweep.runs
-        }
-        for run, setting in zip(runs, settings):
-            repeated.append((run, sweep, planned[(run.seed, *setting.items())]))
-    return repeated
-
-
-def _setting_of(run: Run, objective: Objective, phase: str) -> Values:
-    """Return the values of the options that distinguish the runs of a sweep."""
-    if phase == UNTRAINED:
-        return {}
-    tuned = {key: run.values[key] for key in objective.grid}
-    return {BUDGET: budget_text(float(run.values[BUDGET])), **tuned}
-
-
-def train_again(
-    request: Mapping[str, Any], folder: Path, read: Callable[[Path], LeagueRuns]
-) -> None:
-    """Train the runs of a request of `repeat`; this runs in the contained process.
-
-    `read` reads the league.
-
-    Criterions are examined first; what is found against them goes into FOLDER/examined.json.
-    """
-    league = read(Path(request["place"]))
-    drawn = [run for run in league.runs if place_of(run) in request["runs"]]
-    source = Source(Path(request["data"]), request["user_dir"])
-    launch = Launch(max_parallel=request["parallel"])
-    refused: dict[str, str] = {}
-    names = list(dict.fromkeys(run.path.parts[-2] for run in drawn))
-    for objective in map(league.plan.objective, names):
-        budgets = league.plan.ladder.budgets[:1]
-        request_of_one = Request((objective,), budgets, source)
-        runner = Runner(league.plan, request_of_one, folder, launch, league.contents.plan.hash)
-        try:
-            runner.examine_all()
-        except UsageError as error:
-            refused[objective.name] = str(error)
-    write_atomic(folder / _EXAMINED, to_json(refused).encode())
-    by_sweep: dict[Path, tuple[LeagueSweep, list[Planned]]] = {}
-    for _, sweep, planned in _plan(league, drawn, source, folder):
-        by_sweep.setdefault(sweep.folder, (sweep, []))[1].append(planned)
-    with contextlib.ExitStack() as stack:
-        batches = []
-        code = request["code"] and Code(Path(request["code"]), request["user_dir"], None)
-        for sweep, runs in by_sweep.values():
-            sweep_folder = SweepFolder(sweep.folder)
-            sweep_folder.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(sweep_folder.lock())
-            states = adopt(sweep_folder, sweep.definition, sweep.runs, launch)
-            ready = {state.run for state in states if state.state in OPEN}
-            todo = [run for run in runs if run.name in ready]
-            if todo:
-                batches.append(Batch(sweep_folder, todo, code or runner.code(sweep_folder)))
-        run_locally(batches, launch, lambda folder, run: None)
 
 
 # ---------------------------------------------------------------- comparing
@@ -480,12 +301,13 @@ def _weights_of(run: Run) -> set[str]:
 
 def host() -> dict[str, Any]:
     """Return the facts about this machine on which bits of results depend."""
-    names = [
-        x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")
-    ]
+    processor, cpus = platform.processor(), Path("/proc/cpuinfo")
+    for line in cpus.read_text().splitlines() if cpus.exists() else ():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
     return {
         "machine": platform.machine(),
-        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "processor": processor,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -408,7 +408,7 @@ def test_attempts_count_without_runs_and_have_a_quota(two: list[Path]) -> None:
 # ---------------------------------------------------------------- code of others
 
 HOSTILE = '''
-import os, socket, subprocess, sys
+import json, os, socket, subprocess, sys
 from pathlib import Path
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
@@ -432,7 +432,7 @@ answers = {
         [sys.executable, "-c", "import time; time.sleep(600)", "left-by-hostile-code"],
         start_new_session=True)),
 }
-Path(os.environ["HOME"], "answers").write_text(repr(answers))
+Path(os.environ["HOME"], "answers").write_text(json.dumps(answers))
 
 @register_criterion("hostile")
 class Hostile(MaskedLM):
@@ -471,18 +471,26 @@ def test_hostile_code_is_contained(
 
 
 PLUG_IN = '''
+import contextlib, os
+from pathlib import Path
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 
 @register_criterion("same_masked_lm")
 class Same(MaskedLM):
     """Masked LM under another name."""
+
+if Path.cwd().name == "runs":
+    with contextlib.suppress(OSError):
+        Path("leaked").write_text(Path("SECRET").read_text())
 '''
 
 
 @pytest.mark.skipif(not containment.is_possible(), reason="no process can be contained here")
 def test_plug_in_is_verified_and_scored_without_it(copied: Path, tmp_path: Path) -> None:
-    (tmp_path / "same_masked.py").write_text(PLUG_IN)
+    secret = copied / "beside_the_plan"
+    secret.write_text("secret")
+    (tmp_path / "same_masked.py").write_text(PLUG_IN.replace("SECRET", str(secret)))
     out, sent, again = (tmp_path / name for name in ("L", "submission", "V"))
     words = ["league", str(copied / "plan.yaml"), "--out", str(out), "--name", "same"]
     words += ["--user-dir", str(tmp_path / "same_masked.py")]
@@ -496,6 +504,7 @@ def test_plug_in_is_verified_and_scored_without_it(copied: Path, tmp_path: Path)
     assert main([*words, "--user-dir", str(sent / "plugin" / "same_masked.py")]) == 0
     record = json.loads((again / "verified.jsonl").read_text())
     assert {item["outcome"] for item in record["repetitions"]} == {EQUAL}
+    assert not (again / "runs" / "leaked").exists()
     phases = [item["run"].split("/")[0] for item in record["repetitions"]]
     assert phases == ["untrained", "tune", "final", "final"]
     # As a plug-in would that changes what scores it.
