@@ -78,7 +78,9 @@ def _import_results(args: argparse.Namespace) -> int:
 
     results = read_results(Path(args.source), checkpoint)
     files = [str(suite_results.write(folder, result)) for result in results]
-    metrics = {name: value for result in results for name, value in result.metrics.items()}
+    metrics: dict[str, float] = {}
+    for result in results:
+        metrics |= result.metrics
     lines = [f"{name}: {value:g}" for name, value in metrics.items()]
     show("\n".join([*lines, "written:", *files]))
     content = {"checkpoint": str(checkpoint), "files": files, "metrics": metrics}

@@ -147,16 +147,14 @@ def fillers_of(batches: Sequence[Batch]) -> list[Batch]:
     return samples * (max(counts) - len(batches))
 
 
-class Gradients(contextlib.nullcontext[Any]):
-    """The gradients of `leaves`, of which this process has all parts.
+class Gradients:
+    """The gradients of several processes.
 
     Attributes:
         required: Values that must be finite, or the steps of the update are refused.
     """
 
-    def __init__(self, leaves: Tensors) -> None:
-        super().__init__()
-        self.leaves = leaves
+    def __init__(self) -> None:
         self.required: list[Tensor] = []
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
@@ -165,10 +163,7 @@ class Gradients(contextlib.nullcontext[Any]):
         A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
         different logs, or none, and exchange their names here.
         """
-        grads = [leaf.grad for leaf in self.leaves]
-        for leaf in self.leaves:
-            leaf.grad = None
-        return grads
+        raise NotImplementedError
 
 
 class Reduction(Gradients):
@@ -199,8 +194,8 @@ class Reduction(Gradients):
         others: Sequence[float] = (),
         low: bool = False,
     ) -> None:
-        super().__init__(leaves)
-        self.wrt, self.low = wrt, low
+        super().__init__()
+        self.leaves, self.wrt, self.low = leaves, wrt, low
         self.buckets = shards.buckets(reversed(range(len(wrt))), wrt)
         if not self.buckets or low or others or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the numbers, which every replica needs
@@ -291,17 +286,11 @@ def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     return like_shard(piece.view_as(local(wrt)), wrt)
 
 
-def sums_of(leaves: Tensors, wrt: Tensors, low: bool = False) -> Gradients:
-    """Return the gradients of a pass, summed over the replicas if there are several."""
-    several = process_group.world_size() > 1
-    return Reduction(leaves, wrt, low=low) if several else Gradients(leaves)
-
-
 def differentiate(
     losses: Losses, leaves: Tensors, wrt: Tensors, low: bool, overlaps: bool
 ) -> Gradients:
     """Run each loss forward and backward; if it `overlaps`, the sum starts in the last one."""
-    sums = sums_of(leaves, wrt, low)
+    sums = Reduction(leaves, wrt, low=low)
     for number, loss in enumerate(losses):
         mean = loss()
         is_last = overlaps and number == len(losses) - 1

@@ -669,7 +669,7 @@ class Engine:
         self, sums: Gradients, logs: Logs, count: GlobalCount | LocalCount | None = None
     ) -> Vector:
         """Return gradients; sum them and the logs over replicas."""
-        if "loss" in logs and self.replicas > 1:
+        if "loss" in logs:
             self.finite_check.add_local_loss(logs["loss"])
         grads = sums.finish(logs, count is None or count.are_alike)
         for values in sums.required:

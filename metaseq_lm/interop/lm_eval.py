@@ -52,7 +52,9 @@ def read_results(file: Path, checkpoint: Path) -> list[SuiteResults]:
     scored = [task for task, numbers in content["results"].items() if _metrics(numbers)]
     if not scored:
         raise UsageError(f"{file}: no task in it has a metric")
-    inner = {member for task in scored for member in _members(task, content)}
+    inner: set[str] = set()
+    for task in scored:
+        inner.update(_members(task, content))
     results: dict[str, SuiteResults] = {}
     for task in scored:
         if task not in inner:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def audit(league: LeagueRuns, data: Path | None = None) -> list[Complaint]:
         for phase in PHASES:
             runs = league.of(objective, phase)
             complaints += _check_seeds(plan, objective, phase, runs)
-            for run in runs:
-                complaints += [item for check in checks for item in check(run, objective, phase)]
+            for run, check in product(runs, checks):
+                complaints += check(run, objective, phase)
     return complaints
 
 
@@ -106,7 +107,8 @@ def _check_rows(league: LeagueRuns) -> Iterator[Complaint]:
 
 def _check_known(league: LeagueRuns) -> Iterator[Complaint]:
     """Yield runs that no objective of the plan has."""
-    known = {label_of(phase, item.name) for item in league.plan.objectives for phase in PHASES}
+    names = [objective.name for objective in league.plan.objectives]
+    known = {label_of(*pair) for pair in product(PHASES, names)}
     for run in league.runs:
         if run.values["label"] not in known:
             yield Complaint("plan", place_of(run), "no objective of the plan has this run")

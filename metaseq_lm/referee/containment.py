@@ -153,8 +153,8 @@ def _installed() -> list[Path]:
 
 def _children() -> set[int]:
     """Return the process ids of the children of this process."""
-    files = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for file in files for pid in file.read_text().split()}
+    texts = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
+    return set(map(int, " ".join(texts).split()))
 
 
 def _kill(processes: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import LeagueRuns
@@ -54,8 +55,9 @@ def merge(leagues: Sequence[LeagueRuns], names: Sequence[str]) -> LeagueRuns:
                     "the plan says: verify them"
                 )
         prices = {**league.contents.prices, **prices}
-    predictions = {item for league in leagues for item in league.predictions}
-    earliest = {(x.objective, x.budget): x for x in sorted(predictions, key=lambda x: x.time)[::-1]}
+    predictions = chain.from_iterable(league.predictions for league in leagues)
+    latest_first = sorted(predictions, key=lambda x: x.time, reverse=True)
+    earliest = {(x.objective, x.budget): x for x in latest_first}
     additions = tuple(item for item, _ in added.values())
     contents = replace(first.contents, added=(), archived=additions, prices=prices, archive=None)
     _ = contents.extended  # UsageError for too many attempts

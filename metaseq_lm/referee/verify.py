@@ -31,6 +31,7 @@ from metaseq_lm.referee.repetition import EXAMINED, LOG, codes_of, draw, repeat,
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run, read_run
+from metaseq_lm.reporting.settings import finished
 from metaseq_lm.runs.folder import code_hash
 
 FILE = "verified.jsonl"
@@ -231,8 +232,10 @@ def _task_of(objective: Objective) -> tuple[str, ...]:
 
 def _scores_of(run: Run) -> dict[str, float]:
     """Return the scores of suites, rounded as far as they agree between batches of scoring."""
-    metrics = (suite.metrics for suite in run.suites)
-    return {name: round(value, 5) for scores in metrics for name, value in scores.items()}
+    scores: dict[str, float] = {}
+    for suite in run.suites:
+        scores |= suite.metrics
+    return {name: round(value, 5) for name, value in scores.items()}
 
 
 # ---------------------------------------------------------------- comparing
@@ -241,17 +244,14 @@ def _scores_of(run: Run) -> dict[str, float]:
 def _sds_beside(run: Run, league: LeagueRuns) -> dict[str, float]:
     """Return the sd of each metric over the finished runs of the same phase, row and setting."""
     keys = ("label", BUDGET, *league.plan.objective(run.path.parts[-2]).grid)
-    runs = [
-        other
-        for other in league.runs
-        if other.status == "finished"
-        and all(other.values.get(key) == run.values.get(key) for key in keys)
-    ]
-    if len(runs) < _FEWEST:
-        return {}
-    values = {name: [x.metrics.get(name, math.nan) for x in runs] for name in run.metrics}
-    sds = {name: float(np.std(each, ddof=1)) for name, each in values.items()}
-    return {name: sd for name, sd in sds.items() if math.isfinite(sd)}
+    setting = [run.values.get(key) for key in keys]
+    runs = [x for x in finished(league.runs) if [x.values.get(key) for key in keys] == setting]
+    sds = {}
+    for name in run.metrics if len(runs) >= _FEWEST else ():
+        sd = float(np.std([x.metrics.get(name, math.nan) for x in runs], ddof=1))
+        if math.isfinite(sd):
+            sds[name] = sd
+    return sds
 
 
 def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> Repetition:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import real_runs
 
@@ -73,4 +74,5 @@ def replace(method: str) -> None:
             real_runs.serve()
         return Popen(command, env, method)
 
-    server.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    replaced: Any = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)
+    server.subprocess = replaced

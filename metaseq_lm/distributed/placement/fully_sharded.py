@@ -346,7 +346,7 @@ class FullyShardedGradients(Gradients):
     """Gradients that fully_shard has summed; flags and the order of blocks are still compared."""
 
     def __init__(self, placement: FullySharded, wrt: Sequence[Tensor]) -> None:
-        super().__init__(())
+        super().__init__()
         self.placement, self.wrt = placement, wrt
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:

@@ -7,6 +7,7 @@ positions of the package.
 
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def check_part_options(sizes: EncoderConfig) -> None:
         POSITIONS: sizes.style.positions,
     }
     classes = [registry.entry(name).dataclass for registry, name in names.items()]
-    known = [item.name for dataclass in classes for item in fields(dataclass)]
+    known = [item.name for item in chain.from_iterable(map(fields, classes))]
     for key in sizes.part_options:
         if key not in known:
             raise UsageError(
