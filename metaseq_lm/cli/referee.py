@@ -62,17 +62,17 @@ def verify(
 
 def submit(word: str, name: str, out: str | None) -> int:
     """Write the submission of an objective, or check one; 1 if something is missing."""
-    place = Path(word)
+    path = Path(word)
     plugins.load_all()
-    if (place / submission.FILE).is_file():
-        folder, league = place, submission.read(place)
+    if (path / submission.FILE).is_file():
+        folder, league = path, submission.read(path)
     else:
         if out is None:
             raise UsageError(
                 f"{word}: not a submission; to submit an objective of a league, name it and the "
                 "folder of the submission: --name NAME --out DIR"
             )
-        folder, league = Path(out), submission.write_submission(place, name, Path(out))
+        folder, league = Path(out), submission.write_submission(path, name, Path(out))
     complaints = submission.missing_in(league)
     text = describe_complaints(complaints) or f"{folder}: complete ({len(league.runs)} runs)"
     content = {"folder": str(folder), "runs": len(league.runs)}

@@ -225,13 +225,13 @@ def _forbid_sockets() -> None:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     """Allow a file or a folder with all below it, if it exists."""
     with contextlib.suppress(FileNotFoundError):
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             rights &= -1 if os.path.isdir(path) else _OF_FILES
-            rule = struct.pack("=Qi", rights, place)
+            rule = struct.pack("=Qi", rights, descriptor)
             _check(_libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0), "Landlock")
         finally:
-            os.close(place)
+            os.close(descriptor)
 
 
 def _check(result: int, mechanism: str) -> int:

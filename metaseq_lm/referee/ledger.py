@@ -38,7 +38,7 @@ from metaseq_lm.referee.merge import merge
 from metaseq_lm.referee.submission import PLAN
 from metaseq_lm.sweeps.definition import LARGEST_SEED
 
-FILE, FORMAT, SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
+FILE, FORMAT, _SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
 _FORM = {"format": str, "time": str, "registered": str, "number?": int, "plan": str}
 _BEGIN, _END = "<!-- standings -->", "<!-- end of standings -->"
 _CHECK = """#!/usr/bin/env bash
@@ -114,11 +114,11 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
     seeds = "Its seeds are those of the runs that it came with."
     if archive is None:
         record["number"] = number = secrets.randbelow(1 << 53)
-        content = with_seeds(content, plan.hash, number)
+        content = _with_seeds(content, plan.hash, number)
         seeds = f"Its seeds follow from the plan `{plan.hash}` and the number {number}."
     record["plan"] = (plan := parse_plan(content)).hash
-    (folder / SUBMISSIONS).mkdir(parents=True, exist_ok=True)
-    (folder / SUBMISSIONS / ".gitkeep").touch()
+    (folder / _SUBMISSIONS).mkdir(parents=True, exist_ok=True)
+    (folder / _SUBMISSIONS / ".gitkeep").touch()
     write_atomic(folder / PLAN, OmegaConf.to_yaml(content).encode())
     if archive is not None:
         shutil.copyfile(archive, folder / f"plan{''.join(archive.suffixes)}")
@@ -135,7 +135,7 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
     return record
 
 
-def with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict[str, Any]:
+def _with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict[str, Any]:
     """Return the content of a plan with seeds that follow from its hash and a number.
 
     All seeds differ. Final runs, trials and controls keep their counts.
@@ -185,7 +185,7 @@ def read_ledger(folder: Path) -> LeagueRuns:
             f"{folder / PLAN}: its hash is {plan.hash}, that of the ledger {record['plan']}; a "
             "changed plan is another ledger"
         )
-    if "number" in record and content != with_seeds(
+    if "number" in record and content != _with_seeds(
         content, record["registered"], record["number"]
     ):
         raise MetaseqError(
@@ -195,7 +195,7 @@ def read_ledger(folder: Path) -> LeagueRuns:
     archive = archive_beside(folder / PLAN)
     leagues = [read_archived(Contents(plan, content, archive=str(archive) if archive else None))]
     names = [PLAN]
-    for place in sorted((folder / SUBMISSIONS).glob(f"*/{submission.FILE}")):
+    for place in sorted((folder / _SUBMISSIONS).glob(f"*/{submission.FILE}")):
         leagues.append(submission.read(place.parent))
         names.append(str(place.parent.relative_to(folder)))
     return merge(leagues, names)

@@ -71,7 +71,7 @@ def write_submission(place: Path, name: str, out: Path) -> LeagueRuns:
         names = ", ".join(item.name for item in league.contents.additions) or "none"
         raise UsageError(f"{place}: no objective {name!r} was added to this league; added: {names}")
     if out.exists() and any(out.iterdir()):
-        earlier = read_submission(out)
+        earlier = _read_submission(out)
         if (earlier["objective"]["name"], earlier["plan"]) != (name, league.contents.plan.hash):
             raise UsageError(f"{out}: holds another submission; choose another --out")
     check_folder(out)
@@ -101,7 +101,7 @@ def write_submission(place: Path, name: str, out: Path) -> LeagueRuns:
     return single
 
 
-def read_submission(folder: Path) -> dict[str, Any]:
+def _read_submission(folder: Path) -> dict[str, Any]:
     """Return the content of submission.json.
 
     Raises:
@@ -132,7 +132,7 @@ def read(folder: Path) -> LeagueRuns:
 
     Raises MetaseqError if a file is damaged, or its objective is another than it says.
     """
-    content = read_submission(folder)
+    content = _read_submission(folder)
     league = read_league(folder / PLAN)
     records = [item.record for item in league.contents.additions]
     if league.contents.plan.hash != content["plan"] or records != [content["objective"]]:

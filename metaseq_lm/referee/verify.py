@@ -39,13 +39,13 @@ FORMAT = "metaseq-lm verification 1"
 EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
 # Largest differences of a run and its repetition with other code or on another processor, after
 # which training takes another course; see docs/how_to/referee.md.
-TOLERANCE = {"loss": 0.05, "score": 0.1}
+_TOLERANCE = {"loss": 0.05, "score": 0.1}
 _SDS, _FEWEST = 5.0, 3  # or this many standard deviations over seeds, of at least as many seeds
 _ROUNDING = 1e-6  # largest difference of scores of the same weights
 
 
 @dataclass(frozen=True)
-class Repetition:
+class _Repetition:
     """A run of an archive and its repetition.
 
     Attributes:
@@ -78,7 +78,7 @@ class Verification:
     plan: str
     seed: int
     rows: Sequence[str]
-    repetitions: Sequence[Repetition]
+    repetitions: Sequence[_Repetition]
     complaints: Sequence[Complaint]
     host: Mapping[str, Any]
     code: Mapping[str, Any]
@@ -127,7 +127,7 @@ def verify_league(
     drawn = draw(league, rows, seed)
     data = make_data(league.contents.plan, out / "data")
     complaints = [*_altered(league), *audit(league, data)]
-    repetitions: list[Repetition] = []
+    repetitions: list[_Repetition] = []
     if drawn:
         _check_plugins(league, drawn, user_dir)
         show_progress(f"training {len(drawn)} runs again; their output: {out / LOG}")
@@ -254,37 +254,37 @@ def _sds_beside(run: Run, league: LeagueRuns) -> dict[str, float]:
     return sds
 
 
-def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> Repetition:
+def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> _Repetition:
     """Return how a run and its repetition in a folder differ; `sds` are those over seeds."""
     name = place_of(run)
     if not (folder / "results.json").is_file():
-        return Repetition(name, MISSING, "it could not be trained again")
+        return _Repetition(name, MISSING, "it could not be trained again")
     other = replace(read_run(folder), means=run.means)
     if other.status != run.status:
-        return Repetition(name, DIFFERENT, f"{run.status}, and {other.status} here")
+        return _Repetition(name, DIFFERENT, f"{run.status}, and {other.status} here")
     largest: dict[str, float] = {}
     worst, excess = "", 0.0
     for metric in sorted(run.metrics):  # later versions may have further ones
         values = [one.metrics.get(metric, math.nan) for one in (run, other)]
         difference = abs(values[0] - values[1])
         if not difference <= math.inf:
-            return Repetition(name, DIFFERENT, f"only one of the two has a finite {metric}")
+            return _Repetition(name, DIFFERENT, f"only one of the two has a finite {metric}")
         kind = _kind_of(metric)
         largest[kind] = max(largest.get(kind, 0.0), difference)
-        allowed = max(TOLERANCE.get(kind, math.inf), _SDS * (sds or {}).get(metric, 0.0))
+        allowed = max(_TOLERANCE.get(kind, math.inf), _SDS * (sds or {}).get(metric, 0.0))
         if difference / allowed > excess:
             excess = difference / allowed
             worst = f"{metric} {values[0]:.6g}, and {values[1]:.6g} here"
     updates = [(one.results or {}).get("updates") for one in (run, other)]
     if updates[0] != updates[1]:
-        return Repetition(name, DIFFERENT, f"{updates[0]} updates, and {updates[1]} here", largest)
+        return _Repetition(name, DIFFERENT, f"{updates[0]} updates, and {updates[1]} here", largest)
     has_same_weights = _weights_of(run) == _weights_of(other)
-    judged = max((largest.get(kind, 0.0) for kind in TOLERANCE), default=0.0)
+    judged = max((largest.get(kind, 0.0) for kind in _TOLERANCE), default=0.0)
     if has_same_weights and judged <= _ROUNDING:
-        return Repetition(name, EQUAL if _weights_of(run) or not judged else CLOSE, "", largest)
+        return _Repetition(name, EQUAL if _weights_of(run) or not judged else CLOSE, "", largest)
     if has_same_weights and _weights_of(run):
-        return Repetition(name, DIFFERENT, f"the same weights have other scores: {worst}", largest)
-    return Repetition(name, CLOSE if excess <= 1 else DIFFERENT, worst, largest)
+        return _Repetition(name, DIFFERENT, f"the same weights have other scores: {worst}", largest)
+    return _Repetition(name, CLOSE if excess <= 1 else DIFFERENT, worst, largest)
 
 
 def _kind_of(metric: str) -> str:
