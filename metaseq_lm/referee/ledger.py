@@ -93,8 +93,8 @@ metaseq-lm league submit L --name mine --out submissions/mine
 ./check submissions/mine
 ```
 
-and open a pull request. Submit before the runs to register the attempt: every registered objective
-counts in Holm's correction, whether or not it has runs. Cite the hash of the plan and the commit.
+and open a pull request. Submit once the league has begun, to register the attempt, and again when
+it is over: every registered objective counts in Holm's correction, whether or not it has runs. Cite the hash of the plan and the commit.
 """
 
 
