@@ -94,7 +94,8 @@ metaseq-lm league submit L --name mine --out submissions/mine
 ```
 
 and open a pull request. Submit once the league has begun, to register the attempt, and again when
-it is over: every registered objective counts in Holm's correction, whether or not it has runs. Cite the hash of the plan and the commit.
+it is over: every registered objective counts in Holm's correction, whether or not it has runs.
+Cite the hash of the plan and the commit.
 """
 
 
