@@ -18,6 +18,7 @@ SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal
 MORE = [f"trainer.max_update={UPDATES}", "trainer.log_interval=3", "trainer.valid_split=''"]
 # So that a run is not through before the signal comes, and a save not before the next one.
 SLOW = {"METASEQ_LM_SLOW_SAVE": "0.02", "METASEQ_LM_SLOW_UPDATE": "0.03"}
+SLOW |= {"METASEQ_LM_HOLD": str(UPDATES - 4)}
 
 
 def nproc(count: int) -> list[str]:
@@ -72,7 +73,7 @@ def test_a_signal_at_any_update(number, moons, tmp_path, straight):
     arguments = command(moons, save, *MORE, f"engine.workers={workers}", *nproc(count))
     chance = random.Random(1000 * REPEATS + number)
     run = Started(arguments, tmp_path / "run.err", SLOW)
-    after = chance.randrange(0, UPDATES - 5, 3)
+    after = chance.randrange(0, UPDATES - 5, 3)  # before the update that waits
     until(lambda: run.code is not None or reached(save) >= after, 120, f"update {after}")
     until(lambda: run.code is not None or (save / "config.yaml").exists(), 120, "a beginning")
     run.send(asked)
@@ -100,7 +101,7 @@ def test_a_signal_to_one_replica_stops_all(moons, tmp_path, straight):
     arguments = command(moons, save, *MORE, *nproc(2))
     run = Started(arguments, tmp_path / "run.err", SLOW)
     until(lambda: run.code is not None or reached(save) >= 3, 120, "update 3")
-    os.kill(run.replicas()[1], signal.SIGUSR1)
+    run.send(signal.SIGUSR1, run.replicas()[1])
     is_interrupted(run, save)
     assert reached(save) < UPDATES
     goes_on(straight(2), save, arguments)

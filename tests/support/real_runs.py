@@ -58,8 +58,10 @@ class Started:
         fresh: bool = False,
         file_limit: int = 0,
     ) -> None:
-        environment = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"} | (environment or {})
         self.errors = errors
+        self.sent = errors.with_suffix(".sent")
+        standard = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+        environment = standard | {"METASEQ_LM_SENT": str(self.sent)} | (environment or {})
         self.process: Any
         if fresh:
             with open(errors, "ab") as file:
@@ -100,9 +102,10 @@ class Started:
         """Return its output so far."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
-    def send(self, number: int) -> None:
-        """Send a signal only to the first process, like Slurm and `kill` in a terminal."""
-        os.kill(self.pid, number)
+    def send(self, number: int, to: int | None = None) -> None:
+        """Send a signal only to one process, the first, like Slurm and `kill` in a terminal."""
+        os.kill(to or self.pid, number)
+        self.sent.touch()
 
     def members(self) -> list[int]:
         """Return the living processes of this run, including the first."""

@@ -98,15 +98,22 @@ def test_a_killed_process_of_the_second_node(moons: Path, tmp_path: Path, one_no
     assert submitted(out) == ["seed=1", "seed=1"] and result_of(out / "seed=1") == one_node
 
 
-def test_a_lost_node(moons: Path, tmp_path: Path, one_node: tuple) -> None:
+def test_a_lost_node(
+    moons: Path, tmp_path: Path, one_node: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm requeues the job, `status` says after what, and the end is the same."""
     out = tmp_path / "out"
+    # Its nodes are its own: jobs of other tests there would be lost too, and wait for two minutes.
+    monkeypatch.setenv("SBATCH_EXCLUSIVE", "")
     watched = start(moons, out)
     nodes = subprocess.check_output(
         ["squeue", "-h", "-o", "%N", "-j", states_of(out)["seed=1"].job], text=True
     )
     names = subprocess.check_output(["scontrol", "show", "hostnames", nodes.strip()], text=True)
-    node = f"NodeName={names.split()[1]}"
+    lost = names.split()[1]
+    jobs = subprocess.check_output(["squeue", "-h", "-o", "%i", "-w", lost], text=True).split()
+    assert jobs == [states_of(out)["seed=1"].job]
+    node = f"NodeName={lost}"
     # It comes back by itself: its slurmd is well.
     subprocess.run(["scontrol", "update", node, "State=DOWN", "Reason=test"], check=True)
     assert watched.until("pending").update >= 30

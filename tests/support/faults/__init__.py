@@ -8,6 +8,8 @@ It is loaded with --user-dir, patches the functions of the phases and reads the 
   sample numbers and hashes of weights and moments before and after;
 * METASEQ_LM_SLOW_SAVE: seconds to wait before each step of a save;
 * METASEQ_LM_SLOW_UPDATE: additional seconds of each update;
+* METASEQ_LM_HOLD: the update that waits until the file METASEQ_LM_SENT says that a signal was sent,
+  and for that signal to arrive, as on a busy machine a run may otherwise end before it;
 * METASEQ_LM_FREE_BYTES: the free bytes that the disk reports.
 Patches are permanent, so processes that run tests do not load it.
 """
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from metaseq_lm.core import files
 from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.distributed.reduction import Reduction
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.engine.engine import Engine
@@ -167,6 +169,8 @@ def micro_batches(real: Callable) -> Callable:
 def update_of(real: Callable) -> Callable:
     def wrapped(self: Trainer, update: int, batches: Any) -> None:
         time.sleep(float(os.environ.get("METASEQ_LM_SLOW_UPDATE", "0")))
+        if update == int(os.environ.get("METASEQ_LM_HOLD", "-1")):
+            wait_for_signal(Path(os.environ["METASEQ_LM_SENT"]))
         before = hashes(self)
         undo = spoil(self.model, update)
         real(self, update, batches)
@@ -177,6 +181,16 @@ def update_of(real: Callable) -> Callable:
             record(self, update, batches, before)
 
     return wrapped
+
+
+def wait_for_signal(sent: Path) -> None:
+    """Wait until the test has sent its signal, and then for it; other replicas may have got it."""
+    end = time.monotonic() + 60
+    while not sent.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    end = time.monotonic() + 5
+    while not signals.received() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def spoil(model: nn.Module, update: int) -> list[Callable]:
