@@ -47,12 +47,13 @@ PROGRESS = True
 WORDS = True
 HELP = "compare objectives at equal compute, with controls and verdicts"
 _REPORT, _PREDICT = "report", "predict"
+_WITH = ("name", "grid", "control", "tune_by")  # options of the objective that --with adds
 # The options that each of the command's own words uses; without one of them it runs a league.
 _USED = {
     _REPORT: ("archive", "out", "budgets", "watch", "user_dir"),
     _PREDICT: ("budgets", "objectives", "user_dir"),
     "verify": ("out", "rows", "seed", "user_dir", "code"),
-    "submit": ("out", "name"),
+    "submit": ("out", "name", "user_dir", "added", *_WITH),
     "merge": ("archive",),
     "ledger": (),
 }
@@ -139,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       metaseq-lm league predict L [--budgets A,B] [--objectives A,B]\n"
         "       metaseq-lm league verify L | PLAN.yaml | SUBMISSION --out FOLDER [--rows N] "
         "[--seed S]\n"
-        "       metaseq-lm league submit L --name NAME --out SUBMISSION\n"
+        "       metaseq-lm league submit L | PLAN.yaml --name NAME --out SUBMISSION\n"
         "       metaseq-lm league merge A B ... --archive FILE\n"
         "       metaseq-lm league ledger FOLDER PLAN.yaml"
     )
@@ -162,11 +163,11 @@ def run(args: argparse.Namespace) -> int:
     options = read_options(LeagueOptions, vars(args))
     words = [*args.words, *args.overrides]
     if words and words[0] in _USED:
-        names = [item.name for item in fields(LeagueOptions)]
+        names = ["added", *(item.name for item in fields(LeagueOptions))]
         _check_unused(args, names, words[0], _USED[words[0]])
         return _run_word(args, options, *words)
     if not args.added:
-        _check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
+        _check_unused(args, _WITH, "a league without --with")
     for name, word in _ONLY.items():
         if getattr(options, name) not in (None, False):
             raise UsageError(f"--{name} goes with 'metaseq-lm league {word} L'")
@@ -197,7 +198,11 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
             options.code,
         )
     if word == "submit":
-        return referee.submit(places[0], options.name, options.out)
+        if not args.added:
+            _check_unused(args, ("user_dir", *_WITH[1:]), "submit without --with")
+            return referee.submit(places[0], options.name, options.out)
+        contents = _contents_of(list(places), args.added, options)
+        return referee.register(contents, Path(places[0]), options.name, options.out)
     return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)
 
 
@@ -222,7 +227,8 @@ def _check_unused(
     """Raise UsageError for a given option that `command` does not use."""
     for name in names:
         if name not in used and getattr(args, name) not in (None, False, []):
-            raise UsageError(f"{flag_of(name)}: {command} does not use it")
+            flag = "--with" if name == "added" else flag_of(name)
+            raise UsageError(f"{flag}: {command} does not use it")
 
 
 def watch(path: Path | None, options: LeagueOptions, command: str) -> int:
@@ -366,8 +372,8 @@ def _contents_of(
     words: list[str],
     added: list[str],
     options: LeagueOptions,
-    folder: "LeagueFolder",
-    stored: "Contents | None",
+    folder: "LeagueFolder | None" = None,
+    stored: "Contents | None" = None,
 ) -> "Contents":
     """Return the plan of command line, folder or package, with added objectives.
 
@@ -397,7 +403,7 @@ def _contents_of(
         file = named_plan(words[0]) if words else TEXT_ARM if files else LAPTOP
         archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
         contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
-        if stored is not None and stored.plan.hash != contents.plan.hash:
+        if folder and stored is not None and stored.plan.hash != contents.plan.hash:
             raise UsageError(
                 f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "
                 f"{contents.plan.hash} here); a plan is fixed before its runs: choose another --out"

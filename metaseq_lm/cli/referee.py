@@ -10,6 +10,7 @@ from metaseq_lm import plugins
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
+from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.page import standings_table
 from metaseq_lm.league.plan_files import named_plan
 from metaseq_lm.referee import ledger as ledgers
@@ -72,13 +73,26 @@ def submit(word: str, name: str, out: str | None) -> int:
                 f"{word}: not a submission; to submit an objective of a league, name it and the "
                 "folder of the submission: --name NAME --out DIR"
             )
-        folder, league = Path(out), submission.write_submission(path, name, Path(out))
+        folder = Path(out)
+        league = submission.write_submission(read_league(path), path, name, folder)
     complaints = submission.missing_in(league)
     text = describe_complaints(complaints) or f"{folder}: complete ({len(league.runs)} runs)"
     content = {"folder": str(folder), "runs": len(league.runs)}
     content["missing"] = [vars(item) for item in complaints]
     show_result("submission", content, text)
     return 1 if complaints else 0
+
+
+def register(contents: Contents, plan: Path, name: str, out: str | None) -> int:
+    """Write the submission of an objective that has no runs yet."""
+    if out is None:
+        raise UsageError("no --out given; it is the folder of the submission")
+    plugins.load_all()
+    submission.write_submission(LeagueRuns(contents, ()), plan, name, Path(out))
+    text = f"{out}: {name} is registered; submit it again when its runs are over"
+    content = {"folder": out, "runs": 0, "missing": []}
+    show_result("submission", content, text)
+    return 0
 
 
 def merge(words: Sequence[str], archive: Path | None) -> int:

@@ -88,13 +88,15 @@ Objectives compared by the plan `{plan}` ([plan.yaml](plan.yaml)) with metaseq-l
 ## To submit
 
 ```bash
+metaseq-lm league submit plan.yaml --with criterion=mine --user-dir my_plugin --name mine \\
+    --out submissions/mine
 metaseq-lm league plan.yaml --out L --with criterion=mine --user-dir my_plugin --name mine
 metaseq-lm league submit L --name mine --out submissions/mine
 ./check submissions/mine
 ```
 
-and open a pull request. Submit once the league has begun, to register the attempt, and again when
-it is over: every registered objective counts in Holm's correction, whether or not it has runs.
+The first command registers the attempt: open a pull request with it, and another one when the
+league is over. Every registered objective counts in Holm's correction, whether or not it has runs.
 Cite the hash of the plan and the commit.
 """
 

@@ -51,38 +51,39 @@ _FORM = {
 }
 
 
-def write_submission(place: Path, name: str, out: Path) -> LeagueRuns:
+def write_submission(league: LeagueRuns, place: Path, name: str, out: Path) -> LeagueRuns:
     """Write the submission of an objective that was added to a league; return its league.
 
     An objective without runs may be submitted: it registers the attempt. Submitting it again adds
-    its runs.
+    its runs; with other options or another plug-in it would be another attempt.
 
     Args:
-        place: The folder of the league.
+        league: The league.
+        place: Its folder, or its plan.
         name: The name of the objective.
         out: The folder of the submission; one of the same objective is replaced.
 
     Raises:
-        UsageError: No objective of this name was added, or `out` holds something else.
+        UsageError: No objective of this name was added, or `out` holds something else or another
+            attempt.
     """
-    league = read_league(place)
     added = next((x for x in league.contents.additions if x.name == name), None)
     if added is None:
         names = ", ".join(item.name for item in league.contents.additions) or "none"
         raise UsageError(f"{place}: no objective {name!r} was added to this league; added: {names}")
+    source = _plugin_of(place, added)
+    if source:
+        added = replace(added, user_dir=f"{PLUGIN}/{source.name}")
     if out.exists() and any(out.iterdir()):
-        earlier = _read_submission(out)
-        if (earlier["objective"]["name"], earlier["plan"]) != (name, league.contents.plan.hash):
-            raise UsageError(f"{out}: holds another submission; choose another --out")
+        _check_same_attempt(out, league, added, source)
     check_folder(out)
-    out.mkdir(parents=True, exist_ok=True)
     if (out / PLUGIN).exists():
         shutil.rmtree(out / PLUGIN)
-    if plugin := _plugin_of(place, added):
-        copy = out / PLUGIN / plugin.name
+    out.mkdir(parents=True, exist_ok=True)
+    if source:
+        copy = out / PLUGIN / source.name
         copy.parent.mkdir()
-        (shutil.copytree if plugin.is_dir() else shutil.copy)(plugin, copy)
-        added = replace(added, user_dir=f"{PLUGIN}/{plugin.name}")
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, copy)
     single = _only(league, added)
     plan = OmegaConf.to_yaml(dict(league.contents.content))
     write_atomic(out / PLAN, plan.encode())
@@ -95,10 +96,24 @@ def write_submission(place: Path, name: str, out: Path) -> LeagueRuns:
         "plan": league.contents.plan.hash,
         "objective": added.record,
         "runs": len(single.runs),
-        "files": _hashes(out),
+        "files": _hashes(out, out),
     }
     write_atomic(out / FILE, (to_json(with_checksum(content), 1) + "\n").encode())
     return single
+
+
+def _check_same_attempt(out: Path, league: LeagueRuns, added: Added, source: Path | None) -> None:
+    """Raise UsageError if a folder holds something else than an earlier state of a submission."""
+    earlier = _read_submission(out)
+    if (earlier["objective"]["name"], earlier["plan"]) != (added.name, league.contents.plan.hash):
+        raise UsageError(f"{out}: holds another submission; choose another --out")
+    plugin = _hashes(source, source.parent) if source else {}
+    registered = _hashes(out / PLUGIN, out / PLUGIN)
+    if earlier["objective"] != added.record or registered != plugin:
+        raise UsageError(
+            f"{out}: {added.name} was registered with other options or another plug-in; this is "
+            "another attempt: give it another --name and --out"
+        )
 
 
 def _read_submission(folder: Path) -> dict[str, Any]:
@@ -120,7 +135,7 @@ def _read_submission(folder: Path) -> dict[str, Any]:
         problem = f"its format is {content['format']!r}"
     if problem or is_altered(content):
         raise MetaseqError(f"{file}: damaged ({problem or 'changed'}); submit it again")
-    files = _hashes(folder)
+    files = _hashes(folder, folder)
     for name in sorted(files.keys() | content["files"].keys()):
         if files.get(name) != content["files"].get(name):
             raise MetaseqError(f"{folder / name}: not as it was submitted; submit it again")
@@ -205,11 +220,11 @@ def _versions() -> list[str]:
     return sorted(packages, key=str.lower)
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of all files of a submission by their paths in it."""
+def _hashes(place: Path, root: Path) -> dict[str, str]:
+    """Return the SHA-256 of a file, or of all files of a folder, by their paths below a root."""
     hashes = {}
-    for file in sorted(folder.rglob("*")):
-        name = str(file.relative_to(folder))
+    for file in sorted([place, *place.rglob("*")]):
+        name = str(file.relative_to(root))
         if file.is_symlink():
             raise MetaseqError(f"{file}: a link; a submission has files only")
         if file.is_file() and name != FILE and "__pycache__" not in file.parts:

@@ -130,7 +130,7 @@ def _name_of(run: Run) -> str:
 
 
 def read(path: Path, report: Callable[[str], None] = say) -> list[Run]:
-    """Return the runs of an archive, or of several concatenated ones.
+    """Return the runs of an archive, or of several concatenated ones; none if it says so.
 
     `report` is called with a sentence for each archive that was changed after it was written.
 
@@ -175,7 +175,7 @@ def read(path: Path, report: Callable[[str], None] = say) -> list[Run]:
                 f"{path}:{number}: warning: the archive that starts here was changed after it was "
                 f"written{', or lacks its checksums from the start' * bool(lacking)}"
             )
-    if not runs:
+    if not runs and any(header.get("runs") != 0 for _, header, _ in archives):
         raise MetaseqError(f"{path}: the archive has no runs. {_RESTORE_HINT}")
     return runs
 

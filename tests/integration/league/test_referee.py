@@ -14,6 +14,7 @@ import pytest
 import yaml
 from documents import document_in
 from league_plans import in_process
+from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.cli.referee import read_place
@@ -395,6 +396,30 @@ def test_seeds_of_a_ledger_follow_from_its_number(copied: Path, tmp_path: Path) 
     (ledger / "ledger.json").write_text(json.dumps(with_checksum(content)))
     with pytest.raises(MetaseqError, match=str(record["registered"])):
         read_ledger(ledger)
+
+
+def test_attempt_is_registered_before_its_runs(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, plugin = tmp_path / "ledger", tmp_path / "mine.py"
+    make_ledger(ledger, copied / "plan.yaml")
+    plugin.write_text("")
+    sent = str(ledger / "submissions" / "mine")
+    words = ["submit", str(ledger / "plan.yaml"), "--name", "mine", "--out", sent]
+    added = ["--with", "criterion=masked_lm", "task.mask_prob=0.25", "--user-dir", str(plugin)]
+    assert main(["league", *words, *added]) == 0
+    assert (Path(sent) / "plugin" / "mine.py").is_file()
+    planned = read_league(copied / "plan.yaml").plan.comparisons
+    assert read_ledger(ledger).plan.comparisons == planned + 1
+    capsys.readouterr()
+    assert main(["league", "submit", sent, "--json"]) == 1
+    missing = document_in(capsys.readouterr().out, "submission")["missing"]
+    assert [item["check"] for item in missing] == ["runs"]
+    plugin.write_text("changed = True")
+    for others in (["--with", "criterion=electric"], added):
+        expect_error(capsys, main(["league", *words, *others]), 2, sent, "another attempt")
+    code = main(["league", *words, "--grid", "optimizer.lr=1,2"])
+    expect_error(capsys, code, 2, "--grid", "--with")
 
 
 def test_attempts_count_without_runs_and_have_a_quota(two: list[Path]) -> None:
