@@ -202,7 +202,9 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
             _check_unused(args, ("user_dir", *_WITH[1:]), "submit without --with")
             return referee.submit(places[0], options.name, options.out)
         contents = _contents_of(list(places), args.added, options)
-        return referee.register(contents, Path(places[0]), options.name, options.out)
+        return referee.register(
+            contents, Path(places[0]), options.name, options.out, options.user_dir
+        )
     return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)
 
 

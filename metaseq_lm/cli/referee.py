@@ -9,6 +9,7 @@ from pathlib import Path
 from metaseq_lm import plugins
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.page import standings_table
@@ -62,7 +63,10 @@ def verify(
 
 
 def submit(word: str, name: str, out: str | None) -> int:
-    """Write the submission of an objective, or check one; 1 if something is missing."""
+    """Write the submission of an objective, or check one; 1 if something is missing.
+
+    What gates say of honest runs is printed, and nothing that is missing.
+    """
     path = Path(word)
     plugins.load_all()
     if (path / submission.FILE).is_file():
@@ -80,14 +84,21 @@ def submit(word: str, name: str, out: str | None) -> int:
     content = {"folder": str(folder), "runs": len(league.runs)}
     content["missing"] = [vars(item) for item in complaints]
     show_result("submission", content, text)
-    return 1 if complaints else 0
+    return 0 if all(item.is_of_gate for item in complaints) else 1
 
 
-def register(contents: Contents, plan: Path, name: str, out: str | None) -> int:
+def register(
+    contents: Contents, plan: Path, name: str, out: str | None, user_dir: str | None
+) -> int:
     """Write the submission of an objective that has no runs yet."""
     if out is None:
         raise UsageError("no --out given; it is the folder of the submission")
-    plugins.load_all()
+    plugins.load_all(user_dir)
+    objective = contents.extended.objective(name)
+    try:
+        load_config([*contents.plan.options, *objective.options])
+    except UsageError as error:
+        raise UsageError(f"objective {name}: {error}") from error
     submission.write_submission(LeagueRuns(contents, ()), plan, name, Path(out))
     text = f"{out}: {name} is registered; submit it again when its runs are over"
     content = {"folder": out, "runs": 0, "missing": []}

@@ -28,7 +28,7 @@ from metaseq_lm.runs.suite_results import HITS
 from metaseq_lm.sweeps.definition import override_values
 from metaseq_lm.training.suites import SuiteRequest, request_of
 
-GATE = "gate"  # prefix of checks that the standings make, too
+_GATE = "gate"  # prefix of checks that the standings make, too
 # Gates that flag a row whose runs are not those of the plan. Other flags are about honest rows.
 _INTEGRITY = ("missing", "controls", "identical runs")
 _OFF = 0.1  # relative difference of the updates of a budget, whose prices vary with the rows
@@ -48,6 +48,11 @@ class Complaint:
     check: str
     place: str
     reason: str
+
+    @property
+    def is_of_gate(self) -> bool:
+        """Whether a gate of the standings says it, which an honest row may deserve."""
+        return self.check.startswith(_GATE)
 
 
 def audit(league: LeagueRuns, data: Path | None = None) -> list[Complaint]:
@@ -102,7 +107,7 @@ def _check_rows(league: LeagueRuns) -> Iterator[Complaint]:
         for finding in standing.findings:
             is_severe = finding.action in (VOID, REFUSE) and finding.gate != "baseline"
             if is_severe or (finding.action == FLAG and finding.gate in _INTEGRITY):
-                yield Complaint(f"{GATE} {finding.gate}", place, finding.reason)
+                yield Complaint(f"{_GATE} {finding.gate}", place, finding.reason)
 
 
 def _check_known(league: LeagueRuns) -> Iterator[Complaint]:

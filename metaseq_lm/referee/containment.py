@@ -27,6 +27,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
@@ -146,9 +147,11 @@ def _start(code: str, words: Sequence[str], folder: Path, log: Path) -> subproce
 
 
 def _installed() -> list[Path]:
-    """Return the folders of Python and of the installed packages."""
-    folders = [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
-    return [*map(Path, folders), _PACKAGE]
+    """Return the folders of Python and of the installed packages, some of which may be links."""
+    places = [*map(Path, site.getsitepackages()), Path(site.getusersitepackages())]
+    packages = chain.from_iterable(place.glob("*") for place in places)
+    linked = [path for path in packages if path.is_symlink()]
+    return [Path(sys.prefix), Path(sys.base_prefix), *places, *linked, _PACKAGE]
 
 
 def _children() -> set[int]:

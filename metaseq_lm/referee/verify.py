@@ -26,7 +26,7 @@ from metaseq_lm.league.data import make_data
 from metaseq_lm.league.expansion import BUDGET, FINAL, Source
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.referee import containment
-from metaseq_lm.referee.audit import GATE, Complaint, audit, describe_complaints, place_of
+from metaseq_lm.referee.audit import Complaint, audit, describe_complaints, place_of
 from metaseq_lm.referee.repetition import EXAMINED, LOG, codes_of, draw, repeat, take_code
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -87,7 +87,7 @@ class Verification:
     def is_verified(self) -> bool:
         """Whether all runs came out, and nothing but what the standings say is wrong."""
         outcomes = {item.outcome for item in self.repetitions}
-        severe = [item for item in self.complaints if not item.check.startswith(GATE)]
+        severe = [item for item in self.complaints if not item.is_of_gate]
         return not severe and outcomes <= {EQUAL, CLOSE}
 
     def record(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import site
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -416,8 +417,10 @@ def test_attempt_is_registered_before_its_runs(
     missing = document_in(capsys.readouterr().out, "submission")["missing"]
     assert [item["check"] for item in missing] == ["runs"]
     plugin.write_text("changed = True")
-    for others in (["--with", "criterion=electric"], added):
+    for others in (["--with", "criterion=electric_nce"], added):
         expect_error(capsys, main(["league", *words, *others]), 2, sent, "another attempt")
+    code = main(["league", *words, "--with", "criterion=no_such"])
+    expect_error(capsys, code, 2, "mine", "no_such")
     code = main(["league", *words, "--grid", "optimizer.lr=1,2"])
     expect_error(capsys, code, 2, "--grid", "--with")
 
@@ -488,11 +491,28 @@ def test_hostile_code_is_contained(
     code = "from metaseq_lm import plugins; plugins.load_all(sys.argv[1])"
     plugin = tmp_path / "hostile.py"
     assert containment.run(code, [str(plugin)], folder, [plugin], tmp_path / "log") == 0
-    answers = eval((folder / "answers").read_text())
+    answers = json.loads((folder / "answers").read_text())
     assert answers.pop("fork") == "done" and "done" not in answers.values(), answers
     assert not (outside / "written").exists()
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(b"left-by-hostile-code" in line for line in running)
+
+
+@pytest.mark.skipif(not containment.is_possible(), reason="no process can be contained here")
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_installed_packages_may_be_links(
+    is_linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in environments that installers make of one store of packages."""
+    for name in ("store", "site", "own"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "store" / "content").write_text("")
+    if is_linked:
+        (tmp_path / "site" / "package").symlink_to(tmp_path / "store")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
+    words = [str(tmp_path / "store" / "content")]
+    code = containment.run("open(sys.argv[1])", words, tmp_path / "own", [], tmp_path / "log")
+    assert (code == 0) == is_linked
 
 
 PLUG_IN = '''
