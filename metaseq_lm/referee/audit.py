@@ -202,14 +202,11 @@ def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Compl
     if run.status != "finished":
         return
     place = place_of(run)
-    valid = [line for line in run.log if line["kind"] == "valid"]
-    last = valid[-1] if valid else {}
-    if last.get("update") == (run.results or {}).get("updates"):
-        for name, value in run.final_metrics.items():
-            split, _, metric = name.partition(".")
-            logged = last.get(metric) if split == "valid" else None
-            if logged is not None and not _is_same(logged, value):
-                yield Complaint("numbers", place, f"{name} is {value}, and {logged} in the log")
+    logged = _scored_validation(run)
+    for name, value in run.final_metrics.items():
+        split, _, metric = name.partition(".")
+        if split == "valid" and metric in logged and not _is_same(logged[metric], value):
+            yield Complaint("numbers", place, f"{name} is {value}, and {logged[metric]} in the log")
     for suite in run.suites:
         for group, content in suite.groups.items():
             accuracy, hits = content["metrics"].get("accuracy"), content.get(HITS)
@@ -221,6 +218,21 @@ def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Compl
     weights = {suite.weights for suite in run.suites}
     if len(weights) > 1:
         yield Complaint("numbers", place, "its suites were scored on different weights")
+
+
+def _scored_validation(run: Run) -> Mapping[str, Any]:
+    """Return the line in the log of the weights that are scored: the best ones, or the last.
+
+    It is empty if the log does not reach the end of the run.
+    """
+    valid = [line for line in run.log if line["kind"] == "valid"]
+    if not valid or valid[-1].get("update") != (run.results or {}).get("updates"):
+        return {}
+    metric = run.values.get("trainer.best_checkpoint_metric")
+    if not metric:
+        return valid[-1]
+    best = max if run.values.get("trainer.maximize_best_checkpoint_metric") else min
+    return best((line for line in valid if metric in line), key=lambda x: x[metric], default={})
 
 
 def _requests(plan: Plan, data: Path) -> dict[str, tuple[SuiteRequest, str]]:

@@ -147,11 +147,18 @@ def _start(code: str, words: Sequence[str], folder: Path, log: Path) -> subproce
 
 
 def _installed() -> list[Path]:
-    """Return the folders of Python and of the installed packages, some of which may be links."""
+    """Return the folders of Python and of the installed packages.
+
+    Some installers make an environment of links into a store: of packages, or of their files.
+    """
     places = [*map(Path, site.getsitepackages()), Path(site.getusersitepackages())]
-    packages = chain.from_iterable(place.glob("*") for place in places)
-    linked = [path for path in packages if path.is_symlink()]
-    return [Path(sys.prefix), Path(sys.base_prefix), *places, *linked, _PACKAGE]
+    stored = set[Path]()
+    for package in chain.from_iterable(place.glob("*") for place in places):
+        if package.is_symlink():
+            stored.add(package)
+        elif package.is_dir():
+            stored |= {file.resolve().parent for file in package.iterdir() if file.is_symlink()}
+    return [Path(sys.prefix), Path(sys.base_prefix), *places, *stored, _PACKAGE]
 
 
 def _children() -> set[int]:

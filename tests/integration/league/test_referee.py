@@ -42,6 +42,7 @@ PLAN: dict[str, Any] = {
         *("model=modern", "model.encoder_layers=1", "model.encoder_embed_dim=16"),
         *("model.encoder_ffn_embed_dim=32", "model.encoder_attention_heads=2"),
         *("task.batch_size=2", "task.tokens_per_sample=40", "task.sample_break_mode=eos"),
+        "trainer.validate_interval_updates=20",
     ],
     "objectives": {
         "causal": {"options": ["task=causal_lm", "criterion=causal_lm"]},
@@ -499,20 +500,23 @@ def test_hostile_code_is_contained(
 
 
 @pytest.mark.skipif(not containment.is_possible(), reason="no process can be contained here")
-@pytest.mark.parametrize("is_linked", [True, False])
+@pytest.mark.parametrize("linked", ["package", "package/__init__.py", None])
 def test_installed_packages_may_be_links(
-    is_linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    linked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in environments that installers make of one store of packages."""
-    for name in ("store", "site", "own"):
-        (tmp_path / name).mkdir()
+    for name in ("store", "site/package", "own"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "store" / "content").write_text("")
-    if is_linked:
-        (tmp_path / "site" / "package").symlink_to(tmp_path / "store")
+    (tmp_path / "store" / "__init__.py").write_text("")
+    if linked == "package":
+        (tmp_path / "site" / linked).rmdir()
+    if linked:
+        (tmp_path / "site" / linked).symlink_to(tmp_path / f"store{linked[len('package') :]}")
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
     words = [str(tmp_path / "store" / "content")]
     code = containment.run("open(sys.argv[1])", words, tmp_path / "own", [], tmp_path / "log")
-    assert (code == 0) == is_linked
+    assert (code == 0) == bool(linked)
 
 
 PLUG_IN = '''
