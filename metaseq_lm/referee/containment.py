@@ -152,13 +152,23 @@ def _installed() -> list[Path]:
     Some installers make an environment of links into a store: of packages, or of their files.
     """
     places = [*map(Path, site.getsitepackages()), Path(site.getusersitepackages())]
-    stored = set[Path]()
-    for package in chain.from_iterable(place.glob("*") for place in places):
-        if package.is_symlink():
-            stored.add(package)
-        elif package.is_dir():
-            stored |= {file.resolve().parent for file in package.iterdir() if file.is_symlink()}
+    packages = chain.from_iterable(place.glob("*") for place in places)
+    stored = set[Path]().union(*map(_linked, packages))
     return [Path(sys.prefix), Path(sys.base_prefix), *places, *stored, _PACKAGE]
+
+
+def _linked(package: Path) -> set[Path]:
+    """Return what a package is a link to, or the folders that its files are links into.
+
+    A folder without files is a namespace of packages.
+    """
+    if package.is_symlink():
+        return {package}
+    inside = list(package.iterdir()) if package.is_dir() else []
+    files = [path for path in inside if path.is_symlink() or path.is_file()]
+    if files:
+        return {file.resolve().parent for file in files if file.is_symlink()}
+    return set[Path]().union(*map(_linked, inside))
 
 
 def _children() -> set[int]:

@@ -500,21 +500,22 @@ def test_hostile_code_is_contained(
 
 
 @pytest.mark.skipif(not containment.is_possible(), reason="no process can be contained here")
-@pytest.mark.parametrize("linked", ["package", "package/__init__.py", None])
+@pytest.mark.parametrize("linked", ["package", "package/__init__.py", "of/name/__init__.py", None])
 def test_installed_packages_may_be_links(
     linked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in environments that installers make of one store of packages."""
-    for name in ("store", "site/package", "own"):
+    for name in ("store/package", "site/package", "site/of/name", "own"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "store" / "content").write_text("")
-    (tmp_path / "store" / "__init__.py").write_text("")
+    for name in ("content", "package/content", "__init__.py"):
+        (tmp_path / "store" / name).write_text("")
     if linked == "package":
         (tmp_path / "site" / linked).rmdir()
     if linked:
-        (tmp_path / "site" / linked).symlink_to(tmp_path / f"store{linked[len('package') :]}")
+        (tmp_path / "site" / linked).symlink_to(tmp_path / "store" / Path(linked).name)
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site")])
-    words = [str(tmp_path / "store" / "content")]
+    folder = linked if linked == "package" else ""
+    words = [str(tmp_path / "store" / folder / "content")]
     code = containment.run("open(sys.argv[1])", words, tmp_path / "own", [], tmp_path / "log")
     assert (code == 0) == bool(linked)
 
