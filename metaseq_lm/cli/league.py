@@ -259,9 +259,9 @@ def report(
     and reloads itself after `reload` seconds, 0 for never. Objectives in `about` get a sentence on
     kinds of labels if the plan has these.
     """
-    from metaseq_lm.cli.referee import read_place, update_ledger
     from metaseq_lm.league.assembly import show_report, write_archive
     from metaseq_lm.league.plan_files import LAPTOP
+    from metaseq_lm.referee.ledger import read_place, write_standings
 
     plan_or_folder = source or LAPTOP
     runs = read_place(plan_or_folder)
@@ -273,7 +273,7 @@ def report(
     if options.archive is not None:
         write_archive(options.archive, runs)
     show_report(runs, folder, options.budgets, command, reload, about)
-    update_ledger(plan_or_folder, runs)
+    write_standings(plan_or_folder, runs)
     return 0
 
 

@@ -12,32 +12,16 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.page import standings_table
 from metaseq_lm.league.plan_files import named_plan
-from metaseq_lm.referee import ledger as ledgers
 from metaseq_lm.referee import merge as merging
 from metaseq_lm.referee import submission
-from metaseq_lm.referee.audit import describe_complaints
+from metaseq_lm.referee.audit import describe_complaints, missing_in
+from metaseq_lm.referee.ledger import make_ledger, read_place
 from metaseq_lm.referee.verify import describe, verify_league
-from metaseq_lm.reporting.formats import to_markdown
 from metaseq_lm.sweeps.definition import plugin
+from metaseq_lm.tasks import check_pair
 
 _ROWS = 2
-
-
-def read_place(place: Path) -> LeagueRuns:
-    """Return the runs of a league's folder, of a plan with an archive, a submission or a ledger."""
-    if ledgers.is_ledger(place):
-        return ledgers.read_ledger(place)
-    if (place / submission.FILE).is_file():
-        return submission.read(place)
-    return read_league(place)
-
-
-def update_ledger(place: Path, league: LeagueRuns) -> None:
-    """Write the standings into the README of a ledger; nothing elsewhere."""
-    if ledgers.is_ledger(place):
-        ledgers.write_standings(place, to_markdown(standings_table(league.standings())))
 
 
 def verify(
@@ -79,7 +63,7 @@ def submit(word: str, name: str, out: str | None) -> int:
             )
         folder = Path(out)
         league = submission.write_submission(read_league(path), path, name, folder)
-    complaints = submission.missing_in(league)
+    complaints = missing_in(league)
     text = describe_complaints(complaints) or f"{folder}: complete ({len(league.runs)} runs)"
     content = {"folder": str(folder), "runs": len(league.runs)}
     content["missing"] = [vars(item) for item in complaints]
@@ -96,7 +80,7 @@ def register(
     plugins.load_all(user_dir)
     objective = contents.extended.objective(name)
     try:
-        load_config([*contents.plan.options, *objective.options])
+        check_pair(load_config([*contents.plan.options, *objective.options]))
     except UsageError as error:
         raise UsageError(f"objective {name}: {error}") from error
     submission.write_submission(LeagueRuns(contents, ()), plan, name, Path(out))
@@ -122,7 +106,7 @@ def merge(words: Sequence[str], archive: Path | None) -> int:
 
 def ledger(folder: str, plan: str) -> int:
     """Make the skeleton of a ledger."""
-    record = ledgers.make_ledger(Path(folder), named_plan(plan))
+    record = make_ledger(Path(folder), named_plan(plan))
     text = f"{folder}: a ledger of plan {record['plan']}; commit it, and see its README.md"
     show_result("ledger", {"folder": folder, **record}, text)
     return 0

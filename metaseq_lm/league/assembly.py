@@ -21,7 +21,6 @@ from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
-from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import (
@@ -31,6 +30,7 @@ from metaseq_lm.league.folder import (
     Contents,
     LeagueFolder,
     check_plans,
+    data_folder,
     objective_of,
 )
 from metaseq_lm.league.gates import examine

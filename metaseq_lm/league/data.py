@@ -18,6 +18,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.world import WORLD_FILE
+from metaseq_lm.league.folder import data_folder
 from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT, Plan
 from metaseq_lm.league.texts import OF_PROBE, has_set, has_text, make, make_text
 
@@ -35,11 +36,6 @@ def has_data(plan: Plan, folder: Path) -> bool:
     is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)
     sets = [folder / _set_name(benchmark) for benchmark in plan.data.get(BENCHMARKS, ())]
     return is_there and all(map(has_set, sets)) and _read_record(folder).get("complete", True)
-
-
-def data_folder(plan: Plan, folder: Path) -> Path:
-    """Return the data folder of a plan: `folder`, unless the plan names one."""
-    return Path(plan.data.get("folder", folder))
 
 
 def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:

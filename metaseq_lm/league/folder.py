@@ -135,6 +135,11 @@ class Contents:
         return f"{self.plan.name}, plan {self.plan.hash}{further}"
 
 
+def data_folder(plan: Plan, folder: Path) -> Path:
+    """Return the data folder of a plan: `folder`, unless the plan names one."""
+    return Path(plan.data.get("folder", folder))
+
+
 class LeagueFolder:
     """L: league.json, data, report, and the sweeps PHASE/OBJECTIVE."""
 

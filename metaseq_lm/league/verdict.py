@@ -11,6 +11,7 @@ is a contrast of four means (a row and its untrained models, the baseline and it
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -155,7 +156,7 @@ class Decision(Contrast):
         error = math.sqrt(sum(item.variance for item in self.errors))
         return float(norm.isf(self.rule.level)) * error < self.rule.smallest_effect
 
-    @property
+    @cached_property
     def seeds(self) -> int | None:
         """The seeds of each side that would decide, see `Test.seeds_that_decide`.
 

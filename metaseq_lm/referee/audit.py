@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.files import is_number, to_json
-from metaseq_lm.league.assembly import LeagueRuns
+from metaseq_lm.league.assembly import LeagueRuns, complete
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
+from metaseq_lm.referee.merge import name_in_league
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import HITS
@@ -92,9 +93,33 @@ def describe_complaints(complaints: Sequence[Complaint]) -> str:
     return "\n".join(lines)
 
 
-def place_of(run: Run) -> str:
-    """Return the name of a run in a league: PHASE/OBJECTIVE/NAME."""
-    return "/".join(run.path.parts[-3:])
+def missing_in(league: LeagueRuns) -> list[Complaint]:
+    """Return what a submission lacks, and what does not fit together in it.
+
+    Its test items are checked by `verify`, which makes the data.
+    """
+    (added,) = league.contents.additions
+    objective = league.plan.objective(added.name)
+    return [*_missing_phases(league, objective), *audit(league)]
+
+
+def _missing_phases(league: LeagueRuns, objective: Objective) -> Iterator[Complaint]:
+    """Yield the phases of a row that have not all runs of the plan."""
+    plan, whole = league.plan, complete(league.runs, league.plan)
+    budgets = sorted({row.budget for row in league.rows()})
+    needed = [(FINAL, budget) for budget in budgets]
+    needed += [(SHUFFLED, budget) for budget in budgets if budget in plan.controls.shuffled]
+    needed += [(UNTRAINED, 0.0)] * (plan.controls.untrained and bool(budgets))
+    needed += [
+        (TUNE, b) for b in dict.fromkeys(map(plan.tuning.nearest, budgets)) if objective.grid
+    ]
+    if not budgets:
+        yield Complaint("runs", objective.name, "no final run: the attempt is registered, no more")
+    for phase, budget in needed:
+        if (label_of(phase, objective.name), budget) not in whole:
+            at = f" at {flops_text(budget)}" if budget else ""
+            count = len(league.of(objective, phase, budget if budget else None))
+            yield Complaint("runs", f"{label_of(phase, objective.name)}{at}", f"only {count} runs")
 
 
 # ---------------------------------------------------------------- rows and seeds
@@ -116,7 +141,7 @@ def _check_known(league: LeagueRuns) -> Iterator[Complaint]:
     known = {label_of(*pair) for pair in product(PHASES, names)}
     for run in league.runs:
         if run.values["label"] not in known:
-            yield Complaint("plan", place_of(run), "no objective of the plan has this run")
+            yield Complaint("plan", name_in_league(run), "no objective of the plan has this run")
 
 
 def _check_seeds(
@@ -157,7 +182,7 @@ def _check_options(plan: Plan, run: Run, objective: Objective, phase: str) -> It
         recorded = run.values.get(key, run.value(key))
         if recorded is not None and not _is_same(recorded, value):
             reason = f"{key} is {recorded}, where the plan has {value}"
-            yield Complaint("options", place_of(run), reason)
+            yield Complaint("options", name_in_league(run), reason)
 
 
 @cache
@@ -194,14 +219,14 @@ def _check_updates(
             f"{updates} updates, where {flops_text(budget)} FLOPs pay for {budget // price:.0f} of "
             f"{flops_text(price)}"
         )
-        yield Complaint("updates", place_of(run), reason)
+        yield Complaint("updates", name_in_league(run), reason)
 
 
 def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
     """Yield numbers of a run that contradict each other."""
     if run.status != "finished":
         return
-    place = place_of(run)
+    place = name_in_league(run)
     logged = _scored_validation(run)
     for name, value in run.final_metrics.items():
         split, _, metric = name.partition(".")
@@ -253,7 +278,7 @@ def _check_items(
     """Yield suites that a finished run lacks, or that scored other items or with other options."""
     if run.status != "finished":
         return
-    place, scored = place_of(run), {suite.name: suite for suite in run.suites}
+    place, scored = name_in_league(run), {suite.name: suite for suite in run.suites}
     for name, (request, data_hash) in requests.items():
         suite = scored.get(name)
         if suite is None:

@@ -30,12 +30,14 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.core.output import present_time
-from metaseq_lm.league.assembly import LeagueRuns, read_archived
+from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league
 from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.page import standings_table
 from metaseq_lm.league.plan_files import archive_beside, parse_plan, read_plan
 from metaseq_lm.referee import submission
 from metaseq_lm.referee.merge import merge
 from metaseq_lm.referee.submission import PLAN
+from metaseq_lm.reporting.formats import to_markdown
 from metaseq_lm.sweeps.definition import LARGEST_SEED
 
 FILE, FORMAT, _SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
@@ -48,9 +50,10 @@ set -euo pipefail
 submission=${{1:?give submissions/NAME}}
 cd "$(dirname "$0")"
 metaseq-lm league submit "$submission"
-plugin=$(find "$submission/plugin" -mindepth 1 -maxdepth 1 2>/dev/null | head -n 1)
-metaseq-lm league verify "$submission" --rows "${{2:-2}}" ${{plugin:+--user-dir "$plugin"}} \\
-    --out "verified/$(basename "$submission")"
+shopt -s nullglob
+plugin=("$submission"/plugin/*)
+metaseq-lm league verify "$submission" --rows "${{2:-2}}" \\
+    ${{plugin:+--user-dir "${{plugin[0]}}"}} --out "verified/$(basename "$submission")"
 """
 _WORKFLOW = """name: verify
 on:
@@ -162,11 +165,6 @@ def _with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict
     return {**content, "seeds": drawn["final"], "tuning": tuning, "controls": controls}
 
 
-def is_ledger(folder: Path) -> bool:
-    """Return whether a folder is a ledger."""
-    return (folder / FILE).is_file()
-
-
 def read_ledger(folder: Path) -> LeagueRuns:
     """Return the runs of all submissions of a ledger, and those that its plan came with.
 
@@ -204,8 +202,20 @@ def read_ledger(folder: Path) -> LeagueRuns:
     return merge(leagues, names)
 
 
-def write_standings(folder: Path, text: str) -> None:
-    """Write standings in Markdown between the marks in the README of a ledger."""
+def read_place(place: Path) -> LeagueRuns:
+    """Return the runs of a league's folder, of a plan with an archive, a submission or a ledger."""
+    if (place / FILE).is_file():
+        return read_ledger(place)
+    if (place / submission.FILE).is_file():
+        return submission.read(place)
+    return read_league(place)
+
+
+def write_standings(folder: Path, league: LeagueRuns) -> None:
+    """Write the standings into the README of a ledger, between its marks; nothing elsewhere."""
+    if not (folder / FILE).is_file():
+        return
+    text = to_markdown(standings_table(league.standings()))
     file = folder / "README.md"
     before, _, rest = file.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)

@@ -9,7 +9,6 @@ from itertools import chain
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import LeagueRuns
 from metaseq_lm.league.folder import Added
-from metaseq_lm.referee.audit import place_of
 from metaseq_lm.reporting.runs import Run
 
 
@@ -47,7 +46,7 @@ def merge(leagues: Sequence[LeagueRuns], names: Sequence[str]) -> LeagueRuns:
                     "them needs another name"
                 )
         for run in league.runs:
-            place = place_of(run)
+            place = name_in_league(run)
             known, source = runs.setdefault(place, (run, name))
             if known.course != run.course:
                 raise UsageError(
@@ -67,3 +66,8 @@ def merge(leagues: Sequence[LeagueRuns], names: Sequence[str]) -> LeagueRuns:
         next((league.corpus for league in leagues if league.corpus), None),
         predictions=tuple(sorted(earliest.values(), key=lambda x: x.time)),
     )
+
+
+def name_in_league(run: Run) -> str:
+    """Return the name of a run in a league: PHASE/OBJECTIVE/NAME."""
+    return "/".join(run.path.parts[-3:])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -30,12 +29,9 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.core.output import present_time
-from metaseq_lm.league.assembly import LeagueRuns, complete, read_league, write_archive
-from metaseq_lm.league.expansion import FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
+from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
+from metaseq_lm.league.expansion import FINAL, PHASES, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import ADDED_SCHEMA, Added
-from metaseq_lm.league.plan import Objective
-from metaseq_lm.referee.audit import Complaint, audit
-from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.sweeps.folder import SweepFolder
 
 FILE = "submission.json"
@@ -155,35 +151,6 @@ def read(folder: Path) -> LeagueRuns:
             f"{folder}: plan and objective of {RUNS} are not those of {FILE}; submit it again"
         )
     return league
-
-
-def missing_in(league: LeagueRuns) -> list[Complaint]:
-    """Return what a submission lacks, and what does not fit together in it.
-
-    Its test items are checked by `verify`, which makes the data.
-    """
-    (added,) = league.contents.additions
-    objective = league.plan.objective(added.name)
-    return [*_missing_phases(league, objective), *audit(league)]
-
-
-def _missing_phases(league: LeagueRuns, objective: Objective) -> Iterator[Complaint]:
-    """Yield the phases of a row that have not all runs of the plan."""
-    plan, whole = league.plan, complete(league.runs, league.plan)
-    budgets = sorted({row.budget for row in league.rows()})
-    needed = [(FINAL, budget) for budget in budgets]
-    needed += [(SHUFFLED, budget) for budget in budgets if budget in plan.controls.shuffled]
-    needed += [(UNTRAINED, 0.0)] * (plan.controls.untrained and bool(budgets))
-    needed += [
-        (TUNE, b) for b in dict.fromkeys(map(plan.tuning.nearest, budgets)) if objective.grid
-    ]
-    if not budgets:
-        yield Complaint("runs", objective.name, "no final run: the attempt is registered, no more")
-    for phase, budget in needed:
-        if (label_of(phase, objective.name), budget) not in whole:
-            at = f" at {flops_text(budget)}" if budget else ""
-            count = len(league.of(objective, phase, budget if budget else None))
-            yield Complaint("runs", f"{label_of(phase, objective.name)}{at}", f"only {count} runs")
 
 
 def _only(league: LeagueRuns, added: Added) -> LeagueRuns:

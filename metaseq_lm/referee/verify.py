@@ -26,12 +26,14 @@ from metaseq_lm.league.data import make_data
 from metaseq_lm.league.expansion import BUDGET, FINAL, Source
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.referee import containment
-from metaseq_lm.referee.audit import Complaint, audit, describe_complaints, place_of
+from metaseq_lm.referee.audit import Complaint, audit, describe_complaints
+from metaseq_lm.referee.merge import name_in_league
 from metaseq_lm.referee.repetition import EXAMINED, LOG, codes_of, draw, repeat, take_code
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.reporting.settings import finished
+from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import code_hash
 
 FILE = "verified.jsonl"
@@ -209,11 +211,12 @@ def scored_by_plugin(
         if phase != FINAL or name not in plugged or not (folder / "results.json").is_file():
             continue
         scores = _scores_of(read_run(folder))
+        scored = manifests.resolve(str(folder.resolve()), prefer="best")
         others = []
         for objective in tasks.values():
             again = out / "rescored" / f"{name}-{run.seed}-{objective.name}"
             words = ["train", str(data.resolve()), "--save-dir", str(again.resolve())]
-            words += [*plan.options, *objective.options, f"init_from={folder.resolve()}"]
+            words += [*plan.options, *objective.options, f"init_from={scored}"]
             words += ["trainer.max_update=1", "optimizer.lr=0", f"seed={run.seed}"]
             words.append(f"trainer.final_suites={format_value(list(plan.comparison.suites))}")
             code = "from metaseq_lm.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -222,7 +225,7 @@ def scored_by_plugin(
                 others.append(_scores_of(read_run(again)))
         if scores not in others:
             reason = "its weights have other scores where its plug-in is not loaded"
-            yield Complaint("plug-in", place_of(run), reason)
+            yield Complaint("plug-in", name_in_league(run), reason)
 
 
 def _task_of(objective: Objective) -> tuple[str, ...]:
@@ -256,7 +259,7 @@ def _sds_beside(run: Run, league: LeagueRuns) -> dict[str, float]:
 
 def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> _Repetition:
     """Return how a run and its repetition in a folder differ; `sds` are those over seeds."""
-    name = place_of(run)
+    name = name_in_league(run)
     if not (folder / "results.json").is_file():
         return _Repetition(name, MISSING, "it could not be trained again")
     other = replace(read_run(folder), means=run.means)

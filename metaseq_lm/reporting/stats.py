@@ -239,9 +239,15 @@ def mean_error(
 
 def half_width(error: float, freedom: float, level: float) -> float:
     """Return half of the width of the 1 - 2 `level` interval of a difference."""
+    return _quantile(level, freedom) * error
+
+
+@lru_cache(4096)  # scipy takes a millisecond, and a page asks for the same ones again and again
+def _quantile(level: float, freedom: float) -> float:
+    """Return the value that Student's t exceeds with probability `level`."""
     from scipy.stats import t as student_t
 
-    return float(student_t.isf(level, freedom) * error)
+    return float(student_t.isf(level, freedom))
 
 
 def interval(*samples: np.ndarray, level: float, errors: Errors = ()) -> tuple[float, float] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import site
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,13 @@ from league_plans import in_process
 from outcomes import expect_error
 
 from metaseq_lm.cli import main
-from metaseq_lm.cli.referee import read_place
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import checksum, to_json, with_checksum
 from metaseq_lm.league.assembly import read_league
 from metaseq_lm.referee import containment
-from metaseq_lm.referee.audit import audit, place_of
-from metaseq_lm.referee.ledger import make_ledger, read_ledger
+from metaseq_lm.referee.audit import audit
+from metaseq_lm.referee.ledger import make_ledger, read_ledger, read_place
+from metaseq_lm.referee.merge import name_in_league
 from metaseq_lm.referee.verify import CLOSE, DIFFERENT, EQUAL, compare, scored_by_plugin
 
 Line = dict[str, Any]
@@ -418,12 +420,31 @@ def test_attempt_is_registered_before_its_runs(
     missing = document_in(capsys.readouterr().out, "submission")["missing"]
     assert [item["check"] for item in missing] == ["runs"]
     plugin.write_text("changed = True")
-    for others in (["--with", "criterion=electric_nce"], added):
+    for others in (["--with", "criterion=masked_lm"], added):
         expect_error(capsys, main(["league", *words, *others]), 2, sent, "another attempt")
-    code = main(["league", *words, "--with", "criterion=no_such"])
-    expect_error(capsys, code, 2, "mine", "no_such")
+    for unknown in ("no_such", "electric_nce"):  # which is for another task
+        code = main(["league", *words, "--with", f"criterion={unknown}"])
+        expect_error(capsys, code, 2, "mine", unknown)
     code = main(["league", *words, "--grid", "optimizer.lr=1,2"])
     expect_error(capsys, code, 2, "--grid", "--with")
+
+
+def test_check_of_a_ledger_names_the_plug_in(copied: Path, tmp_path: Path) -> None:
+    make_ledger(tmp_path / "ledger", copied / "plan.yaml")
+    program = tmp_path / "bin" / "metaseq-lm"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    command = [tmp_path / "ledger" / "check", "submissions/mine"]
+    given = []
+    for plugin in ("", "submissions/mine/plugin/mine.py"):
+        (tmp_path / "ledger" / plugin).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ledger" / plugin).touch()
+        given.append(subprocess.check_output(command, env=environment, text=True).splitlines())
+    verify = "league verify submissions/mine --rows 2"
+    assert given[0] == ["league submit submissions/mine", f"{verify} --out verified/mine"]
+    assert given[1][1] == f"{verify} --user-dir {plugin} --out verified/mine"
 
 
 def test_attempts_count_without_runs_and_have_a_quota(two: list[Path]) -> None:
@@ -558,7 +579,7 @@ def test_plug_in_is_verified_and_scored_without_it(copied: Path, tmp_path: Path)
     phases = [item["run"].split("/")[0] for item in record["repetitions"]]
     assert phases == ["untrained", "tune", "final", "final"]
     # As a plug-in would that changes what scores it.
-    folders = {run: again / "runs" / place_of(run) for run in read_place(sent).runs}
+    folders = {run: again / "runs" / name_in_league(run) for run in read_place(sent).runs}
     for file in again.glob("runs/final/*/*/suites/depth/*.json"):
         content = {k: v for k, v in json.loads(file.read_text()).items() if k != "checksum"}
         content["groups"]["overall"]["metrics"]["accuracy"] += 0.1
