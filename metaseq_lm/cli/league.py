@@ -6,16 +6,17 @@
   metaseq-lm league --out L --text corpus.txt --probe train.conllu --probe-test test.conllu
   metaseq-lm league report L             print the standings again, write L/report
   metaseq-lm league report L --watch     the same, and again whenever results change
-  metaseq-lm league report               print the rows that ship with the package
-  metaseq-lm league report objectives    the same of another plan that ships, also: epochs
+  metaseq-lm league report               print the rows of 'balanced', which ship with the package
+  metaseq-lm league report laptop        the same of another plan, also: objectives, epochs, garden
   metaseq-lm league report L --json      the standings as one JSON document
   metaseq-lm league verify balanced --out V    train runs of two drawn rows again, and compare
 
-Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
-exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
-seeds of its own, trains and scores the runs that are compared and their controls, and prints the
-standings: each objective at each budget with what the gates say of it and the verdict beside the
-baseline. With --with it runs only what is new. The same command given again goes on.
+Without PLAN.yaml it is the plan 'balanced', which ships with the package: labels of a small
+language that need what precedes a word, what follows it, or both, with exact answers. A league
+makes its data in L/data, tunes each objective on seeds of its own, trains and scores the runs that
+are compared and their controls, and prints the standings: each objective at each budget with what
+the gates say of it and the verdict beside the baseline. With --with it runs only what is new. The
+same command given again goes on.
 
 Each part of a league is an ordinary sweep, such as L/final/causal, so 'metaseq-lm sweep status'
 works there. docs/how_to/league.md describes the plan.
@@ -260,10 +261,10 @@ def report(
     kinds of labels if the plan has these.
     """
     from metaseq_lm.league.assembly import show_report, write_archive
-    from metaseq_lm.league.plan_files import LAPTOP
+    from metaseq_lm.league.plan_files import BALANCED
     from metaseq_lm.referee.ledger import read_place, write_standings
 
-    plan_or_folder = source or LAPTOP
+    plan_or_folder = source or BALANCED
     runs = read_place(plan_or_folder)
     folder = Path(options.out) if options.out else None
     if folder is None and not plan_or_folder.is_file():
@@ -386,7 +387,7 @@ def _contents_of(
     from metaseq_lm.league.folder import Contents
     from metaseq_lm.league.plan import FILES
     from metaseq_lm.league.plan_files import (
-        LAPTOP,
+        BALANCED,
         SHIPPED,
         TEXT_ARM,
         archive_beside,
@@ -402,7 +403,7 @@ def _contents_of(
     if stored is not None and not words and not files:
         contents = stored
     else:
-        file = named_plan(words[0]) if words else TEXT_ARM if files else LAPTOP
+        file = named_plan(words[0]) if words else TEXT_ARM if files else BALANCED
         archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
         contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
         if folder and stored is not None and stored.plan.hash != contents.plan.hash:
