@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.benchmarks import benchmark_of
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
@@ -54,7 +55,7 @@ class LabelledSet:
         label_names: The classes; empty for regression.
         spans: int64 (rows, 2, 3): text column, first token, token after the last; of form "spans".
         places: int64 (places, 4): row and the same three numbers; of forms "tokens", "cloze".
-        benchmark: A name such as "glue/CoLA", or empty.
+        benchmark: Its benchmark, if it is a set of one.
 
     Raises:
         MetaseqError: Files are missing, damaged, or do not belong together.
@@ -73,7 +74,7 @@ class LabelledSet:
         self.tokenizer_hash: str = manifest.tokenizer["hash"]
         count: int = manifest.details["inputs"]
         self.form: str = manifest.details["form"]
-        self.benchmark: str = manifest.details["benchmark"]
+        self.benchmark = benchmark_of(manifest.details)
         least, most = _FORMS.get(self.form, (0, -1))
         if not least <= count <= most:
             raise MetaseqError(

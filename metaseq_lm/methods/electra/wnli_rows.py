@@ -76,7 +76,7 @@ class CandidateRows:
     def __init__(
         self, data: LabelledSet, tokenizer: Tokenizer, tokens_per_sample: int, training: bool
     ) -> None:
-        if data.benchmark != _BENCHMARK or data.label_names != LABELS:
+        if not data.benchmark or data.benchmark.name != _BENCHMARK or data.label_names != LABELS:
             raise UsageError(f"{data.folder} is not {_BENCHMARK}; {_REMEDY}")
         if data.tokenizer_hash != tokenizer.fingerprint:
             raise MetaseqError(
