@@ -45,7 +45,7 @@ from metaseq_lm.data.doctor.passages import WINDOW
 from metaseq_lm.data.images import IMAGES, Images, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, ParallelSet, references_name
+from metaseq_lm.data.parallel.sets import PARALLEL, REFERENCES, SIDES, ParallelSet
 from metaseq_lm.data.records.file_kinds import Kind, recognise_lines
 from metaseq_lm.data.records.text_content import DAMAGED_SHARE
 from metaseq_lm.data.squad.sets import SQUAD, SquadSet
@@ -274,7 +274,7 @@ def _open(subject: Subject, split: str) -> Any:
         _ = data.texts
     elif kind == LABELLED:
         _ = data.rows
-    elif kind == PARALLEL and references_name(split) in subject.described.files:
+    elif kind == PARALLEL and data.has(REFERENCES):
         _ = data.references
     return data
 
@@ -295,27 +295,31 @@ def _token_files(subject: Subject) -> Iterator[Finding]:
 @check("text", CORPUS)
 def _text(subject: Subject) -> Iterator[Finding]:
     """The first texts are JSON, a table, binary or damaged."""
+    tokenizer = subject.tokenizer
+    if tokenizer is None:
+        return
     for data in subject.sets.values():
-        if subject.tokenizer is not None and data.dtype.kind in "iu":
-            yield from _text_form(data, subject.tokenizer)
+        texts = _first_texts(data, tokenizer) if data.dtype.kind in "iu" else []
+        damaged = sum("\ufffd" in text or "\0" in text for text in texts)
+        content = recognise_lines(texts)
+        if content.kind is not Kind.TEXT:
+            remedy = "preprocess its text alone, unless that is intended"
+            yield Finding(WARNING, f"{data.prefix}: its text looks like {content}; {remedy}")
+        elif damaged > DAMAGED_SHARE * len(texts):
+            text = f"{damaged} of the first {len(texts)} texts hold U+FFFD or NUL"
+            remedy = "binary data, or text of another encoding"
+            yield Finding(WARNING, f"{data.prefix}: {text}: {remedy}")
 
 
-def _text_form(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[Finding]:
+def _first_texts(data: IndexedDataset, tokenizer: Tokenizer) -> list[str]:
+    """Return the beginnings of the first texts; some tokenizers set blanks around punctuation."""
     size, starts = len(tokenizer.vocabulary), data.starts[:_SAMPLE]
     texts = []
     for start, end in zip(starts, starts + np.minimum(data.sizes[:_SAMPLE], _SAMPLE_TOKENS)):
         ids = np.asarray(data.tokens[start:end])
-        # Some tokenizers set blanks around punctuation.
         text = tokenizer.decode(ids[(ids >= 0) & (ids < size)].tolist())
         texts.append(re.sub(r" ([,;|]) ", r"\1", text))
-    damaged = sum("\ufffd" in text or "\0" in text for text in texts)
-    content = recognise_lines(texts)
-    if content.kind is not Kind.TEXT:
-        remedy = "preprocess its text alone, unless that is intended"
-        yield Finding(WARNING, f"{data.prefix}: its text looks like {content}; {remedy}")
-    elif damaged > DAMAGED_SHARE * len(texts):
-        text = f"{damaged} of the first {len(texts)} texts hold U+FFFD or NUL"
-        yield Finding(WARNING, f"{data.prefix}: {text}: binary data, or text of another encoding")
+    return texts
 
 
 @check("documents", CORPUS)
@@ -471,15 +475,20 @@ def _labels(subject: Subject) -> Iterator[Finding]:
     labels = {split: _labels_of(data) for split, data in subject.sets.items()}
     train = labels.get("train")
     for split, of_split in labels.items():
-        names = subject.sets[split].label_names
+        names, name = subject.sets[split].label_names, f"{subject.folder}: {split}"
         if not names or of_split is None or train is None:
             continue
-        if of_split is not train or subject.kind not in KINDS:
-            yield from _unseen_labels(f"{subject.folder}: {split}", of_split, names, train)
+        counts, of_train = _class_counts(of_split, names), _class_counts(train, names)
+        missing, text = (counts > 0) & (of_train == 0), "has labels that train has no example of:"
+        if of_split is train and subject.kind not in KINDS:
+            missing, text = counts == 0, "has no example of"
+        if missing.any():
+            listed = ", ".join(names[i] for i in np.flatnonzero(missing))
+            yield Finding(WARNING, f"{name} {text} {listed}")
         if split == "train" and subject.kind == LABELLED:
-            counts = zip(names, _class_counts(train, names).tolist())
-            for text in label_warnings({name: count for name, count in counts if count}):
-                yield Finding(WARNING, f"{subject.folder}: {split}: {text}")
+            present = {n: count for n, count in zip(names, counts.tolist()) if count}
+            for text in label_warnings(present):
+                yield Finding(WARNING, f"{name}: {text}")
 
 
 def _labels_of(data: Any) -> np.ndarray | None:
@@ -518,9 +527,13 @@ def _texts(subject: Subject) -> Iterator[Finding]:
             columns = [(column, subject.tokenizer) for column in data.inputs]
         else:
             sides = zip(SIDES, (data.source, data.target))
-            columns = [(text, (subject.sides or {}).get(side)) for side, text in sides if text]
+            columns = [(text, (subject.sides or {}).get(side)) for side, text in sides]
         for column, tokenizer in columns:
-            yield from _text_faults(column, tokenizer)
+            if column is not None:
+                if len(empty := np.flatnonzero(column.sizes == 0)):
+                    text = f"{len(empty):,} rows without text, first row {empty[0] + 1}"
+                    yield Finding(WARNING, f"{column.prefix}: {text}")
+                yield from (f for f in token_file(column, tokenizer) if f.level == ERROR)
 
 
 @check("repeated rows", *_SETS)
@@ -557,16 +570,6 @@ def _hashes(data: Any) -> np.ndarray | None:
     return np.sort(rows[data.lengths > 0])
 
 
-def _text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield the faults of one text of each row: empty, or ids outside the vocabulary."""
-    empty = np.flatnonzero(data.sizes == 0)
-    if len(empty):
-        yield Finding(
-            WARNING, f"{data.prefix}: {len(empty):,} rows without text, first row {empty[0] + 1}"
-        )
-    yield from (finding for finding in token_file(data, tokenizer) if finding.level == ERROR)
-
-
 def _row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
     """Return a hash of the texts of each row, sorted, uint64 (rows,)."""
     parts = [document_hashes(data) * GOLDEN ** np.uint64(i) for i, data in enumerate(columns)]
@@ -593,20 +596,6 @@ def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
         counts: np.ndarray = labels.sum(0)
         return counts
     return np.bincount(labels, minlength=len(names))
-
-
-def _unseen_labels(
-    name: str, labels: np.ndarray, names: Sequence[str], train: np.ndarray
-) -> Iterator[Finding]:
-    """Yield a warning for classes of a split, called `name`, that the labels of train lack."""
-    present = set(np.flatnonzero(_class_counts(labels, names)).tolist())
-    if labels is train:
-        missing, text = set(range(len(names))) - present, "has no example of"
-    else:
-        missing = present - set(np.flatnonzero(_class_counts(train, names)).tolist())
-        text = "has labels that train has no example of:"
-    if missing:
-        yield Finding(WARNING, f"{name} {text} {', '.join(names[i] for i in sorted(missing))}")
 
 
 def _described(shape: Sequence[int]) -> str:
