@@ -138,9 +138,7 @@ class LabelledSet(ColumnSet):
         """
         if not self.has(ROWS):
             return None
-        path = self.folder / f"{self.split}.{ROWS}"
-        lines = enumerate(self.lines(ROWS, len(self)), 1)
-        return [json_object(text, f"{path}:{number}: damaged") for number, text in lines]
+        return self.lines(ROWS, len(self), lambda text, at: json_object(text, f"{at}: damaged"))
 
     @property
     def multi_label(self) -> bool:

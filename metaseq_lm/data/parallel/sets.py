@@ -59,4 +59,4 @@ class ParallelSet(ColumnSet):
                 f"{self.folder}: '{self.split}' has no reference translations to compare with; "
                 "give a split that was made with --validpref, --testpref or --split"
             )
-        return self.lines(REFERENCES, len(self))
+        return self.lines(REFERENCES, len(self), lambda text, _: text)

@@ -92,17 +92,15 @@ class SquadSet(ColumnSet):
 
         Read at first use; MetaseqError with file and line if the file is damaged.
         """
-        path = self.folder / f"{self.split}.{ROWS}"
         contexts, questions = [], []
-        for number, text in enumerate(self.lines(ROWS, len(self.contexts)), 1):
-            where = f"{path}:{number}: damaged, preprocess again"
-            row = Record(json_object(text, where), where)
+        for row in self.lines(ROWS, len(self.contexts), _paragraph):
             contexts.append(row.text("context"))
             for question in row.records("questions"):
                 questions.append({k: question.get(k) for k in ("id", "question", "answers")})
         if len(questions) != len(self):
             raise MetaseqError(
-                f"{path}: {len(questions)} questions, expected {len(self)}; preprocess again"
+                f"{self.folder / self.split}.{ROWS}: {len(questions)} questions, expected "
+                f"{len(self)}; preprocess again"
             )
         return contexts, questions
 
@@ -115,3 +113,8 @@ class SquadSet(ColumnSet):
         at = int(self.paragraph[question])
         start, end = int(self.starts[at][first]), int(self.ends[at][last])
         return self.texts[0][at][start:end].strip()
+
+
+def _paragraph(text: str, place: str) -> Record:
+    where = f"{place}: damaged, preprocess again"
+    return Record(json_object(text, where), where)

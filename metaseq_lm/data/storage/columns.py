@@ -5,9 +5,9 @@ row (tokens, tags, a class, a span), or a text file `SPLIT.NAME` with a line for
 manifest lists the files that exist.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
 from metaseq_lm.data.storage.manifest import Manifest
 
+T = TypeVar("T")
 ROWS = "rows.jsonl"  # the column with one JSON object per row (of SQuAD, per paragraph)
 
 
@@ -62,10 +63,14 @@ class ColumnSet:
             f"{data.prefix}.bin: {fault}; the files do not belong together, preprocess again"
         )
 
-    def lines(self, name: str, count: int) -> list[str]:
-        """Return the lines of a text column; MetaseqError unless there are `count`."""
+    def lines(self, name: str, count: int, read: Callable[[str, str], T]) -> list[T]:
+        """Return the lines of a text column; MetaseqError unless there are `count`.
+
+        `read` returns the content of a line, given its text and its place, FILE:LINE.
+        """
         path = self.folder / f"{self.split}.{name}"
-        lines = [text for _, text, _ in TextFile(path, "fail").lines()]
+        numbered = TextFile(path, "fail").lines()
+        lines = [read(text, f"{path}:{number}") for number, text, _ in numbered]
         if len(lines) != count:
             raise MetaseqError(
                 f"{path}: {len(lines):,} lines but {count:,} rows; the files do not belong "

@@ -29,7 +29,7 @@ def test_damaged_facts(wsc, capsys):
         (b"x" + whole[1:], "train.rows.jsonl:1: damaged"),
         (whole.replace(b"}\n{", b"} {"), "train.rows.jsonl:1: damaged"),
         (whole.replace(b"{", b"[").replace(b"}", b"]"), "train.rows.jsonl:1: damaged"),
-        (whole[:10] + b" " * 11 + b"\n", "1 lines but .* has 2"),
+        (whole[:10] + b" " * 11 + b"\n", "1 lines but 2 rows"),
     ):
         path.write_bytes(content)
         assert len(content) == len(whole)
