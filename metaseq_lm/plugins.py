@@ -213,8 +213,8 @@ def load_all(user_dir: str | None = None) -> None:
         path = importlib.import_module(f"metaseq_lm.{package}").__path__
         for module in pkgutil.iter_modules(path, f"metaseq_lm.{package}."):
             importlib.import_module(module.name)
-    importlib.import_module("metaseq_lm.data.tokenizers.loading")
-    importlib.import_module("metaseq_lm.data.worlds")
+    for module_name in ("benchmarks", "tokenizers.loading", "worlds"):
+        importlib.import_module(f"metaseq_lm.data.{module_name}")
     for wing in wings():
         load(f"metaseq_lm.methods.{wing}")
     load_installed(user_dir)

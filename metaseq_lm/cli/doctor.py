@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm import plugins
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs on DATA, folders of runs or archives: how many times each sees the words of "
         "train, by its limits if it has not finished",
     )
+    parser.add_argument("--user-dir", metavar="DIR", help="plug-in with checks or tokenizers")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.reporting.epochs import epochs
     from metaseq_lm.reporting.folders import read_runs
 
+    plugins.load_installed(args.user_dir)
     runs = read_runs(args.runs)
     findings: Iterable[Any] = machine(args.data)
     # Some readers need torch; `machine` reports what to install.

@@ -179,43 +179,6 @@ class WugConfig:
 
 for _name in ["squad/mrqa", "squad/v1.1", "squad/v2.0"]:
     SUITES.declare(_name, SquadSuiteConfig, "metaseq_lm.evaluation.squad.SquadSuite")
-SUITES.declare("labelled", SplitConfig, "metaseq_lm.evaluation.benchmarks.labelled_suite")
-for _name in [
-    "babylm/BoolQ",
-    "babylm/MNLI",
-    "babylm/MultiRC",
-    "babylm/RTE",
-    "babylm/WSC",
-    "cloth/CLOTH-H",
-    "cloth/CLOTH-M",
-    "glue/MNLI",
-    "glue/QNLI",
-    "glue/RTE",
-    "glue/SST-2",
-    "glue/WNLI",
-    "superglue/BoolQ",
-    "superglue/COPA",
-    "superglue/RTE",
-    "superglue/WSC",
-    "superglue/WiC",
-]:
-    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.accuracy_suite")
-for _name in ["glue/AX", "glue/CoLA", "superglue/AX-b"]:
-    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.matthews_suite")
-for _name in ["glue/MRPC", "glue/QQP"]:
-    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.f1_accuracy_suite")
-for _name in ["babylm/MRPC", "babylm/QQP"]:
-    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.accuracy_f1_suite")
-SUITES.declare("glue/STS-B", SplitConfig, "metaseq_lm.evaluation.benchmarks.correlation_suite")
-SUITES.declare(
-    "superglue/CB", SplitConfig, "metaseq_lm.evaluation.benchmarks.macro_f1_accuracy_suite"
-)
-SUITES.declare("superglue/MultiRC", SplitConfig, "metaseq_lm.evaluation.benchmarks.multirc_suite")
-SUITES.declare("superglue/ReCoRD", SplitConfig, "metaseq_lm.evaluation.benchmarks.record_suite")
-SUITES.declare(
-    "superglue/AX-g", SplitConfig, "metaseq_lm.evaluation.benchmarks.gender_parity_suite"
-)
-SUITES.declare("cloth/CLOTH", SplitConfig, "metaseq_lm.evaluation.benchmarks.cloth_suite")
 SUITES.declare("probe", ProbeConfig, "metaseq_lm.evaluation.probe.Probe")
 SUITES.declare("finetune", FineTuneConfig, "metaseq_lm.evaluation.finetune.FineTune")
 SUITES.declare("adapt", AdaptConfig, "metaseq_lm.evaluation.adapt.Adapt")

@@ -201,6 +201,7 @@ SCHEDULES: Registry[Any] = Registry("schedule")
 TOKENIZERS: Registry[Any] = Registry("tokenizer")
 SUITES: Registry[Any] = Registry("suite")
 WORLDS: Registry[Any] = Registry("world")
+METRICS: Registry[Any] = Registry("metric")  # of benchmarks, see evaluation.official
 # Parts of a Transformer, see models.transformer.parts.
 ATTENTIONS: Registry[Any] = Registry("attention")
 FEED_FORWARDS: Registry[Any] = Registry("feed_forward")
@@ -249,3 +250,4 @@ register_attention = ATTENTIONS.register
 register_feed_forward = FEED_FORWARDS.register
 register_norm = NORMS.register
 register_position = POSITIONS.register
+register_metric = METRICS.register

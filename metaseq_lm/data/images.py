@@ -32,7 +32,7 @@ class Images:
     names: tuple[str, ...]
     regression = False
     multi_label = False
-    benchmark = ""
+    benchmark = None
     rows = None
 
     def __len__(self) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 from metaseq_lm.config.suites import HELD_OUT, ProbeConfig
 from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.loading import format_value
+from metaseq_lm.data.benchmarks import Recipe, benchmark_of
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import LABELLED, MANIFEST_FILE, Manifest
@@ -48,26 +49,6 @@ _FROZEN = "frozen"
 _F1_MACRO = f"{_ACCURACY}_{F1}{MACRO}"
 FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of training that differ between sets."""
-
-    batch_size: int = 32
-    epochs: float = 10
-    train: int = 0
-    metric: str = "score"  # chooses the epoch: the set's main metric, or another
-
-
-_RECIPES = {
-    "babylm/BoolQ": Recipe(batch_size=16),
-    "babylm/MultiRC": Recipe(batch_size=16),
-    "babylm/WSC": Recipe(epochs=30),
-    "babylm/MNLI": Recipe(train=10_000),
-    "babylm/QQP": Recipe(train=10_000, metric=F1),
-    "babylm/MRPC": Recipe(metric=F1),
-}
 
 
 @dataclass(frozen=True)
@@ -330,7 +311,8 @@ def _macro_means(
 
 def _recipe_of(folder: Path) -> Recipe:
     """Return the recipe for the set in a folder."""
-    return _RECIPES.get(Manifest.load(folder).details["benchmark"], Recipe())
+    benchmark = benchmark_of(Manifest.load(folder).details)
+    return benchmark.recipe if benchmark else Recipe()
 
 
 def _is_labelled(folder: Path) -> bool:

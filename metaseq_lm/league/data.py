@@ -84,7 +84,7 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
 
 def _set_name(benchmark: str) -> str:
     """Return the name of the labelled set of a benchmark, such as CoLA of glue/CoLA."""
-    return benchmark.rpartition("/")[2]
+    return benchmark.rpartition("/")[2].removesuffix(".yaml")
 
 
 def _link_folders(plan: Plan, folder: Path) -> None:

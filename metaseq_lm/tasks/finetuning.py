@@ -26,11 +26,11 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.benchmarks import (
-    THRESHOLD,
     LabelledItems,
     labelled_results,
     submission,
 )
+from metaseq_lm.evaluation.official import THRESHOLD
 from metaseq_lm.evaluation.predictions import mean_scores
 from metaseq_lm.evaluation.suites import OVERALL
 from metaseq_lm.tasks import Scored, TextTask, with_epochs

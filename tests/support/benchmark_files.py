@@ -2,9 +2,11 @@
 
 import json
 
-from metaseq_lm.data.benchmarks import GLUE
+from metaseq_lm.data.benchmarks import benchmark_names, find_benchmark
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
+BENCHMARKS = {name: find_benchmark(name) for name in benchmark_names()}
+GLUE = {task.task: task for name, task in BENCHMARKS.items() if name.startswith("glue/")}
 # Header rows of the official files, and the columns given in the fact sheet.
 HEADERS = {
     "CoLA": ("source label mark sentence", "index sentence", (3,), 1, (1,)),

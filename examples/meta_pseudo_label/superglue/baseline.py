@@ -21,7 +21,7 @@ from metaseq_lm.data.benchmarks.as_text import AS_TEXT
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.evaluation.benchmarks import answer_scores
+from metaseq_lm.evaluation.official import answer_scores
 from metaseq_lm.tasks.finetuning import labelled_metrics
 
 ENTITY = re.compile(r"\*([^*]+)\*")

@@ -1,137 +1,33 @@
-"""GLUE, SuperGLUE and CLOTH: official files, columns, labels, metrics, leaderboard files.
+"""Benchmarks: each task is a file BENCHMARK/TASK.yaml with its columns, labels and metric.
 
-Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", Xie et al. 2018, and the files these benchmarks
-distribute. The order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
-
-"babylm/..." are the seven tasks that the BabyLM challenge takes from GLUE and SuperGLUE, each a
-pair of texts as in its evaluation pipeline of 2025, scored by accuracy.
+The files in this folder describe GLUE and SuperGLUE (Wang et al. 2019), CLOTH (Xie et al. 2018),
+and the seven tasks that the BabyLM challenge takes from the first two. The order of the labels is
+the alphabetical one of ELECTRA's fine-tuning code. A user's own file has the same keys.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+from metaseq_lm.config.suites import SplitConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.options import option
+from metaseq_lm.core.plain_yaml import naming_place, read_yaml
+from metaseq_lm.core.registry import METRICS, SUITES, NoOptions, nearest
+from metaseq_lm.core.structured import read_structured
 
-_SINGLE_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
-_JSON_FILES = {"train": "train.jsonl", "valid": "val.jsonl", "test": "test.jsonl"}
-_BINARY = ("0", "1")
-_TRUTH = ("false", "true")
-_TWO_WAY = ("entailment", "not_entailment")
-_THREE_WAY = ("contradiction", "entailment", "neutral")
-_MAIN_TWO = ("mean", "f1", "accuracy")
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One task.
-
-    `labels` are in order, none for numbers. `metrics` are from evaluation.benchmarks, the main one
-    first. `files` and `leaderboard` map splits to file names. `texts`, `label` and `index` are
-    columns of GLUE's TSV files; train and dev files without a header row have the columns `header`.
-    `doubled` repeats train rows with their texts swapped. `skip_malformed` counts and leaves out
-    rows with a wrong number of fields. `original` is the task that the files are from, if
-    another.
-    """
-
-    labels: tuple[str, ...]
-    metrics: tuple[str, ...] = ("accuracy",)
-    files: dict[str, str] = field(default_factory=lambda: _SINGLE_FILES)
-    leaderboard: dict[str, str] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
-    label: str = "label"
-    header: tuple[str, ...] | None = None
-    index: str = "index"
-    form: str = "pair"
-    doubled: bool = False
-    skip_malformed: bool = False
-    original: str = ""
-
-
-_MNLI_FILES = {
-    "train": "train.tsv",
-    "valid": "dev_matched.tsv",
-    "valid_mismatched": "dev_mismatched.tsv",
-    "test": "test_matched.tsv",
-    "test_mismatched": "test_mismatched.tsv",
-    "diagnostic": "diagnostic.tsv",
-}
-# Not in the folder of the task in GLUE's own download, so its absence is not reported.
-OPTIONAL_SPLITS = ("diagnostic",)
-
-PAIR = ("sentence1", "sentence2")
-_COLA_COLUMNS = ("source", "label", "mark", "sentence")
-_MNLI_LEADERBOARD = {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"}
-_MRPC_TEXTS = ("#1 String", "#2 String")
-_QQP_TEXTS = ("question1", "question2")
-_STS_METRICS = ("mean", "pearson", "spearman")
-
-GLUE = {
-    "CoLA": Benchmark(
-        _BINARY, ("matthews",), texts=("sentence",), header=_COLA_COLUMNS, form="single"
-    ),
-    "SST-2": Benchmark(_BINARY, texts=("sentence",), form="single"),
-    "MRPC": Benchmark(_BINARY, _MAIN_TWO, texts=_MRPC_TEXTS, label="Quality", doubled=True),
-    "STS-B": Benchmark((), _STS_METRICS, texts=PAIR, label="score", doubled=True),
-    "QQP": Benchmark(
-        _BINARY, _MAIN_TWO, texts=_QQP_TEXTS, label="is_duplicate", index="id", skip_malformed=True
-    ),
-    "MNLI": Benchmark(
-        _THREE_WAY, files=_MNLI_FILES, leaderboard=_MNLI_LEADERBOARD, texts=PAIR, label="gold_label"
-    ),
-    "QNLI": Benchmark(_TWO_WAY, texts=("question", "sentence")),
-    "RTE": Benchmark(_TWO_WAY, texts=PAIR),
-    "WNLI": Benchmark(_BINARY, texts=PAIR),
-    "AX": Benchmark(_THREE_WAY, ("matthews",), files={"test": "diagnostic.tsv"}, texts=PAIR),
-}
-
-SUPERGLUE = {
-    "BoolQ": Benchmark(_TRUTH, files=_JSON_FILES),
-    "CB": Benchmark(_THREE_WAY, _MAIN_TWO, files=_JSON_FILES),
-    "COPA": Benchmark(_BINARY, files=_JSON_FILES, form="choices"),
-    "MultiRC": Benchmark(_BINARY, ("mean", "f1a", "em"), files=_JSON_FILES),
-    "ReCoRD": Benchmark(_BINARY, ("mean", "f1", "em"), files=_JSON_FILES),
-    "RTE": Benchmark(_TWO_WAY, files=_JSON_FILES),
-    "WiC": Benchmark(_TRUTH, files=_JSON_FILES, form="spans"),
-    "WSC": Benchmark(_TRUTH, files=_JSON_FILES, form="spans"),
-    "AX-b": Benchmark(_TWO_WAY, ("matthews",), files={"test": "AX-b.jsonl"}),
-    "AX-g": Benchmark(_TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}),
-}
-
-_CLOTH_FILES = {"train": "train.jsonl", "valid": "valid.jsonl", "test": "test.jsonl"}
-LETTERS = ("A", "B", "C", "D")
-_LEVEL_METRICS = ("accuracy", "accuracy_middle", "accuracy_high")
-
-CLOTH = {
-    "CLOTH": Benchmark(LETTERS, _LEVEL_METRICS, files=_CLOTH_FILES, form="cloze"),
-    "CLOTH-M": Benchmark(LETTERS, files=_CLOTH_FILES, form="cloze"),
-    "CLOTH-H": Benchmark(LETTERS, files=_CLOTH_FILES, form="cloze"),
-}
-
-_BABYLM_METRICS = {"MRPC": ("accuracy", "f1"), "QQP": ("accuracy", "f1")}
-BABYLM = {
-    task: replace(
-        tasks[task],
-        metrics=_BABYLM_METRICS.get(task, ("accuracy",)),
-        files={split: tasks[task].files[split] for split in ("train", "valid")},
-        form="pair",
-        doubled=False,
-        original=f"{benchmark}/{task}",
-    )
-    for benchmark, tasks, names in (
-        ("superglue", SUPERGLUE, ("BoolQ", "MultiRC", "WSC")),
-        ("glue", GLUE, ("RTE", "MRPC", "QQP", "MNLI")),
-    )
-    for task in names
-}
-
-BENCHMARKS = {
-    **{f"glue/{name}": task for name, task in GLUE.items()},
-    **{f"superglue/{name}": task for name, task in SUPERGLUE.items()},
-    **{f"cloth/{name}": task for name, task in CLOTH.items()},
-    **{f"babylm/{name}": task for name, task in BABYLM.items()},
-}
-
-
+_FOLDER = Path(__file__).parent
+_SUFFIX = ".yaml"
+TABLE, SUPERGLUE, BABYLM, CLOTH = "table", "superglue", "babylm", "cloth"
+SWAPPED, COREFERENCE = "swapped", "coreference"
+_CORRELATIONS = "correlations"
+_METRICS = (
+    *("accuracy", "matthews", "f1_accuracy", "accuracy_f1", "macro_f1_accuracy", _CORRELATIONS),
+    *("multirc", "record", "gender_parity", "accuracy_by_level"),
+)
+_TSV_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
 # Sets of questions, which data/squad reads; the values are the name of the set and the version.
 SQUAD = {
     "squad/v1.1": ("SQuAD-1", "v1.1"),
@@ -140,19 +36,149 @@ SQUAD = {
 }
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of the suite `finetune` that differ between sets."""
+
+    batch_size: int = option(32, "rows of a batch", at_least=1)
+    epochs: float = option(10.0, "training epochs", above=0)
+    train: int = option(0, "only the first rows of train (0 = all)", at_least=0)
+    metric: str = option("score", "what chooses the epoch: the main metric (score) or another")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One task. Except for `name` and `definition`, the fields are the keys of its file."""
+
+    name: str
+    labels: tuple[str, ...]  # the classes in order; none for numbers
+    metric: str = option("accuracy", "the official metric", choices=METRICS)
+    reader: str = option(TABLE, "what reads the files", choices=(TABLE, SUPERGLUE, BABYLM, CLOTH))
+    files: dict[str, str] = option(_TSV_FILES, "the name of the file of each split")
+    texts: tuple[str, ...] = option((), "table: the columns of the texts")
+    label: str = option("label", "table: the column of the labels")
+    index: str = option("index", "table: the column of the rows' numbers, if there is one")
+    header: tuple[str, ...] = option(
+        (), "table: the columns of files of train and valid, where these have no header row"
+    )
+    skip_malformed: bool = option(
+        False, "table: leave out rows with a wrong number of fields, and count them"
+    )
+    expand: str = option(
+        "",
+        "table: more rows of train, with swapped texts; or the candidates of coreference",
+        choices=("", SWAPPED, COREFERENCE),
+    )
+    levels: tuple[str, ...] = option((), "cloth: the levels of the exams")
+    form: str = option(
+        "",
+        "form of the set (default: single or pair, by the number of texts)",
+        choices=("", "pair", "choices", "spans", "cloze"),
+    )
+    group: str = option("", "the fact of rows by which accuracies are grouped")
+    original: str = option("", "the task that the files are from; has the keys that are missing")
+    exported_texts: tuple[str, ...] = option((), "texts in exports of datasets, if others")
+    exported_labels: tuple[str, ...] = option((), "names of the labels 0, 1, ... in exports")
+    leaderboard: dict[str, str] = option(
+        {}, "the leaderboard's names for predictions of splits (default: TASK.tsv or TASK.jsonl)"
+    )
+    fine_tuning: dict[str, Any] = option({}, "settings of Recipe that differ from the usual ones")
+    definition: dict[str, Any] | None = None  # all keys, of a file that is not the package's
+
+    def __post_init__(self) -> None:
+        _ = self.recipe
+        if self.metric in _METRICS and bool(self.labels) == (self.metric == _CORRELATIONS):
+            raise UsageError(
+                f"metric: {_CORRELATIONS} are of numbers, without labels; the others of classes"
+            )
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the suite `finetune`."""
+        return read_structured(Recipe, dict(self.fine_tuning), "fine_tuning")
+
+    @property
+    def task(self) -> str:
+        """The name without the benchmark's, such as "CoLA"."""
+        return self.name.partition("/")[2]
+
+    def leaderboard_file(self, split: str) -> str:
+        """Return the leaderboard's name for the predictions of a split, such as "MNLI-mm.tsv"."""
+        files, suffix = self.leaderboard, "tsv" if self.reader == TABLE else "jsonl"
+        default = files.get("test", f"{self.task}.{suffix}")
+        return files.get(split.replace("valid", "test", 1), default)
+
+
+def benchmark_names() -> list[str]:
+    """Return the names of the package's tasks, such as "glue/CoLA"."""
+    paths = sorted(_FOLDER.glob(f"*/*{_SUFFIX}"))
+    return [f"{path.parent.name}/{path.stem}" for path in paths]
+
+
 def find_benchmark(name: str) -> Benchmark:
-    """Return the task of a name such as "glue/CoLA"; an unknown one is a UsageError."""
-    if name not in BENCHMARKS:
+    """Return the task of a name such as "glue/CoLA", or of a file BENCHMARK/TASK.yaml.
+
+    Raises:
+        UsageError: There is none; or the file is wrong, with file, line and key.
+    """
+    if name.endswith(_SUFFIX):
+        path = Path(name).resolve()
+        content = _content_of(path)
+        return _read(f"{path.parent.name}/{path.stem}", path, content, content)
+    return _find_official(name)
+
+
+@cache
+def _find_official(name: str) -> Benchmark:
+    names = benchmark_names()
+    if name not in names:
+        names += SQUAD
         raise UsageError(
-            f"no benchmark '{name}'.{nearest(name, [*BENCHMARKS, *SQUAD])} There are: "
-            f"{', '.join([*BENCHMARKS, *SQUAD])}"
+            f"no benchmark '{name}'.{nearest(name, names)} There are: {', '.join(names)}; or give "
+            f"a file of your own, NAME/TASK{_SUFFIX}"
         )
-    return BENCHMARKS[name]
+    path = _FOLDER / f"{name}{_SUFFIX}"
+    return _read(name, path, _content_of(path))
 
 
-def leaderboard_file(name: str, split: str) -> str:
-    """Return the leaderboard's name for the predictions of a split, such as "MNLI-mm.tsv"."""
-    suite, _, task = name.partition("/")
-    files = find_benchmark(name).leaderboard
-    default = f"{task}.{'tsv' if suite == 'glue' else 'jsonl'}"
-    return files.get(split.replace("valid", "test", 1), files.get("test", default))
+def benchmark_of(details: Mapping[str, Any]) -> Benchmark | None:
+    """Return the task of a labelled set from the details of its manifest; None if it has none."""
+    name, definition = details["benchmark"], details.get("definition")
+    if definition is not None:
+        return _read(name, None, definition, definition)
+    return find_benchmark(name) if name else None
+
+
+def _content_of(path: Path) -> dict[str, Any]:
+    """Return the keys of a file, with those of the task that it names as `original`."""
+    try:
+        content = read_yaml(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: {reason}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: is no mapping of keys, such as labels, to values")
+    original = content.get("original")
+    if not original:
+        return content
+    with naming_place(path):
+        if original not in benchmark_names():
+            raise UsageError(f"original: no benchmark '{original}'")
+    return {**_content_of(_FOLDER / f"{original}{_SUFFIX}"), **content}
+
+
+def _read(
+    name: str,
+    path: Path | None,
+    content: Mapping[str, Any],
+    definition: dict[str, Any] | None = None,
+) -> Benchmark:
+    """Return the task that a mapping of keys, from a file or a manifest, describes."""
+    with naming_place(path, always=True):
+        return read_structured(Benchmark, dict(content), name=name, definition=definition)
+
+
+for _name in _METRICS:
+    METRICS.declare(_name, NoOptions, f"metaseq_lm.evaluation.official.{_name}")
+for _name in ("labelled", *benchmark_names()):
+    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.LabelledSuite")

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.benchmarks import SUPERGLUE, Benchmark, find_benchmark, superglue
+from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, superglue
 from metaseq_lm.data.benchmarks.superglue import Example, Examples
 from metaseq_lm.data.records.record import Record
 
@@ -168,15 +168,17 @@ BABYLM: dict[str, Examples] = {
     "MultiRC": _multirc_of_babylm,
     "WSC": _wsc_of_babylm,
 }
-# Benchmarks with the texts above; [SEP] is the label token of class 0.
-AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in _EXAMPLES}
-AS_TEXT["superglue/ReCoRD"] = replace(SUPERGLUE["ReCoRD"], form="tokens")
-AS_TEXT["superglue/RTE"] = replace(SUPERGLUE["RTE"], labels=("not_entailment", "entailment"))
+AS_TEXT = tuple(f"superglue/{task}" for task in _EXAMPLES)
+# [SEP] is the label token of class 0.
+_CHANGED: dict[str, dict[str, Any]] = {
+    "superglue/ReCoRD": {"form": "tokens"},
+    "superglue/RTE": {"labels": ("not_entailment", "entailment")},
+}
 
 
 def find_text_form(name: str) -> Benchmark:
     """Return the text form of a benchmark such as "superglue/WiC"; UsageError if it has none."""
-    find_benchmark(name)
+    benchmark = find_benchmark(name)
     if name not in AS_TEXT:
         raise UsageError(f"--as-text: {name} has no such form. These have: {', '.join(AS_TEXT)}")
-    return AS_TEXT[name]
+    return replace(benchmark, **{"form": "pair", **_CHANGED.get(name, {})})

@@ -10,19 +10,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.benchmarks import LETTERS
 from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.records.reading import records
 from metaseq_lm.data.records.record import Reading, Record, structured
 from metaseq_lm.data.records.text_files import TextFile, without_surrogates
 
 _BLANK = "_"
-# The schools whose exams each set holds: the field "source" of a passage begins with their names.
-LEVELS = {
-    "cloth/CLOTH": ("middle", "high"),
-    "cloth/CLOTH-M": ("middle",),
-    "cloth/CLOTH-H": ("high",),
-}
+_LETTERS = ("A", "B", "C", "D")
+_LEVELS = ("middle", "high")  # of schools; the field "source" of a passage begins with one
 
 
 @dataclass
@@ -40,7 +35,7 @@ class ClothReader:
             fields = structured(record.fields, ("options", "answers"))
             record = replace(record, fields=fields, remedy="Is this a file of CLOTH?")
             source = record.text("source")
-            level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
+            level = next((name for name in _LEVELS if source.startswith(name)), "")
             if not level:
                 raise MetaseqError(
                     f"{record.where}: source {source[:40]!r} begins neither with middle nor with "
@@ -60,10 +55,10 @@ def _rows(record: Record, level: str) -> Iterator[Row]:
             f"options and {len(answers)} answers; each blank has one of both"
         )
     for number, (position, candidates, answer) in enumerate(zip(positions, options, answers)):
-        is_sound = type(candidates) is list and len(candidates) == len(LETTERS)
+        is_sound = type(candidates) is list and len(candidates) == len(_LETTERS)
         if not is_sound or not all(type(text) is str and text.strip() for text in candidates):
             raise MetaseqError(f"{record.where}: options[{number}] is not a list of four words")
-        if answer not in LETTERS:
+        if answer not in _LETTERS:
             raise MetaseqError(f"{record.where}: answers[{number}] is {answer!r}, not A, B, C or D")
         # A tokenizer may distinguish a word after a space from one at the beginning of a text.
         words = (f" {without_surrogates(text).strip()}" for text in candidates)

@@ -10,39 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from metaseq_lm.data.benchmarks import PAIR, find_benchmark
+from metaseq_lm.data.benchmarks import Benchmark
 from metaseq_lm.data.benchmarks.superglue import Example, Examples
 from metaseq_lm.data.labelled.classes import NO_LABEL, spelling_key
 from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.records.record import Record, structured
 
-_PREMISE = ("premise", "hypothesis")
-# The text columns of the tasks in which they differ from the official files.
-TEXTS = {"glue/MRPC": PAIR, "glue/MNLI": _PREMISE, "glue/AX": _PREMISE}
-_ENTAILMENT = ("entailment", "not_entailment")
-_NLI = ("entailment", "neutral", "contradiction")
-_TRUTH = ("False", "True")
-# Names of the labels 0, 1, ...
-NAMES = {
-    "glue/CoLA": ("unacceptable", "acceptable"),
-    "glue/SST-2": ("negative", "positive"),
-    "glue/MRPC": ("not_equivalent", "equivalent"),
-    "glue/QQP": ("not_duplicate", "duplicate"),
-    "glue/MNLI": _NLI,
-    "glue/QNLI": _ENTAILMENT,
-    "glue/RTE": _ENTAILMENT,
-    "glue/WNLI": ("not_entailment", "entailment"),
-    "glue/AX": _NLI,
-    "superglue/BoolQ": _TRUTH,
-    "superglue/CB": ("entailment", "contradiction", "neutral"),
-    "superglue/COPA": ("choice1", "choice2"),
-    "superglue/MultiRC": _TRUTH,
-    "superglue/RTE": _ENTAILMENT,
-    "superglue/WiC": _TRUTH,
-    "superglue/WSC": _TRUTH,
-    "superglue/AX-b": _ENTAILMENT,
-    "superglue/AX-g": _ENTAILMENT,
-}
 _VALID = ("validation", "valid", "val", "dev")
 SPLITS = {
     "train": ("train", "training"),
@@ -58,11 +31,11 @@ _VALUES = (
 )
 
 
-def label_words(name: str) -> dict[str, str]:
+def label_words(benchmark: Benchmark) -> dict[str, str]:
     """Return a map from the numbers and names of labels in exports to a benchmark's labels."""
-    labels = find_benchmark(name).labels
+    labels = benchmark.labels
     words = {spelling_key(label): label for label in labels}
-    for number, word in enumerate(NAMES.get(name, ())):
+    for number, word in enumerate(benchmark.exported_labels):
         label = word if word in labels else labels[number]
         words |= {spelling_key(str(number)): label, spelling_key(word): label}
     return words
@@ -81,9 +54,9 @@ def with_official_label(row: Row, words: dict[str, str]) -> Row:
     return replace(row, label=NO_LABEL) if row.label == -1.0 else row
 
 
-def accepts_both(name: str, examples: Examples) -> Examples:
+def accepts_both(benchmark: Benchmark, task: str, examples: Examples) -> Examples:
     """Return the reader of a task of SuperGLUE for objects of official files and of exports."""
-    words, nest = label_words(name), _NESTED.get(name.partition("/")[2])
+    words, nest = label_words(benchmark), _NESTED.get(task)
 
     def read(record: Record) -> Iterator[Example]:
         fields = structured(record.fields, _VALUES)

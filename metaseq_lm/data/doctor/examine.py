@@ -1,22 +1,20 @@
-"""The report on a data folder: the check of its kind, then the checks of the sets inside it.
+"""The report on a data folder: the checks of its kind, then those of the sets inside it.
 
-A check is a generator of findings; CHECKS names the kinds of manifests that each one reads.
+Each check is registered with the kinds of manifests that it is for, see `findings.check`.
 """
 
 import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.doctor.findings import (
-    CHUNK,
     COPIED,
     ERROR,
     GOLDEN,
@@ -25,6 +23,8 @@ from metaseq_lm.data.doctor.findings import (
     WARNING,
     Finding,
     Subject,
+    check,
+    checks_of,
     document_hashes,
     duplicates,
     overlaps,
@@ -42,10 +42,10 @@ from metaseq_lm.data.doctor.likeness import (
     sample_size,
 )
 from metaseq_lm.data.doctor.passages import WINDOW
-from metaseq_lm.data.images import IMAGES, load_images
+from metaseq_lm.data.images import IMAGES, Images, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, ParallelSet, references_name
+from metaseq_lm.data.parallel.sets import PARALLEL, REFERENCES, SIDES, ParallelSet
 from metaseq_lm.data.records.file_kinds import Kind, recognise_lines
 from metaseq_lm.data.records.text_content import DAMAGED_SHARE
 from metaseq_lm.data.squad.sets import SQUAD, SquadSet
@@ -62,7 +62,7 @@ from metaseq_lm.data.storage.manifest import (
 )
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.unknown_tokens import unknown_shares
+from metaseq_lm.data.unknown_tokens import count_unknown, unknown_shares
 from metaseq_lm.data.words.sets import KINDS, TAGS, TEXT, TREES, WordSet, missing_breaks
 from metaseq_lm.data.words.tags import SPELLING, span_like
 from metaseq_lm.data.words.vocabulary import WordVocabulary
@@ -76,8 +76,12 @@ _SAMPLE, _SAMPLE_TOKENS = (
 )  # texts of a corpus whose form is examined, and how much of each
 # Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
 STANDS_ALONE = {PARALLEL, IMAGES}
+_WORDS = tuple(KINDS)
+_READERS: dict[str, Callable[[Path, str], Any]] = dict(
+    zip((LABELLED, SQUAD, PARALLEL, IMAGES), (LabelledSet, SquadSet, ParallelSet, load_images))
+)
+_SETS = (*_READERS, *_WORDS)
 _MADE_OF_TEXT = {CORPUS, LABELLED, SQUAD, PARALLEL, *KINDS}  # by preprocess
-T = TypeVar("T")
 
 
 def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding]:
@@ -94,14 +98,14 @@ def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding
     if (folder / MANIFEST_FILE).is_file():
         yield from _examine_set(subject)
     elif set_folders and not token_files(folder) and (folder / OPTIONS_FILE).is_file():
-        yield from _tokenizer_files(subject)
+        yield from _tokenizer(subject)
     elif not set_folders or token_files(folder) or not all(map(_stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
-        yield from corpus(subject)
+        yield from _run(subject, CORPUS)
     # A set that lost its manifest is also reported.
     without = [path for path in folder.iterdir() if path.is_dir() and token_files(path)]
     for set_folder in sorted({*set_folders, *without}):
-        yield from _examine_set(replace(subject, folder=set_folder))
+        yield from _examine_set(subject.inside(set_folder))
 
 
 def _stands_alone(folder: Path) -> bool:
@@ -113,113 +117,247 @@ def _stands_alone(folder: Path) -> bool:
 
 
 def _examine_set(subject: Subject) -> Iterator[Finding]:
-    """Compare the files with the manifest, then yield the findings of the check of its kind."""
+    """Yield the findings of the checks of a folder with a manifest."""
     try:
-        subject.manifest = manifest = Manifest.load(subject.folder)
+        subject.manifest = Manifest.load(subject.folder)
     except MetaseqError as error:
         yield Finding(ERROR, str(error))
         return
-    wrong_sizes = check_sizes(subject.folder)
+    yield from _run(subject, "")
+    # Without its files, every reader of a set would repeat the error; a corpus is read as it is.
+    if subject.manifest.kind == CORPUS or not check_sizes(subject.folder):
+        yield from _run(subject, subject.manifest.kind)
+
+
+def _run(subject: Subject, kind: str) -> Iterator[Finding]:
+    for run in checks_of(kind):
+        yield from run(subject)
+
+
+# -------------------------------------------------------------------- every kind
+
+
+@check("files")
+def _files(subject: Subject) -> Iterator[Finding]:
+    """Compare the files with the manifest."""
+    folder, manifest = subject.folder, subject.described
     full = subject.full or is_small(manifest)
-    faults = verify(subject.folder) if full else wrong_sizes
+    faults = verify(folder) if full else check_sizes(folder)
     for fault in faults:
         yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
     if not faults:
         checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
-        yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
+        yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {checked}")
+
+
+@check("valid split")
+def _valid_split(subject: Subject) -> Iterator[Finding]:
+    """Training needs a valid split; sets with a test split may be for scores alone."""
+    manifest = subject.described
     if not manifest.has_valid and manifest.kind in _MADE_OF_TEXT:
-        # Sets with a test split may be for scores alone.
         level = WARNING if len(manifest.splits) == 1 else OK
-        yield Finding(
-            level, f"{subject.folder}: no valid split, which training needs: {VALID_REMEDY}"
-        )
-    yield from _damaged_text(subject.folder, manifest)
-    if manifest.kind != CORPUS and not wrong_sizes:
-        yield from _unknown_tokens(subject)
-    # Without its files, every reader of a set would repeat the error.
-    if manifest.kind in CHECKS and (manifest.kind == CORPUS or not wrong_sizes):
-        yield from CHECKS[manifest.kind](subject)
+        text = f"no valid split, which training needs: {VALID_REMEDY}"
+        yield Finding(level, f"{subject.folder}: {text}")
 
 
-def _unknown_tokens(subject: Subject) -> Iterator[Finding]:
-    """Yield the share of [UNK] in the splits of a set with a tokenizer, if it has any."""
-    subject.unknown = unknown_shares(subject.folder, most=sys.maxsize)
-    if subject.manifest is not None and subject.manifest.kind in KINDS:
-        return  # its own check reports unknown words
-    if text := describe_unknown(subject.unknown, 0.0):
-        is_large = bool(describe_unknown(subject.unknown))
-        text = f"{subject.folder}: {text}"
-        yield Finding(WARNING, f"{text}; {REMEDY}") if is_large else Finding(OK, text)
-
-
-def _damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:
-    """Yield a warning for each split that was made of text with much invalid UTF-8."""
-    for split, counts in manifest.splits.items():
+@check("damaged text")
+def _damaged_text(subject: Subject) -> Iterator[Finding]:
+    """A split was made of text with much invalid UTF-8."""
+    for split, counts in subject.described.splits.items():
         damaged = counts.get("bad_utf8", 0)
         units = ("lines", "rows", "sentences", "paragraphs", "pairs")
         unit = next((unit for unit in units if unit in counts), "")
         if unit and damaged > DAMAGED_SHARE * counts[unit]:
             text = f"{damaged:,} lines held invalid UTF-8, of {counts[unit]:,} {unit} read"
             remedy = "preprocess again with --encoding, such as latin-1, or mended files"
-            yield Finding(WARNING, f"{folder}: {split}: {text}; {remedy}")
+            yield Finding(WARNING, f"{subject.folder}: {split}: {text}; {remedy}")
 
 
-def _open_splits(
-    names: Iterable[str], load: Callable[[str], T]
-) -> Generator[Finding, None, dict[str, T]]:
-    """Yield an error for each split that cannot be read; return the others by name, train first."""
-    sets: dict[str, T] = {}
+@check("tokenizer", CORPUS)
+def _tokenizer(subject: Subject) -> Iterator[Finding]:
+    """Open the tokenizer of a data folder, which must be the one of its token files."""
+    folder, manifest = subject.folder, subject.manifest
+    try:
+        subject.tokenizer = load_tokenizer(folder)
+    except MetaseqError as error:
+        # Token files of another program come without a tokenizer; ours do not.
+        yield Finding(WARNING if manifest is None else ERROR, str(error))
+    else:
+        expected = None if manifest is None else manifest.tokenizer["hash"]
+        yield same_tokenizer(folder, subject.tokenizer, expected)
+
+
+@check("unknown tokens", CORPUS, LABELLED, SQUAD, PARALLEL)
+def _unknown_tokens(subject: Subject) -> Iterator[Finding]:
+    """The share of [UNK] in the splits of a set with a tokenizer."""
+    subject.unknown = unknown_shares(subject.folder, most=sys.maxsize)
+    if text := describe_unknown(subject.unknown, 0.0):
+        is_large = bool(describe_unknown(subject.unknown))
+        text = f"{subject.folder}: {text}"
+        yield Finding(WARNING, f"{text}; {REMEDY}") if is_large else Finding(OK, text)
+
+
+@check("vocabulary", *(kind for kind in KINDS if KINDS[kind] == TEXT))
+def _vocabulary(subject: Subject) -> Iterator[Finding]:
+    """Open the vocabulary of words of a data folder; its sets share it."""
+    try:
+        subject.vocabulary = vocabulary = WordVocabulary.load(subject.folder)
+        vectors = vocabulary.vectors
+    except MetaseqError as error:
+        yield Finding(ERROR, str(error))
+        return
+    text = "no vectors" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
+    words, characters = len(vocabulary), len(vocabulary.characters)
+    yield Finding(OK, f"{subject.folder}: {words:,} words, {characters:,} characters, {text}")
+
+
+@check("other tokenizer", LABELLED, SQUAD)
+def _other_tokenizer(subject: Subject) -> Iterator[Finding]:
+    """A set must be made with the tokenizer of the corpus around it."""
+    tokenizer = subject.tokenizer
+    if tokenizer is not None and tokenizer.fingerprint != subject.described.tokenizer["hash"]:
+        text = "made with another tokenizer than the corpus; preprocess it again"
+        yield Finding(ERROR, f"{subject.folder}: {text}")
+
+
+@check("sides", PARALLEL)
+def _sides(subject: Subject) -> Iterator[Finding]:
+    """Open the tokenizer of each language, which must be the one of its token files."""
+    folder, details = subject.folder, subject.described.details
+    try:
+        _ = [details[side] for side in SIDES]
+        expected = {side: str(details["tokenizers"][side]["hash"]) for side in SIDES}
+    except (KeyError, TypeError) as error:
+        text = f"{folder / MANIFEST_FILE}: unknown content: {error!r}; preprocess again"
+        yield Finding(ERROR, text)
+        return
+    subject.sides = {}
+    for side in SIDES:
+        try:
+            subject.sides[side] = load_tokenizer(folder, f"{side}.")
+        except MetaseqError as error:
+            yield Finding(ERROR, str(error))
+        else:
+            yield same_tokenizer(folder, subject.sides[side], expected[side], side)
+
+
+@check("splits", CORPUS, *_SETS)
+def _splits(subject: Subject) -> Iterator[Finding]:
+    """Open the splits, train first; a problem of the whole set is reported once."""
+    names = set(subject.splits)
+    is_text = KINDS.get(subject.kind) == TEXT
+    if (subject.kind == PARALLEL and subject.sides is None) or (is_text and not subject.vocabulary):
+        return  # an error above
+    if subject.kind == CORPUS:
+        names |= token_files(subject.folder)
+        if not names:
+            yield Finding(ERROR, f"{subject.folder}: no token files (.bin and .idx)")
     messages: list[str] = []
     for name in sorted(names, key=lambda name: (name != "train", name)):
         try:
-            sets[name] = load(name)
+            subject.sets[name] = _open(subject, name)
         except MetaseqError as error:
-            # Problems of the whole set are reported once.
             if str(error) not in messages:
                 messages.append(str(error))
                 yield Finding(ERROR, str(error))
-    return sets
+
+
+def _open(subject: Subject, split: str) -> Any:
+    """Return a split; a damaged file of its rows is an error here, not at the end of a run."""
+    folder, kind = subject.folder, subject.kind
+    if kind in KINDS:
+        return WordSet(folder, split, subject.vocabulary)
+    if kind == CORPUS:
+        return IndexedDataset(folder / split)
+    data = _READERS[kind](folder, split)
+    if kind == SQUAD:
+        _ = data.texts
+    elif kind == LABELLED:
+        _ = data.rows
+    elif kind == PARALLEL and data.has(REFERENCES):
+        _ = data.references
+    return data
 
 
 # -------------------------------------------------------------------- corpora
 
 
-def corpus(subject: Subject) -> Iterator[Finding]:
-    """Yield the findings on the tokenizer and the token files of a corpus, train first."""
-    folder = subject.folder
-    yield from _tokenizer_files(subject)
-    yield from _unknown_tokens(subject)
-    names = token_files(folder) | set(subject.splits)
-    if not names:
-        yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
-    sets = yield from _open_splits(names, lambda split: IndexedDataset(folder / split))
-    hashes: dict[str, np.ndarray] = {}
-    sizes: dict[str, np.ndarray] = {}
-    sound = []  # splits with all ids in the vocabulary, so that they can be counted
-    for split, data in sets.items():
+@check("token files", CORPUS)
+def _token_files(subject: Subject) -> Iterator[Finding]:
+    """Sizes, empty documents, and ids outside the vocabulary; the sound splits can be counted."""
+    for split, data in subject.sets.items():
         findings = list(token_file(data, subject.tokenizer))
         yield from findings
         if all(finding.level != ERROR for finding in findings):
-            sound.append(split)
-        if data.dtype.kind in "iu":
-            yield from _text_form(data, subject.tokenizer)
+            subject.sound.append(split)
+
+
+@check("text", CORPUS)
+def _text(subject: Subject) -> Iterator[Finding]:
+    """The first texts are JSON, a table, binary or damaged."""
+    tokenizer = subject.tokenizer
+    if tokenizer is None:
+        return
+    for data in subject.sets.values():
+        texts = _first_texts(data, tokenizer) if data.dtype.kind in "iu" else []
+        damaged = sum("\ufffd" in text or "\0" in text for text in texts)
+        content = recognise_lines(texts)
+        if content.kind is not Kind.TEXT:
+            remedy = "preprocess its text alone, unless that is intended"
+            yield Finding(WARNING, f"{data.prefix}: its text looks like {content}; {remedy}")
+        elif damaged > DAMAGED_SHARE * len(texts):
+            text = f"{damaged} of the first {len(texts)} texts hold U+FFFD or NUL"
+            remedy = "binary data, or text of another encoding"
+            yield Finding(WARNING, f"{data.prefix}: {text}: {remedy}")
+
+
+def _first_texts(data: IndexedDataset, tokenizer: Tokenizer) -> list[str]:
+    """Return the beginnings of the first texts; some tokenizers set blanks around punctuation."""
+    size, starts = len(tokenizer.vocabulary), data.starts[:_SAMPLE]
+    texts = []
+    for start, end in zip(starts, starts + np.minimum(data.sizes[:_SAMPLE], _SAMPLE_TOKENS)):
+        ids = np.asarray(data.tokens[start:end])
+        text = tokenizer.decode(ids[(ids >= 0) & (ids < size)].tolist())
+        texts.append(re.sub(r" ([,;|]) ", r"\1", text))
+    return texts
+
+
+@check("documents", CORPUS)
+def _documents(subject: Subject) -> Iterator[Finding]:
+    """Documents repeat each other, or those of another split."""
+    hashes: dict[str, np.ndarray] = {}
+    sizes: dict[str, np.ndarray] = {}
+    for split, data in subject.sets.items():
+        if data.dtype.kind in "iu" and not _is_mostly_unknown(subject, split):
             tokens = np.diff(token_offsets(data, data.documents))
             sizes[split] = tokens[tokens > 0]
-            if (subject.unknown.get(split) or 0.0) > _MANY_UNKNOWN:  # texts that differ look alike
-                continue
             hashes[split] = document_hashes(data, data.documents)[tokens > 0]
-            yield duplicates(str(folder / split), np.sort(hashes[split]))
-    yield from overlaps(folder, hashes, sizes=sizes)
-    if subject.tokenizer is not None and "train" in sound and "train" in hashes:
-        for split in [split for split in sound if split != "train" and split in hashes]:
-            likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
-            yield passages(f"{folder}: {split}", likeness)
-            if sample_size(sets["train"], sets[split]) >= FEWEST:
-                yield domain(f"{folder}: {split}", likeness, subject.shifted)
-            else:
-                text = f"fewer than {FEWEST:,} tokens in it, or in half of train"
-                reason = f"is too small to tell whether it is of the domain of train: {text}"
-                yield Finding(OK, f"{folder}: {split} {reason}")
+            yield duplicates(str(subject.folder / split), np.sort(hashes[split]))
+    yield from overlaps(subject.folder, hashes, sizes=sizes)
+
+
+def _is_mostly_unknown(subject: Subject, split: str) -> bool:
+    """Return whether texts of a split that differ look alike."""
+    return (subject.unknown.get(split) or 0.0) > _MANY_UNKNOWN
+
+
+@check("likeness", CORPUS)
+def _likeness(subject: Subject) -> Iterator[Finding]:
+    """Other splits hold passages of train, or are of another domain."""
+    sound = [split for split in subject.sound if not _is_mostly_unknown(subject, split)]
+    if subject.tokenizer is None or "train" not in sound:
+        return
+    train = subject.sets["train"]
+    for split in [split for split in sound if split != "train"]:
+        name, data = f"{subject.folder}: {split}", subject.sets[split]
+        likeness = compare(train, data, subject.tokenizer.vocabulary)
+        yield passages(name, likeness)
+        if sample_size(train, data) >= FEWEST:
+            yield domain(name, likeness, subject.shifted)
+        else:
+            text = f"fewer than {FEWEST:,} tokens in it, or in half of train"
+            reason = f"is too small to tell whether it is of the domain of train: {text}"
+            yield Finding(OK, f"{name} {reason}")
 
 
 def passages(name: str, likeness: Likeness) -> Finding:
@@ -252,41 +390,42 @@ def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
     return Finding(level, f"{name} {verb} of another domain than train: {numbers}; {remedy}")
 
 
-def _tokenizer_files(subject: Subject) -> Iterator[Finding]:
-    """Open the tokenizer of a data folder and yield the finding on it."""
-    folder, manifest = subject.folder, subject.manifest
-    try:
-        subject.tokenizer = load_tokenizer(folder)
-    except MetaseqError as error:
-        # Token files of another program come without a tokenizer; ours do not.
-        yield Finding(WARNING if manifest is None else ERROR, str(error))
-    else:
-        expected = None if manifest is None else manifest.tokenizer["hash"]
-        yield same_tokenizer(folder, subject.tokenizer, expected)
+# -------------------------------------------------------------------- sets inside a data folder
 
 
-def _text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield a warning if the first texts are JSON, a table, binary or damaged."""
-    if tokenizer is None:
-        return
-    size, starts = len(tokenizer.vocabulary), data.starts[:_SAMPLE]
-    texts = []
-    for start, end in zip(starts, starts + np.minimum(data.sizes[:_SAMPLE], _SAMPLE_TOKENS)):
-        ids = np.asarray(data.tokens[start:end])
-        # Some tokenizers set blanks around punctuation.
-        text = tokenizer.decode(ids[(ids >= 0) & (ids < size)].tolist())
-        texts.append(re.sub(r" ([,;|]) ", r"\1", text))
-    damaged = sum("\ufffd" in text or "\0" in text for text in texts)
-    content = recognise_lines(texts)
-    if content.kind is not Kind.TEXT:
-        remedy = "preprocess its text alone, unless that is intended"
-        yield Finding(WARNING, f"{data.prefix}: its text looks like {content}; {remedy}")
-    elif damaged > DAMAGED_SHARE * len(texts):
-        text = f"{damaged} of the first {len(texts)} texts hold U+FFFD or NUL"
-        yield Finding(WARNING, f"{data.prefix}: {text}: binary data, or text of another encoding")
+@check("size", *_SETS)
+def _size(subject: Subject) -> Iterator[Finding]:
+    """The size of each split, and how its labels are distributed."""
+    for split, data in subject.sets.items():
+        level, text = OK, ""
+        if subject.kind == LABELLED:
+            text = f"{len(data):,} rows; {distribution(data.labels, data.label_names)}"
+        elif subject.kind == IMAGES:
+            text = f"{len(data):,} images {_described(data.images.shape[1:])}; "
+            text += distribution(data.labels, data.label_names)
+        elif subject.kind == SQUAD:
+            text = f"{len(data):,} questions on {len(data.contexts):,} paragraphs; "
+            text += f"{100 * data.impossible.mean():.1f} % impossible"
+        elif subject.kind == PARALLEL:
+            text = f"{len(data):,} {_pairs(data, subject.described)}"
+        else:
+            words = len(data.words.tokens)
+            unknown = count_unknown(data.words.tokens, data.vocabulary.unknown)
+            text = f"{len(data):,} sentences, {words:,} words, "
+            text += f"{100 * unknown / max(words, 1):.1f} % unknown, "
+            text += f"longest {data.lengths.max(initial=0):,}"
+            level = WARNING if unknown > _MANY_UNKNOWN * words else OK
+        yield Finding(level, f"{subject.folder}: {split} has {text}")
 
 
-# -------------------------------------------------------------------- labelled sets, SQuAD
+def _pairs(data: ParallelSet, manifest: Manifest) -> str:
+    """Describe the sentences of parallel text."""
+    languages, n_rows = [manifest.details[side] for side in SIDES], max(len(data), 1)
+    source = f"{len(data.source.tokens) / n_rows:.1f}"
+    if data.target is None:
+        return f"sentences of {languages[0]} alone, on average {source} tokens"
+    target = f"{len(data.target.tokens) / n_rows:.1f}"
+    return f"pairs, on average {source} tokens of {languages[0]} and {target} of {languages[1]}"
 
 
 # The counts of faulty rows by preprocess.
@@ -298,79 +437,137 @@ _ROW_FAULTS = {
 }
 
 
-def _labelled_set(subject: Subject) -> Iterator[Finding]:
-    """Yield size, labels, empty texts and repetitions of each split of a labelled set."""
-    folder = subject.folder
-
-    def load(split: str) -> LabelledSet:
-        data = LabelledSet(folder, split)
-        _ = data.rows  # a damaged file is an error here, not at the end of a run
-        return data
-
-    sets = yield from _open_splits(subject.splits, load)
-    yield from _other_tokenizer(subject)
-    train = sets["train"].labels if "train" in sets else None
-    for split, data in sets.items():
-        labels, names = data.labels, data.label_names
-        text = f"{len(data):,} rows; {distribution(labels, names)}"
-        yield Finding(OK, f"{folder}: {split} has {text}")
-        counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
+@check("row faults", LABELLED, IMAGES)
+def _row_faults_of(subject: Subject) -> Iterator[Finding]:
+    """Preprocess left out rows, or found others doubtful."""
+    for split in subject.sets:
+        counts = subject.described.splits[split]
         for name, meaning in _ROW_FAULTS.items():
-            if count := counts_read.get(name):
-                yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
-        yield from _unseen_labels(f"{folder}: {split}", labels, names, train)
-        if split == "train" and names and labels is not None:
-            counts = _class_counts(labels, names).tolist()
-            present = {name: count for name, count in zip(names, counts) if count}
+            if count := counts.get(name):
+                yield Finding(WARNING, f"{subject.folder}: {split}: {count:,} {meaning}")
+
+
+@check("tags", *_WORDS)
+def _tags(subject: Subject) -> Iterator[Finding]:
+    """How often each tag or relation occurs, breaks of sentences, tags that look like spans."""
+    for split, data in subject.sets.items():
+        name = f"{subject.folder}: {split}"
+        if reason := missing_breaks(data.lengths, data.form):
+            yield Finding(WARNING, f"{name}: {reason}")
+        if data.labels is None:
+            continue
+        names = data.label_names
+        counts = np.bincount(np.asarray(data.labels.tokens), minlength=len(names))
+        kind = "BIOES tags of spans" if data.spans else "tags"
+        kind = "relations" if data.form == TREES else kind
+        most = np.argsort(-counts, kind="stable")[:5]
+        shares = [f"{names[i]} {100 * counts[i] / max(counts.sum(), 1):.1f} %" for i in most]
+        text = f"{np.count_nonzero(counts)} of {len(counts)} {kind}: {', '.join(shares)}"
+        yield Finding(OK, f"{name} has {text}")
+        tags = Counter({name: int(count) for name, count in zip(names, counts) if count})
+        if data.form == TAGS and not data.spans and (reason := span_like(tags)):
+            yield Finding(WARNING, f"{name}: {reason}; {SPELLING}")
+
+
+@check("labels", LABELLED, IMAGES, *_WORDS)
+def _labels(subject: Subject) -> Iterator[Finding]:
+    """Classes that train lacks, or has few examples of."""
+    labels = {split: _labels_of(data) for split, data in subject.sets.items()}
+    train = labels.get("train")
+    for split, of_split in labels.items():
+        names, name = subject.sets[split].label_names, f"{subject.folder}: {split}"
+        if not names or of_split is None or train is None:
+            continue
+        counts, of_train = _class_counts(of_split, names), _class_counts(train, names)
+        missing, text = (counts > 0) & (of_train == 0), "has labels that train has no example of:"
+        if of_split is train and subject.kind not in KINDS:
+            missing, text = counts == 0, "has no example of"
+        if missing.any():
+            listed = ", ".join(names[i] for i in np.flatnonzero(missing))
+            yield Finding(WARNING, f"{name} {text} {listed}")
+        if split == "train" and subject.kind == LABELLED:
+            present = {n: count for n, count in zip(names, counts.tolist()) if count}
             for text in label_warnings(present):
-                yield Finding(WARNING, f"{folder}: {split}: {text}")
-        for column in data.inputs:
-            yield from _text_faults(column, subject.tokenizer)
-    yield from overlaps(folder, {split: _row_hashes(data.inputs) for split, data in sets.items()})
+                yield Finding(WARNING, f"{name}: {text}")
 
 
-def _squad_set(subject: Subject) -> Iterator[Finding]:
-    """Yield the size of each split of a SQuAD set, answers that were not found, shared contexts."""
-    folder = subject.folder
-
-    def load(split: str) -> SquadSet:
-        data = SquadSet(folder, split)
-        _ = data.texts  # as above
-        return data
-
-    sets = yield from _open_splits(subject.splits, load)
-    yield from _other_tokenizer(subject)
-    for split, data in sets.items():
-        impossible, lost = data.impossible, ~data.impossible & (data.first < 0)
-        yield Finding(
-            OK,
-            f"{folder}: {split} has {len(data):,} questions on {len(data.contexts):,} paragraphs; "
-            f"{100 * impossible.mean():.1f} % impossible",
-        )
-        if lost.any():
-            text = f"{lost.sum():,} answers are not in their context and cannot be trained on"
-            yield Finding(WARNING, f"{folder}: {split}: {text}")
-    hashes = {split: _row_hashes([data.contexts]) for split, data in sets.items()}
-    yield from overlaps(folder, hashes)
+def _labels_of(data: Any) -> np.ndarray | None:
+    """Return the labels of rows or images, or of all words of a set."""
+    if isinstance(data, WordSet):
+        return None if data.labels is None else np.asarray(data.labels.tokens)
+    labels: np.ndarray | None = data.labels
+    return labels
 
 
-def _other_tokenizer(subject: Subject) -> Iterator[Finding]:
-    """Yield an error if a set was made with another tokenizer than the corpus around it."""
-    tokenizer, manifest = subject.tokenizer, subject.manifest
-    assert manifest is not None
-    if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer["hash"]:
-        text = "made with another tokenizer than the corpus; preprocess it again"
-        yield Finding(ERROR, f"{subject.folder}: {text}")
+@check("shapes", IMAGES)
+def _shapes(subject: Subject) -> Iterator[Finding]:
+    """All images must be of one size."""
+    first = next(iter(subject.sets), "")
+    for split, data in subject.sets.items():
+        shape, first_shape = data.images.shape[1:], subject.sets[first].images.shape[1:]
+        if shape != first_shape:
+            text = f"{split} has images {_described(shape)}, but {first} {_described(first_shape)}"
+            yield Finding(ERROR, f"{subject.folder}: {text}; make all of one size")
 
 
-def _text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield the faults of one text of each row: empty, or ids outside the vocabulary."""
-    empty = np.flatnonzero(data.sizes == 0)
-    if len(empty):
-        yield Finding(
-            WARNING, f"{data.prefix}: {len(empty):,} rows without text, first row {empty[0] + 1}"
-        )
-    yield from (finding for finding in token_file(data, tokenizer) if finding.level == ERROR)
+@check("answers", SQUAD)
+def _answers(subject: Subject) -> Iterator[Finding]:
+    """Answers were not found in their context."""
+    for split, data in subject.sets.items():
+        if count := int((~data.impossible & (data.first < 0)).sum()):
+            text = f"{count:,} answers are not in their context and cannot be trained on"
+            yield Finding(WARNING, f"{subject.folder}: {split}: {text}")
+
+
+@check("texts", LABELLED, PARALLEL)
+def _texts(subject: Subject) -> Iterator[Finding]:
+    """Rows without text, or with ids outside the vocabulary."""
+    for data in subject.sets.values():
+        if subject.kind == LABELLED:
+            columns = [(column, subject.tokenizer) for column in data.inputs]
+        else:
+            sides = zip(SIDES, (data.source, data.target))
+            columns = [(text, (subject.sides or {}).get(side)) for side, text in sides]
+        for column, tokenizer in columns:
+            if column is not None:
+                if len(empty := np.flatnonzero(column.sizes == 0)):
+                    text = f"{len(empty):,} rows without text, first row {empty[0] + 1}"
+                    yield Finding(WARNING, f"{column.prefix}: {text}")
+                yield from (f for f in token_file(column, tokenizer) if f.level == ERROR)
+
+
+@check("repeated rows", *_SETS)
+def _repeated_rows(subject: Subject) -> Iterator[Finding]:
+    """Rows also stand in another split."""
+    hashes = {}
+    for split, data in subject.sets.items():
+        if (of_split := _hashes(data)) is not None:
+            hashes[split] = of_split
+            if KINDS.get(subject.kind) == TEXT:
+                yield duplicates(f"{subject.folder}: {split}", of_split)
+    noun = {PARALLEL: "pairs", IMAGES: "images", **dict.fromkeys(KINDS, "sentences")}
+    yield from overlaps(subject.folder, hashes, noun.get(subject.kind, "documents"))
+
+
+def _hashes(data: Any) -> np.ndarray | None:
+    """Return a hash of each row of a split, sorted, uint64 (rows,); None without a target."""
+    if isinstance(data, LabelledSet):
+        return _row_hashes(data.inputs)
+    if isinstance(data, SquadSet):
+        return _row_hashes([data.contexts])
+    if isinstance(data, ParallelSet):
+        texts = [text for text in (data.source, data.target) if text is not None]
+        is_whole = len(texts) == 2 and all(text.dtype.kind in "iu" for text in texts)
+        return _row_hashes(texts) if is_whole else None
+    if isinstance(data, Images):
+        return _byte_hashes(map(np.ndarray.tobytes, data.images))
+    # Hash the forms, not the ids: two unknown words need not be the same.
+    if data.form == TEXT:
+        rows = document_hashes(data.words)
+    else:
+        forms = data.surface(np.arange(len(data)))
+        rows = _byte_hashes("\n".join(form).encode("utf-8", "replace") for form in forms)
+    return np.sort(rows[data.lengths > 0])
 
 
 def _row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
@@ -401,95 +598,6 @@ def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return np.bincount(labels, minlength=len(names))
 
 
-def _unseen_labels(
-    name: str, labels: np.ndarray | None, names: Sequence[str], train: np.ndarray | None
-) -> Iterator[Finding]:
-    """Yield a warning for classes of a split, called `name`, that the labels of train lack."""
-    if not names or labels is None or train is None:
-        return
-    present = set(np.flatnonzero(_class_counts(labels, names)).tolist())
-    if labels is train:
-        missing, text = set(range(len(names))) - present, "has no example of"
-    else:
-        missing = present - set(np.flatnonzero(_class_counts(train, names)).tolist())
-        text = "has labels that train has no example of:"
-    if missing:
-        yield Finding(WARNING, f"{name} {text} {', '.join(names[i] for i in sorted(missing))}")
-
-
-# -------------------------------------------------------------------- parallel text
-
-
-def _parallel_set(subject: Subject) -> Iterator[Finding]:
-    """Yield the findings on the tokenizers and splits of parallel text."""
-    folder, manifest = subject.folder, subject.manifest
-    assert manifest is not None
-    try:
-        languages = [str(manifest.details[side]) for side in SIDES]
-        expected = {side: str(manifest.details["tokenizers"][side]["hash"]) for side in SIDES}
-    except (KeyError, TypeError) as error:
-        text = f"{folder / MANIFEST_FILE}: unknown content: {error!r}; preprocess again"
-        yield Finding(ERROR, text)
-        return
-    tokenizers: dict[str, Tokenizer] = {}
-    for side in SIDES:
-        try:
-            tokenizers[side] = load_tokenizer(folder, f"{side}.")
-        except MetaseqError as error:
-            yield Finding(ERROR, str(error))
-        else:
-            yield same_tokenizer(folder, tokenizers[side], expected[side], side)
-
-    def load(split: str) -> ParallelSet:
-        data = ParallelSet(folder, split)
-        if references_name(split) in manifest.files:
-            _ = data.references  # as above
-        return data
-
-    sets = yield from _open_splits(subject.splits, load)
-    hashes: dict[str, np.ndarray] = {}
-    for split, data in sets.items():
-        texts = [data.source] if data.target is None else [data.source, data.target]
-        means = [f"{len(text.tokens) / max(len(data), 1):.1f}" for text in texts]
-        if len(texts) == 1:
-            text = f"sentences of {languages[0]} alone, on average {means[0]} tokens"
-        else:
-            text = "pairs, on average {} tokens of {} and {} of {}"
-            text = text.format(means[0], languages[0], means[1], languages[1])
-        yield Finding(OK, f"{folder}: {split} has {len(data):,} {text}")
-        for side, column in zip(SIDES, texts):
-            yield from _text_faults(column, tokenizers.get(side))
-        if data.target is not None and all(column.dtype.kind in "iu" for column in texts):
-            hashes[split] = _row_hashes(texts)
-    yield from overlaps(folder, hashes, "pairs")
-
-
-# -------------------------------------------------------------------- images
-
-
-def _image_set(subject: Subject) -> Iterator[Finding]:
-    """Yield the findings on the splits of labelled images."""
-    folder = subject.folder
-    sets = yield from _open_splits(subject.splits, lambda split: load_images(folder, split))
-    train = sets["train"].labels if "train" in sets else None
-    first = next(iter(sets), "")
-    for split, data in sets.items():
-        shape, first_shape = data.images.shape[1:], sets[first].images.shape[1:]
-        names = list(data.names)
-        text = f"{len(data):,} images {_described(shape)}; {distribution(data.labels, names)}"
-        yield Finding(OK, f"{folder}: {split} has {text}")
-        counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
-        for name, meaning in _ROW_FAULTS.items():
-            if count := counts_read.get(name):
-                yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
-        yield from _unseen_labels(f"{folder}: {split}", data.labels, names, train)
-        if shape != first_shape:
-            text = f"{split} has images {_described(shape)}, but {first} {_described(first_shape)}"
-            yield Finding(ERROR, f"{folder}: {text}; make all of one size")
-    hashes = {split: _byte_hashes(map(np.ndarray.tobytes, d.images)) for split, d in sets.items()}
-    yield from overlaps(folder, hashes, "images")
-
-
 def _described(shape: Sequence[int]) -> str:
     """Return in words the shape (H, W, C) of images."""
     height, width, channels = shape
@@ -500,81 +608,3 @@ def _byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
     """Return a hash of the bytes of each row, uint64 (rows,)."""
     digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(b"".join(digests), "<u8")
-
-
-# -------------------------------------------------------------------- sentences of words
-
-
-def _word_set(subject: Subject) -> Iterator[Finding]:
-    """Yield size, share of unknown words, labels and repetitions of each split, train first."""
-    folder, manifest = subject.folder, subject.manifest
-    assert manifest is not None
-    if KINDS[manifest.kind] == TEXT:
-        try:
-            vocabulary = subject.vocabulary = WordVocabulary.load(folder)
-            vectors = vocabulary.vectors
-        except MetaseqError as error:
-            yield Finding(ERROR, str(error))
-            return
-        text = "no vectors" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
-        words, characters = len(vocabulary), len(vocabulary.characters)
-        yield Finding(OK, f"{folder}: {words:,} words, {characters:,} characters, {text}")
-    sets = yield from _open_splits(
-        subject.splits, lambda split: WordSet(folder, split, subject.vocabulary)
-    )
-    hashes: dict[str, np.ndarray] = {}
-    for split, data in sets.items():
-        words = len(data.words.tokens)
-        pieces = range(0, words, CHUNK)
-        unknown = sum(
-            int(np.count_nonzero(data.words.tokens[i : i + CHUNK] == data.vocabulary.unknown))
-            for i in pieces
-        )
-        yield Finding(
-            WARNING if unknown > _MANY_UNKNOWN * words else OK,
-            f"{folder}: {split} has {len(data):,} sentences, {words:,} words, "
-            f"{100 * unknown / max(words, 1):.1f} % unknown, longest "
-            f"{data.lengths.max(initial=0):,}",
-        )
-        if reason := missing_breaks(data.lengths, data.form):
-            yield Finding(WARNING, f"{folder}: {split}: {reason}")
-        yield from _word_labels(data, sets.get("train"))
-        # Hash the forms, not the ids: two unknown words need not be the same.
-        if data.form == TEXT:
-            rows = document_hashes(data.words)
-        else:
-            forms = data.surface(np.arange(len(data)))
-            rows = _byte_hashes("\n".join(form).encode("utf-8", "replace") for form in forms)
-        hashes[split] = np.sort(rows[data.lengths > 0])
-        if data.form == TEXT:
-            yield duplicates(f"{folder}: {split}", hashes[split])
-    yield from overlaps(folder, hashes, "sentences")
-
-
-def _word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
-    """Yield how often each tag or relation occurs, and the ones that train lacks."""
-    if data.labels is None:
-        return
-    labels, names = np.asarray(data.labels.tokens), data.label_names
-    counts = np.bincount(labels, minlength=len(names))
-    kind = "relations" if data.form == TREES else "BIOES tags of spans" if data.spans else "tags"
-    most_frequent = np.argsort(-counts, kind="stable")[:5]
-    shares = [f"{names[i]} {100 * counts[i] / max(counts.sum(), 1):.1f} %" for i in most_frequent]
-    text = f"{np.count_nonzero(counts)} of {len(counts)} {kind}: {', '.join(shares)}"
-    yield Finding(OK, f"{data.folder}: {data.split} has {text}")
-    tags = Counter({name: int(count) for name, count in zip(names, counts) if count})
-    if data.form == TAGS and not data.spans and (reason := span_like(tags)):
-        yield Finding(WARNING, f"{data.folder}: {data.split}: {reason}; {SPELLING}")
-    if train is not None and train is not data and train.labels is not None:
-        seen, name = np.asarray(train.labels.tokens), f"{data.folder}: {data.split}"
-        yield from _unseen_labels(name, labels, names, seen)
-
-
-CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
-    CORPUS: corpus,
-    LABELLED: _labelled_set,
-    SQUAD: _squad_set,
-    PARALLEL: _parallel_set,
-    IMAGES: _image_set,
-    **dict.fromkeys(KINDS, _word_set),
-}

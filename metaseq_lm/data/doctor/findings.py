@@ -3,16 +3,18 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import free_bytes, human_bytes
+from metaseq_lm.core.registry import Registry
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
-from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.manifest import CORPUS, Manifest
 from metaseq_lm.data.storage.word_starts import open_word_starts
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.words.vocabulary import WordVocabulary
@@ -51,12 +53,52 @@ class Subject:
     shifted: bool = False
     tokenizer: Tokenizer | None = None
     vocabulary: WordVocabulary | None = None
+    sides: dict[str, Tokenizer] | None = None  # of parallel text
     unknown: dict[str, float | None] = field(default_factory=dict)  # the share of [UNK] by split
+    sets: dict[str, Any] = field(default_factory=dict)  # the splits that could be opened
+    sound: list[str] = field(default_factory=list)  # splits with all ids in the vocabulary
+
+    def inside(self, folder: Path) -> "Subject":
+        """Return the subject of a set in the folder."""
+        return replace(
+            self, folder=folder, manifest=None, sides=None, unknown={}, sets={}, sound=[]
+        )
+
+    @property
+    def described(self) -> Manifest:
+        """The manifest of a folder that has one."""
+        assert self.manifest is not None
+        return self.manifest
+
+    @property
+    def kind(self) -> str:
+        """The kind of the manifest; without one, the folder is taken for a corpus."""
+        return self.manifest.kind if self.manifest is not None else CORPUS
 
     @property
     def splits(self) -> list[str]:
         """The splits of the manifest."""
         return list(self.manifest.splits) if self.manifest is not None else []
+
+
+Check = Callable[[Subject], Iterator[Finding]]
+CHECKS: Registry[Check] = Registry("check")
+_kinds: dict[str, tuple[str, ...]] = {}
+
+
+def check(name: str, *kinds: str) -> Callable[[Check], Check]:
+    """Register a check of the folders of some kinds of manifests, without any of every folder.
+
+    Checks of a kind run in the order of their registration, and may use what earlier ones set in
+    the subject. A check is a generator of findings.
+    """
+    _kinds[name] = kinds or ("",)
+    return CHECKS.register(name)
+
+
+def checks_of(kind: str) -> list[Check]:
+    """Return the checks of a kind of manifests; of "", those of every folder."""
+    return [entry.value for entry in CHECKS.entries.values() if kind in _kinds[entry.name]]
 
 
 def machine(folders: Iterable[Path]) -> Iterator[Finding]:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.benchmarks import benchmark_of
 from metaseq_lm.data.records.json_files import json_object
-from metaseq_lm.data.records.text_files import TextFile
-from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
-from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
+from metaseq_lm.data.storage.columns import ROWS, ColumnSet
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import LABELLED, require_sizes
 
 CLOZE = "cloze"
 # The least and the greatest number of text columns of each form.
@@ -33,13 +34,8 @@ WITH_PLACES = ("spans", "tokens", CLOZE)  # forms that have a file of places
 _SPANS = 2
 
 
-def rows_name(split: str) -> str:
-    """Return the name of the file with one JSON object per row (of SQuAD, per paragraph)."""
-    return f"{split}.rows.jsonl"
-
-
-class LabelledSet:
-    """One split of a labelled set, memory-mapped.
+class LabelledSet(ColumnSet):
+    """One split of a labelled set.
 
     Attributes:
         inputs: A token file for each text column.
@@ -54,39 +50,30 @@ class LabelledSet:
         label_names: The classes; empty for regression.
         spans: int64 (rows, 2, 3): text column, first token, token after the last; of form "spans".
         places: int64 (places, 4): row and the same three numbers; of forms "tokens", "cloze".
-        benchmark: A name such as "glue/CoLA", or empty.
-
-    Raises:
-        MetaseqError: Files are missing, damaged, or do not belong together.
+        benchmark: Its benchmark, if it is a set of one.
     """
 
+    kinds = (LABELLED,)
+    refusal = "a corpus, not a labelled set; give DATA/NAME"
+
     def __init__(self, folder: str | Path, split: str) -> None:
-        self.folder = Path(folder)
-        self.split = split
-        manifest = Manifest.load(self.folder)
-        if manifest.kind != LABELLED:
-            raise MetaseqError(f"{self.folder}: a corpus, not a labelled set; give DATA/NAME")
-        manifest.require_split(self.folder, split)
-        self._files = set(manifest.files)
+        super().__init__(folder, split)
+        manifest = self.manifest
         self.regression: bool = manifest.details["regression"]
         self.label_names: list[str] = manifest.details["labels"]
         self.tokenizer_hash: str = manifest.tokenizer["hash"]
         count: int = manifest.details["inputs"]
         self.form: str = manifest.details["form"]
-        self.benchmark: str = manifest.details["benchmark"]
+        self.benchmark = benchmark_of(manifest.details)
         least, most = _FORMS.get(self.form, (0, -1))
         if not least <= count <= most:
             raise MetaseqError(
                 f"{self.folder}: a set of form {self.form[:20]!r} with {count} text columns; "
                 "this program does not read it, preprocess again"
             )
-        self.inputs = [open_integers(self.folder / f"{split}.input{i}") for i in range(count)]
+        self.inputs = [self.column(f"input{i}") for i in range(count)]
         for data in self.inputs:
-            if len(data) != len(self):
-                raise MetaseqError(
-                    f"{self.inputs[0].prefix} has {len(self)} rows but {data.prefix} has "
-                    f"{len(data)}; the files do not belong together, preprocess again"
-                )
+            self.check_rows(data, self.inputs[0], same_sizes=False)
         self.labels = self._read_labels()
         self.spans: np.ndarray | None = None
         self.places: np.ndarray | None = None
@@ -96,24 +83,23 @@ class LabelledSet:
         require_sizes(self.folder)
 
     def _read_labels(self) -> np.ndarray | None:
-        path = self.folder / f"{self.split}.label.bin"
-        if path.name not in self._files:
+        if not self.has("label"):
             return None
         stored = IndexedDataset(self.folder / f"{self.split}.label")
-        is_single = self.multi_label or len(stored.tokens) == len(self)
-        if len(stored) != len(self) or not is_single:
-            raise MetaseqError(
-                f"{path}: {len(stored.tokens)} labels but {self.inputs[0].prefix} has {len(self)} "
-                "rows; the files do not belong together, preprocess again"
-            )
+        self.check_rows(stored, self.inputs[0], same_sizes=False)
+        if not self.multi_label and len(stored.tokens) != len(self):
+            self.refuse(stored, f"{len(stored.tokens)} labels for {len(self)} rows")
         if (stored.dtype.kind == "f") != self.regression:
-            raise MetaseqError(f"{path}: holds {stored.dtype}, not what the manifest says")
+            raise MetaseqError(
+                f"{stored.prefix}.bin: holds {stored.dtype}, not what the manifest says"
+            )
         if self.regression:
             return np.array(stored.tokens, np.float64)
         labels = np.array(stored.tokens, np.int64)
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.label_names):
             raise MetaseqError(
-                f"{path}: a label outside 0..{len(self.label_names) - 1}; preprocess again"
+                f"{stored.prefix}.bin: a label outside 0..{len(self.label_names) - 1}; preprocess "
+                "again"
             )
         if not self.multi_label:
             return labels
@@ -122,18 +108,14 @@ class LabelledSet:
         return has_class
 
     def _read_spans(self) -> None:
-        path = self.folder / f"{self.split}.spans.bin"
-        stored = open_integers(self.folder / f"{self.split}.spans")
-        good = len(stored) == len(self)
+        stored = self.column("spans")
+        self.check_rows(stored, self.inputs[0], same_sizes=False)
         if self.form == "spans":
-            good, expected = good and (stored.sizes == 3 * _SPANS).all(), f"{_SPANS} spans"
+            good, expected = (stored.sizes == 3 * _SPANS).all(), f"{_SPANS} spans"
         else:
-            good, expected = good and not (stored.sizes % 3).any(), "three numbers for each place"
+            good, expected = not (stored.sizes % 3).any(), "three numbers for each place"
         if not good:
-            raise MetaseqError(
-                f"{path}: not {expected} in each of the {len(self)} rows; the files do not belong "
-                "together, preprocess again"
-            )
+            self.refuse(stored, f"not {expected} in each of the {len(self)} rows")
         rows = np.repeat(np.arange(len(self)), stored.sizes // 3)
         spans = np.array(stored.tokens, np.int64).reshape(-1, 3)
         sizes = np.stack([data.sizes for data in self.inputs])
@@ -142,7 +124,7 @@ class LabelledSet:
         inside &= end <= sizes[np.where(inside, column, 0), rows]
         if not inside.all():
             row = int(rows[np.flatnonzero(~inside)[0]])
-            raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
+            raise MetaseqError(f"{stored.prefix}.bin: row {row + 1} has a span outside its text")
         if self.form == "spans":
             self.spans = spans.reshape(len(self), _SPANS, 3)
         else:
@@ -154,17 +136,9 @@ class LabelledSet:
 
         Read at first use; MetaseqError with file and line if the file is damaged.
         """
-        if rows_name(self.split) not in self._files:
+        if not self.has(ROWS):
             return None
-        path = self.folder / rows_name(self.split)
-        lines = TextFile(path, "fail").lines()
-        rows = [json_object(text, f"{path}:{number}: damaged") for number, text, _ in lines]
-        if len(rows) != len(self):
-            raise MetaseqError(
-                f"{path}: {len(rows)} lines but {self.inputs[0].prefix} has {len(self)} rows; the "
-                "files do not belong together, preprocess again"
-            )
-        return rows
+        return self.lines(ROWS, len(self), lambda text, at: json_object(text, f"{at}: damaged"))
 
     @property
     def multi_label(self) -> bool:

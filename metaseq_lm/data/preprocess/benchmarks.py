@@ -13,15 +13,19 @@ from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (
     BABYLM,
-    OPTIONAL_SPLITS,
+    CLOTH,
+    COREFERENCE,
     SQUAD,
+    SWAPPED,
+    TABLE,
     Benchmark,
     as_text,
+    benchmark_names,
     find_benchmark,
     hub_forms,
     superglue,
 )
-from metaseq_lm.data.benchmarks.cloth import LEVELS, ClothReader
+from metaseq_lm.data.benchmarks.cloth import ClothReader
 from metaseq_lm.data.benchmarks.wnli import with_coreference
 from metaseq_lm.data.labelled.files import (
     Columns,
@@ -48,6 +52,8 @@ from metaseq_lm.data.records.text_files import OPENERS, TextFile, format_suffix,
 
 _RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 _SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
+# Not in the folder of the task in GLUE's own download, so its absence is not reported.
+_OPTIONAL_SPLITS = ("diagnostic",)
 _HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 
@@ -60,7 +66,7 @@ class BenchmarkOptions(TokenizerFromOptions):
     benchmark: str = option(
         "",
         "glue/CoLA, superglue/WiC, babylm/WSC, cloth/CLOTH, squad/v2.0 and so on: official files, "
-        "written to D/CoLA or D/NAME of --labelled",
+        "written to D/CoLA or D/NAME of --labelled; or a file of your own, MINE/TASK.yaml",
         metavar="NAME",
     )
     source: Path | None = option(
@@ -92,51 +98,64 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
     if name in SQUAD:
         return _questions(options, request)
     benchmark = as_text.find_text_form(name) if options.as_text else find_benchmark(name)
-    labels = list(benchmark.labels)
-    if options.no_double and not benchmark.doubled:
+    labels, is_doubled = list(benchmark.labels), benchmark.expand == SWAPPED
+    if options.no_double and not is_doubled:
         raise UsageError(f"--no-double does not apply to {name}: it is not doubled")
-    doubled = benchmark.doubled and not options.no_double
-    target = request.inside(options.labelled or name.split("/")[1])
+    is_doubled &= not options.no_double
+    target = request.inside(options.labelled or benchmark.task)
     if options.source is not None:
-        files = _official_files(name, options.source)
+        files = _official_files(benchmark, options.source)
         target = replace(target, splits={**files, **request.splits})
     elif not request.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
-    original = benchmark.original or name
-    suite, _, task = original.partition("/")
 
     def open_rows(split: str, path: Path) -> Rows:
-        file, required = request.text_file(path), not may_lack_labels(split)
-        if suite == "cloth":
-            return ClothReader(file, LEVELS[name])
-        if suite == "superglue":
-            forms = as_text.FORMS[options.as_text] if options.as_text else superglue.EXAMPLES
-            examples = as_text.BABYLM[task] if benchmark.original else forms[task]
-            remedy = (
-                f"Is this a file of {name}, official or written by datasets? Of others a labelled "
-                "set is made with --labelled NAME and --text-columns"
-            )
-            return superglue.SuperglueReader(
-                hub_forms.accepts_both(original, examples), file, required, remedy
-            )
-        expand: Callable[[Row], Iterable[Row]] | None = (
-            with_coreference if name == "glue/WNLI" else None
-        )
-        if doubled and split == TRAIN:
-            expand = _with_swapped
-        columns = _columns(original, benchmark, split, file)
-        return RowReader(file, columns, required, expand=_renamed(original, expand))
+        file = request.text_file(path)
+        if benchmark.reader == CLOTH:
+            return ClothReader(file, benchmark.levels)
+        if benchmark.reader == TABLE:
+            expand: Callable[[Row], Iterable[Row]] | None = None
+            if benchmark.expand == COREFERENCE:
+                expand = with_coreference
+            elif is_doubled and split == TRAIN:
+                expand = _with_swapped
+            columns = _columns(benchmark, split, file)
+            required = not may_lack_labels(split)
+            return RowReader(file, columns, required, expand=_renamed(benchmark, expand))
+        return _open_superglue(benchmark, options.as_text, file, not may_lack_labels(split))
 
-    details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
+    details: dict[str, Any] = {"doubled": is_doubled, "text_columns": list(benchmark.texts)}
     details["as_text"] = bool(options.as_text)
     if options.as_text:
         details["spans"] = options.as_text
+    if benchmark.definition is not None:
+        details["definition"] = benchmark.definition
     return LabelledPipeline(
         target,
-        LabelledForm(labels or None, not labels, benchmark.form, name, details),
+        LabelledForm(labels or None, not labels, benchmark.form, benchmark.name, details),
         open_rows,
         tokenizer_for_set(request.destdir, options.tokenizer_from),
     )
+
+
+def _open_superglue(
+    benchmark: Benchmark, as_text_form: str | None, file: TextFile, required: bool
+) -> superglue.SuperglueReader:
+    """Return the reader of a file of objects, `required` to have labels."""
+    task = (benchmark.original or benchmark.name).rpartition("/")[2]
+    forms = as_text.FORMS[as_text_form] if as_text_form else superglue.EXAMPLES
+    forms = as_text.BABYLM if benchmark.reader == BABYLM else forms
+    if task not in forms:
+        raise UsageError(
+            f"{benchmark.name}: reader {benchmark.reader} knows the objects of {', '.join(forms)}; "
+            "name the task whose they are as original"
+        )
+    remedy = (
+        f"Is this a file of {benchmark.name}, official or written by datasets? Of others a "
+        "labelled set is made with --labelled NAME and --text-columns"
+    )
+    read = hub_forms.accepts_both(benchmark, task, forms[task])
+    return superglue.SuperglueReader(read, file, required, remedy)
 
 
 def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
@@ -153,28 +172,31 @@ def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
     return SquadPipeline(request.inside(options.labelled or name), version, tokenizer)
 
 
-def _official_files(name: str, source: Path) -> dict[str, list[Path]]:
+def _official_files(benchmark: Benchmark, source: Path) -> dict[str, list[Path]]:
     """Return the official files in a folder by split, packed ones (.xz, .gz, .bz2) included.
 
     Missing files are left out with a message; MetaseqError if all are missing.
     """
+    name, names = benchmark.name, dict(benchmark.files)
     if not source.is_dir():
         raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
-    names = find_benchmark(name).files
-    suite, _, task = name.partition("/")
-    is_challenge = suite == "babylm" and _holds_challenge(source)
+    is_challenge = name.startswith("babylm/") and _holds_challenge(source)
     if is_challenge:
-        names = {split: f"{task.lower()}.{split}.jsonl" for split in names}
+        names = {split: f"{benchmark.task.lower()}.{split}.jsonl" for split in names}
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
         published = source / split  # as CLOTH is published
-        if name in LEVELS and any(published.rglob("*.json")) and not _is_saved(published):
+        if (
+            benchmark.reader == CLOTH
+            and any(published.rglob("*.json"))
+            and not _is_saved(published)
+        ):
             files[split] = sorted(published.rglob("*.json"))
         elif official := find_packed(source / file):
             files[split] = [official]
         elif not is_challenge and (paths := _exported_files(source, split)):
             files[split] = paths
-        elif split not in OPTIONAL_SPLITS:
+        elif split not in _OPTIONAL_SPLITS:
             show(f"{source}: no {file}, so there will be no {split} split")
     if not files:
         inside = []
@@ -183,7 +205,7 @@ def _official_files(name: str, source: Path) -> dict[str, list[Path]]:
             if has_official or any(_exported_files(folder, split) for split in names):
                 inside.append(folder)
         # "sst2" is the name on the Hub.
-        task = _letters(name.partition("/")[2])
+        task = _letters(benchmark.task)
         inside.sort(key=lambda folder: task not in _letters(folder.name))
         hint = f"; they are in {inside[0]}: give it as --source" if inside else ""
         stems = ", ".join(hub_forms.SPLITS.get(split, (split,))[0] for split in names)
@@ -197,7 +219,8 @@ def _official_files(name: str, source: Path) -> dict[str, list[Path]]:
 
 def _holds_challenge(source: Path) -> bool:
     """Return whether a folder has BabyLM's files, of all tasks in one folder."""
-    return any(find_packed(source / f"{task.lower()}.train.jsonl") for task in BABYLM)
+    tasks = [name.partition("/")[2] for name in benchmark_names() if name.startswith("babylm/")]
+    return any(find_packed(source / f"{task.lower()}.train.jsonl") for task in tasks)
 
 
 def _exported_files(source: Path, split: str) -> list[Path]:
@@ -247,10 +270,10 @@ def _with_swapped(row: Row) -> Iterator[Row]:
 
 
 def _renamed(
-    name: str, expand: Callable[[Row], Iterable[Row]] | None
+    benchmark: Benchmark, expand: Callable[[Row], Iterable[Row]] | None
 ) -> Callable[[Row], Iterable[Row]]:
     """Return `expand` for rows that get the labels of the official file."""
-    words = hub_forms.label_words(name)
+    words = hub_forms.label_words(benchmark)
 
     def renamed(row: Row) -> Iterable[Row]:
         row = hub_forms.with_official_label(row, words)
@@ -259,18 +282,18 @@ def _renamed(
     return renamed
 
 
-def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Columns:
+def _columns(benchmark: Benchmark, split: str, file: TextFile) -> Columns:
     """Return the columns of a file of GLUE, official or exported, told apart by their names.
 
     Raises MetaseqError, with the names of the columns, for any other file.
     """
-    names = column_names(file)
+    names, name = column_names(file), benchmark.original or benchmark.name
     present = {column.casefold() for column in names}
 
     def has(*columns: str) -> bool:
         return present.issuperset(column.casefold() for column in columns)
 
-    exported = hub_forms.TEXTS.get(name, benchmark.texts)
+    exported = benchmark.exported_texts or benchmark.texts
     official_names = {benchmark.index, benchmark.label} - {"label"}
     is_official = has(*benchmark.texts) and (
         benchmark.texts != exported or any(map(has, official_names))

@@ -25,7 +25,7 @@ from metaseq_lm.data.labelled.classes import (
     whole_number,
 )
 from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
-from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
+from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES
 from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TableOptions, TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
@@ -45,6 +45,7 @@ from metaseq_lm.data.preprocess.tokenizer import (
 from metaseq_lm.data.records.file_kinds import JSON, PLAIN, RECORDS, Kind, check_kind
 from metaseq_lm.data.records.reading import reader_name
 from metaseq_lm.data.records.record import TABLE
+from metaseq_lm.data.storage.columns import ROWS
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
@@ -502,7 +503,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
                         name = f"{split.name}.spans"
                         span_writer = self.open_writer(stack, split, name, np.int32)
                     if rows[0].facts is not None:
-                        append_facts = self.open_text(stack, split, rows_name(split.name))
+                        append_facts = self.open_text(stack, split, f"{split.name}.{ROWS}")
                 for writer, (values, sizes) in zip(writers, columns):
                     writer.extend(values, sizes)
                     split.counts["unknown"] += count_unknown(values, unk)

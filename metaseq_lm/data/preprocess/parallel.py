@@ -14,7 +14,7 @@ from metaseq_lm.config.tasks import UNLABELLED
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.corpus.encode import encode_texts
-from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, SOURCE, TARGET, references_name
+from metaseq_lm.data.parallel.sets import PARALLEL, REFERENCES, SIDES, SOURCE, TARGET
 from metaseq_lm.data.preprocess.hold_out import HeldOutLines, HoldOut
 from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (
@@ -224,7 +224,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
                 writers[side] = self.open_writer(stack, split, name, dtype)
             references = None
             if split.name not in _MAY_BE_EMPTY:
-                references = self.open_text(stack, split, references_name(split.name))
+                references = self.open_text(stack, split, f"{split.name}.{REFERENCES}")
             for columns, targets in encoded:
                 rows += len(targets)
                 for (side, writer), (values, sizes) in zip(writers.items(), columns):

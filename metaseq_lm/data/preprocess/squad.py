@@ -11,12 +11,12 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Pipeline, Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer, save_tokenizer
 from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
+from metaseq_lm.data.storage.columns import ROWS
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
@@ -88,7 +88,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
                 self.open_writer(stack, split, f"{split.name}.{part}", stored)
                 for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
             ]
-            append_row = self.open_text(stack, split, rows_name(split.name))
+            append_row = self.open_text(stack, split, f"{split.name}.{ROWS}")
             *context_writers, question_writer, span_writer = writers
             for paragraph, context, questions in encoded:
                 for writer, values in zip(context_writers, context):

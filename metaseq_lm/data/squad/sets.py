@@ -13,31 +13,29 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.record import Record
-from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.squad.files import VERSIONS
-from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
+from metaseq_lm.data.storage.columns import ROWS, ColumnSet
+from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 
 SQUAD = "squad"
 PARTS = ("context", "context_start", "context_end", "question", "spans")
 _SPAN_COLUMNS = 4
+_REFUSAL = "not a SQuAD set; make one with 'preprocess --benchmark squad/v1.1' or v2.0"
 
 
 def squad_manifest(folder: Path) -> Manifest:
     """Return the manifest of a SQuAD set; MetaseqError if the folder holds none."""
     manifest = Manifest.load(folder)
     if manifest.kind != SQUAD or manifest.details.get("version") not in VERSIONS:
-        raise MetaseqError(
-            f"{folder}: not a SQuAD set; make one with 'preprocess --benchmark squad/v1.1' or v2.0"
-        )
+        raise MetaseqError(f"{folder}: {_REFUSAL}")
     return manifest
 
 
-class SquadSet:
-    """One split of a SQuAD set, memory-mapped.
+class SquadSet(ColumnSet):
+    """One split of a SQuAD set.
 
     Attributes:
         contexts: The tokens of each paragraph.
@@ -48,24 +46,20 @@ class SquadSet:
         first: The first gold token in the context, -1 for none, int64 (questions,).
         last: The last gold token in the context, -1 for none, int64 (questions,).
         impossible: Whether the question has no answer, boolean (questions,).
-
-    Raises:
-        MetaseqError: Files are missing, damaged, or do not belong together.
     """
 
+    kinds = (SQUAD,)
+    refusal = _REFUSAL
+
     def __init__(self, folder: str | Path, split: str) -> None:
-        self.folder, self.split = Path(folder), split
-        manifest = squad_manifest(self.folder)
-        manifest.require_split(self.folder, split)
-        self.version: str = manifest.details["version"]
-        self.tokenizer_hash: str = manifest.tokenizer["hash"]
-        parts = [open_integers(self.folder / f"{split}.{part}") for part in PARTS]
-        self.contexts, self.starts, self.ends, self.questions, spans = parts
+        super().__init__(folder, split)
+        self.version: str = squad_manifest(self.folder).details["version"]
+        self.tokenizer_hash: str = self.manifest.tokenizer["hash"]
+        self.contexts, self.starts, self.ends, self.questions, spans = map(self.column, PARTS)
         for data in (self.starts, self.ends):
-            if not np.array_equal(data.sizes, self.contexts.sizes):
-                self._refuse(data, "has other sizes than the contexts")
+            self.check_rows(data, self.contexts, same_sizes=True)
         if len(spans) != len(self.questions) or (spans.sizes != _SPAN_COLUMNS).any():
-            self._refuse(spans, f"does not have {_SPAN_COLUMNS} numbers for each question")
+            self.refuse(spans, f"does not have {_SPAN_COLUMNS} numbers for each question")
         table = np.array(spans.tokens, np.int64).reshape(-1, _SPAN_COLUMNS)
         self.paragraph, self.first, self.last = table[:, 0], table[:, 1], table[:, 2]
         self.impossible = table[:, 3] != 0
@@ -73,21 +67,16 @@ class SquadSet:
         # Each of two swapped files is sound by itself.
         require_sizes(self.folder)
 
-    def _refuse(self, data: IndexedDataset, fault: str) -> None:
-        raise MetaseqError(
-            f"{data.prefix}.bin: {fault}; the files do not belong together, preprocess again"
-        )
-
     def _check_table(self, spans: IndexedDataset) -> None:
         if len(self.paragraph) and not 0 <= self.paragraph.min() <= self.paragraph.max() < len(
             self.contexts
         ):
-            self._refuse(spans, "names a paragraph that is not there")
+            self.refuse(spans, "names a paragraph that is not there")
         none = (self.first == -1) & (self.last == -1)
         inside = (0 <= self.first) & (self.first <= self.last)
         inside &= self.last < self.contexts.sizes[self.paragraph]
         if not (none | inside & ~self.impossible).all():
-            self._refuse(spans, "has a span outside its context")
+            self.refuse(spans, "has a span outside its context")
 
     def __len__(self) -> int:
         return len(self.paragraph)
@@ -103,18 +92,15 @@ class SquadSet:
 
         Read at first use; MetaseqError with file and line if the file is damaged.
         """
-        path = self.folder / rows_name(self.split)
         contexts, questions = [], []
-        for number, text, _ in TextFile(path, "fail").lines():
-            where = f"{path}:{number}: damaged, preprocess again"
-            row = Record(json_object(text, where), where)
+        for row in self.lines(ROWS, len(self.contexts), _paragraph):
             contexts.append(row.text("context"))
             for question in row.records("questions"):
                 questions.append({k: question.get(k) for k in ("id", "question", "answers")})
-        if len(contexts) != len(self.contexts) or len(questions) != len(self):
+        if len(questions) != len(self):
             raise MetaseqError(
-                f"{path}: {len(contexts)} paragraphs and {len(questions)} questions, expected "
-                f"{len(self.contexts)} and {len(self)}; preprocess again"
+                f"{self.folder / self.split}.{ROWS}: {len(questions)} questions, expected "
+                f"{len(self)}; preprocess again"
             )
         return contexts, questions
 
@@ -127,3 +113,8 @@ class SquadSet:
         at = int(self.paragraph[question])
         start, end = int(self.starts[at][first]), int(self.ends[at][last])
         return self.texts[0][at][start:end].strip()
+
+
+def _paragraph(text: str, place: str) -> Record:
+    where = f"{place}: damaged, preprocess again"
+    return Record(json_object(text, where), where)

@@ -17,7 +17,8 @@ import numpy as np
 from metaseq_lm.config.models import LONGEST_WORD
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
+from metaseq_lm.data.storage.columns import ColumnSet
+from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
@@ -73,8 +74,8 @@ def part_name(split: str, part: str) -> str:
     return f"{split}.{part}" if part else split
 
 
-class WordSet:
-    """One split of sentences, memory-mapped; `folder` is DATA for text, else DATA/NAME.
+class WordSet(ColumnSet):
+    """One split of sentences; `folder` is DATA for text, else DATA/NAME.
 
     Attributes:
         form: "text", "tags" or "trees".
@@ -86,10 +87,13 @@ class WordSet:
         labels: Tags or relations, a sequence for each sentence; None for text.
         heads: Heads, a sequence for each sentence; None except for trees.
         lengths: The number of words of each sentence, int64 (sentences,).
-
-    Raises:
-        MetaseqError: Files are missing, damaged, or do not belong together.
     """
+
+    kinds = tuple(KINDS)
+    refusal = (
+        "not sentences of words; make them with 'metaseq-lm preprocess' and --words, --tagged or "
+        "--treebank"
+    )
 
     def __init__(
         self,
@@ -97,14 +101,8 @@ class WordSet:
         split: str,
         vocabulary: WordVocabulary | SubwordVocabulary | None = None,
     ) -> None:
-        self.folder, self.split = Path(folder), split
-        manifest = Manifest.load(self.folder)
-        if manifest.kind not in KINDS:
-            raise MetaseqError(
-                f"{self.folder}: not sentences of words; make them with 'metaseq-lm preprocess' "
-                "and --words, --tagged or --treebank"
-            )
-        manifest.require_split(self.folder, split)
+        super().__init__(folder, split)
+        manifest = self.manifest
         self.form = KINDS[manifest.kind]
         self.vocabulary = vocabulary or load_vocabulary(self.data_folder)
         if self.vocabulary.hash != manifest.tokenizer["hash"]:
@@ -113,11 +111,11 @@ class WordSet:
                 "preprocess it again"
             )
         self._read_details(manifest)
-        self.words = self._open("")
+        self.words = self.column("")
         self.lengths = self.words.sizes
-        self.surface_forms, self._surface = self._open("forms"), self._open("surface")
-        self.labels = self._open("labels") if self.form != TEXT else None
-        self.heads = self._open("heads") if self.form == TREES else None
+        self.surface_forms, self._surface = self.column("forms"), self.column("surface")
+        self.labels = self.column("labels") if self.form != TEXT else None
+        self.heads = self.column("heads") if self.form == TREES else None
         self._check()
         # Each of two swapped files is sound by itself.
         require_sizes(self.folder)
@@ -139,9 +137,6 @@ class WordSet:
         if not good or not (self.unseen is None or self.unseen in range(len(names))):
             raise MetaseqError(f"{self.folder}: unknown content of the manifest; preprocess again")
 
-    def _open(self, part: str) -> IndexedDataset:
-        return open_integers(self.folder / part_name(self.split, part))
-
     def _check(self) -> None:
         bounds = [(self.words, len(self.vocabulary)), (self._surface, len(self.surface_forms))]
         if self.labels is not None:
@@ -149,11 +144,7 @@ class WordSet:
         if self.heads is not None:
             bounds.append((self.heads, int(self.lengths.max(initial=0)) + 1))
         for data, bound in bounds:
-            if not np.array_equal(data.sizes, self.lengths):
-                raise MetaseqError(
-                    f"{data.prefix} and {self.words.prefix} differ in the words of their "
-                    "sentences; the files do not belong together, preprocess again"
-                )
+            self.check_rows(data, self.words, same_sizes=True)
             # Text may be long: take only its first words.
             sample = data.tokens[: 1 << 20] if self.form == TEXT else data.tokens
             if len(sample) and not 0 <= sample.min() <= sample.max() < bound:

@@ -17,7 +17,8 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.random_streams import words
 from metaseq_lm.data.benchmarks.wnli import overlap, phrase_key
 from metaseq_lm.data.corpus.rows import layout_of
-from metaseq_lm.data.labelled.sets import LabelledSet, rows_name
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.columns import ROWS
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 _BENCHMARK = "glue/WNLI"
@@ -76,7 +77,7 @@ class CandidateRows:
     def __init__(
         self, data: LabelledSet, tokenizer: Tokenizer, tokens_per_sample: int, training: bool
     ) -> None:
-        if data.benchmark != _BENCHMARK or data.label_names != LABELS:
+        if not data.benchmark or data.benchmark.name != _BENCHMARK or data.label_names != LABELS:
             raise UsageError(f"{data.folder} is not {_BENCHMARK}; {_REMEDY}")
         if data.tokenizer_hash != tokenizer.fingerprint:
             raise MetaseqError(
@@ -112,7 +113,7 @@ class CandidateRows:
         return np.array(longest, np.int64)
 
     def _validated_rows(self) -> list[dict[str, Any]]:
-        where = self.data.folder / rows_name(self.data.split)
+        where = self.data.folder / f"{self.data.split}.{ROWS}"
         facts = self.data.rows
         if facts is None:
             raise MetaseqError(f"{where}: missing; {_REMEDY}")

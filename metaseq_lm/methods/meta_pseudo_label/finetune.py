@@ -18,7 +18,6 @@ from metaseq_lm.core.batch import Logs, Term, Terms, number_of
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.data.benchmarks import leaderboard_file
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
@@ -280,7 +279,7 @@ def _answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Score
 
     Rows have "index", "gold" (a list; None in a split without labels) and "predicted".
     """
-    from metaseq_lm.evaluation.benchmarks import answer_scores
+    from metaseq_lm.evaluation.official import answer_scores
 
     set_rows = chosen_rows(data, list(texts))
     metrics: Logs = {}
@@ -297,8 +296,8 @@ def _answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Score
 
 def _record_file(data: LabelledSet, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the file of answers for SuperGLUE's leaderboard on a test split of ReCoRD."""
-    if split.partition("_")[0] in ("train", "valid") or data.rows is None or not data.benchmark:
+    if split.partition("_")[0] in ("train", "valid") or data.rows is None or data.benchmark is None:
         return {}
     lines = [{"idx": data.rows[row["index"]]["idx"], "label": row["predicted"]} for row in rows]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    return {leaderboard_file(data.benchmark, split): text}
+    return {data.benchmark.leaderboard_file(split): text}

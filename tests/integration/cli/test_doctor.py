@@ -254,3 +254,25 @@ def test_a_set_of_another_kind_is_compared_with_its_manifest(data, look):
     os.truncate(data / "set/test.label.bin", 1)
     code, lines = look(data)
     assert code == 1 and has(lines, "error", "test.label.bin: 1 bytes instead of 4")
+
+
+CHECK = """
+from metaseq_lm.data.doctor.findings import ERROR, Finding, check
+
+
+@check("rhymes", "poems")
+def rhymes(subject):
+    yield Finding(ERROR, f"{subject.folder.name}: {len(subject.splits)} splits do not rhyme")
+"""
+
+
+def test_checks_of_a_plug_in(data, look):
+    """Those of its kind run after the checks of every folder, and decide the exit code."""
+    poems = Manifest.load(data / "set")
+    poems.kind = "poems"
+    poems.save(data / "set")
+    assert look(data / "set")[0] == 0
+    (data / "rhyming.py").write_text(CHECK)
+    code, lines = look(data / "set", "--user-dir", str(data / "rhyming.py"))
+    assert code == 1 and has(lines, "ok", "set: manifest.json agrees")
+    assert has(lines, "error", "set: 2 splits do not rhyme")

@@ -18,6 +18,7 @@ from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.config import options_of, untyped_section
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.data.benchmarks import Benchmark
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.suites import Results
@@ -273,11 +274,11 @@ def test_a_benchmark_scores_and_writes_its_file(data, tmp_path, monkeypatch):
     scored = []
 
     def spied_results(items: LabelledItems, scores: np.ndarray) -> Results:
-        scored.append((items.benchmark, items.gold.tolist(), scores.shape, items.names))
+        scored.append((items.benchmark.name, items.gold.tolist(), scores.shape, items.names))
         return labelled_results(items, scores)
 
-    def submission(benchmark: str, split: str, scores: np.ndarray, *more: object) -> tuple:
-        return "CoLA.tsv", f"{benchmark} {split} {scores.shape} {more}"
+    def submission(benchmark: Benchmark, split: str, scores: np.ndarray, *more: object) -> tuple:
+        return "CoLA.tsv", f"{benchmark.name} {split} {scores.shape} {more}"
 
     monkeypatch.setattr(finetuning, "labelled_results", spied_results)
     monkeypatch.setattr(finetuning, "submission", submission)

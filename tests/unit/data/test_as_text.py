@@ -123,7 +123,7 @@ def test_form(corpus, tmp_path, task):
     assert texts(data, corpus) == TEXTS[task]
     assert data.labels.tolist() == [LABELS[task]]
     assert data.rows == [FACTS.get(task, {"idx": 3})]
-    assert data.benchmark == f"superglue/{task}"
+    assert data.benchmark.name == f"superglue/{task}"
     assert Manifest.load(folder).details["as_text"] is True
     assert main(["doctor", str(folder)]) == 0
 

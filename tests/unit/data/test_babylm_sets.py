@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from benchmark_files import SUPERGLUE, glue_files, lines
+from benchmark_files import BENCHMARKS, SUPERGLUE, glue_files, lines
 from outcomes import expect
 
-from metaseq_lm.data.benchmarks import BABYLM
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -54,7 +53,7 @@ def test_files_of_the_challenge(run, task):
     assert code == 0, out
     for split in ("train", "valid"):
         data = LabelledSet(folder, split)
-        assert len(data) == 2 and data.form == "pair" and data.benchmark == f"babylm/{task}"
+        assert len(data) == 2 and data.form == "pair" and data.benchmark.name == f"babylm/{task}"
         assert texts_of(data, 1) == texts
         assert data.labels is not None and data.label_names[data.labels[1]] == label
 
@@ -86,7 +85,7 @@ def test_official_files_of_glue(run, task):
     assert code == 0, out
     data = LabelledSet(folder, "train")
     assert len(data) == 3 and texts_of(data, 2) == ['train "2a', 'train "2b']
-    assert BABYLM[task].files.keys() == {"train", "valid"}
+    assert BENCHMARKS[f"babylm/{task}"].files.keys() == {"train", "valid"}
     assert "test" not in out.lower().replace("tests", "")
 
 

@@ -29,7 +29,7 @@ def test_damaged_facts(wsc, capsys):
         (b"x" + whole[1:], "train.rows.jsonl:1: damaged"),
         (whole.replace(b"}\n{", b"} {"), "train.rows.jsonl:1: damaged"),
         (whole.replace(b"{", b"[").replace(b"}", b"]"), "train.rows.jsonl:1: damaged"),
-        (whole[:10] + b" " * 11 + b"\n", "1 lines but .* has 2"),
+        (whole[:10] + b" " * 11 + b"\n", "1 lines but 2 rows"),
     ):
         path.write_bytes(content)
         assert len(content) == len(whole)
@@ -89,7 +89,7 @@ def test_plain_files_without_labels(corpus, tmp_path, capsys):
     assert main([*call, "--testpref", f"{tmp_path}/test.tsv"]) == 0
     data = LabelledSet(corpus / "plain", "test")
     assert data.labels is None and data.rows is None and data.spans is None and len(data) == 1
-    assert (data.form, data.benchmark) == ("single", "")
+    assert (data.form, data.benchmark) == ("single", None)
     assert main([*call, "--testpref", f"{tmp_path}/test.jsonl"]) == 1
     assert "test.jsonl:2: a label" in capsys.readouterr().err
     code = main([*call, "--validpref", f"{tmp_path}/test.tsv"])

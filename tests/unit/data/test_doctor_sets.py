@@ -15,8 +15,8 @@ import word_data
 from mutations import resign
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.doctor.examine import CHECKS, STANDS_ALONE, examine
-from metaseq_lm.data.doctor.findings import Finding
+from metaseq_lm.data.doctor.examine import STANDS_ALONE, examine
+from metaseq_lm.data.doctor.findings import checks_of
 from metaseq_lm.data.images import FILE, IMAGES, Images, save_images
 from metaseq_lm.data.parallel.sets import PARALLEL, ParallelSet
 from metaseq_lm.data.preprocess.corpus import CorpusPipeline
@@ -318,16 +318,5 @@ def test_doctor_without_torch_names_the_remedy(data: Path) -> None:
 
 def test_every_kind_has_a_check() -> None:
     kinds = {pipeline.kind for pipeline in (CorpusPipeline, LabelledPipeline, SquadPipeline)}
-    assert set(CHECKS) == kinds | {PARALLEL, IMAGES, *KINDS}
+    assert all(checks_of(kind) for kind in kinds | {PARALLEL, IMAGES, *KINDS})
     assert STANDS_ALONE == {PARALLEL, IMAGES}
-
-
-def test_registered_check_is_called(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plug-in's kind: its files are compared with the manifest, then its check runs."""
-    manifest = Manifest.load(data / "images")
-    manifest.kind = "poems"
-    manifest.save(data / "images")
-    before = look(data / "images")
-    assert before[0] == f"ok {data}/images: {ALL}"
-    monkeypatch.setitem(CHECKS, "poems", lambda subject: iter([Finding("ok", "rhymes")]))
-    assert set(look(data / "images")) == {*before, "ok rhymes"}

@@ -4,9 +4,8 @@ import gzip
 import lzma
 
 import pytest
-from benchmark_files import HEADERS, glue_files, lines, names_of, texts
+from benchmark_files import GLUE, HEADERS, glue_files, lines, names_of, texts
 
-from metaseq_lm.data.benchmarks import GLUE, leaderboard_file
 from metaseq_lm.data.benchmarks.wnli import facts_of
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, verify
@@ -27,7 +26,7 @@ def test_glue_columns(run, corpus, task):
             [f'{"test" if kind == "test" else kind} "{i}{w}' for w in words] for i in range(3)
         ]
         assert data.form == ("pair" if len(words) == 2 else "single")
-        assert data.benchmark == f"glue/{task}"
+        assert data.benchmark.name == f"glue/{task}"
         if kind == "test":
             assert data.labels is None
         elif task == "STS-B":
@@ -45,7 +44,7 @@ def test_glue_columns(run, corpus, task):
 
 
 def double(task):
-    return ["--no-double"] if GLUE[task].doubled else []
+    return ["--no-double"] if GLUE[task].expand == "swapped" else []
 
 
 def header(task, kind):
@@ -111,7 +110,7 @@ def test_mnli_diagnostic_and_json_subset(run, corpus, tmp_path):
     assert texts(LabelledSet(folder, "diagnostic"), corpus) == [["d", "e"]]
     assert LabelledSet(folder, "train").labels.tolist() == [1]
     assert len(LabelledSet(folder, "valid_mismatched")) == 3
-    names = [leaderboard_file("glue/MNLI", s) for s in ("test", "test_mismatched", "diagnostic")]
+    names = [GLUE["MNLI"].leaderboard_file(s) for s in ("test", "test_mismatched", "diagnostic")]
     assert names == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
 
 

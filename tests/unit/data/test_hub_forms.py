@@ -5,12 +5,12 @@ import json
 import shutil
 
 import pytest
-from benchmark_files import ANSWERS, PASSAGE, QUERY, SUPERGLUE, glue_files, lines, texts
+from benchmark_files import ANSWERS, GLUE, PASSAGE, QUERY, SUPERGLUE, glue_files, lines, texts
 from hub_files import TEXT_FORMS, table, write_rows
 from outcomes import expect
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.benchmarks import GLUE, find_benchmark
+from metaseq_lm.data.benchmarks import find_benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.squad.files import SquadReader
@@ -155,7 +155,7 @@ def test_glue(run, read, corpus, task):
         assert actual == expected, form
         assert [row["idx"] for row in facts] == [0, 1, 2]
         assert LabelledSet(folder, "test").labels is None
-        assert len(LabelledSet(folder, "train")) == (6 if benchmark.doubled else 3)
+        assert len(LabelledSet(folder, "train")) == (6 if benchmark.expand == "swapped" else 3)
 
 
 def test_an_export_under_the_names_of_official_files(run, corpus):

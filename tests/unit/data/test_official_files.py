@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from benchmark_files import BENCHMARKS
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.benchmarks import BENCHMARKS
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -84,7 +84,7 @@ def test_rows_of_babylm(task, corpus):
     assert main(["preprocess", "--benchmark", name, *options]) == 0
     splits = [LabelledSet(corpus / label, split) for split in ("train", "valid")]
     assert tuple(map(len, splits)) == BABYLM_ROWS[task]
-    undoubled = ["--no-double"] * BENCHMARKS[BENCHMARKS[name].original].doubled
+    undoubled = ["--no-double"] * (BENCHMARKS[BENCHMARKS[name].original].expand == "swapped")
     options = ["--source", str(folder), "--destdir", str(corpus), "--labelled", f"o-{task}"]
     assert main(["preprocess", "--benchmark", BENCHMARKS[name].original, *options, *undoubled]) == 0
     for data in splits:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.benchmarks.as_text import AS_TEXT
+from metaseq_lm.data.benchmarks.as_text import find_text_form
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabels
 from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
@@ -148,7 +148,7 @@ def test_real_texts(words: Path, task: str) -> None:
     """Both texts of every row, its class, and the classes in their order."""
     data, rows = rows_of(words, task)
     tokenizer = load_tokenizer(words)
-    assert data.label_names == CLASSES[task][1] == list(AS_TEXT[f"superglue/{task}"].labels)
+    assert data.label_names == CLASSES[task][1] == list(find_text_form(f"superglue/{task}").labels)
     for number, row in enumerate(rows):
         if row is None:
             continue

@@ -211,7 +211,7 @@ def test_damaged_folders(tmp_path, tokenizer):
     with pytest.raises(MetaseqError, match="train.rows.jsonl:1: damaged"):
         data.texts
     rows.write_text("".join(text.splitlines(keepends=True)[:-1]))
-    with pytest.raises(MetaseqError, match=r"2 paragraphs.*\b6\b.*\b3\b.*\b9\b"):
+    with pytest.raises(MetaseqError, match="2 lines but 3 rows"):
         data.texts
     with pytest.raises(MetaseqError, match="'test'.*train"):
         SquadSet(tmp_path / "out", "test")

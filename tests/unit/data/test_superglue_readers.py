@@ -5,13 +5,12 @@ import re
 
 import numpy as np
 import pytest
-from benchmark_files import SUPERGLUE, changed, lines, texts, without
+from benchmark_files import BENCHMARKS, SUPERGLUE, changed, lines, texts, without
 from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import expect
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.benchmarks import BENCHMARKS
 from metaseq_lm.data.benchmarks.superglue import find_words
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import verify

@@ -14,6 +14,7 @@ from metaseq_lm.config.criterions import BatchSumConfig
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.data.benchmarks import find_benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
@@ -58,7 +59,8 @@ def read(
 def with_rows(rows: list[dict], labels: list[int] | None) -> LabelledSet:
     """A set of given facts and labels, as far as CandidateRows looks."""
     found = object.__new__(LabelledSet)
-    found.__dict__ |= {"folder": Path("data/WNLI"), "split": "train", "benchmark": "glue/WNLI"}
+    found.__dict__ |= {"folder": Path("data/WNLI"), "split": "train"}
+    found.benchmark = find_benchmark("glue/WNLI")
     found.__dict__ |= {"label_names": ["0", "1"], "rows": rows, "inputs": [rows]}
     found.labels = None if labels is None else np.array(labels)
     return found

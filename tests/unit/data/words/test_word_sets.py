@@ -363,7 +363,7 @@ def test_doctor(copied, capsys):
     [
         ("trees/train.heads", [[4, 4, 4, 0, 4, 4], [2, 3]], "a head outside its sentence"),
         ("trees/train.heads", [[4, 4, 4, 0, 4, 9], [2, 0]], "a number outside"),
-        ("trees/train.labels", [[0], [0]], "differ in the words"),
+        ("trees/train.labels", [[0], [0]], "other sizes"),
         ("chunk/train.labels", [[0] * 4, [0] * 3, [99], [0]], "a number outside"),
         ("chunk/train.surface", [[0] * 4, [0] * 3, [-1], [0]], "a number outside"),
         ("train", [[0] * 7, [0] * 7, [1000] * 3], "a number outside"),
