@@ -294,7 +294,7 @@ def test_small_difference_of_weights_is_close(copied: Path, place: Path) -> None
 def test_edited_plan_has_no_runs(copied: Path) -> None:
     plan = copied / "plan.yaml"
     plan.write_text(plan.read_text().replace("smallest_effect: 0.05", "smallest_effect: 0.01"))
-    with pytest.raises(UsageError, match="no runs of this plan"):
+    with pytest.raises(UsageError, match="no runs of"):
         raise_of(["verify", plan, "--rows", 0, "--out", copied / "V"])
 
 
@@ -380,7 +380,7 @@ def test_ledger_by_its_page(
     assert "| masked_20 |" in table and "| masked_30 |" in table
     file = ledger / "submissions" / "masked_20" / "plan.yaml"
     file.write_text(file.read_text().replace("0.05", "0.01"))
-    with pytest.raises(MetaseqError, match="not as it was submitted"):
+    with pytest.raises(MetaseqError, match="masked_20.* not as"):
         read_ledger(ledger)
 
 
