@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,15 @@ def named_plan(word: str) -> Path:
 def shipped_archive(plan: Plan) -> Path | None:
     """Return the archive of a plan of the package, None for another plan."""
     for file in SHIPPED:
-        if read_plan(file)[0].hash == plan.hash:
+        if _hash_of_shipped(file) == plan.hash:
             return archive_beside(file)
     return None
+
+
+@cache
+def _hash_of_shipped(file: Path) -> str:
+    """Return the hash of a plan of the package."""
+    return read_plan(file)[0].hash
 
 
 def archive_beside(plan: Path) -> Path | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import read_json, schema_error
+from metaseq_lm.core.files import read_json, schema_error, to_json, write_atomic
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.loading import format_value
 from metaseq_lm.core.output import present_time, show_progress
@@ -44,6 +44,11 @@ EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
 _TOLERANCE = {"loss": 0.05, "score": 0.1}
 _SDS, _FEWEST = 5.0, 3  # or this many standard deviations over seeds, of at least as many seeds
 _ROUNDING = 1e-6  # largest difference of scores of the same weights
+# One process trains all, because its start takes longer than an update.
+_RESCORE = (
+    "import json; from metaseq_lm.cli import main; "
+    "[main(words) for words in json.load(open('commands.json'))]"
+)
 
 
 @dataclass(frozen=True)
@@ -204,26 +209,36 @@ def scored_by_plugin(
     differ in which tokens see each other.
     """
     plugged = {item.name for item in league.contents.additions if item.user_dir}
-    plan = league.contents.plan
+    plan, place = league.contents.plan, out / "rescored"
     tasks = {_task_of(objective): objective for objective in plan.objectives}
-    for run, folder in folders.items():
-        phase, name, _ = run.path.parts[-3:]
-        if phase != FINAL or name not in plugged or not (folder / "results.json").is_file():
-            continue
-        scores = _scores_of(read_run(folder))
+    finals = {
+        run: folder
+        for run, folder in folders.items()
+        if run.path.parts[-3] == FINAL
+        and run.path.parts[-2] in plugged
+        and (folder / "results.json").is_file()
+    }
+    again: dict[Run, list[Path]] = {}
+    commands = []
+    for run, folder in finals.items():
         scored = manifests.resolve(str(folder.resolve()), prefer="best")
-        others = []
         for objective in tasks.values():
-            again = out / "rescored" / f"{name}-{run.seed}-{objective.name}"
-            words = ["train", str(data.resolve()), "--save-dir", str(again.resolve())]
+            target = place / f"{run.path.parts[-2]}-{run.seed}-{objective.name}"
+            words = ["train", str(data.resolve()), "--save-dir", str(target.resolve())]
             words += [*plan.options, *objective.options, f"init_from={scored}"]
             words += ["trainer.max_update=1", "optimizer.lr=0", f"seed={run.seed}"]
             words.append(f"trainer.final_suites={format_value(list(plan.comparison.suites))}")
-            code = "from metaseq_lm.cli import main; sys.exit(main(sys.argv[1:]))"
-            is_known = (again / "results.json").is_file()
-            if is_known or not containment.run(code, words, again, [data, folder], out / LOG):
-                others.append(_scores_of(read_run(again)))
-        if scores not in others:
+            again.setdefault(run, []).append(target)
+            if not (target / "results.json").is_file():
+                commands.append(words)
+    if commands:
+        place.mkdir(parents=True, exist_ok=True)
+        write_atomic(place / "commands.json", to_json(commands).encode())
+        containment.run(_RESCORE, [], place, [data, *finals.values()], out / LOG)
+    for run, targets in again.items():
+        ended = (read_run(path) for path in targets if (path / "results.json").is_file())
+        others = [_scores_of(other) for other in finished(ended)]
+        if _scores_of(read_run(finals[run])) not in others:
             reason = "its weights have other scores where its plug-in is not loaded"
             yield Complaint("plug-in", name_in_league(run), reason)
 

@@ -7,6 +7,7 @@ like a user's, the others in forks of a server that has imported torch.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -133,7 +134,6 @@ class Bare:
         self.programs = place / "environment" / "bin"
         self.python = self.programs / "python"
         self.copy = place / "copy"  # copy made by `metaseq-lm examples`
-        self._started: set[str] = set()
         self._server = subprocess.Popen(
             [self.python, "-I", ROOT / "tests" / "support" / "bare_server.py"],
             stdin=subprocess.PIPE,
@@ -145,8 +145,7 @@ class Bare:
 
     def run(self, words: Sequence[str], folder: Path) -> Ended:
         """Run `metaseq-lm ...` or `python FILE ...` in a folder."""
-        if words[0] == "metaseq-lm" and words[1] not in self._started:
-            self._started.add(words[1])
+        if words[0] == "metaseq-lm" and self._is_first(words[1]):
             return self._run_anew(words, folder)
         assert self._server.stdin and self._server.stdout
         output = self.place / f"output.{self._server.pid}"
@@ -155,6 +154,13 @@ class Bare:
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
         return Ended(code, output.read_text(encoding="utf-8", errors="replace"))
+
+    def _is_first(self, command: str) -> bool:
+        """Return whether no process of the test session has run this command."""
+        with contextlib.suppress(FileExistsError):
+            (self.place / f"started-{command}").touch(exist_ok=False)
+            return True
+        return False
 
     def _run_anew(self, words: Sequence[str], folder: Path) -> Ended:
         done = subprocess.run(

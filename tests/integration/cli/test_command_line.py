@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from outcomes import expect_facts
 
 from metaseq_lm.cli import COMMANDS, main
 from metaseq_lm.core.errors import Interrupted
@@ -148,7 +149,7 @@ def test_data_are_looked_for_before_the_folder_of_the_run(
 ) -> None:
     assert main(["train", "data/nope"]) == 2
     error = capsys.readouterr().err
-    assert "data/nope: " in error and "no such data folder" in error
+    expect_facts(error, "data/nope: ", "no such")
 
 
 # How a command ends, by what happens in it; 0 after a closed pipe where all it does is to print.

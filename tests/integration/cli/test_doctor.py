@@ -59,11 +59,11 @@ def test_sound_folder(data, look):
     assert code == 0
     assert all(line.startswith("ok ") or "GiB free" in line for line in lines[:-1]), lines
     assert has(lines, "ok", "Python 3.") and has(lines, "ok", "torch ")
-    assert has(lines, "ok", "free on the disk of")
-    assert has(lines, "ok", "agrees with every checksum")
+    assert has(lines, "ok", "GiB free", str(data))
+    assert has(lines, "ok", "every checksum")
     assert has(lines, "ok", "train: 40 documents, ")
-    assert has(lines, "ok", "0 of 1 documents of valid (0.0 %)", "in train")
-    assert has(lines, "ok", "3 rows; labels a 66.7 %, b 33.3 %")
+    assert has(lines, "ok", "0 of 1 documents", "valid (0.0 %)", "in train")
+    assert has(lines, "ok", "3 rows", "a 66.7 %", "b 33.3 %")
     assert lines[-1].startswith("0 errors, ")
     assert look(data / "set", "--verify")[0] == 0
 
@@ -73,7 +73,7 @@ def test_several_folders(data, look, tmp_path):
     assert (
         code == 2 and lines[-1].startswith("1 errors") and has(lines, "error", "nothing: no such")
     )
-    assert sum("train has 3 rows" in line for line in lines) == 2
+    assert sum("train" in line and "3 rows" in line for line in lines) == 2
     assert sum("torch " in line for line in lines) == 1
 
 
@@ -84,11 +84,11 @@ def test_flipped_bit_of_a_large_set_needs_verify(data, look, monkeypatch):
     content[10] ^= 1
     path.write_bytes(bytes(content))
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "train.bin: block 0 (bytes 0-")
+    assert code == 1 and has(lines, "error", "train.bin: block 0")
     monkeypatch.setattr(manifest, "ALWAYS_VERIFIED", 0)
     assert look(data)[0] == 0
     code, lines = look(data, "--verify")
-    assert code == 1 and has(lines, "error", "train.bin: block 0 (bytes 0-")
+    assert code == 1 and has(lines, "error", "train.bin: block 0")
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.idx", "dict.txt", "set/test.label.bin"])
@@ -125,7 +125,7 @@ def test_a_set_without_its_manifest_is_named(data, look, link):
 
 def test_folders_without_data(tmp_path, look):
     code, lines = look(tmp_path / "nothing")
-    assert code == 2 and has(lines, "error", "nothing: no such folder")
+    assert code == 2 and has(lines, "error", "nothing: no such")
     code, lines = look(tmp_path)
     assert code == 1 and has(lines, "error", "no token files")
 
@@ -142,7 +142,7 @@ def rewrite(data, split, documents, dtype=np.uint16):
 def test_ids_beyond_the_vocabulary(data, look):
     rewrite(data, "train", [[34, 35], [1000]])
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "train.bin: token id 1000, but")
+    assert code == 1 and has(lines, "error", "train.bin:", "id 1000")
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -157,7 +157,7 @@ def test_splits_with_ids_beyond_the_vocabulary_are_not_compared(data, look, spli
 def test_numbers_that_are_no_tokens(data, look):
     rewrite(data, "train", [np.array([34.0, np.nan])], np.float32)
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "train.bin: holds float32, not tokens")
+    assert code == 1 and has(lines, "error", "train.bin:", "float32")
 
 
 def test_empty_documents_duplicates_and_overlap(data, look):
@@ -165,9 +165,9 @@ def test_empty_documents_duplicates_and_overlap(data, look):
     rewrite(data, "valid", [[34, 35], [35, 34]])
     code, lines = look(data)
     assert code == 0
-    assert has(lines, "warning", "train: 1 empty documents")
-    assert has(lines, "warning", "train: 33.3 % of the documents repeat")
-    assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)", "in train")
+    assert has(lines, "warning", "train:", "1 empty")
+    assert has(lines, "warning", "train:", "33.3 %", "repeat")
+    assert has(lines, "warning", "1 of 2", "valid (50.0 %)", "in train")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_passages_in_both_splits(data, look, share, level, code):
     rewrite(data, "train", train.reshape(-1, 45))
     rewrite(data, "valid", np.array_split(valid, 19))
     result, lines = look(data)
-    assert result == code and has(lines, "ok", "0 of 19 documents of valid")
+    assert result == code and has(lines, "ok", "0 of 19 documents", "valid")
     text = f"{share / 9:.1f} % of its tokens, in passages of 50, also stand in train"
     assert has(lines, level, text)
 
@@ -193,8 +193,8 @@ def test_a_split_that_is_too_small_to_tell_its_domain_says_so(data, look, train,
     rewrite(data, "train", draw.integers(34, 54, (train, 40)))
     rewrite(data, "valid", draw.integers(34, 54, (valid, 40)))
     lines = look(data)[1]
-    assert has(lines, "ok", "valid is too small to tell", "fewer than 1,000 tokens") == small
-    assert has(lines, "ok", "valid is of the domain of train: ") != small
+    assert has(lines, "ok", "valid", "fewer than 1,000") == small
+    assert has(lines, "ok", "valid is of", "of train: ") != small
 
 
 def test_short_documents_in_both_splits_are_a_warning(data, look):
@@ -203,21 +203,21 @@ def test_short_documents_in_both_splits_are_a_warning(data, look):
     rewrite(data, "train", rows)
     rewrite(data, "valid", rows[::-1])
     code, lines = look(data)
-    assert code == 0 and has(lines, "warning", "40 of 40 documents of valid", "in train")
-    assert has(lines, "ok", "0.0 % of its tokens, in passages of 50")
+    assert code == 0 and has(lines, "warning", "40 of 40 documents", "valid", "in train")
+    assert has(lines, "ok", "0.0 %", "passages of 50")
 
 
 def test_another_tokenizer_than_the_labelled_sets(data, look, tmp_path):
     preprocess(tmp_path, "train.txt", "--tokenizer", "word")
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "set: made with another tokenizer")
+    assert code == 1 and has(lines, "error", "set:", "another tokenizer")
 
 
 def test_tokenizer_of_other_token_files(data, look):
     content = (data / "dict.txt").read_text()
     (data / "dict.txt").write_text(content.replace("\nx ", "\nX "))
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "its tokenizer is not the one")
+    assert code == 1 and has(lines, "error", "dict.txt", "tokenizer")
 
 
 def test_labelled_set_warnings(data, look, tmp_path):
@@ -228,10 +228,10 @@ def test_labelled_set_warnings(data, look, tmp_path):
     preprocess(tmp_path, "train.tsv", "--testpref", test, "--labelled", "set", "--labels", "a,b,c")
     code, lines = look(data)
     assert code == 0
-    assert has(lines, "warning", "no example of b, c")
-    assert has(lines, "warning", "no example of: b")
-    assert has(lines, "warning", "1 of 2 documents of test (50.0 %)", "in train")
-    assert has(lines, "warning", "test.input0: 1 rows without text, first row 2")
+    assert has(lines, "warning", "train", "of b, c")
+    assert has(lines, "warning", "test", "of: b")
+    assert has(lines, "warning", "1 of 2", "test (50.0 %)", "in train")
+    assert has(lines, "warning", "test.input0: 1 rows", "row 2")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -253,7 +253,7 @@ def test_a_set_of_another_kind_is_compared_with_its_manifest(data, look):
     assert look(data, "--verify")[0] == look(data / "set")[0] == 0
     os.truncate(data / "set/test.label.bin", 1)
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "test.label.bin: 1 bytes instead of 4")
+    assert code == 1 and has(lines, "error", "test.label.bin: 1 bytes", " 4")
 
 
 CHECK = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bare import ROOT, Bare, call
+from outcomes import expect_facts
 
 from metaseq_lm import __version__
 from metaseq_lm.cli import main
@@ -33,7 +34,7 @@ def test_examples_copies_a_checkout_once(tmp_path: Path, capsys: pytest.CaptureF
         for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", file.read_text()):
             assert (file.parent / link).exists(), f"{file}: {link}"
     assert main(["examples", str(target)]) == 2
-    assert "exists already; choose another folder" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, str(target), "another folder")
 
 
 @pytest.fixture(scope="module")

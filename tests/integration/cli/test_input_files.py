@@ -10,6 +10,7 @@ import pickle
 import tarfile
 
 import pytest
+from outcomes import expect_facts
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -297,9 +298,9 @@ def test_folders_of_mixed_kinds(tokenizer, tmp_path, capsys):
     arguments = ["--destdir", str(tmp_path / "d"), "--tokenizer-from", str(tokenizer)]
     call = ["preprocess", *arguments, "--trainpref"]
     assert main([*call, str(folder)]) == 1
-    assert "b.jsonl: is JSON lines, not plain text" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, "b.jsonl: ", "JSON lines")
     assert main([*call, str(tmp_path / "none")]) == 1
-    assert "a directory without text files" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, "none", "without text files")
     assert main([*call, str(tmp_path / "sets"), "--labelled", "s"]) == 0
     assert "22 rows" in capsys.readouterr().out
 
@@ -339,6 +340,6 @@ def test_a_folder_of_several_splits_is_refused(tokenizer, tmp_path, capsys, name
     arguments = ["--destdir", str(tmp_path / "d"), "--tokenizer-from", str(tokenizer)]
     for more in (["--labelled", "s"], ["--text-column", "text"]):
         assert main(["preprocess", "--trainpref", str(tmp_path / "f"), *arguments, *more]) == 1
-        assert "holds files of several splits" in capsys.readouterr().err
+        expect_facts(capsys.readouterr().err, "several splits")
     path = tmp_path / "f" / names[0]
     assert main(["preprocess", "--trainpref", str(path), *arguments, "--labelled", "s"]) == 0

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outcomes import expect_facts
 from synthetic import make_run
 
 from metaseq_lm.cli import main
@@ -33,11 +34,11 @@ def test_detectable_differences_need_a_baseline(runs, capsys):
     assert main(["report", runs, "--sides", "1"]) == 2
     assert "--baseline" in capsys.readouterr().err
     assert main(["report", runs, "--detectable"]) == 2
-    assert "give --baseline as well" in capsys.readouterr().err
+    assert "give --baseline" in capsys.readouterr().err
     assert main(["report", runs, "--baseline", "mlm", "--seeds", "12"]) == 2
-    assert "give --detectable as well" in capsys.readouterr().err
+    assert "give --detectable" in capsys.readouterr().err
     assert main(["report", runs, "--baseline", "mlm", "--detectable", "--seeds", "2"]) == 2
-    assert "a test needs 3" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, "--seeds", "needs 3")
 
 
 def test_out_writes_and_names_every_file(runs, tmp_path, capsys):
@@ -108,8 +109,7 @@ def test_a_sweep_by_one_command(tmp_path, capsys):
     text = (out / "table.txt").read_text(encoding="utf-8")
     soft = next(line for line in text.splitlines() if line.startswith("soft"))
     assert re.search(r" 3  +72.00 ± 1.00 \*  +73.00  +(0.02\d|0.03\d)  +\1 ", soft)
-    assert "Missing: soft_4 (never started)." in text
-    assert "0.05 after Holm: soft (p = 0.0" in text
+    expect_facts(text, "Missing: soft_4", "soft (p = 0.0")
     assert "Missing: soft_4" in (out / "report.html").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
 
@@ -119,7 +119,7 @@ def test_a_sweep_that_has_not_started_says_so(tmp_path, capsys):
         json.dumps({"runs": [{"name": "a", "stages": [{"name": "", "folder": "a"}]}]})
     )
     assert main(["report", str(tmp_path), "--baseline", "MLM"]) == 1
-    assert "Missing: a (never started)" in capsys.readouterr().err
+    assert "Missing: a (" in capsys.readouterr().err
 
 
 def test_where_selects_runs(runs, capsys):
@@ -171,7 +171,7 @@ def test_failed_runs_do_not_stop_the_report(runs, tmp_path, capsys):
 def test_only_unfinished_runs(tmp_path, capsys):
     make_run(tmp_path / "r", None)
     assert main(["report", str(tmp_path / "r"), "--x", "seed", "--out", str(tmp_path / "o")]) == 0
-    assert "No picture of scores" in capsys.readouterr().out
+    assert "No picture" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "o")]) == 2
 
 

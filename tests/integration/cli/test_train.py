@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from battery import CASES, TINY
+from outcomes import expect_facts
 
 from metaseq_lm.cli import COMMANDS, main
 from metaseq_lm.tasks import Passes, Scored
@@ -130,7 +131,7 @@ def test_a_dry_run_on_a_cpu_computes_a_part_of_the_batch(
         assert train(moons, tmp_path / "run", "--dry-run", *options) == 0
         said = capsys.readouterr().err
         costs[rows] = float(re.search(r"an update costs (\S+) FLOPs", said)[1])
-        assert ("measured on 1/4 of a batch" in said) == (rows == 32)
+        assert ("on 1/4 of" in said) == (rows == 32)
     assert costs[32] / costs[15] == pytest.approx(32 / 15, rel=0.05)
 
 
@@ -207,7 +208,8 @@ def test_unknown_flag_and_command(moons: Path, capsys: pytest.CaptureFixture) ->
     """A known flag with a wrong value is no misspelt one."""
     assert main(["train", str(moons), "--nproc", "x"]) == 2
     shown = capsys.readouterr().err
-    assert "--nproc: 'x' is not a whole number" in shown and "Did you mean" not in shown
+    expect_facts(shown, "--nproc: 'x'", "whole number")
+    assert "Did you mean" not in shown
     fails(capsys, main(["train", str(moons), "--save-dri", "x"]), 2, "--save-dri", "--save-dir")
     fails(capsys, main(["trian", str(moons)]), 2, "trian", "'train'")
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from outcomes import expect_facts
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage.indexed import IndexedDataset
@@ -59,7 +60,7 @@ def test_a_tokenizer_of_another_script(preprocess, tmp_path, capsys):
         "--tokenizer-from",
         str(tmp_path / "data"),
     )
-    assert "100 % of train" in shown
+    expect_facts(shown, "100 %", "of train")
     assert unknown_shares(tmp_path / "data")["valid"] == 1.0
 
 
@@ -82,10 +83,10 @@ def test_sets(preprocess, tmp_path, capsys, form):
         )
         share = 0.25
     folder = next(path.parent for path in (tmp_path / "data").glob("*/manifest.json"))
-    assert "25 % of train" in shown
+    expect_facts(shown, " 25 %", "of train")
     assert unknown_shares(folder) == {"train": share, "valid": share}
     assert main(["doctor", str(tmp_path / "data")]) == 1  # both splits are the same
-    assert "25 % of train" in capsys.readouterr().out
+    expect_facts(capsys.readouterr().out, " 25 %", "of train")
 
 
 def test_folders_of_earlier_versions_are_counted(preprocess, tmp_path):

@@ -30,7 +30,7 @@ from metaseq_lm.referee.merge import name_in_league
 from metaseq_lm.referee.verify import CLOSE, DIFFERENT, EQUAL, compare, scored_by_plugin
 
 Line = dict[str, Any]
-BUDGET = 3e8
+BUDGET = 1.49e8  # 62 updates of causal, 88 of masked, within 2 %
 PLAN: dict[str, Any] = {
     "name": "tiny",
     "data": {
@@ -63,7 +63,7 @@ PLAN: dict[str, Any] = {
         "smallest_effect": 0.05,
     },
 }
-FINAL = "final/causal/max_flops=3e8-lr="
+FINAL = "final/causal/max_flops=1.49e8-lr="
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +299,7 @@ def test_small_difference_of_weights_is_close(copied: Path, place: Path) -> None
 def test_edited_plan_has_no_runs(copied: Path) -> None:
     plan = copied / "plan.yaml"
     plan.write_text(plan.read_text().replace("smallest_effect: 0.05", "smallest_effect: 0.01"))
-    with pytest.raises(UsageError, match="no runs of this plan"):
+    with pytest.raises(UsageError, match="no runs of"):
         raise_of(["verify", plan, "--rows", 0, "--out", copied / "V"])
 
 
@@ -385,7 +385,7 @@ def test_ledger_by_its_page(
     assert "| masked_20 |" in table and "| masked_30 |" in table
     file = ledger / "submissions" / "masked_20" / "plan.yaml"
     file.write_text(file.read_text().replace("0.05", "0.01"))
-    with pytest.raises(MetaseqError, match="not as it was submitted"):
+    with pytest.raises(MetaseqError, match="masked_20.* not as"):
         read_ledger(ledger)
 
 

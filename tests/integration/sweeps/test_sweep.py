@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outcomes import expect_facts
 from submitit.slurm.slurm import _make_sbatch_string
 from sweeping import SHORT, states_of, sweep
 
@@ -147,7 +148,7 @@ def test_an_estimate_is_that_of_the_updates(
         *("max_update=10, a", "max_update=10, b", "max_update=30, a", "max_update=30, b")
     ]
     assert flops[0] == flops[1] and flops[2] == pytest.approx(3 * flops[0], rel=0.1)
-    assert total.startswith("6 runs: ") and "hours of one process" in total
+    assert total.startswith("6 runs: ") and " hours " in total
     assert float(total.split()[2]) == pytest.approx(3 * sum(flops), rel=0.1)
     assert files_below(tmp_path) == before
     assert sweep(file, moons, "--out", tmp_path / "out", "--estimate") == 2
@@ -168,11 +169,11 @@ def test_an_estimate_from_a_part_of_each_batch(
     hours = float(re.search(r"([\d.e+]+) hours .*1e\+06 FLOPs a second", printed[2])[1])
     assert hours == pytest.approx(whole / 1e6 / 3600, rel=0.1)
     assert sweep(*estimate, *SHORT, "task.batch_size=8", "--divide", "9") == 0
-    assert "stream 'train' cannot be divided by 9" in capsys.readouterr().out
+    expect_facts(capsys.readouterr().out, "'train'", "by 9")
     assert sweep(moons, "--out", tmp_path / "out", *SHORT, "--dry-run", "--rate", "1e6") == 2
     for wrong in ("--rate=-1e6", "--rate=nan", "--rate=0", "--divide=0", "--divide=1.5"):
         assert sweep(*estimate, *SHORT, wrong) == 2
-        assert "whole number above 0" in capsys.readouterr().err
+        expect_facts(capsys.readouterr().err, wrong.partition("=")[0], "above 0")
 
 
 def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -180,7 +181,7 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
     file = ROOT / "examples/meta_pseudo_label/sweep.yaml"
     assert sweep(file, moons, "--out", tmp_path / "out", "--dry-run") == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("18 runs of 2 stages") and shown.count("metaseq-lm train") == 36
+    assert re.match("18 runs .*2 stages", shown) and shown.count("metaseq-lm train") == 36
 
 
 @pytest.mark.parametrize(
@@ -571,7 +572,7 @@ def test_log_files_of_a_path_with_percent_signs(tmp_path: Path) -> None:
     assert parameters["srun_args"][:-2] == slurm_parameters(launch, tmp_path)["srun_args"]
     assert "--error=/data/50%% off/%A_%a_%t_log.err" in parameters["srun_args"] and text
     for name in ("%j", "x%A_%a", "a\\b"):
-        with pytest.raises(UsageError, match="of a name for Slurm"):
+        with pytest.raises(UsageError, match="name for Slurm"):
             check_out(tmp_path / name, "slurm")
 
 

@@ -80,7 +80,7 @@ def test_whole_numbers_may_have_an_exponent(value: str, tmp_path: Path) -> None:
 
 
 def test_values_that_are_no_choice_are_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="engine.precision is 'bf61'. Did you mean 'bf16'.*fp64"):
+    with pytest.raises(UsageError, match="engine.precision .*'bf61'.* 'bf16'.*fp64"):
         load_config(["engine.precision=bf61"])
 
 
@@ -239,7 +239,7 @@ def test_hints_know_what_a_config_chooses(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             load_config([override], str(tmp_path), "mine")
     # A group given as key=value counts, too, and so does the model that a preset stands for.
-    with pytest.raises(UsageError, match="Did you mean 'model.char_widths'"):
+    with pytest.raises(UsageError, match="mean 'model.char_widths'"):
         load_config(["model=cnn_bilstm_tiny", "model.char_width=1"], str(tmp_path), "mine")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from league_plans import plan_with
+from outcomes import expect_facts
 
 from metaseq_lm.league.columns import value_of
 from metaseq_lm.league.describe import describe_answer
@@ -94,20 +95,21 @@ def test_the_answer_on_one_objective_leaves_out_the_others() -> None:
     flagged = row("mine", MINE, findings=[Finding("untrained", FLAG, "x", "at_end")])
     two = league(row("causal", BASE), flagged, row("low", BASE | {"left": 0.4}))
     answer = describe_answer(two, "mine")
-    assert "mine leads causal in balanced" in answer and "low" not in answer
-    assert "causal leads in left" in answer and answer.endswith("causal in at end and either.")
+    expect_facts(answer, "mine leads causal in balanced", "causal leads in left")
+    assert answer.endswith("at end and either.") and "low" not in answer
     assert describe_answer(two, "other").startswith("Nothing is decided")
     small = league(*two.entries, row("causal", BASE, 1e10), row("mine", BASE, 1e10))
-    assert describe_answer(small, "mine").startswith("At 1.0e12 FLOPs a run, the largest of 2")
+    expect_facts(describe_answer(small, "mine"), "At 1.0e12 FLOPs", "the largest of 2")
 
 
 def test_the_answer_names_who_leads_in_which_kind() -> None:
     league_of_two = league(row("causal", BASE), row("mine", MINE), row("low", BASE | {"left": 0.4}))
     answer = describe_answer(league_of_two)
     overall, _, kinds = answer.partition("by kind of end task")
-    assert "mine leads causal in" in overall and "p 0." in overall and "points" in overall
+    expect_facts(overall, "mine leads causal", "p 0.", "points")
     assert re.search(r"mine leads in right \(\+40\.0, p .*\) and adapted \(\+10\.0", kinds)
-    assert "causal leads in left" in kinds and "at end and either" in kinds.rpartition("none")[2]
+    expect_facts(kinds, "causal leads in left")
+    expect_facts(kinds.rpartition("none")[2], "end", "either")
 
 
 @pytest.mark.parametrize("count, budgets", [(10, 2), (10, 3), (14, 2), (40, 1)])

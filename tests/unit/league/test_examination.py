@@ -183,7 +183,7 @@ def test_documents_beside_each_other_do_not_see_each_other(
         return model(batch.tokens, type(layout)(layout.padding, reach="causal"))
 
     monkeypatch.setattr(CausalLM, "logits", unpacked)
-    with pytest.raises(UsageError, match="the documents packed with it"):
+    with pytest.raises(UsageError, match="documents packed with"):
         examine(causal)
 
 

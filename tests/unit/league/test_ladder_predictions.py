@@ -10,6 +10,7 @@ import pytest
 from documents import document_in
 from league_plans import LARGE, SMALL, plan_with
 from matplotlib.figure import Figure
+from outcomes import expect_facts
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -231,8 +232,9 @@ def test_rows_have_the_ceilings_that_are_known(monkeypatch):
 def test_what_has_runs_is_not_predicted(phase):
     league = league_of(run("masked", SMALL, 1, None), run(phase.format("masked"), LARGE, 101, None))
     made, reasons = predict_rungs(league, ["masked"], [LARGE])
-    assert made == [] and reasons == ["masked at 6.0e7: there are runs of it"]
-    assert predict_rungs(league, ["masked"])[1] == ["masked: all budgets of the plan have runs"]
+    assert made == [] and [reason[:16] for reason in reasons] == ["masked at 6.0e7:"]
+    (reason,) = predict_rungs(league, ["masked"])[1]
+    assert reason.startswith("masked: all budgets")
     # Another objective has none there, but too few budgets below.
     assert "dense at 3.0e7: 0 budgets" in predict_rungs(league, ["dense"])[1][0]
 
@@ -245,7 +247,7 @@ def test_predictions_of_another_plan_are_refused(tmp_path):
     league = read_league_runs(folder, Contents(plan, content))
     assert league.predictions and league.outcomes()[0].unscored == OPEN
     add_predictions(tmp_path, [registered(objective="masked")])
-    with pytest.raises(UsageError, match="line 2: a prediction of another plan .0123"):
+    with pytest.raises(UsageError, match="line 2: .*plan .0123"):
         read_league_runs(folder, Contents(plan, content))
 
 
@@ -299,10 +301,10 @@ def test_archived_predictions_that_were_changed_or_are_of_another_plan_are_refus
         "predictions": about["predictions"].replace('"value": 0.8,', '"value": 0.7,')
     }
     write(file, read(file), changed)
-    with pytest.raises(MetaseqError, match="predictions, line 1.*changed after it was written"):
+    with pytest.raises(MetaseqError, match="predictions, line 1.*changed"):
         read_archived(contents)
     contents, _ = archived(tmp_path, registered(objective="masked"))
-    with pytest.raises(UsageError, match="line 1: a prediction of another plan .0123"):
+    with pytest.raises(UsageError, match="line 1: .*plan .0123"):
         read_archived(contents)
 
 
@@ -332,13 +334,13 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     for i in range(4):
         measure(i, None)
     assert main(["league", "predict", str(folder.path)]) == 2
-    assert "4 budgets; E + K C^-g needs 5" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, "4 budgets", "needs 5")
     assert not (folder.path / FILE).exists()
     measure(4, None)
     assert main(["league", "predict", str(folder.path), "--name", "x"]) == 2
     assert main(["league", "predict"]) == 2
     assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[4]:g}"]) == 2
-    assert "there are runs of it" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, "there are runs")
     assert main(["league", "predict", str(folder.path), "--json"]) == 0
     (row,) = document_in(capsys.readouterr().out, "league-predictions")["predictions"]
     assert row["unscored"] == "open"
@@ -356,7 +358,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     assert read_predictions(folder.path) == [made]
     measure(5, "2126-11-28T03:00:00+00:00")
     assert main(["league", "report", str(folder.path)]) == 0
-    assert "Of 1 prediction that was made before the runs, 1 has" in capsys.readouterr().out
+    expect_facts(capsys.readouterr().out, "Of 1 prediction ", "runs, 1 has")
     text = (folder.path / "report" / "standings.txt").read_text()
     assert "Predictions: valid.mlm" in text and "open" not in text
     # The archive beside a plan gives the same page.
@@ -391,9 +393,9 @@ def test_predictions_are_scored_beside_the_naive_ones():
     assert cells(table, "error of the last budget")[:2] == ["-8.00"] * 2
     assert cells(table, "error of the line")[:2] == ["+12.00"] * 2
     text = " ".join(table.notes)
-    assert "Of 2 predictions" in text and "1 has the mean inside" in text
-    assert "error: 7.00; of the score of the last budget 8.00" in text
-    assert "1 of the predictions have no runs" in text
+    expect_facts(text, "Of 2 predictions", "1 has the mean")
+    expect_facts(text, "error: 7.00", "last budget 8.00")
+    expect_facts(text, "have no runs")
     untested = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
     league = standings(entries("flat", FLAT), untested, predictions=outcomes[:1])
     assert cells(predictions_table(league), "mean") == ["not ranked: edge of the grid"]
@@ -443,7 +445,7 @@ def test_flops_at_equal_score_are_those_of_the_ladder():
     assert low < expected["1.6e11"] < high
     assert rows["4.0e10", "steep"][1:] == ["flat", "at least 4.00", "-"]
     assert ("6.4e11", "steep") not in rows  # flat never has .78, nor .70
-    assert "2 further scores are not reached" in " ".join(table.notes)
+    assert "2 further scores" in " ".join(table.notes)
 
 
 def test_an_interval_that_ends_at_the_first_budget_is_a_bound():

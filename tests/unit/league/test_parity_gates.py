@@ -6,6 +6,7 @@ import league_rows as make
 import pytest
 from league_rows import BRACKETS, RATES
 from league_standings import is_ranked, only, said
+from outcomes import expect_facts
 
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.parity_gates import tuned
@@ -17,7 +18,7 @@ def test_identical_runs_under_two_labels_count_once(baseline: Row, row: Row) -> 
     again = replace(make.change(row, make.with_values(label="again")), values={"label": "again"})
     first, second = examine(make.make_context(baseline, row, again))[1:]
     assert is_ranked(first, BRACKETS) and not is_ranked(second, BRACKETS)
-    assert "8 of its 8 runs are identical with those of mine" in second.findings[0].reason
+    expect_facts(second.findings[0].reason, "8 of its 8 runs", "of mine")
 
 
 def test_pretrainings_of_their_own_are_not_shared(baseline: Row, row: Row) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import league_rows as make
 from league_rows import BRACKETS, TOPIC
 from league_standings import all_of, of_a_mean, only, said, standing
+from outcomes import expect_facts
 
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.standings import NOTE, VOID, Finding
@@ -36,7 +37,7 @@ def test_ties_and_constant_outputs_of_one_of_several_accuracies(baseline: Row, r
     gates = gates_of_choices(baseline, row, EWOK)
     assert "ties" not in gates and "constant" not in gates
     gates = gates_of_choices(baseline, row, EWOK, context_ties=20)
-    assert f"4% of the items of {EWOK} are ties" in gates["ties"].reason
+    expect_facts(gates["ties"].reason, "4% of the items", EWOK, "ties")
     assert "ties" in gates_of_choices(baseline, row, "ewok.target_accuracy_macro")
     gates = gates_of_choices(baseline, row, EWOK, soft_context_accuracy=0.5 - 1e-8)
     assert gates["constant"].action == VOID
@@ -59,7 +60,7 @@ def test_a_change_of_phase_is_told_with_the_seeds_that_solve_it(baseline: Row, r
     spread = said(baseline, score([0.55, 0.6, 0.97, 0.98, 0.58, 0.99, 0.95, 0.62]))
     finding = spread["in transition"]
     assert finding.action == NOTE and finding.metric == BRACKETS
-    assert "from 0.55 to 0.99" in finding.reason and "4 of 8 seeds reach 0.9" in finding.reason
+    expect_facts(finding.reason, "0.55", "0.99", "4 of 8 seeds")
     steady = said(baseline, score([0.95, 0.96, 0.97, 0.98, 0.97, 0.99, 0.95, 0.96]))
     assert "in transition" not in steady
     # sd .0663 and .062 of the .65 from chance to the best.
@@ -78,7 +79,7 @@ def test_a_probe_of_the_embedding_layer_is_told_once(baseline: Row, row: Row) ->
     rows = read_from(baseline, *[0] * 7, 2), read_from(row, 0, 0, 0, 1, 1, 2, 2, 2)
     (finding,) = all_of("embedding layer", *rows)
     assert (finding.action, finding.metric) == (NOTE, TOPIC)
-    assert "62% of the runs of all rows" in finding.reason
+    expect_facts(finding.reason, "62% of the runs")
     # Half of the runs are not most.
     rows = read_from(baseline, 0, 0, 0, 0, 1, 1, 1, 1), read_from(row, 0, 0, 0, 0, 1, 1, 1, 1)
     assert not all_of("embedding layer", *rows)
@@ -134,8 +135,7 @@ def test_surprisals_of_two_kinds_are_told_once(baseline: Row, row: Row) -> None:
     before = with_formulas(baseline, reach="causal")
     (finding,) = findings(before, with_formulas(row, reach="both"))
     assert (finding.action, finding.metric) == (NOTE, "formulas.accuracy")
-    assert "before a region in the rows of causal, and" in finding.reason
-    assert "in those of mine:" in finding.reason
+    expect_facts(finding.reason, "before a region", "rows of causal, and", "those of mine:")
     # Rows of one kind, results that do not tell, and a suite that compares whole sentences.
     assert not findings(before, with_formulas(row, reach="causal"))
     assert not findings(before, with_formulas(row))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from league_plans import LARGE, SMALL, plan_with
+from outcomes import expect_facts
 
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import parse_plan
@@ -150,15 +151,13 @@ def test_what_metrics_of_other_objectives_would_have_chosen_is_said() -> None:
     trials: list[Trials[Trial]] = []
     for name, runs in (("masked", unscored), ("dense", differing), ("agreed", agreeing)):
         trials += trials_of(plan, plan.objective(name), runs).values()
-    assert describe_other_choices(plan, trials) == [
-        "Another metric would have chosen other values: dense at 3.0e7 by valid.loss "
-        "optimizer.lr=0.0001, not optimizer.lr=0.001.",
-        "The same values would have been chosen: agreed at 3.0e7 by valid.loss.",
-        "What topic.accuracy would have chosen is not known of masked: their trials are not scored "
-        "by it.",
-    ]
+    other, same, unknown = describe_other_choices(plan, trials)
+    chosen = "dense at 3.0e7 by valid.loss optimizer.lr=0.0001, not optimizer.lr=0.001."
+    expect_facts(other, "other values", chosen)
+    expect_facts(same, "same values", "agreed at 3.0e7 by valid.loss.")
+    expect_facts(unknown, "topic.accuracy", "not known of masked")
     # One of two trials with the score says nothing.
     partly = trials_of(plan, plan.objective("masked"), [unscored[0], differing[1]])
-    assert "not known of masked" in " ".join(describe_other_choices(plan, partly.values()))
+    expect_facts(" ".join(describe_other_choices(plan, partly.values())), "not known of masked")
     alike = parse_plan(plan_with())
     assert describe_other_choices(alike, trials[:1]) == []

@@ -3,6 +3,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from outcomes import expect_facts
 from synthetic import make_run
 
 from metaseq_lm.cli import main
@@ -155,10 +156,10 @@ def test_no_run_of_an_archive_is_lost(runs, tmp_path, capsys):
     archive.write(file, find_runs([runs]))
     before = file.read_bytes()
     assert main(["report", str(file), "--where", "seed=1", "--archive", str(file)]) == 2
-    assert "2 runs that this table lacks" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, file.name, "2 runs")
     log = runs / "lr=0.001-seed=1" / "log.jsonl"
     assert main(["report", str(file), "--archive", str(log)]) == 2
-    assert "not an archive of runs" in capsys.readouterr().err
+    expect_facts(capsys.readouterr().err, "log.jsonl", "not an archive")
     assert main(["report", str(file), "--metric", "nope", "--archive", str(file)]) == 2
     assert file.read_bytes() == before and "valid" in log.read_text()
     unfinished = runs / "lr=0.002-seed=2"
@@ -216,7 +217,7 @@ def test_a_number_is_not_taken_for_a_truth(runs, tmp_path):
 @pytest.mark.parametrize("text", ["", "score,mean\n", "[1]\n", '{"kind": "train", "update": 1}\n'])
 def test_another_file_is_a_usage_error(text, tmp_path):
     (tmp_path / "log.jsonl").write_text(text)
-    with pytest.raises(UsageError, match="not an archive of runs"):
+    with pytest.raises(UsageError, match="log.jsonl.* not an archive"):
         find_runs([tmp_path / "log.jsonl"])
 
 
@@ -228,10 +229,10 @@ def test_a_damaged_line_is_named(part, runs, tmp_path):
     damaged = json.loads(lines[2])
     del damaged[part]
     file.write_text("\n".join([*lines[:2], json.dumps(damaged), *lines[3:]]))
-    with pytest.raises(MetaseqError, match=r"measured\.jsonl:3: not a run"):
+    with pytest.raises(MetaseqError, match=r"measured\.jsonl:3: not"):
         find_runs([file])
     file.write_text("\n".join([*lines[:4], lines[4][:50]]))
-    with pytest.raises(MetaseqError, match=r"measured\.jsonl:5: not a run"):
+    with pytest.raises(MetaseqError, match=r"measured\.jsonl:5: not"):
         find_runs([file])
 
 
@@ -252,7 +253,7 @@ def test_a_line_with_what_no_run_has_is_damaged(changed, runs, tmp_path):
     lines = file.read_text().splitlines()
     lines[1] = json.dumps({**json.loads(lines[1]), **changed})
     file.write_text("\n".join(lines))
-    with pytest.raises(MetaseqError, match=r"measured\.jsonl:2: not a run.*delete it"):
+    with pytest.raises(MetaseqError, match=r"measured\.jsonl:2: not.*delete"):
         find_runs([file])
 
 
@@ -276,7 +277,7 @@ def test_an_archive_that_lacks_runs_is_damaged(runs, tmp_path):
     assert len(archive.read(file)) == 8
     for kept in (lines[:-1], lines[:1], [*lines[:-1], *lines], [*lines, *lines[:-1]]):
         file.write_text("\n".join(kept) + "\n")
-        with pytest.raises(MetaseqError, match=r"measured\.jsonl: damaged: its runs are \d"):
+        with pytest.raises(MetaseqError, match=r"measured\.jsonl: damaged: .* \d"):
             find_runs([file])
 
 

@@ -80,7 +80,7 @@ def test_nothing_is_chosen_where_no_value_has_finished(runs: Path) -> None:
     every = find_runs([runs])
     kept, notes = chosen_values(every, "optimizer.lr")
     assert len(kept) == len(every)
-    assert len(notes) == 1 and "No optimizer.lr was chosen" in notes[0]
+    assert len(notes) == 1 and "No optimizer.lr" in notes[0]
 
 
 def test_a_loss_is_better_where_it_is_small(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_loss_is_better_where_it_is_small(tmp_path: Path) -> None:
 def test_nothing_to_choose_by(tmp_path: Path) -> None:
     for rate in (0.1, 0.2):
         make_run(tmp_path / str(rate), 0.5, config={"optimizer.lr": rate})
-    with pytest.raises(UsageError, match="kept no best checkpoint"):
+    with pytest.raises(UsageError, match="no best checkpoint"):
         chosen_values(find_runs([tmp_path]), "optimizer.lr")
 
 
@@ -114,7 +114,7 @@ def test_another_metric_chooses(runs: Path, capsys: pytest.CaptureFixture) -> No
     assert main(["report", str(runs), "--choose-by", "test.loss"]) == 2
     assert "give --choose KEY" in capsys.readouterr().err
     assert main(["report", str(runs), "--choose", "optimizer.lr", "--choose-by", "no.such"]) == 2
-    assert "no run has the metric 'no.such'" in capsys.readouterr().err
+    assert "'no.such'" in capsys.readouterr().err
 
 
 def test_the_mean_of_a_row(runs: Path, capsys: pytest.CaptureFixture) -> None:
@@ -127,7 +127,7 @@ def test_the_mean_of_a_row(runs: Path, capsys: pytest.CaptureFixture) -> None:
     (mlm,) = [line for line in lines if line.startswith("mlm ")]
     (soft,) = [line for line in lines if line.startswith("soft ")]
     assert mlm.endswith("52.50 ± 10.61 (2)") and "65.00 ± 7.07 (2) *" in soft
-    assert any(line.startswith("optimizer.lr was chosen by validation") for line in lines)
+    assert any(line.startswith("optimizer.lr was chosen") for line in lines)
     assert not any("mixes" in line for line in lines)
 
 
@@ -143,7 +143,7 @@ def test_no_mean_without_all_columns(runs: Path, capsys: pytest.CaptureFixture) 
     (mlm,) = [line for line in out.splitlines() if line.startswith("mlm ")]
     (soft,) = [line for line in out.splitlines() if line.startswith("soft ")]
     assert mlm.split()[-1] == "-" and "70.00 (1)" in soft
-    assert "There is no mean where" in out
+    assert "no mean" in out
 
 
 def test_wrong_options(runs: Path, capsys: pytest.CaptureFixture) -> None:

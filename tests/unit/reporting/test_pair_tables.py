@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outcomes import expect_facts
 from scipy import stats
 from synthetic import make_run
 
@@ -64,7 +65,7 @@ def test_a_permutation_of_five_seeds_has_twice_the_exact_p(tmp_path: Path) -> No
 def test_nothing_to_compare(tmp_path: Path) -> None:
     make_all(tmp_path, seeds=2)
     runs = find_runs([tmp_path])
-    with pytest.raises(UsageError, match="no two settings differ in 'label' alone and have 3"):
+    with pytest.raises(UsageError, match="'label' alone .* 3 "):
         pair_table(group(runs), choose_metric(runs, "test.accuracy"), "label", SeedTest("t"))
 
 
@@ -73,12 +74,12 @@ def test_report_prints_and_writes_pairs(tmp_path: Path, capsys: pytest.CaptureFi
     argv = ["report", str(tmp_path / "runs"), "--metric", "test.accuracy", "--pairs"]
     assert main([*argv, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "c, labelled=x" in said and "corrected for the 6 pairs" in said
+    expect_facts(said, "c, labelled=x", "the 6 pairs")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         f"pairs.{ending}" for ending in ("txt", "md", "csv", "tex")
     }
     assert main([*argv, KEY, "--where", "label=a"]) == 0
-    assert "corrected for the 1 pairs" in capsys.readouterr().out
+    expect_facts(capsys.readouterr().out, "the 1 pairs")
     assert main([*argv, "--baseline", "label=a"]) == 2
     assert "--pairs: leave --baseline" in capsys.readouterr().err
     assert main([*argv, "--sides", "1"]) == 2

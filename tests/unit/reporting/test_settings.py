@@ -110,9 +110,9 @@ def test_a_requested_key_is_kept_even_if_excluded(tmp_path):
 
 def test_an_unknown_key_names_the_nearest(tmp_path):
     runs = runs_of(tmp_path, {})
-    with pytest.raises(UsageError, match="Did you mean 'task.labelled'"):
+    with pytest.raises(UsageError, match="mean 'task.labelled'"):
         group(runs, ["labelled"])
-    with pytest.raises(UsageError, match="Did you mean 'optimizer.lr'"):
+    with pytest.raises(UsageError, match="mean 'optimizer.lr'"):
         group(runs, ["optimiser.lr"])
 
 
@@ -126,7 +126,7 @@ def test_where_selects_by_values_as_typed(tmp_path):
     assert len(where(runs, ["optimizer.lr=1e-4", "optimizer.lr=0.001", "seed=2"])) == 2
     assert len(where(runs, ["init_from=null"])) == 6
     assert len(where(runs, ["optimizer.lr='0.001'"])) == len(where(runs, ["optimizer.lr=0.001"]))
-    with pytest.raises(UsageError, match="Values of seed: 1, 2"):
+    with pytest.raises(UsageError, match="seed: 1, 2"):
         where(runs, ["seed=3"])
     with pytest.raises(UsageError, match="KEY=VALUE"):
         where(runs, ["seed"])
@@ -139,7 +139,7 @@ def test_lists_are_written_as_on_the_command_line(tmp_path):
     for typed in ("[chunk,pos]", "[chunk, 'pos']"):
         assert len(where(runs, [f"task.labelled={typed}"])) == 1
     assert len(where(runs, ["task.buckets=[3, 5e-1]"])) == 1
-    with pytest.raises(UsageError, match=r"Values of task.labelled: \[chunk,pos\], \[chunk\]"):
+    with pytest.raises(UsageError, match=r"task.labelled: \[chunk,pos\], \[chunk\]"):
         where(runs, ["task.labelled=[pos]"])
 
 

@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+from outcomes import expect_facts
 from synthetic import make_run
 
 from metaseq_lm.cli import main
@@ -55,8 +56,8 @@ def test_settings_are_compared_with_the_baseline_of_their_own_group(tmp_path, si
     assert verdicts == {"better": "better", "worse": (NOT_BETTER, "worse")[sides - 1]}
     notes = " ".join(found.notes())
     assert f"{('one', 'two')[sides - 1]}-sided" in notes and "a seed" in notes
-    assert "baseline label=MLM with equal task.labelled" in notes and "the 4 comparisons" in notes
-    assert f"below about {sides / 252:.2g} for 5 seeds against 5." in notes
+    expect_facts(notes, "baseline label=MLM", "equal task.labelled", "the 4 comparisons")
+    expect_facts(notes, f" {sides / 252:.2g} for 5 seeds against 5.")
     significant = next(note for note in found.notes() if note.startswith("Significant"))
     assert significant.count("labelled=") == 2 * sides
 
@@ -88,7 +89,8 @@ def test_fewer_than_three_seeds_are_refused(tmp_path, test):
     refused = [c for c in found.comparisons if not c.is_baseline]
     assert all(c.p is None and c.texts == ("n<3", "n<3") for c in refused)
     notes = [note for note in found.notes() if note.startswith("Not compared")]
-    assert len(notes) == 2 and "soft, labelled=which_moon_5 (2 scored seeds)" in notes[0]
+    assert len(notes) == 2
+    expect_facts(notes[0], "soft, labelled=which_moon_5", "2 scored seeds")
     table = setting_table(settings, metric, "sd", found)
     assert all(line["p"] is None and line["p_holm"] is None for line in table.records)
 
@@ -106,8 +108,7 @@ def test_a_seed_run_twice_is_no_third_seed(tmp_path):
 def test_unreachable_significance_is_said(tmp_path):
     settings, metric = sweep(tmp_path, 3, MLM=0.1, soft=0.2)
     (reach,) = [n for n in compare(settings, metric, ["MLM"]).notes() if "fall below" in n]
-    assert "0.1 for 3 seeds against 3" in reach
-    assert "Times 2 comparisons" in reach and "5 seeds a setting would do" in reach
+    expect_facts(reach, "0.1 for 3 seeds", "2 comparisons", "5 seeds a setting")
 
 
 def test_a_setting_without_baseline_is_named(tmp_path):
@@ -116,7 +117,7 @@ def test_a_setting_without_baseline_is_named(tmp_path):
     found = compare(settings, metric, ["MLM"])
     (lone,) = [c for c in found.comparisons if c.baseline is None]
     assert lone.texts == ("-", "-") and lone.p is None
-    assert any("no baseline has task.labelled=which_moon_7" in note for note in found.notes())
+    assert any("task.labelled=which_moon_7" in note for note in found.notes())
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_the_table_shows_differences_and_what_is_detectable(tmp_path):
     twelve = compare(
         settings, metric, ["MLM"], SeedTest("t", 1), with_detectable=True, seeds=12
     ).notes()
-    assert sum(f"{DETECTABLE}: the true difference of means of 12 seeds" in n for n in twelve) == 1
+    assert sum(DETECTABLE in n and "12 seeds" in n for n in twelve) == 1
     # A t test has no smallest p to tell of.
     assert not any("cannot fall below" in note for note in table.notes)
 
@@ -216,7 +217,7 @@ def test_the_same_runs_under_two_labels_are_corrected_once(tmp_path):
     columns = dict(zip(table.head, zip(*([cell.text for cell in row] for row in table.rows))))
     assert columns["label"] == ("MLM", "MLM again", "best", "last", "soft")
     assert columns["p (Holm)"] == ("baseline", "same runs", "0.057", "0.057", "0.057")
-    assert any("the 2 comparisons of this table" in note for note in table.notes)
+    assert any("the 2 comparisons" in note for note in table.notes)
     for names in ("best and last", "MLM and MLM again"):
         assert any(note.startswith(f"{names} are the same") for note in table.notes)
 
@@ -234,7 +235,7 @@ def test_runs_that_scored_the_same_with_other_options_are_two(tmp_path):
             )
     settings = group(find_runs([tmp_path]))
     compared = compare(settings, choose_metric(find_runs([tmp_path]), "test.accuracy"), ["MLM"])
-    assert "2 comparisons of this table." in compared.notes()[0]
+    assert "the 2 comparisons" in compared.notes()[0]
     assert not any("same runs" in line for line in compared.notes())
 
 

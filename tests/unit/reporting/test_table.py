@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from outcomes import expect_facts
 from synthetic import make_run
 
 from metaseq_lm.core.errors import UsageError
@@ -91,7 +92,7 @@ def test_a_guessed_direction_is_said(metric):
 
 def test_the_guess_is_in_the_notes(tmp_path):
     make_run(tmp_path / "a", results={"metrics": {"valid": {"mlm": 2.4}}})
-    assert "Higher valid.mlm counts as better" in to_text(table_of(tmp_path))
+    assert "Higher valid.mlm counts" in to_text(table_of(tmp_path))
 
 
 def test_a_term_of_the_loss_is_better_where_it_is_small(tmp_path):
@@ -130,8 +131,8 @@ def test_duplicate_seeds_and_differing_data_are_warned_about(tmp_path):
     make_run(tmp_path / "a", seed=1)
     make_run(tmp_path / "b", seed=1, results={"data": "other"})
     notes = table_of(tmp_path).notes
-    assert any("seed 1 counts 2 times" in note for note in notes)
-    assert any("differ in the data" in note for note in notes)
+    assert any("seed 1 counts 2" in note for note in notes)
+    assert any("in the data" in note for note in notes)
 
 
 def test_costs_with_and_without_pretraining(tmp_path):
@@ -264,16 +265,17 @@ def test_a_pivot_that_mixes_settings_says_so(tmp_path):
     table = pivot_table(group(runs), metric, "label", None)
     assert cells(table, "seeds") == ["4", "6"]
     mixed = [note for note in table.notes if "mixes" in note]
-    assert len(mixed) == 2 and "3 settings that differ in task.labelled" in mixed[1]
+    assert len(mixed) == 2
+    expect_facts(mixed[1], "3 settings", "in task.labelled")
 
 
 def test_default_metric_and_unknown_metric(tmp_path):
     make_run(tmp_path / "a", results={"metrics": {"valid": {"f1": 0.5, "accuracy": 0.5}}})
     runs = find_runs([tmp_path])
     assert choose_metric(runs, None).name == "valid.f1"
-    with pytest.raises(UsageError, match="Did you mean 'valid.accuracy'.*Metrics: valid.f1"):
+    with pytest.raises(UsageError, match="'valid.accuracy'.*Metrics: valid.f1"):
         choose_metric(runs, "valid.acuracy")
-    with pytest.raises(UsageError, match="Did you mean 'valid.f1'"):
+    with pytest.raises(UsageError, match="mean 'valid.f1'"):
         choose_metric(runs, "f1")
 
 

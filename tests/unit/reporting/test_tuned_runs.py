@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from outcomes import expect_facts
 from synthetic import make_run
 
 from metaseq_lm.cli import main
@@ -60,8 +61,8 @@ def test_the_cost_of_tuning_is_a_column(searched: Path, capsys: pytest.CaptureFi
 
 def test_a_value_at_the_edge_is_no_verdict(searched: Path, capsys: pytest.CaptureFixture) -> None:
     notes = report(capsys, "S")["notes"]
-    assert [n for n in notes if "optimizer.lr was chosen at the upper end" in n]
-    assert [n for n in notes if "1 trial of a search" in n]
+    assert [n for n in notes if "optimizer.lr" in n and "upper end" in n]
+    assert [n for n in notes if "1 trial" in n]
 
 
 def test_an_archive_keeps_it(searched: Path, capsys: pytest.CaptureFixture) -> None:
@@ -74,7 +75,7 @@ def test_an_archive_keeps_it(searched: Path, capsys: pytest.CaptureFixture) -> N
 def test_a_stopped_trial_has_no_score(searched: Path) -> None:
     trial = read_run(searched / "search/all/0000")
     assert trial.trial["state"] == "pruned"
-    assert "stopped at a rung after 100 of 400" in str(trial.why_unscored("test.accuracy"))
+    expect_facts(str(trial.why_unscored("test.accuracy")), "rung", "100 of 400")
 
 
 def test_damage_is_named(searched: Path) -> None:

@@ -68,10 +68,10 @@ def test_an_error_is_said_once_while_runs_go_on_and_raised_at_the_end(tmp_path, 
         print("a table")
         raise MetaseqError("no run has started yet")
 
-    with pytest.raises(MetaseqError, match="no run has started"):
+    with pytest.raises(MetaseqError, match="no run has"):
         follow(write, [tmp_path], partial(next, looks))
     shown = capsys.readouterr()
-    assert shown.err.count("no run has started") == 1
+    assert shown.err.count("no run has") == 1
     assert shown.out.count("a table") == 1  # the last time
 
 
