@@ -20,7 +20,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
@@ -51,6 +51,11 @@ class CompareOptions:
     task_test: str | None = option(
         None, "labelled data to score (default: a fifth of --task)", metavar="TABLE"
     )
+    text_column: str | None = option(None, "column of the texts in TABLE (default: text)")
+    label_column: str | None = option(None, "column of the labels (default: label)")
+    tag_column: str | None = option(
+        None, "column of the tags in .conll files, from 0 (default: -1, the last)"
+    )
     objectives: tuple[str, ...] = option(
         ("causal", "masked_40"),
         "objectives, the one to compare with first (default: causal,masked_40)",
@@ -80,12 +85,18 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.league.plan_files import plan_of
 
     options = read_options(CompareOptions, vars(args))
-    files: dict[str, Any] = {"text": args.text, "probe": options.task}
-    if options.task_test:
-        files["probe_test"] = options.task_test
+    data = {
+        "text": args.text,
+        "probe": options.task,
+        "probe_test": options.task_test,
+        "text_columns": [options.text_column] if options.text_column else None,
+        "label_column": options.label_column,
+        "tag_column": options.tag_column,
+    }
+    data = {key: value for key, value in data.items() if value is not None}
 
     def contents_at(budget: float) -> Contents:
-        content = text_plan(files, options.objectives, options.seeds, budget)
+        content = text_plan(data, options.objectives, options.seeds, budget)
         return Contents(*plan_of(content, Path.cwd()))
 
     league_options = league.LeagueOptions(out=options.out, dry_run=options.dry_run)
@@ -135,14 +146,16 @@ def _fitted(
         runner = runner_of(contents.plan)
         values, text = forecast(runner, contents, times.updates)
         seconds = times.seconds(runner, budget)
-    values |= {"minutes": seconds / 60, "budget": budget}
     chosen = (
         f"chosen: {flops_text(budget)} FLOPs a run, with which all of it takes about "
         f"{seconds_text(seconds)} here, {launch.max_parallel or 1} runs at a time (--minutes "
         f"{options.minutes:g}); of each run {seconds_text(times.start + times.scoring)} are start, "
         "validation and scores"
     )
-    show_result("compare-plan", values, f"{text}\n{chosen}")
+    if options.dry_run:
+        show_result("league-plan", values, f"{text}\n{chosen}")
+    else:  # the standings are the result
+        show_progress(f"{text}\n{chosen}")
     return replace(contents, prices=values["flops_per_update"])
 
 

@@ -97,12 +97,12 @@ def measure_times(runner: Runner) -> Times:
 
 
 def text_plan(
-    files: Mapping[str, Any], names: Sequence[str], seeds: int, budget: float
+    data: Mapping[str, Any], names: Sequence[str], seeds: int, budget: float
 ) -> dict[str, Any]:
     """Return the content of a plan of a text: the text arm with few objectives, at one budget.
 
     Args:
-        files: The files for the keys plan.FILES.
+        data: The files of the text by the keys plan.FILES, and options of its labelled file.
         names: The objectives, the baseline first.
         seeds: The number of seeds; 0 for the least with which a difference can be established.
         budget: FLOPs of a run.
@@ -123,7 +123,7 @@ def text_plan(
     objectives = {name: _objective(known[name], names) for name in dict.fromkeys(names)}
     changes: dict[str, Any] = {
         "name": "own text",
-        "data": {**content["data"], "vocab_size": _VOCABULARY, **files},
+        "data": {**content["data"], "vocab_size": _VOCABULARY, **data},
         "options": _OPTIONS,
         "objectives": {**dict.fromkeys(content["objectives"]), **objectives},
         "budgets": [budget],

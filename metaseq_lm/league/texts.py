@@ -12,6 +12,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import replacing
+from metaseq_lm.core.output import show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.preprocess import pipeline
@@ -31,8 +32,13 @@ _OPTIONS = {
     TAGS: {"tag_scheme": "none"},
 }
 _EXPECTED = 10  # texts with a label that a part must be expected to have, if it may not lack it
-_SUBTYPES = "relation_subtypes"  # option of preprocess for the relations of a probe
-OF_PROBE = (PROBE, PROBE_TEST, _SUBTYPES)  # keys for the probe of a text
+# Options of preprocess that apply to a set of the probe, not to the text.
+_OF_SET = {
+    RELATION: ("relation_subtypes",),
+    TAGS: ("tag_column",),
+    LABELLED: ("text_columns", "label_column"),
+}
+OF_PROBE = (PROBE, PROBE_TEST, *chain.from_iterable(_OF_SET.values()))  # keys for the probe
 
 
 def make_text(
@@ -47,7 +53,7 @@ def make_text(
 
     Args:
         data: The files `text` (or several) and `probe`, perhaps `probe_test`, and options of
-            preprocess by name, of which `relation_subtypes` applies to the probe.
+            preprocess by name, of which those in `OF_PROBE` apply to the probe.
         folder: The data folder.
         lines: Number of lines of the text to read; None for all.
         keep_corpus: Whether to keep an existing corpus.
@@ -67,8 +73,9 @@ def make_text(
             f"{probe} and {data[PROBE_TEST]}: their names end differently, so they are of two "
             "kinds; a probe learns from the one and is scored on the other"
         )
-    if _SUBTYPES in data and RELATION not in sets:
-        raise UsageError(f"data.{_SUBTYPES}: {probe} is no CoNLL-U, so it has no relations")
+    for key in chain.from_iterable(names for name, names in _OF_SET.items() if name not in sets):
+        if key in data:
+            raise UsageError(f"data.{key}: does not apply to {probe}, which is {', '.join(sets)}")
     if RELATION in sets:
         _check_conllu([probe, *files_of(data, PROBE_TEST)])
     if not (keep_corpus and has_set(folder)):
@@ -84,10 +91,14 @@ def make_text(
     if PROBE_TEST in data:
         files["test"] = [Path(data[PROBE_TEST])]
     scored = None if PROBE_TEST in data else SCORED
+    if scored is not None:
+        show_progress(
+            f"{probe}: its valid split is scored, every {scored.every}th of it (of more than "
+            f"{scored.every * scored.most:,} so many that {scored.most:,} are scored)"
+        )
     for name in sets:
         options = {"labelled" if name == LABELLED else "tagged": name, **_OPTIONS.get(name, {})}
-        if name == RELATION and _SUBTYPES in data:
-            options[_SUBTYPES] = data[_SUBTYPES]
+        options |= {key: data[key] for key in _OF_SET.get(name, ()) if key in data}
         make(options, pipeline.Request(folder, files, overwrite=True, hold_out=scored))
     if LABELLED in sets:
         _check_order(probe, folder / LABELLED)
