@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from metaseq_lm.core.batch import SequenceBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import say
 from metaseq_lm.core.files import human_bytes
@@ -17,6 +18,7 @@ from metaseq_lm.core.output import Meter, hide_status, is_quiet, printable, rate
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.folder import RunFolder
+from metaseq_lm.tasks import Batches
 from metaseq_lm.training.loggers import LoggedRun, LoggerGroup
 from metaseq_lm.training.parts import peak_memory
 
@@ -50,8 +52,8 @@ class RunLog:
         if self.folder is not None and names:
             self.loggers = LoggerGroup(names, LoggedRun(self.folder.path, self.config, update))
 
-    def step(self, batches: Mapping[str, Sequence[Any]]) -> None:
-        """Count one update, with its micro-batches by stream."""
+    def step(self, batches: Batches) -> None:
+        """Count one update of these batches."""
         if self.visible:
             self._since.add(batches)
             self.meter.advance()
@@ -76,12 +78,13 @@ class RunLog:
     def _show(self, kind: str, update: int, values: dict[str, float]) -> None:
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if kind == "train" and self.visible:
-            text += self._since.text(self.meter.is_visible)
-            text += f"  memory {human_bytes(peak_memory(self.device))}"
+            speed = self._since.text(self.meter.is_visible)
+            speed += f"  memory {human_bytes(peak_memory(self.device))}"
             self._since = _Since()
-            if self.meter.is_visible:
-                self.meter.note = text
+            if self.meter.is_visible:  # values last: a narrow terminal cuts them off
+                self.meter.note = f"{speed.strip()}  {text}"
                 return
+            text += speed
         # A run may validate many times a second: the log gets every line, the screen one a second.
         if kind != "train":
             now = time.monotonic()
@@ -108,15 +111,15 @@ class _Since:
     def __init__(self) -> None:
         self.began, self.updates, self.tokens = time.monotonic(), 0, 0
 
-    def add(self, batches: Mapping[str, Sequence[Any]]) -> None:
+    def add(self, batches: Batches) -> None:
         """Count an update; tokens with padding, of batches that have some."""
         self.updates += 1
-        for batch in chain.from_iterable(batches.values()):
-            tokens = getattr(batch, "tokens", None)
-            self.tokens += tokens.numel() if isinstance(tokens, Tensor) else 0
+        for batch in chain.from_iterable(chain.from_iterable(batches.values())):
+            if isinstance(batch, SequenceBatch):
+                self.tokens += batch.tokens.numel()
 
     def text(self, without_updates: bool = False) -> str:
-        """Return updates (of all replicas alike) and tokens (of all replicas) a second."""
+        """Return updates, and tokens of all replicas, a second."""
         seconds = time.monotonic() - self.began
         counts = {"tokens": self.tokens * process_group.world_size()}
         if not without_updates:
