@@ -4,9 +4,10 @@
   metaseq-lm compare a.txt b.txt --task train.conllu --task-test test.conllu --minutes 30
   metaseq-lm compare corpus.txt --task labels.tsv --objectives causal,masked_40,diffusion
 
-TEXT has a document a line. The labelled data are a table (CSV, TSV, JSON lines) with the columns
-text and label, words with tags in CoNLL columns (.conll, .bio, .iob), or CoNLL-U (.conllu); without
---task-test a fifth of them is held out for the score, each fifth row or sentence.
+TEXT has a document a line, in a .jsonl file as the field text. The labelled data are a table (CSV,
+TSV, JSON lines) with the columns text and label, words with tags in CoNLL columns (.conll, .bio,
+.iob), or CoNLL-U (.conllu); without --task-test a fifth of them is held out for the score, each
+fifth row or sentence.
 
 The command measures what runs cost here, prints it, and chooses the budget of a run so that all of
 it takes about --minutes: learning rates are tuned, models are trained on several seeds, scored
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     options = read_options(CompareOptions, vars(args))
     data = {
         "text": args.text,
+        "text_column": "text" if all(name.endswith(".jsonl") for name in args.text) else None,
         "probe": options.task,
         "probe_test": options.task_test,
         "text_columns": [options.text_column] if options.text_column else None,

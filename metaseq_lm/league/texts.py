@@ -17,6 +17,7 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.hold_out import HoldOut
+from metaseq_lm.data.records.file_kinds import Kind, recognise
 from metaseq_lm.data.records.text_files import TextFile, check_text_file
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
 from metaseq_lm.data.words.columns import ConlluReader
@@ -78,6 +79,11 @@ def make_text(
             raise UsageError(f"data.{key}: does not apply to {probe}, which is {', '.join(sets)}")
     if RELATION in sets:
         _check_conllu([probe, *files_of(data, PROBE_TEST)])
+    if LABELLED in sets and recognise(TextFile(Path(probe))).kind in (Kind.COLUMNS, Kind.CONLLU):
+        raise UsageError(
+            f"{probe}: has words in columns, so its name should end in .conll or, for CoNLL-U, "
+            ".conllu"
+        )
     if not (keep_corpus and has_set(folder)):
         texts = list(map(Path, files_of(data, TEXT)))
         if lines is not None:
@@ -118,8 +124,8 @@ def _check_order(probe: str, folder: Path) -> None:
         if count >= 5 * _EXPECTED and not count_in_last:
             raise UsageError(
                 f"{probe}: its rows are sorted: {count} texts have the label {name!r}, but none of "
-                "its last fifth, which chooses what is learnt from the others; shuffle the rows, "
-                "such as by shuf"
+                "its last fifth, which chooses what is learnt from the others; shuffle the rows "
+                "(below a head, by shuf)"
             )
 
 

@@ -48,7 +48,7 @@ class HoldOut:
             if count < 2 * self.every:
                 raise UsageError(
                     f"{count} {unit}; every {self.every}th is held out, so {2 * self.every} are "
-                    "needed"
+                    "needed: add some, or break long ones into several"
                 )
             step = max(self.every, count // self.most) if self.most else self.every
             return np.asarray(np.arange(1, count + 1) % step == 0)

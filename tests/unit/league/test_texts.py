@@ -89,6 +89,8 @@ def test_without_a_file_to_score_every_fifth_row_is_scored_and_sorted_rows_are_r
         (name,) = probe_sets(str(file))
         splits = Manifest.load(tmp_path / "data" / name).splits
         assert {split: of[unit] for split, of in splits.items()} == {"train": 160, "valid": 40}
+    with pytest.raises(UsageError, match=r"words.txt: .*\.conll"):
+        make_text({**data, "probe": str(words.rename(tmp_path / "words.txt"))}, tmp_path / "data")
     table.write_text("".join(["text,label\n", *sorted(rows)]))
     with pytest.raises(UsageError, match="table.csv: .*good.*shuf"):
         make_text({**data, "probe": str(table)}, tmp_path / "data")
