@@ -119,7 +119,7 @@ def text_plan(
         )
     if len(set(names)) < 2:
         raise UsageError("--objectives: name two or more, the one to compare with first")
-    seeds = seeds or fewest_seeds(len(set(names)) - 1)
+    seeds = seeds or _fewest_seeds(len(set(names)) - 1)
     objectives = {name: _objective(known[name], names) for name in dict.fromkeys(names)}
     changes: dict[str, Any] = {
         "name": "own text",
@@ -150,6 +150,6 @@ def _objective(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     return kept
 
 
-def fewest_seeds(comparisons: int) -> int:
+def _fewest_seeds(comparisons: int) -> int:
     """Return the least number of seeds with which each of some differences can be established."""
     return next(n for n in count(2) if DEFAULT_TEST.smallest_p(n, n) < 0.05 / comparisons)

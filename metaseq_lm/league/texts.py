@@ -25,7 +25,7 @@ from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, PROBE, PROBE_TEST
 from metaseq_lm.league.plan_files import LABELLED, RELATION, TAGS, UPOS, probe_sets
 
 HELD_OUT = 50  # every 50th line of the text is held out
-SCORED = HoldOut(every=5, most=1000)  # of a labelled file, where no other file is scored
+_SCORED = HoldOut(every=5, most=1000)  # of a labelled file, where no other file is scored
 # Options of preprocess for the sets of a labelled file.
 _OPTIONS = {
     UPOS: {"tag_column": "upos", "tag_scheme": "none"},
@@ -49,7 +49,7 @@ def make_text(
 
     Every 50th nonblank line of the text is in the valid split; the tokenizer learns from the
     others. A probe in CoNLL-U gives the sets `upos` and `relation`, one in CoNLL columns the set
-    `tags`, a table of labelled texts the set `labels`. Without `probe_test` the part SCORED of the
+    `tags`, a table of labelled texts the set `labels`. Without `probe_test` the part _SCORED of the
     probe is their valid split.
 
     Args:
@@ -64,7 +64,40 @@ def make_text(
             texts are sorted by their labels.
         MetaseqError: A file is damaged or has another format.
     """
-    for file in (file for key in FILES for file in files_of(data, key)):
+    _check_files(data)
+    probe, sets = data[PROBE], probe_sets(data[PROBE])
+    if not (keep_corpus and has_set(folder)):
+        texts = list(map(Path, files_of(data, TEXT)))
+        if lines is not None:
+            texts = [_first_lines(texts, folder.with_name(TEXT), lines)]
+        hold_out = HoldOut(every=HELD_OUT)
+        others = (*FILES, *OF_PROBE, FOLDERS, BENCHMARKS)
+        options = {key: value for key, value in data.items() if key not in others}
+        request = pipeline.Request(folder, {"train": texts}, overwrite=True, hold_out=hold_out)
+        make(options, request)
+    files = {"train": [Path(probe)]}
+    if PROBE_TEST in data:
+        files["test"] = [Path(data[PROBE_TEST])]
+    scored = None if PROBE_TEST in data else _SCORED
+    if scored is not None:
+        show_progress(
+            f"{probe}: its valid split is scored, every {scored.every}th of it (of more than "
+            f"{scored.every * scored.most:,} so many that {scored.most:,} are scored)"
+        )
+    for name in sets:
+        options = {"labelled" if name == LABELLED else "tagged": name, **_OPTIONS.get(name, {})}
+        options |= {key: data[key] for key in _OF_SET.get(name, ()) if key in data}
+        make(options, pipeline.Request(folder, files, overwrite=True, hold_out=scored))
+    if LABELLED in sets:
+        _check_order(probe, folder / LABELLED)
+
+
+def _check_files(data: Mapping[str, Any]) -> None:
+    """Raise UsageError for files that are missing or of another kind than their names say.
+
+    The check runs before the corpus is made, which may take minutes.
+    """
+    for file in chain.from_iterable(files_of(data, key) for key in FILES):
         if not Path(file).is_file():
             kind = "is a folder; name its files" if Path(file).is_dir() else "no such file"
             raise UsageError(f"{file}: {kind}; the data are {', '.join(FILES)}")
@@ -84,30 +117,6 @@ def make_text(
             f"{probe}: has words in columns, so its name should end in .conll or, for CoNLL-U, "
             ".conllu"
         )
-    if not (keep_corpus and has_set(folder)):
-        texts = list(map(Path, files_of(data, TEXT)))
-        if lines is not None:
-            texts = [_first_lines(texts, folder.with_name(TEXT), lines)]
-        hold_out = HoldOut(every=HELD_OUT)
-        others = (*FILES, *OF_PROBE, FOLDERS, BENCHMARKS)
-        options = {key: value for key, value in data.items() if key not in others}
-        request = pipeline.Request(folder, {"train": texts}, overwrite=True, hold_out=hold_out)
-        make(options, request)
-    files = {"train": [Path(probe)]}
-    if PROBE_TEST in data:
-        files["test"] = [Path(data[PROBE_TEST])]
-    scored = None if PROBE_TEST in data else SCORED
-    if scored is not None:
-        show_progress(
-            f"{probe}: its valid split is scored, every {scored.every}th of it (of more than "
-            f"{scored.every * scored.most:,} so many that {scored.most:,} are scored)"
-        )
-    for name in sets:
-        options = {"labelled" if name == LABELLED else "tagged": name, **_OPTIONS.get(name, {})}
-        options |= {key: data[key] for key in _OF_SET.get(name, ()) if key in data}
-        make(options, pipeline.Request(folder, files, overwrite=True, hold_out=scored))
-    if LABELLED in sets:
-        _check_order(probe, folder / LABELLED)
 
 
 def _check_order(probe: str, folder: Path) -> None:
@@ -130,10 +139,7 @@ def _check_order(probe: str, folder: Path) -> None:
 
 
 def _check_conllu(files: Iterable[str]) -> None:
-    """Raise UsageError, with file and line, for a file that is named CoNLL-U but is not.
-
-    The check runs before the corpus is made, which may take minutes.
-    """
+    """Raise UsageError, with file and line, for a file that is named CoNLL-U but is not."""
     for file in files:
         reader = ConlluReader(TextFile(Path(file)), trees=False)
         try:
