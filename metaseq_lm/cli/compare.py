@@ -118,7 +118,13 @@ def run(args: argparse.Namespace) -> int:
         plan = OmegaConf.to_yaml(dict(contents.content))
         write_atomic(folder.path / "plan.yaml", (_HEAD + plan).encode())
     args.added = []
-    return league.run_contents(args, league_options, launch, folder, contents, stored)
+    code = league.run_contents(args, league_options, launch, folder, contents, stored)
+    if not options.dry_run:
+        show_progress(
+            "Where untrained, guessing or plateau is flagged, models have learnt too little to be "
+            "told apart: give more --minutes, and another --out"
+        )
+    return code
 
 
 def _fitted(

@@ -32,7 +32,7 @@ _OPTIONS = [
     "task.batch_size=8",
 ]
 _VOCABULARY = 2048
-_RATES = [1e-3, 2e-3, 4e-3]
+_RATES = [2e-3, 4e-3, 8e-3]
 _SMALLEST_EFFECT = 0.02
 _MOST_CONTROLS = 3  # untrained models of an objective
 _LEAST_UPDATES = 100  # of a run; fewer say nothing on an objective
