@@ -34,6 +34,7 @@ COMMANDS = (
         "train",
         "sweep",
         "league",
+        "compare",
         "evaluate",
         "score",
         "rerank",

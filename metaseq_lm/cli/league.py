@@ -102,9 +102,12 @@ class LeagueOptions:
         None, "the text arm: objectives on this text, a document a line, instead of the small world"
     )
     probe: str | None = option(
-        None, "with --text: labelled data, CoNLL-U or a table with the columns text and label"
+        None,
+        "with --text: labelled data, .conllu, .conll, or a table with the columns text and label",
     )
-    probe_test: str | None = option(None, "with --text: the same, for the score")
+    probe_test: str | None = option(
+        None, "with --text: the same, for the score (default: a fifth of --probe)"
+    )
     user_dir: str | None = option(None, "plug-in folder or file to load")
     watch: bool = option(
         False,
@@ -309,22 +312,52 @@ def predict(path: Path, options: LeagueOptions) -> int:
 
 
 def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
-    """Run the open part of a league, then report; or show its cost."""
-    from metaseq_lm.league.corpus import check_domain, read_corpus
-    from metaseq_lm.league.expansion import Source
+    """Run the league of a command line, or show its cost."""
+    folder, stored = open_folder(options)
+    launch = launch_of(args, folder.path, options.dry_run)
+    contents = _contents_of(words, args.added, options, folder, stored)
+    contents = _with_chosen(contents, options)
+    return run_contents(args, options, launch, folder, contents, stored)
+
+
+def open_folder(options: LeagueOptions) -> "tuple[LeagueFolder, Contents | None]":
+    """Return the folder of --out and its contents; UsageError if it cannot be one."""
     from metaseq_lm.league.folder import LeagueFolder
-    from metaseq_lm.league.forecast import check_tuning, forecast, measure_prices
-    from metaseq_lm.league.runner import Request, Runner
 
     if not options.out and not options.dry_run:
         raise UsageError("no --out given; it is the folder of the league")
     folder = LeagueFolder(Path(options.out or "league"))
     if folder.path.exists() and not folder.path.is_dir():
         raise UsageError(f"--out {options.out}: is a file; name the folder of the league")
-    stored = folder.read() if folder.exists() else None
-    launch = _launch_of(args, folder.path, options.dry_run)
-    contents = _contents_of(words, args.added, options, folder, stored)
-    contents = _with_chosen(contents, options)
+    return folder, folder.read() if folder.exists() else None
+
+
+def check_same_plan(folder: "LeagueFolder", stored: "Contents", plan: "Plan") -> None:
+    """Raise UsageError for another plan than that of the folder's contents."""
+    if stored.plan.hash != plan.hash:
+        raise UsageError(
+            f"{folder.path} holds a league of another plan ({stored.plan.hash} there, {plan.hash} "
+            "here); a plan is fixed before its runs: choose another --out"
+        )
+
+
+def run_contents(
+    args: argparse.Namespace,
+    options: LeagueOptions,
+    launch: "Launch",
+    folder: "LeagueFolder",
+    contents: "Contents",
+    stored: "Contents | None",
+) -> int:
+    """Run the open part of a league, then report; or show its cost.
+
+    `stored` are the contents of the folder so far.
+    """
+    from metaseq_lm.league.corpus import check_domain, read_corpus
+    from metaseq_lm.league.expansion import Source
+    from metaseq_lm.league.forecast import check_tuning, forecast, measure_prices, measure_updates
+    from metaseq_lm.league.runner import Request, Runner
+
     names = _names_of(contents, options, bool(args.added))
     budgets = _budgets_of(contents.plan, options)
     check_tuning(contents, budgets)
@@ -339,7 +372,7 @@ def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[st
         runner.examine_all()
         check_domain(read_corpus(data, contents.plan.controls.shifted_valid), data)
         if options.dry_run:
-            show_result("league-plan", *forecast(runner, contents))
+            show_result("league-plan", *forecast(runner, contents, measure_updates(runner)))
             return 0
         prices = measure_prices(runner, contents.prices)
         contents = replace(contents, prices=prices)
@@ -358,7 +391,7 @@ def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[st
     return 0 if over else 1
 
 
-def _launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
+def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
     """Return the launch options; raises UsageError without Slurm."""
     from metaseq_lm.sweeps.options import Launch, check_out, launch_from
     from metaseq_lm.sweeps.submit import need_slurm
@@ -385,7 +418,7 @@ def _contents_of(
     """
     from metaseq_lm.league.assembly import with_archived
     from metaseq_lm.league.folder import Contents
-    from metaseq_lm.league.plan import FILES
+    from metaseq_lm.league.plan import FILES, PROBE, TEXT
     from metaseq_lm.league.plan_files import (
         BALANCED,
         SHIPPED,
@@ -396,8 +429,8 @@ def _contents_of(
     )
 
     files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
-    if files and (words or set(files) != set(FILES)):
-        raise UsageError("--text, --probe and --probe-test go together, without PLAN.yaml")
+    if files and (words or not {TEXT, PROBE} <= files.keys()):
+        raise UsageError("--text and --probe go together, perhaps with --probe-test, no PLAN.yaml")
     if len(words) > 1:
         raise UsageError(f"give one PLAN.yaml, got {' '.join(words)}; options go with --with")
     if stored is not None and not words and not files:
@@ -406,12 +439,8 @@ def _contents_of(
         file = named_plan(words[0]) if words else TEXT_ARM if files else BALANCED
         archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
         contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
-        if folder and stored is not None and stored.plan.hash != contents.plan.hash:
-            raise UsageError(
-                f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "
-                f"{contents.plan.hash} here); a plan is fixed before its runs: choose another --out"
-            )
-        if stored is not None:
+        if folder and stored is not None:
+            check_same_plan(folder, stored, contents.plan)
             contents = replace(contents, added=stored.added, prices=stored.prices)
     contents = with_archived(contents)
     return _with_objective(contents, added, options) if added else contents

@@ -1,25 +1,27 @@
 """What a terminal shows, and escaping of texts for terminals, spreadsheets and Markdown."""
 
+import contextlib
+import math
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO
 
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 
 
 _quiet = False
-_status_width = 0  # width of the status line on a terminal, 0 for none
+_status: tuple[TextIO, int] | None = None  # the terminal that shows a status line, and its width
 _LOG_INTERVAL = 60.0  # seconds between lines of a status outside terminals
+_TERMINAL_INTERVAL = 0.1  # seconds between the texts of a `Meter`
 
 
-@contextmanager
+@contextlib.contextmanager
 def results_only() -> Iterator[None]:
     """Print only results and errors inside the block."""
     global _quiet
@@ -54,13 +56,10 @@ class StatusLine:
 
     def show(self, text: str, share: float) -> None:
         """Show the state, unless only results are printed; `share` is the work done, 0 to 1."""
-        global _status_width
         if _quiet:
             return
         if sys.stdout.isatty():
-            hide_status()
-            _status_width = shutil.get_terminal_size().columns - 1
-            print(clean(text)[:_status_width], end="", flush=True)
+            _rewrite(sys.stdout, text)
             return
         now, tenths = time.monotonic(), int(10 * share + 1e-9)
         if tenths > self.tenths or now - self.shown > max(_LOG_INTERVAL, (now - self.begun) / 20):
@@ -68,12 +67,66 @@ class StatusLine:
             show(text)
 
 
+class Meter:
+    """Progress of counted work, only on a terminal: what is done, how fast, and the time left.
+
+    It is the status line of standard error, for commands whose log has lines of its own.
+
+    Attributes:
+        note: Text behind it.
+    """
+
+    def __init__(self, name: str, unit: str, total: float, done: float = 0) -> None:
+        self.name, self.unit, self.total, self.done = name, unit, total, done
+        self.note = ""
+        self._first, self._begun, self._shown = done, time.monotonic(), -math.inf
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether there is a terminal, and not only results are printed."""
+        return not _quiet and sys.stderr.isatty()
+
+    def advance(self, count: float = 1) -> None:
+        """Count work; show the state if the last one is old."""
+        self.done += count
+        now = time.monotonic()
+        if now - self._shown >= _TERMINAL_INTERVAL and self.is_visible:
+            self._shown = now
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                _rewrite(sys.stderr, self.text())
+
+    def text(self) -> str:
+        """Return what is done, units a second, and the time left, with the note."""
+        seconds = time.monotonic() - self._begun
+        rate = (self.done - self._first) / seconds if seconds else 0.0
+        parts = [f"{self.name}  {self.done:,}/{self.total:,} {self.unit}"]
+        if rate:
+            left = seconds_text((self.total - self.done) / rate)
+            parts += [rate_text(rate, self.unit), f"about {left} left"]
+        return f"{', '.join(parts)}  {self.note}".rstrip()
+
+
+def rate_text(rate: float, unit: str) -> str:
+    """Return a number of units a second, such as "12.3 updates/s" or "45,678 tokens/s"."""
+    return f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.3g} {unit}/s"
+
+
+def _rewrite(stream: TextIO, text: str) -> None:
+    """Show a status line on a terminal in place of the last one."""
+    global _status
+    hide_status()
+    width = shutil.get_terminal_size().columns - 1
+    _status = stream, width
+    print(clean(text)[:width], end="", flush=True, file=stream)
+
+
 def hide_status() -> None:
-    """Clear the line of a `StatusLine`, so that other output can take its place."""
-    global _status_width
-    if _status_width:
-        print(f"\r{' ' * _status_width}\r", end="", flush=True)
-        _status_width = 0
+    """Clear the status line, so that other output can take its place."""
+    global _status
+    if _status is not None:
+        (stream, width), _status = _status, None
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(f"\r{' ' * width}\r", end="", flush=True, file=stream)
 
 
 def show(text: str = "", end: str = "\n") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +116,16 @@ def source_of(data: Mapping[str, Any]) -> dict[str, Any]:
         source[BENCHMARKS] = {name: _hash_of_folder(Path(path)) for name, path in sources}
     for key in FILES:
         if key in data:
-            file = Path(data[key])
-            source[key] = _hash_of(file) if file.is_file() else None
+            source[key] = _hashes_of(data[key])
     return source
+
+
+def _hashes_of(files: str | Sequence[str]) -> Any:
+    """Return the hash of a file, or those of several; None if one is missing."""
+    if isinstance(files, str):
+        return _hash_of(Path(files)) if Path(files).is_file() else None
+    hashes = list(map(_hashes_of, files))
+    return None if None in hashes else hashes
 
 
 def _hash_of(file: Path) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,43 @@ from metaseq_lm.training.price import (
 )
 
 
-def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
-    """Return runs, FLOPs and time of a request and the detectable effect, as values and lines."""
-    lines, plan = [contents.title], runner.plan
-    prices, rates, conditions = {}, {}, []
+@dataclass(frozen=True)
+class Update:
+    """The measured cost of an update: of which parts, and its seconds, see `PriceEstimate`."""
+
+    estimate: PriceEstimate
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Seconds a FLOP."""
+        return self.seconds / self.estimate.flops
+
+
+def measure_updates(runner: Runner, at_least: float = 0.0) -> dict[str, Update]:
+    """Make updates of each objective of a request here; return what one costs, by objective.
+
+    Those of an objective take `at_least` so many seconds, which evens out other work here.
+    """
+    measured = {}
     for objective in runner.request.objectives:
         estimate = estimate_update(runner, objective)
-        prices[objective.name] = estimate.flops
-        rates[objective.name] = seconds_of_update(estimate) / estimate.flops
+        began, seconds = time.monotonic(), [seconds_of_update(estimate)]
+        while time.monotonic() - began < at_least:
+            seconds.append(seconds_of_update(estimate))
+        measured[objective.name] = Update(estimate, float(np.mean(seconds)))
+    return measured
+
+
+def forecast(
+    runner: Runner, contents: Contents, measured: Mapping[str, Update]
+) -> tuple[dict[str, Any], str]:
+    """Return runs, FLOPs and time of a request and the detectable effect, as values and lines."""
+    lines, plan = [contents.title], runner.plan
+    prices = {name: update.estimate.flops for name, update in measured.items()}
+    conditions = []
+    for objective in runner.request.objectives:
+        estimate = measured[objective.name].estimate
         most = max(runner.budgets(objective))
         config = with_updates(estimate.parts.config, max(1, int(most // estimate.flops)))
         trainer = replace(config.trainer, max_flops=most)
@@ -55,11 +85,10 @@ def forecast(runner: Runner, contents: Contents) -> tuple[dict[str, Any], str]:
             f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
             f"{' to '.join(updates)} updates"
         )
-        one = replace(runner, request=replace(runner.request, objectives=(objective,)))
-        for (phase, budget), count in one.planned().items():
+        for (phase, budget), count in runner.planned_of(objective).items():
             counts[phase] += count
             flops[phase] += count * budget
-            seconds += count * budget * rates[objective.name]
+            seconds += count * budget * measured[objective.name].rate
     lines += excluded
     if plan.tuning.plausible:
         lines.append(f"final counts one setting of each objective; up to {MOST} may be plausible")

@@ -31,8 +31,8 @@ from metaseq_lm.sweeps.definition import (
     text_of,
 )
 
-TEXT = "text"
-FILES = (TEXT, "probe", "probe_test")  # keys of the data of a text
+# Keys of the data of a text: its files, the labelled file, and the one that is scored, if any.
+TEXT, PROBE, PROBE_TEST = FILES = ("text", "probe", "probe_test")
 # Folders of the user: suites, and official files by benchmark.
 FOLDERS, BENCHMARKS = "folders", "benchmarks"
 
@@ -252,9 +252,9 @@ class Plan:
     Attributes:
         name: Its name in reports.
         data: Options of preprocess by name, such as `world`; or `folder`, the path of existing
-            data; or a `text` with `probe` and `probe_test`, see `texts.make_text`. Data that the
-            league makes may have `folders` of suites, and `benchmarks`, folders of official files
-            by benchmark.
+            data; or a `text`, a file or several, with `probe` and perhaps `probe_test`, see
+            `texts.make_text`. Data that the league makes may have `folders` of suites, and
+            `benchmarks`, folders of official files by benchmark.
         options: key=value options of every run.
         objectives: The objectives to compare.
         ladder: Budgets and seeds.
@@ -307,7 +307,8 @@ class Plan:
         data = content["data"] = dict(content["data"])
         for key in ("folder", *FILES):
             if key in data:
-                data[key] = Path(data[key]).name
+                names = [Path(file).name for file in files_of(data, key)]
+                data[key] = names[0] if isinstance(data[key], str) else names
         if FOLDERS in data:
             data[FOLDERS] = [Path(folder).name for folder in data[FOLDERS]]
         if BENCHMARKS in data:
@@ -350,6 +351,12 @@ class Plan:
         parts = self.comparison.parts_of(self.tuning_metric(objective))
         names = {part.partition(".")[0] for part in parts}
         return [entry for entry in self.comparison.suites if entry_name(entry) in names]
+
+
+def files_of(data: Mapping[str, Any], key: str) -> list[str]:
+    """Return the files that a key of the data names: one, several, or none without the key."""
+    named = data.get(key, [])
+    return [named] if isinstance(named, str) else list(named)
 
 
 def stated(value: Any) -> Any:

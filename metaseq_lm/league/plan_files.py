@@ -16,8 +16,9 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.structured import read_structured
 from metaseq_lm.league.plan import (
     BENCHMARKS,
-    FILES,
     FOLDERS,
+    PROBE,
+    PROBE_TEST,
     TEXT,
     Comparison,
     Controls,
@@ -39,8 +40,19 @@ SHIPPED = tuple(
     plan for plan in _NAMED if plan.with_suffix(".jsonl.gz").exists()
 )  # with an archive
 _KINDS = {"world", "folder", TEXT}  # keys that name the kind of data
-CONLLU = (".conllu", ".conllu.gz")
-LABELLED = "labels"  # name of the set made from a table of labelled texts
+# The sets that a labelled file gives, by the ending of its name: of words, else of texts.
+UPOS, RELATION, TAGS, LABELLED = "upos", "relation", "tags", "labels"
+_WORDS = {".conllu": (UPOS, RELATION), **dict.fromkeys((".conll", ".bio", ".iob"), (TAGS,))}
+# Frozen and fine-tuned readings of a set of words, and of texts: {set}, and the split {split}.
+_OF_WORDS = (
+    "probe {set} name={set} split={split} train=500 test=800",
+    "adapt {set} name={set}_tuned split={split} test=800 updates=100 lr=[1e-3]",
+)
+_OF_TEXTS = (
+    "probe {set} name={set} split={split} train=2000 test=1000",
+    "finetune {set} name={set}_tuned split={split} train=500 epochs=4 batch_size=16 lr=1e-3 "
+    "frozen=false",
+)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 
 
@@ -66,7 +78,7 @@ class _DataPaths:
     """The keys of data that are paths."""
 
     folder: str = ""
-    text: str = ""
+    text: Any = ""
     probe: str = ""
     probe_test: str = ""
     folders: list[str] = field(default_factory=list)
@@ -111,7 +123,7 @@ def archive_beside(plan: Path) -> Path | None:
 
 
 def read_plan(
-    path: Path, files: Mapping[str, str] | None = None, above: tuple[Path, ...] = ()
+    path: Path, files: Mapping[str, Any] | None = None, above: tuple[Path, ...] = ()
 ) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of a file, and its content with absolute paths of the data.
 
@@ -119,7 +131,7 @@ def read_plan(
 
     Args:
         path: The file.
-        files: The files for the keys FILES, for a plan of a text without data.
+        files: The files for the keys plan.FILES, for a plan of a text without data.
         above: The plans that use it as a base.
 
     Raises:
@@ -131,16 +143,29 @@ def read_plan(
         file = file.resolve()
         if file in (above := (*above, path.resolve())):
             raise UsageError(f"{path}: base: {file} is a base of itself")
-        content = _merge(read_plan(file, above=above)[1], content)
+        content = merge(read_plan(file, above=above)[1], content)
     if files:
-        content = _with_text(content, {k: absolute(file, Path.cwd()) for k, file in files.items()})
+        content["data"] = {**content["data"], **_locate(dict(files), Path.cwd())}
     with naming_place(path, always=True):
-        if isinstance(content.get("data"), dict):
-            content["data"] = _parse_data(content["data"], path.parent)
-        return parse_plan(content), content
+        return plan_of(content, path.parent)
 
 
-def _merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+def plan_of(content: Mapping[str, Any], base: Path) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a mapping, and the mapping with all that it leaves to the text's data.
+
+    Paths are made absolute, relative ones resolved against `base`; a plan of a text that names no
+    suites has the readings of its labelled file. Raises UsageError.
+    """
+    data, comparison = content.get("data"), content.get("comparison")
+    if isinstance(data, dict):
+        data = _parse_data(data, base)
+        content = {**content, "data": data}
+        if TEXT in data and isinstance(comparison, dict) and "suites" not in comparison:
+            content["comparison"] = {**_readings(data), **comparison}
+    return parse_plan(content), dict(content)
+
+
+def merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a plan merged over the content of its base.
 
     Mappings are merged one level deep, and options by key. Data of another kind, other lists and
@@ -163,19 +188,29 @@ def _option_key(option: Any) -> str:
     return str(option).partition("=")[0]
 
 
-def _with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of the plan of a text with the files of a user.
+def probe_sets(file: str) -> tuple[str, ...]:
+    """Return the names of the sets that a labelled file gives, by the ending of its name."""
+    return _WORDS.get(Path(file.removesuffix(".gz")).suffix, (LABELLED,))
 
-    If the probe is a table, the metric is the accuracy of its labels.
+
+def _readings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return suites and metrics of the labelled file of a text: frozen, and fine-tuned.
+
+    The held-out part of the file is scored if no other file is. Objectives may be tuned by
+    `frozen_valid`, the accuracies that choose a layer.
     """
-    content = {**content, "data": {**content.get("data", {}), **files}}
-    if not files["probe"].endswith(CONLLU):
-        suites = [f"probe {LABELLED} name={LABELLED}"]
-        # Objectives may be tuned by the mean of the accuracies that select a layer.
-        means = {"probes_valid": [f"{LABELLED}.valid_accuracy"]}
-        metrics = {"metric": f"{LABELLED}.accuracy", "means": means, "secondary": []}
-        content["comparison"] = {**content["comparison"], "suites": suites, **metrics}
-    return content
+    sets, split = probe_sets(data[PROBE]), "test" if PROBE_TEST in data else "valid"
+    templates = _OF_TEXTS if sets == (LABELLED,) else _OF_WORDS
+    suites = [text.format(set=name, split=split) for text in templates for name in sets]
+    means = {
+        "frozen": [f"{name}.accuracy" for name in sets],
+        "tuned": [f"{name}_tuned.accuracy" for name in sets],
+        "end_task": ["frozen", "tuned"],
+        "frozen_valid": [f"{name}.valid_accuracy" for name in sets],
+    }
+    parts = [*means["frozen"], *means["tuned"]] if len(sets) > 1 else []
+    secondary = ["frozen", "tuned", *parts]
+    return {"suites": suites, "metric": "end_task", "means": means, "secondary": secondary}
 
 
 def parse_plan(content: Mapping[str, Any]) -> Plan:
@@ -228,8 +263,12 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
     if "folder" in data and len(data) > 1:
         further = ", ".join(data.keys() - {"folder"})
         raise UsageError(f"data: a folder has no further keys; leave out {further}")
-    if TEXT in data and not all(key in data for key in FILES):
-        raise UsageError(f"data: a text needs {', '.join(FILES)}")
+    if TEXT in data:
+        if PROBE not in data:
+            raise UsageError(f"data: a text needs a labelled file, {PROBE}")
+        named = [data[TEXT]] if isinstance(data[TEXT], str) else data[TEXT]
+        if not (isinstance(named, list) and named and all(isinstance(f, str) for f in named)):
+            raise UsageError(f"data.{TEXT}: {data[TEXT]!r} is neither a file nor a list of files")
     if not data.keys() - {FOLDERS, BENCHMARKS}:
         raise UsageError("data: give a folder, a text, or options such as world: quad")
     for key in data.keys() - set(keys):

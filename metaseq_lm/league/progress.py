@@ -12,6 +12,7 @@ from metaseq_lm.league.expansion import BUDGET, PHASES, TUNE, LeagueSweep
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import read_json_if_valid
+from metaseq_lm.sweeps.progress import active_text
 from metaseq_lm.sweeps.states import ACTIVE, State, states
 
 _Key = tuple[str, str]  # the folder of a sweep, and the name of a run
@@ -31,6 +32,7 @@ class Progress:
         self.budgets: dict[_Key, tuple[str, float]] = {}
         self.over: dict[_Key, str] = {}
         self.begun: dict[_Key, float] = {}
+        self.active: dict[str, State] = {}
         self.seconds = self.flops = 0.0
         self.extra: dict[bool, list[float]] = {True: [], False: []}  # by whether it is a trial
         self.status = StatusLine()
@@ -56,12 +58,14 @@ class Progress:
         if key in self.over:  # its process had not ended yet
             return
         (state,) = states(folder, [run])
+        name = "/".join((*folder.path.parts[-2:], run.name))
+        self.active.pop(name, None)
         if state.state in ACTIVE:
             self.begun.setdefault(key, time.monotonic())
+            self.active[name] = state
         else:
             self._end(key, folder.path / run.folder, state.state)
             if state.state != "finished":
-                name = "/".join((*folder.path.parts[-2:], run.name))
                 show_progress(f"{name}  {state.state}  {state.reason}".rstrip())
         self.status.show(self.text(), len(self.over) / max(1, self.totals().total()))
 
@@ -80,11 +84,12 @@ class Progress:
             self.extra[phase == TUNE].append(max(0.0, watched - results["seconds"]))
 
     def text(self) -> str:
-        """Return the number of ended runs in each phase, and the time left."""
+        """Return the number of ended runs in each phase, the time left, and what runs."""
         total, done = self.totals(), Counter(self.budgets[key][0] for key in self.over)
         counts = [f"{phase} {done[phase]}/{total[phase]}" for phase in PHASES if total[phase]]
         left = self.remaining()
-        return ", ".join([*counts, f"about {seconds_text(left)} left"] if left else counts)
+        counts += [f"about {seconds_text(left)} left"] * bool(left)
+        return ", ".join(counts) + active_text(self.active)
 
     def totals(self) -> Counter[str]:
         """Return the number of runs of each phase, including planned ones."""

@@ -130,16 +130,19 @@ class Runner:
 
     def planned(self) -> Counter[tuple[str, float]]:
         """Return the number of runs by phase and budget, before any grid is widened."""
+        return sum(map(self.planned_of, self.request.objectives), Counter[tuple[str, float]]())
+
+    def planned_of(self, objective: Objective) -> Counter[tuple[str, float]]:
+        """Return the number of runs of an objective, see `planned`."""
         plan = self.plan
         count: Counter[tuple[str, float]] = Counter()
-        for objective in self.request.objectives:
-            for budget in self.tuned_budgets(objective):
-                count[TUNE, budget] += plan.trials(objective, budget)
-            for budget in self.budgets(objective):
-                count[FINAL, budget] += len(plan.ladder.seeds)
-            for budget in self.shuffled_budgets(objective):
-                count[SHUFFLED, budget] += len(plan.controls.seeds)
-            count[UNTRAINED, 0.0] += len(plan.controls.seeds) * plan.controls.untrained
+        for budget in self.tuned_budgets(objective):
+            count[TUNE, budget] += plan.trials(objective, budget)
+        for budget in self.budgets(objective):
+            count[FINAL, budget] += len(plan.ladder.seeds)
+        for budget in self.shuffled_budgets(objective):
+            count[SHUFFLED, budget] += len(plan.controls.seeds)
+        count[UNTRAINED, 0.0] += len(plan.controls.seeds) * plan.controls.untrained
         return count
 
     def sweep(self, objective: Objective, phase: str, settings: Sequence[Values]) -> LeagueSweep:

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import replacing
+from metaseq_lm.core.output import show_progress
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.hold_out import HoldOut
+from metaseq_lm.data.records.file_kinds import Kind, recognise
 from metaseq_lm.data.records.text_files import TextFile, check_text_file
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
 from metaseq_lm.data.words.columns import ConlluReader
-from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT
-from metaseq_lm.league.plan_files import CONLLU, LABELLED
+from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, PROBE, PROBE_TEST, TEXT, files_of
+from metaseq_lm.league.plan_files import LABELLED, RELATION, TAGS, UPOS, probe_sets
 
 HELD_OUT = 50  # every 50th line of the text is held out
-# The probes of a file of dependencies: name, column, scheme of the tags.
-RELATION = "relation"
-_TAGGED = (("upos", "upos", "none"), (RELATION, "deprel", "none"))
-_SUBTYPES = "relation_subtypes"  # option of preprocess for the relations of a probe
-OF_PROBE = ("probe", "probe_test", _SUBTYPES)  # keys for the probe of a text
+_SCORED = HoldOut(every=5, most=1000)  # of a labelled file, where no other file is scored
+# Options of preprocess for the sets of a labelled file.
+_OPTIONS = {
+    UPOS: {"tag_column": "upos", "tag_scheme": "none"},
+    RELATION: {"tag_column": "deprel", "tag_scheme": "none"},
+    TAGS: {"tag_scheme": "none"},
+}
+_EXPECTED = 10  # texts with a label that a part must be expected to have, if it may not lack it
+# Options of preprocess that apply to a set of the probe, not to the text.
+_OF_SET = {
+    RELATION: ("relation_subtypes",),
+    TAGS: ("tag_column",),
+    LABELLED: ("text_columns", "label_column"),
+}
+OF_PROBE = (PROBE, PROBE_TEST, *chain.from_iterable(_OF_SET.values()))  # keys for the probe
 
 
 def make_text(
@@ -33,75 +48,111 @@ def make_text(
     """Make the corpus of a text and the sets of its probe.
 
     Every 50th nonblank line of the text is in the valid split; the tokenizer learns from the
-    others. A probe in CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts gives
-    the set `labels`.
+    others. A probe in CoNLL-U gives the sets `upos` and `relation`, one in CoNLL columns the set
+    `tags`, a table of labelled texts the set `labels`. Without `probe_test` the part _SCORED of the
+    probe is their valid split.
 
     Args:
-        data: The files `text`, `probe` and `probe_test`, and options of preprocess by name, of
-            which `relation_subtypes` applies to the probe.
+        data: The files `text` (or several) and `probe`, perhaps `probe_test`, and options of
+            preprocess by name, of which those in `OF_PROBE` apply to the probe.
         folder: The data folder.
         lines: Number of lines of the text to read; None for all.
         keep_corpus: Whether to keep an existing corpus.
 
     Raises:
-        UsageError: A file is missing, a probe is not CoNLL-U, or the text is too short.
+        UsageError: A file is missing, a probe is not CoNLL-U, the text is too short, or labelled
+            texts are sorted by their labels.
         MetaseqError: A file is damaged or has another format.
     """
-    for key in FILES:
-        if not Path(data[key]).is_file():
-            raise UsageError(f"{data[key]}: no such file; the data need {', '.join(FILES)}")
-    if data["probe"].endswith(CONLLU) != data["probe_test"].endswith(CONLLU):
-        raise UsageError(
-            f"{data['probe']} and {data['probe_test']}: one is CoNLL-U by its name, the other is "
-            "not; a probe learns from the one and is scored on the other"
-        )
-    if _SUBTYPES in data and not data["probe"].endswith(CONLLU):
-        raise UsageError(f"data.{_SUBTYPES}: {data['probe']} is no CoNLL-U, so it has no relations")
-    _check_probe(data)
+    _check_files(data)
+    probe, sets = data[PROBE], probe_sets(data[PROBE])
     if not (keep_corpus and has_set(folder)):
-        text = Path(data[TEXT])
+        texts = list(map(Path, files_of(data, TEXT)))
         if lines is not None:
-            text = _first_lines(text, folder.with_name(TEXT), lines)
+            texts = [_first_lines(texts, folder.with_name(TEXT), lines)]
         hold_out = HoldOut(every=HELD_OUT)
         others = (*FILES, *OF_PROBE, FOLDERS, BENCHMARKS)
         options = {key: value for key, value in data.items() if key not in others}
-        request = pipeline.Request(folder, {"train": [text]}, overwrite=True, hold_out=hold_out)
+        request = pipeline.Request(folder, {"train": texts}, overwrite=True, hold_out=hold_out)
         make(options, request)
-    probes = {"train": [Path(data["probe"])], "test": [Path(data["probe_test"])]}
-    for options in _probe_sets(data).values():
-        make(options, pipeline.Request(folder, probes, overwrite=True))
+    files = {"train": [Path(probe)]}
+    if PROBE_TEST in data:
+        files["test"] = [Path(data[PROBE_TEST])]
+    scored = None if PROBE_TEST in data else _SCORED
+    if scored is not None:
+        show_progress(
+            f"{probe}: its valid split is scored, every {scored.every}th of it (of more than "
+            f"{scored.every * scored.most:,} so many that {scored.most:,} are scored)"
+        )
+    for name in sets:
+        options = {"labelled" if name == LABELLED else "tagged": name, **_OPTIONS.get(name, {})}
+        options |= {key: data[key] for key in _OF_SET.get(name, ()) if key in data}
+        make(options, pipeline.Request(folder, files, overwrite=True, hold_out=scored))
+    if LABELLED in sets:
+        _check_order(probe, folder / LABELLED)
 
 
-def _probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of preprocess for each set of a probe, by set."""
-    if not data["probe"].endswith(CONLLU):
-        return {LABELLED: {"labelled": LABELLED}}
-    sets = {}
-    for name, column, scheme in _TAGGED:
-        sets[name] = {"tagged": name, "tag_column": column, "tag_scheme": scheme}
-    if _SUBTYPES in data:
-        sets[RELATION][_SUBTYPES] = data[_SUBTYPES]
-    return sets
-
-
-def _check_probe(data: Mapping[str, Any]) -> None:
-    """Raise UsageError, with file and line, for a probe that is named CoNLL-U but is not.
+def _check_files(data: Mapping[str, Any]) -> None:
+    """Raise UsageError for files that are missing or of another kind than their names say.
 
     The check runs before the corpus is made, which may take minutes.
     """
-    for key in ("probe", "probe_test") if data["probe"].endswith(CONLLU) else ():
-        reader = ConlluReader(TextFile(Path(data[key])), trees=False)
+    for file in chain.from_iterable(files_of(data, key) for key in FILES):
+        if not Path(file).is_file():
+            kind = "is a folder; name its files" if Path(file).is_dir() else "no such file"
+            raise UsageError(f"{file}: {kind}; the data are {', '.join(FILES)}")
+    probe, sets = data[PROBE], probe_sets(data[PROBE])
+    if PROBE_TEST in data and probe_sets(data[PROBE_TEST]) != sets:
+        raise UsageError(
+            f"{probe} and {data[PROBE_TEST]}: their names end differently, so they are of two "
+            "kinds; a probe learns from the one and is scored on the other"
+        )
+    for key in chain.from_iterable(names for name, names in _OF_SET.items() if name not in sets):
+        if key in data:
+            raise UsageError(f"data.{key}: does not apply to {probe}, which is {', '.join(sets)}")
+    if RELATION in sets:
+        _check_conllu([probe, *files_of(data, PROBE_TEST)])
+    if LABELLED in sets and recognise(TextFile(Path(probe))).kind in (Kind.COLUMNS, Kind.CONLLU):
+        raise UsageError(
+            f"{probe}: has words in columns, so its name should end in .conll or, for CoNLL-U, "
+            ".conllu"
+        )
+
+
+def _check_order(probe: str, folder: Path) -> None:
+    """Raise UsageError for labelled texts that are sorted by label.
+
+    Probes learn from the first texts of train, and the last ones choose layers and epochs.
+    """
+    train = LabelledSet(folder, "train")
+    if train.labels is None or train.labels.ndim > 1:
+        return
+    counts = np.bincount(train.labels)
+    last = np.bincount(train.labels[-len(train.labels) // 5 :], minlength=len(counts))
+    for name, count, count_in_last in zip(train.label_names, counts, last):
+        if count >= 5 * _EXPECTED and not count_in_last:
+            raise UsageError(
+                f"{probe}: its rows are sorted: {count} texts have the label {name!r}, but none of "
+                "its last fifth, which chooses what is learnt from the others; shuffle the rows "
+                "(below a head, by shuf)"
+            )
+
+
+def _check_conllu(files: Iterable[str]) -> None:
+    """Raise UsageError, with file and line, for a file that is named CoNLL-U but is not."""
+    for file in files:
+        reader = ConlluReader(TextFile(Path(file)), trees=False)
         try:
             count = sum(1 for _ in reader)
         except MetaseqError as error:
             raise UsageError(f"{error}. Correct the file, or name another one") from error
         if not count:
-            raise UsageError(f"{data[key]}: no sentences")
+            raise UsageError(f"{file}: no sentences")
 
 
 def has_text(data: Mapping[str, Any], folder: Path) -> bool:
     """Return whether the corpus and all sets of its probe are in a data folder."""
-    return all(map(has_set, (folder, *(folder / name for name in _probe_sets(data)))))
+    return all(map(has_set, (folder, *(folder / name for name in probe_sets(data[PROBE])))))
 
 
 def has_set(folder: Path) -> bool:
@@ -122,12 +173,14 @@ def make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
     pipeline.preprocess(kind.value(options, request))
 
 
-def _first_lines(text: Path, folder: Path, most: int) -> Path:
-    """Write the first nonblank lines of a text into a folder and return the file."""
-    check_text_file(text)
+def _first_lines(texts: Iterable[Path], folder: Path, most: int) -> Path:
+    """Write the first nonblank lines of texts into a folder and return the file."""
+    for text in texts:
+        check_text_file(text)
     folder.mkdir(parents=True, exist_ok=True)
     head = folder / "head.txt"
-    filled = (line for _, line, _ in TextFile(text).lines() if line.strip())
+    lines = chain.from_iterable(TextFile(text).lines() for text in texts)
+    filled = (line for _, line, _ in lines if line.strip())
     with replacing(head) as file:
         file.writelines(line.encode() + b"\n" for line in islice(filled, most))
     return head

@@ -1,11 +1,12 @@
 """Progress of the runs that a sweep's command launched, and the time left."""
 
 import time
+from collections.abc import Mapping
 
-from metaseq_lm.core.output import StatusLine, seconds_text, show_progress
+from metaseq_lm.core.output import StatusLine, rate_text, seconds_text, show_progress
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.states import ACTIVE, lines, states
+from metaseq_lm.sweeps.states import ACTIVE, State, lines, states
 
 
 class Progress:
@@ -18,7 +19,7 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.total = total
         self.over: set[str] = set()
-        self.begun: dict[str, float] = {}  # the done part of each active run
+        self.begun: dict[str, State] = {}  # the active runs
         self.started = time.monotonic()
         self.status = StatusLine()
 
@@ -27,7 +28,7 @@ class Progress:
         (state,) = states(folder, [run])
         self.begun.pop(run.name, None)
         if state.state in ACTIVE:
-            self.begun[run.name] = min(1.0, state.update / max(1, state.max_update))
+            self.begun[run.name] = state
         else:
             self.over.add(run.name)
             if state.state != "finished":
@@ -35,8 +36,18 @@ class Progress:
         self.status.show(self.text(), len(self.over) / self.total)
 
     def text(self) -> str:
-        """Return the numbers of ended and active runs, and the time left if known."""
-        done = len(self.over) + sum(self.begun.values())
+        """Return the numbers of ended and active runs, the time left if known, and what runs."""
+        parts = (min(1.0, s.update / max(1, s.max_update)) for s in self.begun.values())
+        done = len(self.over) + sum(parts)
         left = (time.monotonic() - self.started) * (self.total - done) / done if done else None
         text = f"{len(self.over)}/{self.total} runs over, {len(self.begun)} active"
-        return f"{text}, about {seconds_text(left)} left" if left else text
+        text += f", about {seconds_text(left)} left" * bool(left)
+        return text + active_text(self.begun)
+
+
+def active_text(active: Mapping[str, State]) -> str:
+    """Return the names of active runs, and their updates a second; "" without any."""
+    if not active:
+        return ""
+    rate = sum(state.update / state.seconds for state in active.values() if state.seconds)
+    return f" ({', '.join([rate_text(rate, 'updates')] * bool(rate) + list(active))})"

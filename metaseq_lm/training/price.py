@@ -252,7 +252,7 @@ def dry_run(config: RunConfig) -> tuple[Parts, dict[str, Any]]:
     estimate = estimate_price(config, divisor=0)
     parts, updates = estimate.parts, len(estimate.first_updates)
     log = RunLog(config, None)
-    log.start(updates, updates)
+    log.start(updates, updates, parts.engine.device)
     values = estimate.logs | engine_values(parts.engine)
     log.values("train", updates, 0.0, values)
     check_finite(updates, values)

@@ -128,7 +128,7 @@ class TrainingRun:
             self.folder.write_config(self.config)
         if self.initialisation.message:
             messages.insert(0, self.initialisation.message)
-        self.log.start(options.max_update, trainer.update)
+        self.log.start(options.max_update, trainer.update, self.engine.device)
         self.log.open_loggers(trainer.update)
         if self.folder is not None:
             check_room(folder, self.model, bool(options.average_decay))

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from metaseq_lm.core.batch import SequenceBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import say
-from metaseq_lm.core.output import is_quiet, printable
+from metaseq_lm.core.files import human_bytes
+from metaseq_lm.core.output import Meter, hide_status, is_quiet, printable, rate_text
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.folder import RunFolder
+from metaseq_lm.tasks import Batches
 from metaseq_lm.training.loggers import LoggedRun, LoggerGroup
+from metaseq_lm.training.parts import peak_memory
 
 
 class RunLog:
     """Writes events and values to the screen, log.jsonl and loggers.
 
-    Only the first replica prints: a progress bar on a terminal, else lines. No files are written if
-    `folder` is None.
+    Only the first replica prints: a line that is rewritten on a terminal, else lines. No files are
+    written if `folder` is None.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder | None) -> None:
@@ -33,22 +35,15 @@ class RunLog:
         self.name = config.label or f"{config.task._name}/{config.criterion._name}"
         self.loggers: LoggerGroup | None = None
         self.visible = False
-        self.bar: tqdm[Any] | None = None
         self.total = 0
         self.last_validation = 0.0  # when the screen last showed one
 
-    def start(self, total: int, update: int) -> None:
-        """Show progress from `update` on, of `total`."""
-        self.total = total
+    def start(self, total: int, update: int, device: torch.device) -> None:
+        """Show progress from `update` on, of `total`, of a run on a device."""
+        self.total, self.device = total, device
         self.visible = process_group.rank() == 0
-        if self.visible and not is_quiet() and sys.stderr.isatty():
-            self.bar = tqdm(
-                total=total,
-                initial=update,
-                desc=printable(self.name),
-                unit="upd",
-                dynamic_ncols=True,
-            )
+        self.meter = Meter(self.name, "updates", total, update)
+        self._since = _Since()
 
     def open_loggers(self, update: int) -> None:
         """Open TensorBoard's event file and the loggers of engine.loggers at an update of a run."""
@@ -57,21 +52,16 @@ class RunLog:
         if self.folder is not None and names:
             self.loggers = LoggerGroup(names, LoggedRun(self.folder.path, self.config, update))
 
-    def step(self) -> None:
-        """Count one update."""
-        if self.bar is not None:
-            with contextlib.suppress(OSError):
-                self.bar.update(1)
+    def step(self, batches: Batches) -> None:
+        """Count one update of these batches."""
+        if self.visible:
+            self._since.add(batches)
+            self.meter.advance()
 
     def message(self, text: str, is_result: bool = False) -> None:
         """Show a line on the screen only; with --quiet, if it is a result."""
-        line = printable(f"{self.name}: {text}")
-        if self.bar is not None:
-            # The terminal may be closed: log.jsonl has every line.
-            with contextlib.suppress(OSError):
-                self.bar.write(line, file=sys.stderr)
-        elif self.visible and (is_result or not is_quiet()):
-            say(line)
+        if self.visible and (is_result or not is_quiet()):
+            say(printable(f"{self.name}: {text}"))
 
     def event(self, update: int, seconds: float, message: str, **details: Any) -> None:
         """Show a line, and log it with `details`."""
@@ -87,9 +77,14 @@ class RunLog:
 
     def _show(self, kind: str, update: int, values: dict[str, float]) -> None:
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        if self.bar is not None and kind == "train":
-            self.bar.set_postfix_str(text)
-            return
+        if kind == "train" and self.visible:
+            speed = self._since.text(self.meter.is_visible)
+            speed += f"  memory {human_bytes(peak_memory(self.device))}"
+            self._since = _Since()
+            if self.meter.is_visible:  # values last: a narrow terminal cuts them off
+                self.meter.note = f"{speed.strip()}  {text}"
+                return
+            text += speed
         # A run may validate many times a second: the log gets every line, the screen one a second.
         if kind != "train":
             now = time.monotonic()
@@ -104,11 +99,33 @@ class RunLog:
             self.folder.log(kind, update, seconds, content)
 
     def close(self, failed: bool = False) -> None:
-        """Finish the progress bar and the loggers."""
-        if self.bar is not None:
-            self.bar.close()
+        """Finish the status line and the loggers."""
+        hide_status()
         if self.loggers is not None:
             self.loggers.close(failed)
+
+
+class _Since:
+    """Updates and tokens of this replica since the last line of training on the screen."""
+
+    def __init__(self) -> None:
+        self.began, self.updates, self.tokens = time.monotonic(), 0, 0
+
+    def add(self, batches: Batches) -> None:
+        """Count an update; tokens with padding, of batches that have some."""
+        self.updates += 1
+        for batch in chain.from_iterable(chain.from_iterable(batches.values())):
+            if isinstance(batch, SequenceBatch):
+                self.tokens += batch.tokens.numel()
+
+    def text(self, without_updates: bool = False) -> str:
+        """Return updates, and tokens of all replicas, a second."""
+        seconds = time.monotonic() - self.began
+        counts = {"tokens": self.tokens * process_group.world_size()}
+        if not without_updates:
+            counts = {"updates": self.updates, **counts}
+        rates = [rate_text(n / seconds, unit) for unit, n in counts.items() if n and seconds]
+        return "".join(f"  {rate}" for rate in rates)
 
 
 class Window:

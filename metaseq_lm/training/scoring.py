@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from metaseq_lm.core.batch import ScoredBatch, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.output import is_quiet
+from metaseq_lm.core.output import Meter, hide_status
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import layout_of
@@ -252,17 +251,16 @@ class SentenceScorer:
         self.cost.sentences += len(lengths)
         self.cost.row_tokens += int(lengths.sum())
         self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
-        with tqdm(
-            total=len(nonempty), unit="sent", desc="scoring", disable=is_quiet() or None
-        ) as bar:
-            for indices in batches_by_length(lengths, self.batch_tokens):
-                process_group.alive()
-                process_group.stop_if_signalled("while scoring")
-                batch = self.batch([unique[nonempty[i]] for i in indices], lengths[indices])
-                values = self._token_scores(scorer, batch)
-                for i, row, chosen in zip(indices, values, batch.scored.numpy()):
-                    scores[nonempty[i]].log_probs[:] = row[chosen]
-                bar.update(len(indices))
+        meter = Meter("scoring", "sentences", len(nonempty))
+        for indices in batches_by_length(lengths, self.batch_tokens):
+            process_group.alive()
+            process_group.stop_if_signalled("while scoring")
+            batch = self.batch([unique[nonempty[i]] for i in indices], lengths[indices])
+            values = self._token_scores(scorer, batch)
+            for i, row, chosen in zip(indices, values, batch.scored.numpy()):
+                scores[nonempty[i]].log_probs[:] = row[chosen]
+            meter.advance(len(indices))
+        hide_status()
         self.cost.seconds += time.perf_counter() - started
         return [None if key is None else scores[key] for key in keys]
 

@@ -136,7 +136,7 @@ class Trainer:
                 return
             self.update = update + 1
             self.seconds = time.monotonic() - self._started
-            self.log.step()
+            self.log.step(batches)
             signal = self.poll_limits()
             options = self.options
             intervals = (options.validate_interval_updates, options.save_interval_updates)

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.options import option
-from metaseq_lm.core.output import is_quiet
+from metaseq_lm.core.output import Meter, hide_status, is_quiet
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.labelled.files import NO_COLUMN, Columns, RowReader
 from metaseq_lm.data.preprocess.hold_out import HeldOutLines
@@ -320,16 +318,15 @@ def _with_progress(
 ) -> Generator[tuple[Encoded, float], None, None]:
     """Yield each block with the share of the files read so far.
 
-    Shows a bar on a terminal, and elsewhere a line now and then.
+    Shows it on a terminal, and elsewhere a line now and then.
     """
-    total, done = sum(map(source_bytes, split.sources)), 0
+    total = sum(map(source_bytes, split.sources))
+    meter = Meter(split.name, "bytes", total)
     next_line = time.monotonic() + _PLAIN_PROGRESS_SECONDS
-    hidden = is_quiet() or not sys.stderr.isatty()
-    with tqdm(total=total, unit="B", unit_scale=True, desc=split.name, disable=hidden) as bar:
-        for part in encoded:
-            yield part, part.read / total
-            bar.update(part.read - done)
-            done = part.read
-            if hidden and not is_quiet() and time.monotonic() > next_line:
-                next_line += _PLAIN_PROGRESS_SECONDS
-                say(f"{split.name}: {100 * done / total:.0f} %")
+    for part in encoded:
+        yield part, part.read / total
+        meter.advance(part.read - meter.done)
+        if not meter.is_visible and not is_quiet() and time.monotonic() > next_line:
+            next_line += _PLAIN_PROGRESS_SECONDS
+            say(f"{split.name}: {100 * part.read / total:.0f} %")
+    hide_status()

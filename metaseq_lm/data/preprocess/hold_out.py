@@ -24,11 +24,13 @@ class HoldOut:
         size: "N" documents, or "P%" of them, drawn with `seed`.
         seed: The seed.
         every: Hold out every `every`-th document, in place of a size.
+        most: With `every`, hold out rarer ones of more documents, so that about `most` are; 0: any.
     """
 
     size: str = ""
     seed: int = 0
     every: int = 0
+    most: int = 0
 
     def __post_init__(self) -> None:
         match = _SIZE.fullmatch(self.size)
@@ -46,9 +48,10 @@ class HoldOut:
             if count < 2 * self.every:
                 raise UsageError(
                     f"{count} {unit}; every {self.every}th is held out, so {2 * self.every} are "
-                    "needed"
+                    "needed: add some, or break long ones into several"
                 )
-            return np.asarray(np.arange(1, count + 1) % self.every == 0)
+            step = max(self.every, count // self.most) if self.most else self.every
+            return np.asarray(np.arange(1, count + 1) % step == 0)
         if self.size.endswith("%"):
             share = round(count * float(self.size[:-1]) / 100)
             size = max(1, min(share, count - 1))

@@ -165,6 +165,7 @@ ARGUMENTS = {
     "preprocess": "--destdir d",
     "merge": "s --destdir d",
     "import-corpus": "--destdir d",
+    "compare": "f --task f",
     "evaluate": "r",
     "score": "r --input f",
     "rerank": "--dev f --test f",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from metaseq_lm.core import output
-from metaseq_lm.core.output import StatusLine, results_only, show
+from metaseq_lm.core.output import Meter, StatusLine, results_only, show
 from metaseq_lm.sweeps import progress
 from metaseq_lm.sweeps.progress import Progress
 
@@ -78,11 +78,30 @@ def test_a_sweep_counts_runs_and_names_those_that_failed(
     one, two = (SimpleNamespace(name=name) for name in ("lr=1", "lr=2"))
     clock[0] = 10.0
     sweep.report(folder, one)
-    assert sweep.text() == "0/4 runs over, 1 active, about 1 min 10 s left"
+    assert sweep.text() == "0/4 runs over, 1 active, about 1 min 10 s left (5 updates/s, lr=1)"
     told |= {"state": "finished"}
     sweep.report(folder, one)
     assert sweep.text() == "1/4 runs over, 0 active, about 30.0 s left"
     told |= {"state": "failed", "reason": "exit code 1"}
     sweep.report(folder, two)
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "lr=" in line] == ["lr=2  failed  5/10  1 s  exit code 1"]
+    assert [line for line in lines if "runs over" not in line] == [
+        "lr=2  failed  5/10  1 s  exit code 1"
+    ]
+
+
+def test_counted_work_has_its_rate_and_the_time_left_only_on_a_terminal(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meter = Meter("causal", "updates", 1000, 200)
+    clock[0] = 10.0
+    meter.advance(100)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    meter.note = "loss 3"
+    meter.advance(100)
+    meter.advance(100)  # at the same time: nothing new to see
+    shown = "causal  400/1,000 updates, 20 updates/s, about 30.0 s left  loss 3"
+    assert terminal.getvalue() == shown
+    show("done")  # on standard output, which may be the same terminal
+    assert terminal.getvalue().endswith("\r") and capsys.readouterr().out == "done\n"

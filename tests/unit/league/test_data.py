@@ -118,7 +118,7 @@ def test_a_text_in_another_encoding_is_refused(files: dict[str, str], tmp_path: 
 def test_a_probe_is_of_one_kind(files: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "labels.tsv").write_text("text\tlabel\nthe cat\tgood\n")
     plan = plan_of_text(files | {"probe_test": str(tmp_path / "labels.tsv")})
-    with pytest.raises(UsageError, match="one is CoNLL-U"):
+    with pytest.raises(UsageError, match="probe.conllu and .*labels.tsv"):
         data.make_data(plan, tmp_path / "data")
 
 

@@ -9,7 +9,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.league.plan_files import TEXT_ARM, read_plan
+from metaseq_lm.league.plan_files import TEXT_ARM, probe_sets, read_plan
 from metaseq_lm.league.texts import HELD_OUT, has_text, make_text
 
 SENTENCE = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
@@ -66,22 +66,50 @@ def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(
     table.write_text("text\tlabel\nthe cat\tgood\nline 4\tbad\n")
     files |= {"probe": str(table), "probe_test": str(table)}
     plan, content = read_plan(TEXT_ARM, files)
-    assert plan.metrics == ("labels.accuracy",)
-    assert plan.comparison.suites == ("probe labels name=labels",)
+    assert plan.metrics == ("end_task", "frozen", "tuned")
+    assert [suite.split()[:2] for suite in plan.comparison.suites] == [
+        ["probe", "labels"],
+        ["finetune", "labels"],
+    ]
     assert {key: plan.data[key] for key in files} == files
     make_text(content["data"] | {"vocab_size": 300, "tokenizer": "byte_bpe"}, tmp_path / "data")
     assert Manifest.load(tmp_path / "data/labels").splits["test"]["rows"] == 2
 
 
+def test_without_a_file_to_score_every_fifth_row_is_scored_and_sorted_rows_are_refused(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    data = {"text": [files["text"]] * 2, "vocab_size": 300, "task_tokens": 1}
+    rows = ["a cat,good\n", "line 4,bad\n"] * 100
+    table, words = tmp_path / "table.csv", tmp_path / "words.conll"
+    table.write_text("".join(["text,label\n", *rows]))
+    words.write_text("cat NN\n\n" * 200)
+    for file, unit in ((table, "rows"), (words, "sentences")):
+        make_text({**data, "probe": str(file)}, tmp_path / "data")
+        (name,) = probe_sets(str(file))
+        splits = Manifest.load(tmp_path / "data" / name).splits
+        assert {split: of[unit] for split, of in splits.items()} == {"train": 160, "valid": 40}
+    with pytest.raises(UsageError, match=r"words.txt: .*\.conll"):
+        make_text({**data, "probe": str(words.rename(tmp_path / "words.txt"))}, tmp_path / "data")
+    table.write_text("".join(["text,label\n", *sorted(rows)]))
+    with pytest.raises(UsageError, match="table.csv: .*good.*shuf"):
+        make_text({**data, "probe": str(table)}, tmp_path / "data")
+
+
 def test_the_plan_of_a_text_names_files_but_not_folders(files: dict[str, str]) -> None:
     plan, _ = read_plan(TEXT_ARM, files)
-    assert plan.metrics == ("probes", "last_layer", "upos.accuracy", "relation.accuracy")
+    assert {"end_task", "upos.accuracy", "relation_tuned.accuracy"} <= {*plan.metrics}
+    assert plan.comparison.kinds == ("frozen", "tuned")
     elsewhere = {key: file.replace("/tmp", "/other") for key, file in files.items()}
     assert read_plan(TEXT_ARM, elsewhere)[0].hash == plan.hash
     other = files | {"text": files["text"] + "2"}
     assert read_plan(TEXT_ARM, other)[0].hash != plan.hash
-    with pytest.raises(UsageError, match="probe_test"):
-        read_plan(TEXT_ARM, {key: files[key] for key in ("text", "probe")})
+    several = files | {"text": [files["text"], other["text"]]}
+    assert read_plan(TEXT_ARM, several)[0].hash not in (plan.hash, read_plan(TEXT_ARM, other)[0])
+    with pytest.raises(UsageError, match="probe"):
+        read_plan(TEXT_ARM, {"text": files["text"]})
+    with pytest.raises(UsageError, match=r"data\.text"):
+        read_plan(TEXT_ARM, files | {"text": []})
 
 
 def test_a_text_of_few_lines_is_refused(files: dict[str, str], tmp_path: Path) -> None:
