@@ -142,12 +142,12 @@ def text_plan(
 
 def _objective(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return an objective as it is in a plan of a text, whose control may not be among `names`."""
-    kept = {key: content[key] for key in ("options", "note") if key in content}
+    chosen = {key: content[key] for key in ("options", "note") if key in content}
     if content.get("control") in names:
-        kept["control"] = content["control"]
+        chosen["control"] = content["control"]
     if "metric" in content:
-        kept["metric"] = "frozen_valid"
-    return kept
+        chosen["metric"] = "frozen_valid"
+    return chosen
 
 
 def _fewest_seeds(comparisons: int) -> int:
