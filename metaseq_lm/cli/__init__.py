@@ -48,7 +48,7 @@ NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet", "jso
 _PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError and suggests the option that may be meant."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
@@ -84,12 +84,12 @@ class Parser(argparse.ArgumentParser):
         return ""
 
 
-def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
+def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> _Parser:
     """Return the parser; `only` imports just that command, so that starting stays fast.
 
     A command with options from plug-ins has `load_plugins(argv)`.
     """
-    parser = Parser(
+    parser = _Parser(
         prog="metaseq-lm",
         description="Pre-train, compare and evaluate language-model objectives.",
         epilog="exit codes: 0 ok, 1 error, 2 wrong usage (also a path that is not there), 3 "
@@ -99,7 +99,7 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
     parser.add_argument(
         "--help-json", action="store_true", help="print all commands and options as JSON"
     )
-    commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=_Parser)
     for name in COMMANDS:
         if only is not None and name != only:
             continue
@@ -123,7 +123,7 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
     return parser
 
 
-def overrides(parser: Parser, rest: list[str]) -> list[str]:
+def overrides(parser: _Parser, rest: list[str]) -> list[str]:
     """Return the key=value arguments (and words, where allowed) between and after the options.
 
     argparse takes only one group of positional arguments, so further ones come back as unknown; any

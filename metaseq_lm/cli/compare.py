@@ -45,7 +45,7 @@ _HEAD = "# The plan of this league, by metaseq-lm compare; docs/how_to/league.md
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class _CompareOptions:
     """What to compare, by what, and for how long."""
 
     task: str = option("", "labelled data to learn from", metavar="TABLE", required=True)
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from metaseq_lm.sweeps.options import Launch
 
     parser.add_argument("text", nargs="+", metavar="TEXT", help="text files, a document a line")
-    add_options(parser, CompareOptions)
+    add_options(parser, _CompareOptions)
     add_options(parser.add_argument_group("launch"), Launch)
 
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.league.folder import Contents
     from metaseq_lm.league.plan_files import plan_of
 
-    options = read_options(CompareOptions, vars(args))
+    options = read_options(_CompareOptions, vars(args))
     data = {
         "text": args.text,
         "text_column": "text" if all(name.endswith(".jsonl") for name in args.text) else None,
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _fitted(
     contents_at: "Callable[[float], Contents]",
-    options: CompareOptions,
+    options: _CompareOptions,
     folder: "LeagueFolder",
     launch: "Launch",
 ) -> "Contents":

@@ -29,7 +29,7 @@ OVERRIDES = True
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class _EvaluateOptions:
     """The options of `evaluate`."""
 
     checkpoint: tuple[str, ...] = option(
@@ -53,7 +53,7 @@ class EvaluateOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_options(parser, EvaluateOptions)
+    add_options(parser, _EvaluateOptions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import manifests
 
-    options = read_options(EvaluateOptions, vars(args))
+    options = read_options(_EvaluateOptions, vars(args))
     splits, more_overrides = split_overrides(options.split)
     names, overrides = split_overrides([*options.checkpoint, *args.overrides])
     overrides += more_overrides
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(
-    options: EvaluateOptions,
+    options: _EvaluateOptions,
     scorer: "Parts",
     paths: Sequence[Path],
     results: Iterable[tuple[str, dict[str, float], Sequence[dict[str, Any]]]],
@@ -125,7 +125,9 @@ def report(
     show_result("evaluate", {**content, "splits": splits})
 
 
-def _run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
+def _run_ensemble(
+    options: _EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]
+) -> int:
     """Score the checkpoints, or the best ones, as an ensemble."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles

@@ -55,7 +55,7 @@ def load_plugins(argv: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class PreprocessOptions:
+class _PreprocessOptions:
     """The options of all kinds of datasets."""
 
     destdir: str = option("", "data folder to fill", metavar="D", required=True)
@@ -92,13 +92,13 @@ class PreprocessOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of all kinds, then the options of each kind."""
-    add_options(parser, PreprocessOptions)
+    add_options(parser, _PreprocessOptions)
     pipeline.add_kinds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the dataset."""
-    options = read_options(PreprocessOptions, vars(args))
+    options = read_options(_PreprocessOptions, vars(args))
     if options.hold_out_seed is not None and options.hold_out is None:
         raise UsageError("--hold-out-seed needs --hold-out N, whose documents it draws")
     kind, kind_options = pipeline.choose_kind(vars(args))
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
+def _splits_of(options: _PreprocessOptions) -> dict[str, list[Path]]:
     """Return the files of each split; UsageError for a wrong or repeated name."""
     named = {"train": options.trainpref, "valid": options.validpref, "test": options.testpref}
     splits = {split: list(paths) for split, paths in named.items() if paths}

@@ -82,7 +82,7 @@ _CONDITIONS: dict[str, Any] = {"nargs": "+", "repeated": True, "metavar": "KEY=V
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class _ReportOptions:
     """The options of `report`."""
 
     paths: tuple[str, ...] = option(
@@ -277,12 +277,12 @@ class ReportOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_options(parser, ReportOptions)
+    add_options(parser, _ReportOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the files, with --watch whenever results change."""
-    options = read_options(ReportOptions, vars(args))
+    options = read_options(_ReportOptions, vars(args))
     if args.json and (options.out or options.format):
         raise UsageError("--json prints one document; leave --out and --format out")
     write = partial(report, options, args.argv, args.json)
@@ -295,7 +295,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(
-    options: ReportOptions, words: Sequence[str], as_json: bool = False, reload: int = 0
+    options: _ReportOptions, words: Sequence[str], as_json: bool = False, reload: int = 0
 ) -> None:
     """Print the table, for a terminal or as JSON, and write the files.
 
@@ -344,7 +344,7 @@ def report(
         _show_written(paths)
 
 
-def _select_runs(runs: Sequence[Run], options: ReportOptions) -> tuple[list[Run], list[str]]:
+def _select_runs(runs: Sequence[Run], options: _ReportOptions) -> tuple[list[Run], list[str]]:
     """Return the runs to compare, and notes on others; raises MetaseqError if none has started."""
     compared, hidden = _without_trials(runs)
     plan = find_plan(options.paths)
@@ -356,7 +356,7 @@ def _select_runs(runs: Sequence[Run], options: ReportOptions) -> tuple[list[Run]
 
 
 def _compared_table(
-    settings: Sequence[Row], metric: Metric, test: Test, options: ReportOptions
+    settings: Sequence[Row], metric: Metric, test: Test, options: _ReportOptions
 ) -> tuple[Table, Significance | None]:
     """Return the table that the options ask for, and the tests in it, if any."""
     spread = options.spread
@@ -386,7 +386,7 @@ def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     return others, [f"Not in the table: {of_search} (see --expected-best)."]
 
 
-def _report_tuning(runs: Sequence[Run], options: ReportOptions) -> None:
+def _report_tuning(runs: Sequence[Run], options: _ReportOptions) -> None:
     """Print the best scores by FLOPs of tuning; write them with a picture if asked."""
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
@@ -399,7 +399,7 @@ def _report_tuning(runs: Sequence[Run], options: ReportOptions) -> None:
     _show_written(paths)
 
 
-def _write_table(table: Table, name: str, options: ReportOptions) -> list[Path]:
+def _write_table(table: Table, name: str, options: _ReportOptions) -> list[Path]:
     """Print a table; write it under a name into the folder --out, if given; return its files."""
     for form in ["text"] if options.out else options.formats:
         show(WRITERS[form][1](table), end="")
@@ -420,7 +420,7 @@ def _write_table(table: Table, name: str, options: ReportOptions) -> list[Path]:
 
 
 def _write_drawn(
-    content: Report, curves: Sequence[str], options: ReportOptions, reload: int
+    content: Report, curves: Sequence[str], options: _ReportOptions, reload: int
 ) -> list[Path]:
     """Write samples, pictures and the page, as far as the formats ask for them; return the files.
 
@@ -454,7 +454,7 @@ def _write_drawn(
     return paths
 
 
-def _write_records(settings: Sequence[Row], options: ReportOptions) -> list[Path]:
+def _write_records(settings: Sequence[Row], options: _ReportOptions) -> list[Path]:
     """Write the records for other sites that the formats ask for; return the files."""
     assert options.out is not None
     contents: dict[str, str] = {}

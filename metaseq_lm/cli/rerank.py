@@ -41,7 +41,7 @@ _PLLS_FILE = "plls.tsv"
 
 
 @dataclass(frozen=True)
-class RerankOptions(ScoringOptions):
+class _RerankOptions(ScoringOptions):
     """The options of `rerank`."""
 
     runs: tuple[str, ...] = option(
@@ -78,7 +78,7 @@ class RerankOptions(ScoringOptions):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_options(parser, RerankOptions)
+    add_options(parser, _RerankOptions)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
 
-    options = read_options(RerankOptions, vars(args))
+    options = read_options(_RerankOptions, vars(args))
     runs, overrides = split_overrides([*options.runs, *args.overrides])
     sources = [(path, False) for path in runs] + [(path, True) for path in options.scores]
     if not sources:
@@ -157,7 +157,7 @@ def parse_grid(text: str) -> list[float]:
 
 
 def _score_run(
-    options: RerankOptions,
+    options: _RerankOptions,
     source: str,
     overrides: Sequence[str],
     sets: dict[str, NBestSet],

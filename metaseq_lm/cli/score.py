@@ -70,7 +70,7 @@ class ScoringOptions:
 
 
 @dataclass(frozen=True)
-class ScoreOptions(ScoringOptions):
+class _ScoreOptions(ScoringOptions):
     """The options of `score`."""
 
     run_path: str = option(
@@ -116,12 +116,12 @@ class ScoreOptions(ScoringOptions):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_options(parser, ScoreOptions)
+    add_options(parser, _ScoreOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Score the input, or the items of a suite, with the run and write the result."""
-    options = read_options(ScoreOptions, vars(args))
+    options = read_options(_ScoreOptions, vars(args))
     if (options.input is None) == (options.suite is None):
         raise UsageError("give --input FILES with sentences, or --suite NAME with --data FOLDER")
     if options.suite is not None:
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     return _run_input(options, args.overrides, args.json)
 
 
-def _run_input(options: ScoreOptions, words: Sequence[str], is_json: bool) -> int:
+def _run_input(options: _ScoreOptions, words: Sequence[str], is_json: bool) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
@@ -233,7 +233,7 @@ def _score_pairs(
     return {"overall": overall, "files": summary}, len(pairs) - results[OVERALL].n
 
 
-def _run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
+def _run_suite(options: _ScoreOptions, words: Sequence[str]) -> int:
     """Score the run with a suite, print the table of its groups, and keep the results."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import TOP

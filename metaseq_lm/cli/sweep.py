@@ -80,7 +80,7 @@ def positive(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class DefinitionOptions(ConfigOptions):
+class _DefinitionOptions(ConfigOptions):
     """The options that define a sweep."""
 
     out: str | None = option(
@@ -117,7 +117,7 @@ class DefinitionOptions(ConfigOptions):
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class _SearchOptions:
     """The option that makes a sweep a search; `_search_rules` has the others."""
 
     search: tuple[str, ...] = option(
@@ -130,7 +130,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class ResubmitOptions:
+class _ResubmitOptions:
     """The options that choose runs to launch again."""
 
     failed: bool = option(False, "resubmit: what did not end well (required)")
@@ -139,7 +139,7 @@ class ResubmitOptions:
 
 
 @dataclass(frozen=True)
-class SweepOptions(DefinitionOptions, SearchOptions, ResubmitOptions):
+class _SweepOptions(_DefinitionOptions, _SearchOptions, _ResubmitOptions):
     """The options of `sweep`, except for launching."""
 
 
@@ -151,12 +151,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     group = parser.add_argument_group("definition")
-    add_options(group, DefinitionOptions)
+    add_options(group, _DefinitionOptions)
     add_key_flags(group, _NOT_SWEPT)
     group = parser.add_argument_group("search")
-    add_options(group, SearchOptions)
+    add_options(group, _SearchOptions)
     add_options(group, _search_rules())
-    add_options(parser.add_argument_group("launching again"), ResubmitOptions)
+    add_options(parser.add_argument_group("launching again"), _ResubmitOptions)
     _add_launch(parser)
     # Not argparse's own help, because `sweep status --help` shows only the options of status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
@@ -189,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
     if args.help:
         show((_verb_parser(verb) if verb else args.parser).format_help(), end="")
         return 0
-    options = read_options(SweepOptions, vars(args))
+    options = read_options(_SweepOptions, vars(args))
     if not verb:
         return _launch_sweep(args, options)
     from metaseq_lm.sweeps.folder import SweepFolder
@@ -225,13 +225,13 @@ def _verb_parser(verb: str) -> argparse.ArgumentParser:
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     if verb == "resubmit":
-        add_options(parser, ResubmitOptions)
+        add_options(parser, _ResubmitOptions)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
         _add_launch(parser)
     return parser
 
 
-def resubmit(folder: Any, args: argparse.Namespace, options: SweepOptions) -> int:
+def resubmit(folder: Any, args: argparse.Namespace, options: _SweepOptions) -> int:
     """Launch the runs that did not end well again, with stored definition and launch options."""
     from metaseq_lm.sweeps.options import check_out, launch_from
     from metaseq_lm.sweeps.states import AGAIN
@@ -289,7 +289,7 @@ def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
         )
 
 
-def _launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
+def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
     """Launch a new sweep, or continue one."""
     from metaseq_lm import plugins
     from metaseq_lm.runs.conditions import count_conditions
@@ -363,7 +363,7 @@ def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, A
 
 
 def _launch_search(
-    content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: SweepOptions
+    content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: _SweepOptions
 ) -> int:
     """Start or continue a search, then launch the runs with the chosen values."""
     from metaseq_lm.sweeps.folder import SweepFolder
@@ -399,7 +399,7 @@ def _launch_search(
 
 
 def plan(
-    content: dict[str, Any], args: argparse.Namespace, options: SweepOptions
+    content: dict[str, Any], args: argparse.Namespace, options: _SweepOptions
 ) -> tuple[list[Any], "Definition", Any, Path]:
     """Return the runs, definition, launch options and folder of a sweep's content."""
     from metaseq_lm.sweeps.definition import normalise
@@ -425,7 +425,7 @@ def _sweep_files(args: argparse.Namespace) -> list[Path]:
     return [Path(path) for path in paths if path.endswith((".yaml", ".yml"))]
 
 
-def _content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
+def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, Any]:
     """Return the content of the sweep file, if given, overridden by the command line."""
     from metaseq_lm.core.config import TOP, names_runs
     from metaseq_lm.core.loading import quote, split_overrides
@@ -548,7 +548,7 @@ def _launch_runs(
     definition: "Definition",
     runs: list[Any],
     launch: Any,
-    options: SweepOptions,
+    options: _SweepOptions,
     again: Sequence[str],
 ) -> int:
     """Launch the runs with a state in `again`; with the local executor, wait for them."""
@@ -585,7 +585,7 @@ def _launch_runs(
         return 0 if all(state.state == "finished" for state in current) else 1
 
 
-def _check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
+def _check_each_value(args: argparse.Namespace, options: _SweepOptions) -> None:
     """Compose runs until every value of every key has been used; UsageError names the run."""
     from metaseq_lm.sweeps.configs import check_each_value
     from metaseq_lm.sweeps.search import Search

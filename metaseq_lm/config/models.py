@@ -39,7 +39,7 @@ class BiLSTMConfig:
 
 
 @dataclass
-class InheritConfig:
+class _InheritConfig:
     """Options that replace the checkpoint's."""
 
     changes: list[str] = field(
@@ -232,7 +232,7 @@ MODELS.declare("bilstm_lm", BiLSTMConfig, "metaseq_lm.models.bilstm.BiLSTMLM")
 MODELS.declare(
     "lstm_encoder_decoder", EncoderDecoderConfig, "metaseq_lm.models.seq2seq.LSTMEncoderDecoder"
 )
-MODELS.declare("inherit", InheritConfig, "metaseq_lm.models.inherit.Inherit")
+MODELS.declare("inherit", _InheritConfig, "metaseq_lm.models.inherit.Inherit")
 MODELS.declare("wide_resnet", WideResNetConfig, "metaseq_lm.models.vision.WideResNet")
 MODELS.declare("conv_large", ConvLargeConfig, "metaseq_lm.models.vision.ConvLarge")
 MODELS.declare("cnn_bilstm", CNNBiLSTMConfig, "metaseq_lm.models.words.encoders.CNNBiLSTM")

@@ -77,7 +77,7 @@ class CompletionsConfig(FilePart):
 
 
 @dataclass
-class FineTuneConfig:
+class _FineTuneConfig:
     """The recipe; 0 stands for the challenge's own value."""
 
     sets: tuple[str, ...] = option(
@@ -111,7 +111,7 @@ class FineTuneConfig:
 
 
 @dataclass
-class PairsConfig(FilePart):
+class _PairsConfig(FilePart):
     """How pairs are grouped."""
 
     groups: tuple[str, ...] = option(
@@ -126,7 +126,7 @@ class PairsConfig(FilePart):
 
 
 @dataclass
-class BlimpConfig(PairsConfig):
+class BlimpConfig(_PairsConfig):
     """How pairs of BLiMP are grouped: by phenomenon, and within it by paradigm."""
 
     groups: tuple[str, ...] = option(
@@ -159,7 +159,7 @@ class SquadSuiteConfig(SplitConfig):
 
 
 @dataclass
-class SyntaxGymConfig(FilePart):
+class _SyntaxGymConfig(FilePart):
     """Which items are scored."""
 
     equalities: bool = option(
@@ -171,7 +171,7 @@ class SyntaxGymConfig(FilePart):
 
 
 @dataclass
-class WugConfig:
+class _WugConfig:
     """Treatment of damaged lines."""
 
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
@@ -180,15 +180,15 @@ class WugConfig:
 for _name in ["squad/mrqa", "squad/v1.1", "squad/v2.0"]:
     SUITES.declare(_name, SquadSuiteConfig, "metaseq_lm.evaluation.squad.SquadSuite")
 SUITES.declare("probe", ProbeConfig, "metaseq_lm.evaluation.probe.Probe")
-SUITES.declare("finetune", FineTuneConfig, "metaseq_lm.evaluation.finetune.FineTune")
+SUITES.declare("finetune", _FineTuneConfig, "metaseq_lm.evaluation.finetune.FineTune")
 SUITES.declare("adapt", AdaptConfig, "metaseq_lm.evaluation.adapt.Adapt")
 for _name in ["blimp_supplement", "pairs"]:
-    SUITES.declare(_name, PairsConfig, "metaseq_lm.evaluation.minimal_pairs.MinimalPairs")
+    SUITES.declare(_name, _PairsConfig, "metaseq_lm.evaluation.minimal_pairs.MinimalPairs")
 SUITES.declare("blimp", BlimpConfig, "metaseq_lm.evaluation.minimal_pairs.MinimalPairs")
 SUITES.declare("comps", CompletionsConfig, "metaseq_lm.evaluation.completions.comps")
 SUITES.declare("ewok", CompletionsConfig, "metaseq_lm.evaluation.completions.ewok")
 SUITES.declare(
     "entity_tracking", CompletionsConfig, "metaseq_lm.evaluation.completions.entity_tracking"
 )
-SUITES.declare("syntaxgym", SyntaxGymConfig, "metaseq_lm.evaluation.syntaxgym.SyntaxGym")
-SUITES.declare("wug", WugConfig, "metaseq_lm.evaluation.wug.Wug")
+SUITES.declare("syntaxgym", _SyntaxGymConfig, "metaseq_lm.evaluation.syntaxgym.SyntaxGym")
+SUITES.declare("wug", _WugConfig, "metaseq_lm.evaluation.wug.Wug")

@@ -29,7 +29,7 @@ AUTO, BOTH, CAUSAL = "auto", "both", "causal"
 
 
 @dataclass
-class BucketsConfig:
+class _BucketsConfig:
     """Which sentences form a batch (default: Clark et al. 2018, code)."""
 
     buckets: list[int] = option(
@@ -282,7 +282,7 @@ class LanguageModelingConfig(
 
 
 @dataclass
-class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
+class _WordLanguageModelingConfig(EvaluationConfig, _BucketsConfig, BatchConfig):
     """Batches and the model's words: the softmax over them is most of the cost."""
 
     batch_size: int = with_default(
@@ -429,7 +429,7 @@ class MixtureConfig(LanguageModelingConfig):
 
 
 @dataclass
-class TrainSizeConfig:
+class _TrainSizeConfig:
     """The part of the training split that is used."""
 
     train_size: int = option(
@@ -538,7 +538,7 @@ class MaskedDiffusionTaskConfig(CorpusConfig):
 @dataclass
 class SentencePredictionConfig(
     EvaluationConfig,
-    TrainSizeConfig,
+    _TrainSizeConfig,
     SentenceHeadConfig,
     LengthGroupsConfig,
     CutRowsConfig,
@@ -603,7 +603,7 @@ class TokenClassificationConfig(
     HeadConfig,
     LengthGroupsConfig,
     RowsConfig,
-    TrainSizeConfig,
+    _TrainSizeConfig,
     ValidateEpochsConfig,
     OneSetConfig,
 ):
@@ -624,7 +624,7 @@ class TokenClassificationConfig(
 
 
 @dataclass
-class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
+class TranslationConfig(EvaluationConfig, _BucketsConfig, BatchConfig):
     """Batches, the share of the labels, beam search and scoring."""
 
     batch_size: int = with_default(
@@ -640,7 +640,7 @@ class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 
 
 @dataclass
-class WordTaskConfig(EvaluationConfig, AveragingConfig, BucketsConfig, BatchConfig):
+class WordTaskConfig(EvaluationConfig, AveragingConfig, _BucketsConfig, BatchConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states.
 
     The layers of a frozen language model (ELMo, Peters et al. 2018) are mixed with learned weights:
@@ -676,7 +676,7 @@ class ParserConfig:
 
 
 @dataclass
-class TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
+class _TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
     """The tagged set, batches, heads and averaged weights."""
 
     labelled: str = with_default(
@@ -685,7 +685,7 @@ class TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
 
 
 @dataclass
-class ParsingTaskConfig(ParserConfig, WordTaskConfig, LabelledSetConfig):
+class _ParsingTaskConfig(ParserConfig, WordTaskConfig, LabelledSetConfig):
     """The treebank, batches, heads and averaged weights."""
 
     labelled: str = with_default(
@@ -709,7 +709,7 @@ TASKS.declare(
 )
 TASKS.declare(
     "word_language_modeling",
-    WordLanguageModelingConfig,
+    _WordLanguageModelingConfig,
     "metaseq_lm.tasks.language_modeling.WordLanguageModelingTask",
 )
 TASKS.declare("mixture", MixtureConfig, "metaseq_lm.tasks.mixture.MixtureTask", takes=("mixture",))
@@ -736,10 +736,10 @@ TASKS.declare(
 )
 TASKS.declare("squad", SquadConfig, "metaseq_lm.tasks.squad.SquadTask", takes=("squad",))
 TASKS.declare(
-    "tagging", TaggingTaskConfig, "metaseq_lm.tasks.words.TaggingTask", takes=("tagging",)
+    "tagging", _TaggingTaskConfig, "metaseq_lm.tasks.words.TaggingTask", takes=("tagging",)
 )
 TASKS.declare(
-    "parsing", ParsingTaskConfig, "metaseq_lm.tasks.words.ParsingTask", takes=("parsing",)
+    "parsing", _ParsingTaskConfig, "metaseq_lm.tasks.words.ParsingTask", takes=("parsing",)
 )
 TASKS.declare(
     "token_classification",

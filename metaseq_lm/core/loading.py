@@ -58,7 +58,7 @@ KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")  # the key of an override
 Compositions = dict[tuple[str, ...], DictConfig]
 
 
-class PlainFiles(FileConfigSource):
+class _PlainFiles(FileConfigSource):
     """Files of configs; Hydra reads the user's files only after `read_yaml` has accepted them."""
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -246,7 +246,7 @@ def _compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictCon
     """
     _fill_store()
     Plugins.instance()  # registers Hydra's own sources
-    SourcesRegistry.instance().types["file"] = PlainFiles
+    SourcesRegistry.instance().types["file"] = _PlainFiles
     is_own = folder != FOLDER
     words = [*choices, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"] if is_own else choices
     whole = is_own or any(word.startswith("hydra") for word in choices)

@@ -21,7 +21,7 @@ _LARGEST_GROWTH = 5000
 _OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")  # 010 is 8, 1:30 is 90
 
 
-class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads numbers as OmegaConf does, such as 1e-3, with libyaml if PyYAML has it.
 
     A report opens hundreds of configs, and OmegaConf would take over ten times as long for each.
@@ -33,7 +33,7 @@ class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
     }
 
 
-PlainReader.add_implicit_resolver(
+_PlainReader.add_implicit_resolver(
     "tag:yaml.org,2002:float",  # YAML 1.1 reads it as a text without a point and a sign
     re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
@@ -47,7 +47,7 @@ def read_yaml(path: Path, limit: int = _LARGEST_YAML) -> Any:
     or its aliases (*name) add more than `_LARGEST_GROWTH` values; OSError without a file.
     """
     try:
-        reader = PlainReader(read_bounded(path, limit).decode("utf-8"))
+        reader = _PlainReader(read_bounded(path, limit).decode("utf-8"))
         root = reader.get_single_node()
         if root is None:
             return None
@@ -84,7 +84,7 @@ def _line_of(path: Path, message: str) -> int:
     named = re.match(r"(?:[\w.@/-]|:(?=\w)|\[\d+\])+", message)
     if named is None or not path.is_file():
         return 0
-    node = PlainReader(read_bounded(path, _LARGEST_YAML).decode("utf-8")).get_single_node()
+    node = _PlainReader(read_bounded(path, _LARGEST_YAML).decode("utf-8")).get_single_node()
     line, rest = 0, re.sub(r"\[(\d+)\]", r".\1", named[0]).rstrip(".")
     while rest and isinstance(node, yaml.CollectionNode):
         below = {str(i): (item, item) for i, item in enumerate(node.value)}

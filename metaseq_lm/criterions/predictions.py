@@ -29,7 +29,7 @@ def logits_at(model: nn.Module, tokens: Tensor, layout: Layout, sources: Tensor)
     return model.predict(states.index_select(0, sources))
 
 
-def without_symbol(logits: Tensor, symbol: int) -> Tensor:
+def _without_symbol(logits: Tensor, symbol: int) -> Tensor:
     """Return logits (N, V) with one symbol's at -inf, so that its probability is 0."""
     hidden = torch.arange(logits.shape[-1], device=logits.device) == symbol
     return logits.masked_fill(hidden, float("-inf"))
@@ -126,7 +126,7 @@ class MaskedDiffusion(Criterion):
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        allowed = without_symbol(logits, batch.mask_id)
+        allowed = _without_symbol(logits, batch.mask_id)
         if smoothing := smoothing_of(self.config, model):
             losses = _smoothed_without_symbol(logits, batch.targets, batch.mask_id, smoothing)
         else:
@@ -173,7 +173,7 @@ class MaskedDiffusion(Criterion):
 
         def predict(rows: Rows) -> Tensor:
             logits = model(rows.tokens, rows.layout, self.sources(rows.columns))
-            return without_symbol(logits, batch.mask_id)
+            return _without_symbol(logits, batch.mask_id)
 
         return single_mask_log_probs(batch, predict)
 
@@ -197,5 +197,5 @@ class MaskedDiffusion(Criterion):
         tokens = originals.masked_fill(chosen, batch.mask_id)
         places = chosen.flatten().nonzero().squeeze(1)
         logits = logits_at(model, tokens, batch.layout.rows(rows), self.sources(places))
-        losses = cross_entropy(without_symbol(logits, batch.mask_id), originals.flatten()[places])
+        losses = cross_entropy(_without_symbol(logits, batch.mask_id), originals.flatten()[places])
         return losses.new_zeros(chosen.shape).masked_scatter(chosen, -losses)

@@ -2,9 +2,9 @@
 
 In a pass for second derivatives the leaves of the graph are the rows that a process holds. When a
 module reads a parameter, `Gather` gathers its unit (the parameters of a Transformer layer, or the
-direct parameters of another module). The backward of `Gather` is `ScatteredSum`, and the other way
+direct parameters of another module). The backward of `Gather` is `_ScatteredSum`, and the other way
 round, so gradients, vectors and Hessian products are shards from the start. The graph saves a
-description of a gathered weight (`SavedWeight`) and gathers it again in the backward pass: at most
+description of a gathered weight (`_SavedWeight`) and gathers it again in the backward pass: at most
 the size of the two largest units is whole at a time.
 
 Every gather and sum is a collective inside a graph, so all processes must run the same graph.
@@ -167,11 +167,11 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        parts = ScatteredSum.apply(ctx.unit, *grads)  # type: ignore[no-untyped-call]
+        parts = _ScatteredSum.apply(ctx.unit, *grads)  # type: ignore[no-untyped-call]
         return None, None, *_needed_of(parts, ctx.needs_input_grad[2:])
 
 
-class ScatteredSum(torch.autograd.Function):
+class _ScatteredSum(torch.autograd.Function):
     """Sums full tensors over the processes and gives each its rows."""
 
     @staticmethod
@@ -288,7 +288,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class SavedWeight:
+class _SavedWeight:
     """A tensor saved for a backward pass, as size, strides and offset of a view of a weight."""
 
     weights: ShardedWeights
@@ -373,7 +373,7 @@ class UnitPool:
             for value in oldest.values:
                 self.storages.pop(value.untyped_storage()._cdata, None)
 
-    def _pack(self, tensor: Tensor) -> Tensor | SavedWeight:
+    def _pack(self, tensor: Tensor) -> Tensor | _SavedWeight:
         if tensor.layout != torch.strided:
             return tensor
         gathered_and_index = self.storages.get(tensor.untyped_storage()._cdata)
@@ -381,9 +381,9 @@ class UnitPool:
             return tensor
         gathered, index = gathered_and_index
         view = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        return SavedWeight(gathered.weights, gathered.number, index, view)
+        return _SavedWeight(gathered.weights, gathered.number, index, view)
 
-    def _unpack(self, saved: Tensor | SavedWeight) -> Tensor:
+    def _unpack(self, saved: Tensor | _SavedWeight) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         gathered = self._gather(saved.weights, saved.number)

@@ -51,7 +51,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float6
 
 
 @dataclass(frozen=True)
-class GlobalLoss:
+class _GlobalLoss:
     """The mean loss of a global batch, as a function of the parameters.
 
     Attributes:
@@ -96,14 +96,14 @@ class InnerGradient:
 
     value: Vector
     logs: Logs
-    loss: GlobalLoss
+    loss: _GlobalLoss
     wrt: Sequence[Tensor]
     graph: list[Tensor | None] | None = field(default=None, repr=False)
     forward: ForwardPass | None = field(default=None, repr=False)
     origin: list[Tensor] | None = field(default=None, repr=False)
 
 
-class FiniteCheck:
+class _FiniteCheck:
     """Refuses the steps of an update in which a loss, a gradient or a required value is not finite.
 
     Attributes:
@@ -301,7 +301,7 @@ class Engine:
         self.reduces_low = reduce_precision == "bf16"
         is_low = precision == "bf16"
         self.passes = ForwardPasses(seed, self.device, is_low, self.placement, recompute, compiled)
-        self.finite_check = FiniteCheck(self.device)
+        self.finite_check = _FiniteCheck(self.device)
         self.norms: dict[str, Tensor] = {}
         self.record = self.passes.record
         self._weights = Weights(optimizers, self.placement)
@@ -535,7 +535,7 @@ class Engine:
 
     def _global_loss(
         self, loss_fn: LossFn, batches: Sequence[Batch], rng_key: RngKey | None
-    ) -> GlobalLoss:
+    ) -> _GlobalLoss:
         """Return the loss of a global batch, with its sizes; a collective call.
 
         Sharded runs use the same number of micro-batches on every replica, because each forward
@@ -555,10 +555,10 @@ class Engine:
         fillers: list[Batch] = []
         if self.placement.gathers and not count.are_equal:
             fillers = self.to_device(fillers_of(batches))
-        return GlobalLoss(loss_fn, [*batches, *fillers], rng_key, count, len(fillers))
+        return _GlobalLoss(loss_fn, [*batches, *fillers], rng_key, count, len(fillers))
 
     def _gradients(
-        self, loss: GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
+        self, loss: _GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
     ) -> tuple[Vector, Logs]:
         """Return the gradient and the logs of `gradients`."""
         logs: Logs = {}
@@ -575,7 +575,7 @@ class Engine:
 
     def _graph(
         self,
-        loss: GlobalLoss,
+        loss: _GlobalLoss,
         number: int,
         forward: ForwardPass,
         wrt: Sequence[Tensor],
@@ -586,7 +586,7 @@ class Engine:
         leaves = list(forward.leaves(wrt))
         return list(torch.autograd.grad(mean, leaves, create_graph=True, allow_unused=True))
 
-    def _with_graph(self, loss: GlobalLoss, wrt: Sequence[Tensor]) -> InnerGradient:
+    def _with_graph(self, loss: _GlobalLoss, wrt: Sequence[Tensor]) -> InnerGradient:
         """Return the gradient of a loss of one micro-batch with its graph."""
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True, double_backward=True) as forward:

@@ -83,7 +83,7 @@ class SpanScores:
 
 
 @dataclass
-class SpanCounts:
+class _SpanCounts:
     """Numbers of spans of each type: gold, predicted and correct."""
 
     gold: Counter[str] = field(default_factory=Counter)
@@ -106,9 +106,9 @@ def span_counts(
     gold: Iterable[Sequence[str]],
     predicted: Iterable[Sequence[str]],
     reader: _SpanReader = chunk_spans,
-) -> SpanCounts:
+) -> _SpanCounts:
     """Count the spans of tagged sentences; ValueError if the two differ in number or length."""
-    counts = SpanCounts()
+    counts = _SpanCounts()
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
         if len(gold_tags) != len(predicted_tags):
             raise ValueError(f"{len(gold_tags)} gold tags but {len(predicted_tags)} predicted ones")

@@ -64,7 +64,7 @@ def _completed(before: str, text: str, record: Record) -> Completion:
     return Completion(Sentence(before + text, record.where), len(before))
 
 
-class Completions(Suite[list[Choice], SentenceProbabilities]):
+class _Completions(Suite[list[Choice], SentenceProbabilities]):
     """Choices between completions.
 
     Args:
@@ -219,16 +219,16 @@ def _state_choice(record: Record, file: str) -> Choice:
     return Choice(completions, (file, f"{record.get('numops')}_ops"))
 
 
-def comps(config: CompletionsConfig) -> Completions:
+def comps(config: CompletionsConfig) -> _Completions:
     """COMPS: a property phrase after an acceptable and an unacceptable concept, by file."""
-    return Completions(config, _property_choice, first_is_best)
+    return _Completions(config, _property_choice, first_is_best)
 
 
-def ewok(config: CompletionsConfig) -> Completions:
+def ewok(config: CompletionsConfig) -> _Completions:
     """EWoK: two targets in two contexts, by domain, compared by context and by target."""
-    return Completions(config, _target_choice, world_knowledge)
+    return _Completions(config, _target_choice, world_knowledge)
 
 
-def entity_tracking(config: CompletionsConfig) -> Completions:
+def entity_tracking(config: CompletionsConfig) -> _Completions:
     """Entity tracking: the contents of a box, by file and number of operations."""
-    return Completions(config, _state_choice, first_is_best)
+    return _Completions(config, _state_choice, first_is_best)

@@ -166,7 +166,7 @@ def _best_threshold(
 
 
 @dataclass(frozen=True)
-class SquadItems:
+class _SquadItems:
     """The gold answers of each question by id; `answerable_only` if each has at least one."""
 
     golds: _Golds
@@ -181,13 +181,13 @@ class PredictedAnswers:
     null_odds: Mapping[str, float]
 
 
-class SquadSuite(Suite[SquadItems, PredictedAnswers]):
+class SquadSuite(Suite[_SquadItems, PredictedAnswers]):
     """Questions with answers in a text: exact match and F1, with and without an answer."""
 
     patterns = ("manifest.json", "{split}.*")
     takes = PREDICTIONS
 
-    def read(self, folder: Path) -> SquadItems:
+    def read(self, folder: Path) -> _SquadItems:
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; name that of a set, DATA/NAME")
         data = SquadSet(folder, self.config.split)
@@ -196,13 +196,13 @@ class SquadSuite(Suite[SquadItems, PredictedAnswers]):
                 f"--data {folder}: is no set of {self.name}; score it with --suite "
                 f"{_suite_of(data)}"
             )
-        return SquadItems(data.golds(), data.answerable_only)
+        return _SquadItems(data.golds(), data.answerable_only)
 
     def from_predictions(self, rows: Sequence[dict[str, Any]]) -> PredictedAnswers:
         texts = {row["id"]: best_text(row) for row in rows}
         return PredictedAnswers(texts, {row["id"]: row["null_odds"] for row in rows})
 
-    def score(self, items: SquadItems, probabilities: PredictedAnswers) -> Results:
+    def score(self, items: _SquadItems, probabilities: PredictedAnswers) -> Results:
         """Return the official scores as shares, so that one report holds them with other tasks'."""
         texts = probabilities.texts
         if items.answerable_only:
@@ -227,7 +227,7 @@ def _suite_of(data: SquadSet) -> str:
 def squad_results(data: SquadSet, answers: PredictedAnswers, null_threshold: float) -> Results:
     """Return the results of a set with its suite."""
     config = SquadSuiteConfig(data.split, null_threshold)
-    items = SquadItems(data.golds(), data.answerable_only)
+    items = _SquadItems(data.golds(), data.answerable_only)
     results: Results = SUITES.build(_suite_of(data), config).score(items, answers)
     return results
 

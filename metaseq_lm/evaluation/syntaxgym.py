@@ -50,7 +50,7 @@ Spans = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Condition:
+class _Condition:
     """The sentence of a condition, and the places of its regions."""
 
     sentence: Sentence
@@ -58,7 +58,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class PredictedItem:
+class _PredictedItem:
     """An item of a suite with one of its predictions.
 
     Attributes:
@@ -69,13 +69,13 @@ class PredictedItem:
         counts: Whether it counts for the scores of its suite and of all items.
     """
 
-    conditions: dict[str, Condition]
+    conditions: dict[str, _Condition]
     formula: Formula
     groups: Groups
     counts: bool = True
 
 
-class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
+class SyntaxGym(Suite[list[_PredictedItem], SentenceProbabilities]):
     """Suites of SyntaxGym: the share of items whose formula over surprisals of regions holds.
 
     An item with two predictions counts as two. Comparisons are strict, so that equal surprisals
@@ -85,7 +85,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
 
     patterns = ("*.json",)
 
-    def read(self, folder: Path) -> list[PredictedItem]:
+    def read(self, folder: Path) -> list[_PredictedItem]:
         items = [item for file in self.files(folder) for item in self._read_suite(file)]
         if not any(item.counts for item in items):
             raise UsageError(
@@ -93,7 +93,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
             )
         return items
 
-    def _read_suite(self, file: Path) -> Iterator[PredictedItem]:
+    def _read_suite(self, file: Path) -> Iterator[_PredictedItem]:
         lines = [text for _, text, _ in TextFile(file, self.config.on_bad_utf8).lines()]
         suite = Record(json_object("\n".join(lines), str(file)), str(file))
         metric = suite.fields.get("meta", {}).get("metric", SUM)
@@ -114,9 +114,9 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                 groups: Groups = (name, str(number)) if len(formulas) > 1 else (name,)
                 counts = self.config.equalities or not formula.has_equality
                 groups = groups if counts else tuple(names_of(groups)[-1:])
-                yield PredictedItem(conditions, formula, groups, counts)
+                yield _PredictedItem(conditions, formula, groups, counts)
 
-    def score(self, items: list[PredictedItem], probabilities: SentenceProbabilities) -> Results:
+    def score(self, items: list[_PredictedItem], probabilities: SentenceProbabilities) -> Results:
         """Return the share of items where the formula holds, and how many compare equal values."""
         sentences, parts, regions_scored = [], [], []
         for item in items:
@@ -141,7 +141,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
         check_groups([item.groups for item in items], [item.groups for item in scored])
         return _results_by_suite(scored, np.array(outcomes, float))
 
-    def references(self, items: list[PredictedItem], folder: Path) -> References:
+    def references(self, items: list[_PredictedItem], folder: Path) -> References:
         """Return chance; groups with a formula that has an "=" have none."""
         chances: dict[tuple[str, tuple[str, ...]], float] = {}
         values = []
@@ -153,7 +153,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
         return chance_references(_results_by_suite(items, np.array(values)))
 
 
-def _results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Results:
+def _results_by_suite(items: Sequence[_PredictedItem], outcomes: np.ndarray) -> Results:
     """Return the metrics of items by suite and prediction, with the mean over suites.
 
     All suites have the same weight, however many predictions they have. Items that do not count
@@ -180,7 +180,7 @@ def _item_metrics(outcomes: np.ndarray) -> dict[str, float]:
     return {"accuracy": float(outcomes[:, 0].mean()), "ties": float(outcomes[:, 1].sum())}
 
 
-def _read_condition(record: Record) -> tuple[str, Condition]:
+def _read_condition(record: Record) -> tuple[str, _Condition]:
     """Return the name of a condition, and its text with the places of its regions."""
     text, spans = "", {}
     for region in record.records("regions"):
@@ -189,10 +189,10 @@ def _read_condition(record: Record) -> tuple[str, Condition]:
         first = len(text) + len(space)
         text += space + content
         spans[str(region.number("region_number"))] = (first, len(text)) if content else (0, 0)
-    return record.text("condition_name"), Condition(Sentence(text, record.where), spans)
+    return record.text("condition_name"), _Condition(Sentence(text, record.where), spans)
 
 
-def _check_regions(formula: Formula, conditions: dict[str, Condition], where: str) -> None:
+def _check_regions(formula: Formula, conditions: dict[str, _Condition], where: str) -> None:
     """Raise MetaseqError for a region of a formula that an item does not have."""
     for region in formula.regions:
         if region.condition not in conditions:
@@ -208,7 +208,7 @@ def _check_regions(formula: Formula, conditions: dict[str, Condition], where: st
             )
 
 
-def _regions_of(formula: Formula, name: str, condition: Condition) -> list[str]:
+def _regions_of(formula: Formula, name: str, condition: _Condition) -> list[str]:
     """Return the numbers of the regions of a condition that a formula uses, each once."""
     numbers = [region.number for region in formula.regions if region.condition == name]
     return list(condition.spans if _ALL_REGIONS in numbers else dict.fromkeys(numbers))

@@ -33,7 +33,7 @@ _SPEARMAN = "spearman"
 
 
 @dataclass(frozen=True)
-class Inflection:
+class _Inflection:
     """Sentences with two forms of a word, the share of people who chose the first, and groups."""
 
     sentences: tuple[Sentence, ...]
@@ -41,7 +41,7 @@ class Inflection:
     groups: Groups
 
 
-class Wug(Suite[list[Inflection], SentenceProbabilities]):
+class Wug(Suite[list[_Inflection], SentenceProbabilities]):
     """WUG tests: Spearman's correlation of the run's and of people's choices, by file.
 
     A run's choice is the first sentence's share in the softmax of the whole sentences' scores.
@@ -49,7 +49,7 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
 
     patterns = ("*.jsonl",)
 
-    def read(self, folder: Path) -> list[Inflection]:
+    def read(self, folder: Path) -> list[_Inflection]:
         items = []
         for file in self.files(folder):
             for where, fields, is_bad in records_of(str(file), self.config.on_bad_utf8):
@@ -59,7 +59,7 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
             raise MetaseqError(f"{folder}: holds no item")
         return items
 
-    def score(self, items: list[Inflection], probabilities: SentenceProbabilities) -> Results:
+    def score(self, items: list[_Inflection], probabilities: SentenceProbabilities) -> Results:
         sentences = [sentence for item in items for sentence in item.sentences]
         scores = iter(probabilities.score(sentences))
         groups, values = [], []
@@ -72,7 +72,7 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
         check_groups([item.groups for item in items], groups)
         return results_by_group(groups, np.array(values), correlation, _SPEARMAN)
 
-    def references(self, items: list[Inflection], folder: Path) -> References:
+    def references(self, items: list[_Inflection], folder: Path) -> References:
         groups = [item.groups for item in items]
         guess = results_by_group(
             groups, np.zeros(len(items)), lambda _: {_SPEARMAN: 0.0}, _SPEARMAN
@@ -85,7 +85,7 @@ def correlation(values: np.ndarray) -> dict[str, float]:
     return {_SPEARMAN: spearman(values[:, 0], values[:, 1])}
 
 
-def _read_item(record: Record, groups: Groups) -> Inflection:
+def _read_item(record: Record, groups: Groups) -> _Inflection:
     """Return the item of a record."""
     texts = record.text("sentences").split("\t")
     ratio = record.get("ratio")
@@ -95,4 +95,4 @@ def _read_item(record: Record, groups: Groups) -> Inflection:
         value = float(ratio)
     except (TypeError, ValueError) as error:
         raise MetaseqError(f"{record.where}: field 'ratio' is no number: {ratio!r}") from error
-    return Inflection(tuple(Sentence(text, record.where) for text in texts), value, groups)
+    return _Inflection(tuple(Sentence(text, record.where) for text in texts), value, groups)

@@ -18,7 +18,7 @@ from metaseq_lm.forward.passes import (
 )
 
 
-class CompiledForward:
+class _CompiledForward:
     """The forward function of a block, compiled for passes that take gradients.
 
     It is not compiled while operations are counted, nor for second derivatives. Blocks of equal
@@ -60,4 +60,4 @@ def _traced_block(
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:
     """Replace the forward functions of blocks by compiled ones."""
     for block in blocks:
-        block.forward = CompiledForward(block.forward)
+        block.forward = _CompiledForward(block.forward)

@@ -310,7 +310,7 @@ def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
 
 
 @dataclass
-class LossRecord:
+class _LossRecord:
     """Statistics of the losses of a run.
 
     Attributes:
@@ -363,7 +363,7 @@ class ForwardPasses:
         self.compiled_terms = (
             torch.compile(_traced_terms, fullgraph=True, dynamic=True) if compiled else None
         )
-        self.record = LossRecord()
+        self.record = _LossRecord()
         self.update = 0
         self.words = 0  # number of random words that the last pass used
         self._calls = 0  # calls without a key in this update

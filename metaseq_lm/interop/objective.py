@@ -109,7 +109,7 @@ class Comparison:
 
     def __init__(self, parts: Parts, part: Part, model: nn.Module, labelled: str) -> None:
         self.parts = parts
-        self.encoder = LibraryEncoder(part, model, _encoder_of(parts.model).embeddings)
+        self.encoder = _LibraryEncoder(part, model, _encoder_of(parts.model).embeddings)
         self.module_paths = {
             head: _module_path_of(parts.model, head, labelled)
             for head in part.foreign.architecture.heads
@@ -201,7 +201,7 @@ def _hooked(model: nn.Module, module_paths: dict[str, str], record: Any) -> Iter
             handle.remove()
 
 
-class LibraryEncoder(nn.Module):
+class _LibraryEncoder(nn.Module):
     """A model of the library in place of an encoder; its states are its concatenated outputs.
 
     It keeps the encoder's embeddings, which tied heads and noise models use, but not its layers.
@@ -248,7 +248,7 @@ class LibraryEncoder(nn.Module):
 class Columns(nn.Module):
     """The outputs of one head among the states of a LibraryEncoder."""
 
-    def __init__(self, encoder: LibraryEncoder, head: str) -> None:
+    def __init__(self, encoder: _LibraryEncoder, head: str) -> None:
         super().__init__()
         self.columns, self.head = encoder.columns, head
 

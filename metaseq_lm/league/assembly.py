@@ -530,7 +530,7 @@ def _labels_of(names: Iterable[str]) -> set[str]:
     return {label_of(phase, name) for name in names for phase in PHASES}
 
 
-def shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:
+def _shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:
     """Return the standings of `budgets` (default: all), of which all rows are tested.
 
     Raises UsageError if there are no rows.
@@ -559,7 +559,7 @@ def show_report(
     `command`, and reloads itself after `reload` seconds, 0 for never. For each objective in `about`
     a sentence names the kinds of labels in which it leads. Raises UsageError without rows.
     """
-    standings = shown_standings(league, budgets)
+    standings = _shown_standings(league, budgets)
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
     sentences = [describe_answer(standings, name) for name in about if standings.kinds]
     text = "\n".join([terminal_text(standings, paths), *sentences])

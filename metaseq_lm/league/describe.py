@@ -29,7 +29,7 @@ def describe_all(standings: Standings) -> list[str]:
     return [*lines, *standings.remarks, *standings.notes]
 
 
-def by_verdict(standings: Standings, budget: float) -> dict[str, list[Entry]]:
+def _by_verdict(standings: Standings, budget: float) -> dict[str, list[Entry]]:
     """Return the rows of a budget by stated verdict; "not ranked" has those without a rank."""
     groups: dict[str, list[Entry]] = {verdict: [] for verdict in (*VERDICTS, NOT_RANKED[FLAG])}
     for entry in standings.at(budget):
@@ -45,7 +45,7 @@ def describe_verdicts(standings: Standings) -> list[str]:
     lines = []
     for budget in standings.budgets:
         parts = []
-        for verdict, entries in by_verdict(standings, budget).items():
+        for verdict, entries in _by_verdict(standings, budget).items():
             parts.append(f"{verdict}: {', '.join(entry.objective for entry in entries)}")
         text = "; ".join(parts) or "nothing was compared"
         lines.append(f"{flops_text(budget)} FLOPs, beside {standings.baseline}: {text}.")
@@ -220,7 +220,7 @@ def _listed(names: Sequence[str]) -> str:
 def _describe_overall(standings: Standings, budget: float) -> str:
     """Return who leads by the primary metric, with difference, interval and p; or nobody."""
     base, name = standings.baseline, standings.primary.name
-    groups, leader = by_verdict(standings, budget), _leader(standings, budget)
+    groups, leader = _by_verdict(standings, budget), _leader(standings, budget)
     counts = ", ".join(f"{len(entries)} {verdict}" for verdict, entries in groups.items())
     if leader is not None:
         nearest, text = leader, f"{leader.objective} leads {base} in {name}, by"
@@ -240,13 +240,13 @@ def _describe_overall(standings: Standings, budget: float) -> str:
 
 def _is_ahead(standings: Standings, budget: float) -> bool:
     """Return whether all compared rows are worse than the baseline."""
-    verdicts = set(by_verdict(standings, budget))
+    verdicts = set(_by_verdict(standings, budget))
     return WORSE in verdicts and verdicts <= {WORSE, NOT_RANKED[FLAG]}
 
 
 def _leader(standings: Standings, budget: float) -> Entry | None:
     """Return the best of the rows that are better than the baseline by the metric in focus."""
-    better = by_verdict(standings, budget).get(BETTER, [])
+    better = _by_verdict(standings, budget).get(BETTER, [])
     ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered
     return ranked[0] if ranked else None
 
@@ -259,7 +259,7 @@ def describe_certainty(standings: Standings) -> list[str]:
         ends = dict.fromkeys(map(str, (counts[0], counts[-1])))
         lines.append(f"Seeds of a row: {' to '.join(ends)}.")
     for budget in standings.budgets[::-1]:
-        rows = by_verdict(standings, budget).get(UNDECIDED, [])
+        rows = _by_verdict(standings, budget).get(UNDECIDED, [])
         texts = [f"{entry.objective} ({entry.decision.remedy})" for entry in rows if entry.decision]
         if texts:
             lines.append(f"Undecided at {flops_text(budget)} FLOPs: {', '.join(texts)}.")

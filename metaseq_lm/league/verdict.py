@@ -100,7 +100,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class _Contrast:
     """A difference of means and its error, before any correction.
 
     Attributes:
@@ -122,7 +122,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Decision(Contrast):
+class Decision(_Contrast):
     """The verdict on one row, with its numbers.
 
     Attributes:
@@ -227,7 +227,7 @@ def decide_all(
     return decisions
 
 
-def contrast(samples: Samples, level: float, errors: Errors = ()) -> Contrast:
+def contrast(samples: Samples, level: float, errors: Errors = ()) -> _Contrast:
     """Return a difference of scores or of gains with its 1 - 2 `level` interval.
 
     If two gains have the same untrained models, it is the difference of the scores. A gain of which
@@ -245,7 +245,7 @@ def contrast(samples: Samples, level: float, errors: Errors = ()) -> Contrast:
         arrays = arrays[:2]
     errors = tuple(error for error in errors if error.variance > 0)
     tests_nothing = len(arrays) > 2 and min(map(len, arrays)) < 2
-    return Contrast(
+    return _Contrast(
         difference_of(*arrays),
         interval(*arrays, level=level, errors=errors),
         1.0 if tests_nothing else DEFAULT_TEST.p(*arrays, errors=errors),

@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return flat.view(*x.shape[:-1], -1)
 
 
-class GELULinear(torch.autograd.Function):
+class _GELULinear(torch.autograd.Function):
     """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass.
 
     gelu(x) has the width of the feed-forward layer, usually four times the width of hidden states.
@@ -95,7 +95,7 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return gelu(x) W^T, plus b unless it is None, for weights (out, in) or (C, out, in)."""
     if weight.dim() == 3 or not (_saves_memory(x) and torch.is_grad_enabled()):
         return linear(F.gelu(x), weight, bias)
-    output: Tensor = GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    output: Tensor = _GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -314,7 +314,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
         raise TypeError(f"the logits are {form}, not {(*targets.shape, 'V')} as the targets need")
     flat = full_precision(logits.flatten(0, -2))
     if is_large(flat) and not label_smoothing:
-        losses: Tensor = HardLoss.apply(flat, targets.flatten())  # type: ignore[no-untyped-call]
+        losses: Tensor = _HardLoss.apply(flat, targets.flatten())  # type: ignore[no-untyped-call]
     else:
         losses = F.cross_entropy(
             flat,
@@ -367,7 +367,7 @@ def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) 
     return out
 
 
-class HardLoss(torch.autograd.Function):
+class _HardLoss(torch.autograd.Function):
     """Cross-entropy of logits (N, V) with targets (N,), -1 for none; (N,)."""
 
     @staticmethod
@@ -381,11 +381,11 @@ class HardLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         logits, targets, log_sum = ctx.saved_tensors
         scale = grads[0].masked_fill(targets < 0, 0.0).unsqueeze(1)
-        gradient = HardGradient.apply(logits, targets, log_sum, scale)  # type: ignore[no-untyped-call]
+        gradient = _HardGradient.apply(logits, targets, log_sum, scale)  # type: ignore[no-untyped-call]
         return gradient, None
 
 
-class HardGradient(torch.autograd.Function):
+class _HardGradient(torch.autograd.Function):
     """scale * (softmax - one-hot target), (N, V)."""
 
     @staticmethod
@@ -405,5 +405,5 @@ class HardGradient(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return hvp, None, None, None
         ones = torch.ones_like(scale)
-        unscaled = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
+        unscaled = _HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
         return hvp, None, None, (unscaled * grads[0]).sum(-1, keepdim=True)

@@ -137,7 +137,7 @@ class Memory:
     first: list[_LSTMState]
 
 
-class AttentionHead(nn.Module):
+class _AttentionHead(nn.Module):
     """Bilinear attention, a = tanh(W_a [c; h]), and a softmax layer, V logits.
 
     Dropout on the attention weights hides a part of the source; with rate 0 it does nothing.
@@ -195,7 +195,7 @@ class LSTMEncoderDecoder(nn.Module):
 
     def add_head(self, name: str, attention_dropout: float = 0.0) -> None:
         """Add a head with separate attention and softmax on the decoder's states."""
-        self.heads[name] = AttentionHead(self.width, len(self.target.weight), attention_dropout)
+        self.heads[name] = _AttentionHead(self.width, len(self.target.weight), attention_dropout)
         _draw_uniform(self.heads[name])
 
     def encode(self, tokens: Tensor, layout: Layout) -> Memory:

@@ -19,7 +19,7 @@ from metaseq_lm.models.layers import Dropout, Heads, LayerNorm, Linear
 _GROUPS = 8  # groups of channels, with norm=group
 
 
-class BatchNorm(nn.BatchNorm2d):
+class _BatchNorm(nn.BatchNorm2d):
     """Batch normalisation whose running statistics can be frozen temporarily.
 
     While `frozen`, training still normalises with batch statistics, but does not update running
@@ -37,7 +37,7 @@ class BatchNorm(nn.BatchNorm2d):
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Freeze all running statistics of `model` inside the context."""
-    layers = [m for m in model.modules() if isinstance(m, BatchNorm)]
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     for layer in layers:
         layer.frozen = True
     try:
@@ -51,7 +51,7 @@ def _norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
     """Return the normalisation layer for `channels` channels."""
     if config.norm == "group":  # every layer has a multiple of 16 channels
         return nn.GroupNorm(_GROUPS, channels)
-    return BatchNorm(channels)
+    return _BatchNorm(channels)
 
 
 def check_whole_batches(
@@ -141,7 +141,7 @@ class PositionalNorm(LayerNorm):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
-class Convolution(nn.Sequential):
+class _Convolution(nn.Sequential):
     """Convolution, normalisation, leaky ReLU."""
 
     is_gathered_alone = True  # of a sharded model
@@ -149,7 +149,7 @@ class Convolution(nn.Sequential):
     def __init__(
         self, config: ConvLargeConfig, inputs: int, outputs: int, size: int, padding: int
     ) -> None:
-        norm = PositionalNorm if config.norm == POSITIONAL else BatchNorm
+        norm = PositionalNorm if config.norm == POSITIONAL else _BatchNorm
         super().__init__(
             nn.Conv2d(inputs, outputs, size, padding=padding, bias=False),
             norm(outputs),
@@ -171,7 +171,7 @@ class ConvLarge(nn.Module):
         small, middle, large = (max(8, round(c * config.width) // 8 * 8) for c in (128, 256, 512))
 
         def stage(inputs: int, outputs: int) -> list[nn.Module]:
-            return [Convolution(config, n, outputs, 3, 1) for n in (inputs, outputs, outputs)]
+            return [_Convolution(config, n, outputs, 3, 1) for n in (inputs, outputs, outputs)]
 
         self.features = nn.Sequential(
             *stage(config.channels, small),
@@ -180,9 +180,9 @@ class ConvLarge(nn.Module):
             *stage(small, middle),
             nn.MaxPool2d(2),
             Dropout(config.dropout),
-            Convolution(config, middle, large, 3, 0),
-            Convolution(config, large, middle, 1, 0),
-            Convolution(config, middle, small, 1, 0),
+            _Convolution(config, middle, large, 3, 0),
+            _Convolution(config, large, middle, 1, 0),
+            _Convolution(config, middle, small, 1, 0),
         )
         self.outputs = small
         self.heads = Heads({_PRIMARY: Linear(small, classes)})

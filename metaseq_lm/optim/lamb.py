@@ -9,7 +9,7 @@ from metaseq_lm.config.optimizers import LambConfig
 from metaseq_lm.optim.optimizers import Eager, FusedAdamW, pair_of
 
 
-class Lamb(Eager):
+class _Lamb(Eager):
     """Adam with layer-wise rates for the parameters that have a weight decay.
 
     u <- m / (sqrt(v) + eps) + decay p with corrected moments m and v, as in AdamW,
@@ -54,4 +54,4 @@ def lamb(config: LambConfig, parameters: NamedParameters) -> torch.optim.Optimiz
     """LAMB (You et al. 2020): AdamW's steps with the norms of the parameters, for large batches."""
     betas = pair_of(config.betas)
     defaults = {"lr": config.lr, "betas": betas, "eps": config.eps, "weight_decay": 0.0}
-    return Lamb(config.groups(parameters), defaults)
+    return _Lamb(config.groups(parameters), defaults)

@@ -18,7 +18,7 @@ from metaseq_lm.distributed import vectors
 from metaseq_lm.runs.tensor_files import CODES, StoredTensor, map_tensors, rows_like
 
 
-class StateForm(Enum):
+class _StateForm(Enum):
     """The form of a tensor, or of all tensors in a container, in the state of a parameter."""
 
     NUMBER = "no axes; all processes have the same"
@@ -27,9 +27,9 @@ class StateForm(Enum):
     WHOLE = "any shape, computed from all rows, so that shards are refused"
 
 
-NUMBER, LIKE, ROWS, WHOLE = StateForm
+NUMBER, LIKE, ROWS, WHOLE = _StateForm
 PLAIN = (type(None), bool, int, float)
-Table = Mapping[str, StateForm]
+Table = Mapping[str, _StateForm]
 _Forms = Mapping[str, list[int]]  # strides by the path of a tensor in a state
 
 

@@ -69,8 +69,8 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     if path.exists():
         _check_complete(path, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    common = common_values([run.portable_values for run in runs])
-    means = common_values([{"means": dict(run.means)} for run in runs]).get("means") or {}
+    common = _common_values([run.portable_values for run in runs])
+    means = _common_values([{"means": dict(run.means)} for run in runs]).get("means") or {}
     lines = [to_json(_archived_line(run, common, means)) + "\n" for run in runs]
     rows = "".join(lines).encode()
     first = {"format": FORMAT, "runs": len(runs), "values": common, "rows": checksum(rows)}
@@ -80,7 +80,7 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == _PACKED else content)
 
 
-def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the most frequent value of each key of the configs."""
     counts: dict[str, Counter[str]] = {}
     for config in configs:

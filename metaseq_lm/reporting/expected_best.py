@@ -27,7 +27,7 @@ _MOST_ROWS = 12  # rows of a setting in the table; the csv has all
 
 
 @dataclass(frozen=True)
-class TuningCurve:
+class _TuningCurve:
     """The best score of a setting by number of trials, with the FLOPs of these trials.
 
     Its scores are expectations, or else those of the one search there was.
@@ -52,7 +52,7 @@ def expected_best(scores: Sequence[float], n: int, lower_is_better: bool = False
     return sign * math.fsum(terms)
 
 
-def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
+def _tuning_curve(setting: str, runs: Sequence[Run]) -> _TuningCurve:
     """Return the curve of a setting from its trials; empty if none has a score at its end."""
     records = sorted((run.trial for run in runs), key=lambda record: record["number"])
     tried = []
@@ -74,10 +74,10 @@ def _tuning_curve(setting: str, runs: Sequence[Run]) -> TuningCurve:
             best = so_far.best()
             if best is not None and best.score is not None:
                 points.append((n, so_far.flops, best.score))
-    return TuningCurve(setting, points, is_expectation)
+    return _TuningCurve(setting, points, is_expectation)
 
 
-def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
+def tuning_curves(runs: Sequence[Run]) -> tuple[list[_TuningCurve], str]:
     """Return the curve of each setting, and the metric of the search.
 
     Raises UsageError if no run is a trial of a search, or if searches used different metrics.
@@ -97,7 +97,7 @@ def tuning_curves(runs: Sequence[Run]) -> tuple[list[TuningCurve], str]:
     return [_tuning_curve(*item) for item in settings.items()], metrics[0]
 
 
-def tuning_table(curves: Sequence[TuningCurve], metric: Metric) -> Table:
+def tuning_table(curves: Sequence[_TuningCurve], metric: Metric) -> Table:
     """Return the best scores by FLOPs of tuning; for many points of a setting, only doublings."""
     rows, records, notes = [], [], []
     for curve in curves:
@@ -123,7 +123,7 @@ def tuning_table(curves: Sequence[TuningCurve], metric: Metric) -> Table:
     return replace(Table.of_texts(head, rows, head[1:-1], title), notes=notes, records=records)
 
 
-def draw_tuning(curves: Sequence[TuningCurve], metric: Metric, path: Path) -> None:
+def draw_tuning(curves: Sequence[_TuningCurve], metric: Metric, path: Path) -> None:
     """Draw the best score against the FLOPs of tuning, a line for each setting."""
     drawn = [curve for curve in curves if curve.points]
     styles = {curve.setting: style_of(i) for i, curve in enumerate(drawn)}

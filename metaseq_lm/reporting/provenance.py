@@ -20,7 +20,7 @@ def times(runs: Iterable[Run], key: str) -> list[datetime]:
     return known
 
 
-def time_text(time: datetime) -> str:
+def _time_text(time: datetime) -> str:
     """Return a time as 2026-11-27 16:40:00 UTC."""
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -66,9 +66,9 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     parts = []
     for name, chosen in (("trial", trials), ("compared run", finals)):
         if starts := times(chosen, "started"):
-            parts.append(f"the first {name} started {time_text(min(starts))}")
+            parts.append(f"the first {name} started {_time_text(min(starts))}")
     if ends := times(runs, "ended"):
-        parts.append(f"the last run ended {time_text(max(ends))}")
+        parts.append(f"the last run ended {_time_text(max(ends))}")
     text = ", ".join(parts) or "when the runs were made is not recorded"
     unknown = len(runs) - len(times(runs, "started"))
     if parts and unknown:

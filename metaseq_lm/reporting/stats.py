@@ -203,7 +203,7 @@ def pooled_sd(*samples: np.ndarray) -> float | None:
     return math.sqrt(variance)
 
 
-def welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, np.ndarray]:
+def _welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of sums or differences of means, and its degrees of freedom.
 
     The degrees of freedom are Welch's for two samples, and Satterthwaite's (1946, Biometrics
@@ -223,7 +223,7 @@ def welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, 
 def mean_error(
     *samples: np.ndarray, errors: Errors = (), pooled: bool = False
 ) -> tuple[float, float]:
-    """Return `welch_error` as numbers, or that of Student's t test of two samples if `pooled`.
+    """Return `_welch_error` as numbers, or that of Student's t test of two samples if `pooled`.
 
     It is 0 with infinite degrees of freedom for samples without spread.
     """
@@ -233,7 +233,7 @@ def mean_error(
         sizes = [len(x) for x in samples]
         sd = pooled_sd(*samples) or 0.0
         return sd * math.sqrt(sum(1 / n for n in sizes)), sum(sizes) - 2.0
-    error, freedom = welch_error(*samples, errors=errors)
+    error, freedom = _welch_error(*samples, errors=errors)
     return float(error), float(freedom)
 
 
@@ -396,7 +396,7 @@ def _significant_from(n: int, m: int, tail: float, permutes: bool) -> np.ndarray
     x, y = scores[:, :n], scores[:, n:]
     from scipy.stats import t as student_t
 
-    error, freedom = welch_error(x, y)
+    error, freedom = _welch_error(x, y)
     limits: np.ndarray = student_t.isf(tail, freedom) * error - x.mean(axis=1) + y.mean(axis=1)
     if permutes and count <= _PERMUTED:
         ways = assignments(n, m)[1:]

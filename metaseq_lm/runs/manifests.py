@@ -49,7 +49,7 @@ class CheckpointError(MetaseqError):
     """A checkpoint cannot be used; the message says which and why."""
 
 
-class NoCheckpointError(CheckpointError, MissingError):
+class _NoCheckpointError(CheckpointError, MissingError):
     """There is no checkpoint at the path that the user gave."""
 
     exit_code = MissingError.exit_code
@@ -87,10 +87,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     try:
         if not file.is_file():
-            raise NoCheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
+            raise _NoCheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
         manifest = read_json(file)
         if "splits" in manifest and "sha256" not in manifest:
-            raise NoCheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
+            raise _NoCheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
         version = manifest["format"]
         if "valid" in manifest:
             manifest["valid"] = as_numbers(manifest["valid"])
@@ -149,7 +149,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
     """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
     root = Path(path)
     if not root.exists():
-        raise NoCheckpointError(
+        raise _NoCheckpointError(
             f"{path}: there is no such checkpoint or run folder (download a model of the "
             "Hugging Face Hub first, and convert it to a run with 'metaseq-lm import')"
         )
@@ -160,7 +160,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()
     remedy = "; convert this transformers folder to a run with 'metaseq-lm import'"
-    raise NoCheckpointError(
+    raise _NoCheckpointError(
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
         f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
     )

@@ -231,7 +231,7 @@ def _train_stages(runner: Runner, stages: Stages) -> None:
         runner.record("finished", "", 0, "")
 
 
-class Launched(Protocol):
+class _Launched(Protocol):
     """The attributes of a job that a `Runner` needs; see `Job`."""
 
     code: str
@@ -255,7 +255,7 @@ class Runner:
     program: ClassVar[Callable[[], None]] = staticmethod(_unset)
     import_all: ClassVar[Callable[[], None]] = staticmethod(_unset)
 
-    def __init__(self, job: Launched) -> None:
+    def __init__(self, job: _Launched) -> None:
         self.job = job
         self.environment = JobEnvironment()
         self.on_slurm = self.environment.name() == "slurm"

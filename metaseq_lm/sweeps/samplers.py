@@ -26,7 +26,7 @@ from metaseq_lm.sweeps.trials import (
 Grid = Mapping[str, Sequence[Any]]
 
 
-class Sampler(Protocol):
+class _Sampler(Protocol):
     """Proposes trials."""
 
     def propose(self, trials: Trials[Any]) -> list[Values]:

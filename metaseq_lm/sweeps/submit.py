@@ -139,7 +139,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Active:
+class _Active:
     """A run that is running here, and its slot."""
 
     batch: Batch
@@ -162,7 +162,7 @@ class LocalRuns:
                 f"{len(self.slots)} runs at a time with {count} GPUs each{shared} need more than "
                 f"the {len(gpus)} GPUs here; lower --max-parallel or --gpus, or see --runs-per-gpu"
             )
-        self.running: list[Active] = []
+        self.running: list[_Active] = []
         self.servers: dict[str, Server] = {}  # by hash of the code
         self.stop: list[int] = []
 
@@ -224,7 +224,7 @@ class LocalRuns:
         entry = submission(folder, run, self.launch, code, jobs_folder)
         entry = replace(entry, job=job.job_id, start=process_start(int(job.job_id)))
         record(folder, entry)
-        self.running.append(Active(batch, run, entry, slot))
+        self.running.append(_Active(batch, run, entry, slot))
 
     def _server(self, batch: Batch) -> Server:
         code = batch.code.folder

@@ -201,7 +201,7 @@ def scored_rows(task: Task, split: str, count: int) -> int:
     return limited_count(count, task.config.valid_size if is_valid else 0)
 
 
-class CorpusRows(Protocol):
+class _CorpusRows(Protocol):
     """The rows of a corpus: their lengths, and the words of their text."""
 
     @property
@@ -214,7 +214,7 @@ class CorpusRows(Protocol):
 def text_stream(
     config: RunConfig,
     split: str,
-    corpus: CorpusRows,
+    corpus: _CorpusRows,
     collate: Callable[..., Batch],
     plan: Plan | None = None,
 ) -> Stream:
@@ -229,7 +229,7 @@ def text_stream(
     elif isinstance(lengths, PhasedLengths):
         order = _phased_order(config, lengths)
     else:
-        sizes, widths = ramps(config)
+        sizes, widths = _ramps(config)
         if sizes is None:
             order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
         else:
@@ -245,7 +245,7 @@ def _phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
     phases = length_phases(config)
     orders = []
     for number, phase in enumerate(options.in_phases()):
-        sizes, _ = ramps(replace(config, task=phase))
+        sizes, _ = _ramps(replace(config, task=phase))
         sizes = sizes or Ramp(phase.batch_size, phase.batch_size, 0)
         count, name = len(lengths.phases[number]), f"train, phase {number}"
         orders.append(Growing(count, sizes, config.seed, name, phases.begins[number]))
@@ -267,10 +267,10 @@ def _is_by_epoch(options: Any) -> bool:
 
 def changes_size(config: RunConfig) -> bool:
     """Return whether the size of batches or rows changes between updates."""
-    return any(ramps(config)) or getattr(config.task, "has_phases", False)
+    return any(_ramps(config)) or getattr(config.task, "has_phases", False)
 
 
-def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
+def _ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
     """Return the ramps, by update, of the rows of a batch and of their length; None if constant.
 
     Raises UsageError for a warm-up of the length of rows of two segments.
@@ -298,7 +298,7 @@ MaskedCollate = Callable[[Masking, np.ndarray, np.ndarray, int], Batch]
 
 
 def masked_stream(
-    task: Task, split: str, corpus: CorpusRows, masking: Masking, collate: MaskedCollate
+    task: Task, split: str, corpus: _CorpusRows, masking: Masking, collate: MaskedCollate
 ) -> Stream:
     """Return `text_stream` of masked rows; in training, with the options' masking rates.
 

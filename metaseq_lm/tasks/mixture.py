@@ -112,7 +112,7 @@ def composed(*overrides: str) -> RunConfig:
 
 def _check_takes_part(name: str) -> None:
     """Raise UsageError for a task that cannot be an objective of a mixture."""
-    able = [n for n, entry in sorted(TASKS.entries.items()) if takes_part(entry.value)]
+    able = [n for n, entry in sorted(TASKS.entries.items()) if _takes_part(entry.value)]
     if name not in able:
         raise UsageError(
             f"task {name} is no objective of a mixture, which predict tokens of the same rows with "
@@ -120,7 +120,7 @@ def _check_takes_part(name: str) -> None:
         )
 
 
-def takes_part(task: type[Task]) -> bool:
+def _takes_part(task: type[Task]) -> bool:
     """Return whether a task class itself says that it can be an objective of a mixture."""
     return bool(vars(task).get("in_mixtures"))
 

@@ -39,7 +39,7 @@ from metaseq_lm.tasks.masked_lm import (
 )
 
 
-class PredictionTask(TextTask):
+class _PredictionTask(TextTask):
     """The base of these tasks: one stream of rows, one Transformer, the default update."""
 
     def build_model(self) -> nn.Module:
@@ -62,7 +62,7 @@ class PredictionTask(TextTask):
         return flops
 
 
-class PrefixLMTask(PredictionTask):
+class PrefixLMTask(_PredictionTask):
     """Rows of which a random prefix is seen from both sides, and the rest is predicted."""
 
     criterions = (PrefixLM,)
@@ -78,7 +78,7 @@ class PrefixLMTask(PredictionTask):
         return 0.5  # a row has 1 to length - 1 targets, uniformly
 
 
-class MaskedNextTokenTask(PredictionTask):
+class MaskedNextTokenTask(_PredictionTask):
     """Rows of which masked tokens are predicted by the states before them."""
 
     config: MaskedNextTokenConfig
@@ -100,7 +100,7 @@ class MaskedNextTokenTask(PredictionTask):
         return rate * (length - 2) / length
 
 
-class MaskedDiffusionTask(PredictionTask):
+class MaskedDiffusionTask(_PredictionTask):
     """Rows of which masked tokens are predicted, a random share of each row.
 
     Whatever the times and weights in training, other splits give the bound on the negative

@@ -43,7 +43,7 @@ class Prepares(Protocol):
 
 
 @runtime_checkable
-class HasKinds(Protocol):
+class _HasKinds(Protocol):
     """Makes several kinds of updates, which differ in cost."""
 
     def kinds(self) -> Kinds:
@@ -51,7 +51,7 @@ class HasKinds(Protocol):
 
 
 @runtime_checkable
-class HasKindStreams(Protocol):
+class _HasKindStreams(Protocol):
     """Has batches of a single kind only in separate streams, which training does not use."""
 
     def kind_streams(self) -> dict[str, Stream]:
@@ -101,7 +101,7 @@ def flops_by_rule(task: Any, engine: Engine) -> float | None:
 
 
 @runtime_checkable
-class Submits(Protocol):
+class _Submits(Protocol):
     """Writes the files that a leaderboard takes."""
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -139,7 +139,7 @@ class UsesOtherRuns(Protocol):
 
 
 @runtime_checkable
-class HasFacts(Protocol):
+class _HasFacts(Protocol):
     """Stores facts in a checkpoint besides the configuration."""
 
     def facts(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class HasParts(Protocol):
 
 
 @runtime_checkable
-class HasEncoder(Protocol):
+class _HasEncoder(Protocol):
     """Has its encoder elsewhere than in `model.encoder`."""
 
     def encoder_of(self, model: nn.Module) -> nn.Module:
@@ -227,7 +227,7 @@ TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
 
 def kinds_of(task: Task) -> Kinds:
     """Return the kinds of updates of a task; by default a single kind."""
-    return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
+    return task.kinds() if isinstance(task, _HasKinds) else [(1.0, task.needs(0))]
 
 
 def kind_streams_of(task: Task) -> dict[str, Stream]:
@@ -236,14 +236,14 @@ def kind_streams_of(task: Task) -> dict[str, Stream]:
     Streams that change over a run are replaced by typical ones, of mean cost.
     """
     streams = task.build_streams("train")
-    if isinstance(task, HasKindStreams):
+    if isinstance(task, _HasKindStreams):
         streams = task.kind_streams()
     return {n: s.typical() if hasattr(s, "typical") else s for n, s in streams.items()}
 
 
 def facts_of(task: Task) -> dict[str, Any]:
     """Return the facts of a task; by default `usual_facts`."""
-    return task.facts() if isinstance(task, HasFacts) else usual_facts(task)
+    return task.facts() if isinstance(task, _HasFacts) else usual_facts(task)
 
 
 def usual_facts(task: Task) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def usual_facts(task: Task) -> dict[str, Any]:
 
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the leaderboard files of a task; by default none."""
-    return task.submissions(split, rows) if isinstance(task, Submits) else {}
+    return task.submissions(split, rows) if isinstance(task, _Submits) else {}
 
 
 def read_as(config: RunConfig) -> RunConfig:
@@ -307,7 +307,7 @@ def comparison_scorer(task: Task) -> TokenScorer:
 
 def encoder_of(task: Task, model: nn.Module) -> Encoder:
     """Return the Transformer encoder of a task's model; UsageError for a model without one."""
-    encoder = task.encoder_of(model) if isinstance(task, HasEncoder) else None
+    encoder = task.encoder_of(model) if isinstance(task, _HasEncoder) else None
     encoder = encoder or getattr(model, "encoder", None)
     if not isinstance(encoder, Encoder):
         raise UsageError(

@@ -33,7 +33,7 @@ from metaseq_lm.training.restore import check_tokenizer
 
 
 @dataclass
-class Pending:
+class _Pending:
     """A checkpoint whose files are being written; only the first replica's manifest counts.
 
     `names` are its links besides "last".
@@ -54,7 +54,7 @@ class Checkpointer:
         self.started: str | None = present_time()  # time of the first update; None if unknown
         self.options = parts.config.trainer
         self.saved_at = -1  # the update of the last complete checkpoint
-        self.pending: Pending | None = None
+        self.pending: _Pending | None = None
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Checkpointer:
         thread = ThreadPoolExecutor(1, "checkpoint")
         writing = thread.submit(checkpoint.write, self.folder, update, contents)
         thread.shutdown(wait=False)  # ends once it has written
-        self.pending = Pending(update, contents.manifest(update, description), names, writing)
+        self.pending = _Pending(update, contents.manifest(update, description), names, writing)
         return ""
 
     def outdate(self) -> str:

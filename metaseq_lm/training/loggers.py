@@ -58,7 +58,7 @@ class LoggedRun:
         return flatten(mask_options(as_dict(self.config)))
 
 
-class Logger(Protocol):
+class _Logger(Protocol):
     """A service that is open for a run; its methods may raise any exception."""
 
     def log(self, update: int, values: dict[str, float]) -> None:
@@ -106,7 +106,7 @@ class TensorBoard:
         self.writer.close()
 
 
-class Trackio:
+class _Trackio:
     """A run of trackio, in TRACKIO_DIR or in the space that its environment variables name."""
 
     def __init__(self, run: LoggedRun) -> None:
@@ -125,7 +125,7 @@ class Trackio:
         self.run.finish()
 
 
-class WandB:
+class _WandB:
     """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT etc. choose where it goes.
 
     Command line, output and code are not sent: they may hold secrets.
@@ -195,10 +195,10 @@ class MLflow:
 
 
 # Keys are the names in engine.loggers, which are also the names of the packages and extras.
-LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {
+LOGGERS: dict[str, Callable[[LoggedRun], _Logger]] = {
     "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": WandB,
+    "trackio": _Trackio,
+    "wandb": _WandB,
     "mlflow": MLflow,
 }
 
@@ -217,7 +217,7 @@ class LoggerGroup:
     """The open loggers of a run; one that raises an exception is left out, with one warning."""
 
     def __init__(self, names: Sequence[str], run: LoggedRun) -> None:
-        self.loggers: dict[str, Logger] = {}
+        self.loggers: dict[str, _Logger] = {}
         for name in dict.fromkeys(names):
             with self._without_errors(name):
                 self.loggers[name] = LOGGERS[name](run)

@@ -36,7 +36,7 @@ _MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may by chance get a 
 
 
 @dataclass
-class Unchecked:
+class _Unchecked:
     """An update of which the host does not know yet whether the device has refused it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Trainer:
         self.last_valid: dict[str, float] = {}
         self.window = Window()
         # The updates that the device may have refused.
-        self._unchecked: dict[int, Unchecked] = {}
+        self._unchecked: dict[int, _Unchecked] = {}
         self.stopped_by = ""  # the limit that ended the run
         self.conditions: dict[str, Any] = {}  # see runs.conditions; on the first replica
         self._validated_at = -1
@@ -182,7 +182,7 @@ class Trainer:
         with self.flops.count(batches):
             logs = self.task.update(self.engine, self.model, batches)
         if finite_check.defers or finite_check.refused:
-            self._unchecked[update] = Unchecked(sample_numbers(batches), logs)
+            self._unchecked[update] = _Unchecked(sample_numbers(batches), logs)
         if finite_check.defers:
             self.nonfinite.undo_skipped(snapshot)
             self.average.move(finite_check.skips())
@@ -222,7 +222,7 @@ class Trainer:
                 return True
         return False
 
-    def _roll_back(self, refused: Unchecked) -> None:
+    def _roll_back(self, refused: _Unchecked) -> None:
         """Return to the last checkpoint, but continue in the data after the refused update."""
         spent = self.flops.total  # stays counted, like the words
         for message in self.resume():
@@ -231,7 +231,7 @@ class Trainer:
         self.positions = refused.positions
         self.words.load_state_dict(refused.words)
 
-    def _report_refusal(self, number: int, optimizers: list[str], update: Unchecked) -> None:
+    def _report_refusal(self, number: int, optimizers: list[str], update: _Unchecked) -> None:
         message = describe_refusal(number + 1, self.engine, optimizers, update.logs)
         self._event(message, samples=process_group.gather_objects(update.samples))
         self.nonfinite.refuse(message)

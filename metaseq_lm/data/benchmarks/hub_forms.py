@@ -41,7 +41,7 @@ def label_words(benchmark: Benchmark) -> dict[str, str]:
     return words
 
 
-def official_label(label: str, words: dict[str, str]) -> str:
+def _official_label(label: str, words: dict[str, str]) -> str:
     """Return the label of the official file for a label of an export; "-1" means none."""
     key = spelling_key(label)
     return "-1" if key == _NO_NUMBER else words.get(key, label)
@@ -50,7 +50,7 @@ def official_label(label: str, words: dict[str, str]) -> str:
 def with_official_label(row: Row, words: dict[str, str]) -> Row:
     """Return a row of GLUE with the label of the official file; -1.0 of STS-B means none."""
     if isinstance(row.label, str):
-        return replace(row, label=official_label(row.label, words))
+        return replace(row, label=_official_label(row.label, words))
     return replace(row, label=NO_LABEL) if row.label == -1.0 else row
 
 
@@ -61,7 +61,7 @@ def accepts_both(benchmark: Benchmark, task: str, examples: Examples) -> Example
     def read(record: Record) -> Iterator[Example]:
         fields = structured(record.fields, _VALUES)
         if isinstance(label := fields.get("label"), (int, float, str)):
-            fields["label"] = official_label(str(label), words) or None
+            fields["label"] = _official_label(str(label), words) or None
         record = replace(record, fields=fields)
         return examples(replace(record, fields=fields | nest(record)) if nest else record)
 

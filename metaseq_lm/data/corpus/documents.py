@@ -50,7 +50,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     return chosen
 
 
-class RowsByEpoch:
+class _RowsByEpoch:
     """The lengths of rows whose numbers continue from epoch to epoch."""
 
     def __init__(self, lengths: np.ndarray) -> None:
@@ -113,8 +113,8 @@ class PackedDocuments(Samples):
         return len(self._row_lengths)
 
     @property
-    def row_lengths(self) -> RowsByEpoch:
-        return RowsByEpoch(self._row_lengths)
+    def row_lengths(self) -> _RowsByEpoch:
+        return _RowsByEpoch(self._row_lengths)
 
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         lengths = self.row_lengths[samples]

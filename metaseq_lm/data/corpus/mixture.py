@@ -91,7 +91,7 @@ def loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.nd
 
 
 @dataclass(eq=False)
-class MixedStream(Stream):
+class _MixedStream(Stream):
     """A stream whose rows are divided among the streams of several objectives.
 
     Its own collate function is not used. Made by `mixed_stream`.
@@ -131,8 +131,8 @@ class MixedStream(Stream):
 
 def mixed_stream(
     parts: Mapping[str, Stream], weights: Callable[[int], Sequence[float]]
-) -> MixedStream:
-    """Return the stream of a mixture; arguments as of `MixedStream`.
+) -> _MixedStream:
+    """Return the stream of a mixture; arguments as of `_MixedStream`.
 
     Raises UsageError if the streams have different samples.
     """
@@ -144,6 +144,6 @@ def mixed_stream(
                 f"{len(first.lengths):,} of them and {name} {len(stream.lengths):,}"
             )
     arguments = first.name, first.order, first.collate, first.seed, first.lengths
-    return MixedStream(
+    return _MixedStream(
         *arguments, widths=first.widths, words=first.words, parts=parts, weights=weights
     )

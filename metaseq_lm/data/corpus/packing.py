@@ -59,7 +59,7 @@ class Draws:
         return cls(u[:, 0] < 0.5, u[:, 1] < SINGLE, following)
 
 
-def assign_sentences(
+def _assign_sentences(
     sizes: np.ndarray, last: np.ndarray, targets: Targets, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Assign sentences of `sizes` (N,), at least 1, to examples and segments, one after the other.
@@ -105,7 +105,7 @@ def assign_sentences(
 
 
 @dataclass(frozen=True)
-class Assignment:
+class _Assignment:
     """The example and segment of each sentence of a corpus."""
 
     starts: np.ndarray  # where each sentence begins in the token stream, int64 (N,)
@@ -118,7 +118,7 @@ class Assignment:
 
 def assign_corpus(
     data: IndexedDataset, targets: Targets, generator: np.random.Generator
-) -> Assignment:
+) -> _Assignment:
     """Assign all sentences of a corpus that have tokens to examples.
 
     Raises UsageError for a corpus without documents of several sentences.
@@ -133,8 +133,8 @@ def assign_corpus(
     sizes = data.sizes[filled]
     documents = np.repeat(np.arange(len(data.documents) - 1), np.diff(data.documents))[filled]
     last = np.append(np.diff(documents) > 0, True)
-    assigned = assign_sentences(sizes, last, targets, generator)
-    return Assignment(data.starts[filled], sizes, documents, *assigned)
+    assigned = _assign_sentences(sizes, last, targets, generator)
+    return _Assignment(data.starts[filled], sizes, documents, *assigned)
 
 
 class Packed(Samples):

@@ -12,14 +12,14 @@ from metaseq_lm.data.corpus.rows import Samples
 from metaseq_lm.data.streams import PHASE, Lengths
 
 
-class HasLengths(Protocol):
+class _HasLengths(Protocol):
     """The rows of a phase."""
 
     @property
     def row_lengths(self) -> Lengths: ...
 
 
-P = TypeVar("P", bound=HasLengths)
+P = TypeVar("P", bound=_HasLengths)
 
 
 def of_phase(parts: Sequence[P], samples: np.ndarray) -> tuple[P, np.ndarray]:
@@ -31,7 +31,7 @@ def of_phase(parts: Sequence[P], samples: np.ndarray) -> tuple[P, np.ndarray]:
 class PhasedLengths:
     """The lengths of the rows of each phase, `phases`."""
 
-    def __init__(self, parts: Sequence[HasLengths]) -> None:
+    def __init__(self, parts: Sequence[_HasLengths]) -> None:
         self.parts = parts
         self.phases = [part.row_lengths for part in parts]
 

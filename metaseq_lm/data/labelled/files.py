@@ -163,7 +163,7 @@ class RowReader:
         if self.label_file is None:
             read_records = records(self.file, reading)
         else:
-            read_records = line_pairs(self.file, self.label_file, self.counts)
+            read_records = _line_pairs(self.file, self.label_file, self.counts)
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
         null_cells = _NULL_CELLS if self._is_table and is_plain else frozenset()
@@ -312,7 +312,7 @@ class RowReader:
         return label
 
 
-def line_pairs(file: TextFile, labels: TextFile, counts: Counter[str]) -> Iterator[Record]:
+def _line_pairs(file: TextFile, labels: TextFile, counts: Counter[str]) -> Iterator[Record]:
     """Yield the lines of two files, a text and its label in each, counting blank ones.
 
     MetaseqError if one has more lines than the other, apart from blank ones at the end.

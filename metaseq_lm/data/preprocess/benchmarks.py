@@ -58,7 +58,7 @@ _HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 
 @dataclass(frozen=True)
-class BenchmarkOptions(TokenizerFromOptions):
+class _BenchmarkOptions(TokenizerFromOptions):
     """Options of benchmarks."""
 
     NOUN: ClassVar[str] = "benchmarks"
@@ -91,8 +91,8 @@ class BenchmarkOptions(TokenizerFromOptions):
     labelled: str | None = option(None, "name of the set in D (default: the benchmark's)")
 
 
-@register_dataset_kind("benchmark", BenchmarkOptions)
-def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
+@register_dataset_kind("benchmark", _BenchmarkOptions)
+def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
     """Return what makes the labelled set, or the set of questions, of a benchmark."""
     name = options.benchmark
     if name in SQUAD:
@@ -158,7 +158,7 @@ def _open_superglue(
     return superglue.SuperglueReader(read, file, required, remedy)
 
 
-def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
+def _questions(options: _BenchmarkOptions, request: Request) -> SquadPipeline:
     name, version = SQUAD[options.benchmark]
     for field_name in ("source", "no_double", "as_text"):
         if getattr(options, field_name):

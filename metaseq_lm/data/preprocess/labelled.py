@@ -56,7 +56,7 @@ _COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
 
 
 @dataclass(frozen=True)
-class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
+class _LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
     """Options of labelled sets."""
 
     NOUN: ClassVar[str] = "labelled sets"
@@ -162,8 +162,8 @@ def _with_names(row: Row, names: Mapping[str, str]) -> Row:
 _OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
 
 
-@register_dataset_kind("labelled", LabelledOptions)
-def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipeline":
+@register_dataset_kind("labelled", _LabelledOptions)
+def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeline":
     """Return what makes a labelled set of CSV, TSV, JSONL, Parquet or Arrow files."""
     columns = Columns(
         names=options.columns,
@@ -203,7 +203,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     )
 
 
-def _form_of(options: LabelledOptions, columns: Columns) -> LabelledForm:
+def _form_of(options: _LabelledOptions, columns: Columns) -> LabelledForm:
     """Return the form of a set; UsageError for options that do not go together."""
     labels = list(options.labels) if options.labels is not None else None
     form = ""
@@ -236,7 +236,7 @@ def _form_of(options: LabelledOptions, columns: Columns) -> LabelledForm:
     )
 
 
-def _label_files(options: LabelledOptions, request: Request) -> dict[Path, Path]:
+def _label_files(options: _LabelledOptions, request: Request) -> dict[Path, Path]:
     """Return the file of labels of each file of texts; UsageError for unequal numbers."""
     files: dict[Path, Path] = {}
     for split in (TRAIN, VALID, "test"):

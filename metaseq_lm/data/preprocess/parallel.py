@@ -41,7 +41,7 @@ _MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 
 @dataclass(frozen=True)
-class ParallelOptions(TokenizerOptions, PlainTextOptions):
+class _ParallelOptions(TokenizerOptions, PlainTextOptions):
     """Options of parallel text."""
 
     NOUN: ClassVar[str] = "parallel text"
@@ -73,7 +73,7 @@ class ParallelOptions(TokenizerOptions, PlainTextOptions):
 _EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 
-@register_dataset_kind("parallel", ParallelOptions)
+@register_dataset_kind("parallel", _ParallelOptions)
 class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
@@ -82,7 +82,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
     _held: HeldOutLines | None = None
     expected = "plain text"
 
-    def __init__(self, options: ParallelOptions, request: Request) -> None:
+    def __init__(self, options: _ParallelOptions, request: Request) -> None:
         super().__init__(request.inside(options.parallel).with_valid())
         if not (options.source_lang and options.target_lang):
             raise UsageError("--parallel needs --source-lang and --target-lang")

@@ -31,7 +31,7 @@ CHUNK = 1 << 22  # tokens copied at once
 _SUFFIXES = (".bin", ".idx", ".ds")
 
 
-class DatatroveFile:
+class _DatatroveFile:
     """Documents as datatrove's DocumentTokenizer writes them: NAME.ds and NAME.ds.index.
 
     The first file holds the tokens, u16 or u32, the second the end of each document in tokens, u64,
@@ -63,12 +63,12 @@ class DatatroveFile:
         return len(self.sizes)
 
 
-_TokenFile = IndexedDataset | DatatroveFile
+_TokenFile = IndexedDataset | _DatatroveFile
 
 
 def _open_token_file(path: Path) -> _TokenFile:
     """Open NAME.ds, or the pair NAME.bin and NAME.idx."""
-    return DatatroveFile(path) if path.suffix == ".ds" else open_integers(path)
+    return _DatatroveFile(path) if path.suffix == ".ds" else open_integers(path)
 
 
 def token_files(paths: Sequence[Path]) -> list[Path]:

@@ -55,7 +55,7 @@ _KEEP = "keep"
 
 
 @dataclass(frozen=True)
-class WordSetOptions(WordColumnOptions, ClassOptions):
+class _WordSetOptions(WordColumnOptions, ClassOptions):
     """Options of all labelled sets of sentences."""
 
     tag_column: str = option(
@@ -72,7 +72,7 @@ class WordSetOptions(WordColumnOptions, ClassOptions):
 
 
 @dataclass(frozen=True)
-class TaggedOptions(WordSetOptions, TokenizerFromOptions):
+class TaggedOptions(_WordSetOptions, TokenizerFromOptions):
     """Options of tagged sets.
 
     With `unseen_tags` "one" the tags that train lacks are one class, which no prediction gets right
@@ -102,7 +102,7 @@ class TaggedOptions(WordSetOptions, TokenizerFromOptions):
 
 
 @dataclass(frozen=True)
-class TreebankOptions(WordSetOptions):
+class _TreebankOptions(_WordSetOptions):
     """Options of treebanks."""
 
     NOUN: ClassVar[str] = "treebanks"
@@ -110,7 +110,7 @@ class TreebankOptions(WordSetOptions):
     treebank: str = option("", "the files are dependency trees, written to D/NAME", metavar="NAME")
 
 
-class WordSetPipeline(SentencePipeline[Sentence]):
+class _WordSetPipeline(SentencePipeline[Sentence]):
     """Sentences with labels for each word.
 
     All sentences are read first, because the classes depend on all splits.
@@ -121,7 +121,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     # sentence.
     reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
 
-    def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
+    def __init__(self, name: str, options: _WordSetOptions, request: Request) -> None:
         request = request.expanded()
         splits = request.splits
         files = chain.from_iterable(splits.values())
@@ -276,7 +276,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
 
 
 @register_dataset_kind("tagged", TaggedOptions)
-class TagsPipeline(WordSetPipeline):
+class TagsPipeline(_WordSetPipeline):
     """Sentences with a tag for each word."""
 
     kind = "tags"
@@ -381,14 +381,14 @@ class TagsPipeline(WordSetPipeline):
         )
 
 
-@register_dataset_kind("treebank", TreebankOptions)
-class TreesPipeline(WordSetPipeline):
+@register_dataset_kind("treebank", _TreebankOptions)
+class TreesPipeline(_WordSetPipeline):
     """Sentences with a head and a relation for each word."""
 
     kind = "trees"
     expected = "trees in CoNLL-U or in columns"
 
-    def __init__(self, options: TreebankOptions, request: Request) -> None:
+    def __init__(self, options: _TreebankOptions, request: Request) -> None:
         super().__init__(options.treebank, options, request)
 
     def open_file(self, path: Path) -> SentenceReader:

@@ -67,7 +67,7 @@ _COUNTED = {
 
 
 @dataclass(frozen=True)
-class WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, PlainTextOptions):
+class _WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, PlainTextOptions):
     """Options of unlabelled sentences of words."""
 
     NOUN: ClassVar[str] = "sentences of words"
@@ -107,7 +107,7 @@ class WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, PlainT
 EncodedSentences = tuple[dict[str, np.ndarray], np.ndarray]
 
 
-class WordForms(dict[str, int]):
+class _WordForms(dict[str, int]):
     """Numbers of the different words as the text spells them, in order of appearance.
 
     `ids` are their places in the vocabulary.
@@ -132,7 +132,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
     unit = "sentences"
     vocabulary: WordVocabulary | SubwordVocabulary
-    forms: WordForms
+    forms: _WordForms
 
     def __init__(
         self, request: Request, word_column: int | None, labelled_files: Iterable[Path]
@@ -156,7 +156,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
         return {"name": WORDS, "hash": vocabulary.hash, "vocab_size": len(vocabulary)}
 
     def encode(self, split: Split, records: Iterator[Record]) -> Iterator[EncodedSentences]:
-        self.forms = WordForms(self.vocabulary)
+        self.forms = _WordForms(self.vocabulary)
         return map(self.encode_batch, batches(records, _BATCH))
 
     def encode_batch(self, batch: list[Record]) -> EncodedSentences:
@@ -214,7 +214,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
         return text
 
 
-@register_dataset_kind("words", WordsOptions)
+@register_dataset_kind("words", _WordsOptions)
 class WordsPipeline(SentencePipeline[list[str]]):
     """Unlabelled sentences; without any split it makes the vocabulary only."""
 
@@ -223,7 +223,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
     vocabulary: WordVocabulary
     _held: HeldOutLines | None = None
 
-    def __init__(self, options: WordsOptions, request: Request) -> None:
+    def __init__(self, options: _WordsOptions, request: Request) -> None:
         labelled_files = [*options.labelled_corpus, *map(Path, options.drop_overlap_with)]
         super().__init__(request.expanded().with_valid(), options.word_column, labelled_files)
         if options.word_places != "text" and options.word_vectors is None:

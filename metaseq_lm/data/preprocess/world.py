@@ -64,7 +64,7 @@ _COUNTED = 20_000  # most documents on which n-grams are counted
 
 
 @dataclass(frozen=True)
-class WorldOptions:
+class _WorldOptions:
     """Options of a world."""
 
     NOUN: ClassVar[str] = "a world"
@@ -159,11 +159,11 @@ def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.
     return documents.tokens, documents.labels["bad"]
 
 
-@register_dataset_kind("world", WorldOptions)
+@register_dataset_kind("world", _WorldOptions)
 class WorldPipeline(TokenPipeline[Documents, Documents]):
     """Makes the corpus of a world, and what stands beside it."""
 
-    def __init__(self, options: WorldOptions, request: Request) -> None:
+    def __init__(self, options: _WorldOptions, request: Request) -> None:
         super().__init__(request)
         if request.splits:
             flags = ", ".join(f"--{split}pref" for split in (TRAIN, _VALID, _TEST))
@@ -300,13 +300,13 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
     def companions(self) -> Iterator[Pipeline[Any, Any]]:
         for name, sets in self._labelled.items():
             request = replace(self.request, splits={split: [Path(split)] for split in sets})
-            documents = LabelledDocuments(self.world, name, sets)
+            documents = _LabelledDocuments(self.world, name, sets)
             if sets[TRAIN].labels[name].ndim == 1:
-                yield DocumentLabels(documents, request)
+                yield _DocumentLabels(documents, request)
             else:
                 yield WordLabels(documents, request)
         if self._pairs:
-            yield PairsPipeline(self.world, self._pairs, self.request)
+            yield _PairsPipeline(self.world, self._pairs, self.request)
 
 
 def _table_of_needs(exact: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -324,7 +324,7 @@ def _table_of_needs(exact: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class LabelledDocuments:
+class _LabelledDocuments:
     """The documents of each split of a labelled set of a world."""
 
     world: World
@@ -342,10 +342,10 @@ class LabelledDocuments:
 
 
 @dataclass
-class DocumentRows:
+class _DocumentRows:
     """The rows of a split whose documents have a label."""
 
-    documents: LabelledDocuments
+    documents: _LabelledDocuments
     split: str
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
@@ -357,12 +357,12 @@ class DocumentRows:
             yield Row(number, (text,), self.documents.classes[label], False)
 
 
-class DocumentLabels(LabelledPipeline):
+class _DocumentLabels(LabelledPipeline):
     """Makes the labelled set of documents with one label each."""
 
-    def __init__(self, documents: LabelledDocuments, request: Request) -> None:
-        def open_rows(split: str, path: Path) -> DocumentRows:
-            return DocumentRows(documents, split)
+    def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
+        def open_rows(split: str, path: Path) -> _DocumentRows:
+            return _DocumentRows(documents, split)
 
         inside = request.inside(documents.name)
         form = LabelledForm(documents.classes, details={"world": documents.world.name})
@@ -378,7 +378,7 @@ class DocumentLabels(LabelledPipeline):
 class WordLabels(TagsPipeline):
     """Makes the tagged set of documents with labelled words; other words are UNLABELLED."""
 
-    def __init__(self, documents: LabelledDocuments, request: Request) -> None:
+    def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
         options = TaggedOptions(
             tagged=documents.name, tag_scheme="none", tokenizer_from=request.destdir
         )
@@ -390,7 +390,7 @@ class WordLabels(TagsPipeline):
 
     def open_file(self, path: Path) -> Any:
         """Return the sentences of the split that a source stands for."""
-        return WordRows(self.documents, path)
+        return _WordRows(self.documents, path)
 
     def choose_labels(self) -> None:
         self.scheme = "none"
@@ -405,10 +405,10 @@ class WordLabels(TagsPipeline):
 
 
 @dataclass
-class WordRows:
+class _WordRows:
     """The sentences of a split whose words have labels."""
 
-    documents: LabelledDocuments
+    documents: _LabelledDocuments
     path: Path  # named like the split
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
@@ -427,7 +427,7 @@ class WordRows:
             yield Sentence(self.path, [number] * len(words), words, of_words)
 
 
-class PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
+class _PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
     """Writes the minimal pairs of each kind as a file that the suite `pairs` reads."""
 
     kind, unit = _PAIRS, "pairs"

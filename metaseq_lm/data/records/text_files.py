@@ -36,7 +36,7 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 STANDARD_INPUT = "-"
 
 
-class ZstdReader:
+class _ZstdReader:
     """Reads zstd data; EOFError for a frame without end, which zstandard's reader hides."""
 
     def __init__(self, raw: IO[bytes]) -> None:
@@ -70,7 +70,7 @@ OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".bz2": bz2.open,
-    ".zst": ZstdReader,
+    ".zst": _ZstdReader,
 }
 # The first bytes of packed data: their suffix and name.
 _PACKED = {

@@ -89,7 +89,7 @@ _EXACT_DIGITS = 12
 
 
 @dataclass
-class GardenConfig:
+class _GardenConfig:
     """The size of the language; a small one can be enumerated."""
 
     words: int = option(WORDS, "words, about; each class of them has one at least", at_least=1)
@@ -168,7 +168,7 @@ class _Lexicon:
         probs: (K, V + 1); the last column, for NO_TOKEN, is 0.
     """
 
-    def __init__(self, preterminals: list[str], config: GardenConfig) -> None:
+    def __init__(self, preterminals: list[str], config: _GardenConfig) -> None:
         self.symbols = [END]
         self.blocks: dict[str, np.ndarray] = {}
         self._config = config
@@ -196,14 +196,14 @@ class _Lexicon:
         self.symbols += [f"{block}_{number}" for number in range(size)]
 
 
-@register_world("garden", dataclass=GardenConfig)
+@register_world("garden", dataclass=_GardenConfig)
 class Garden(World):
     """Sentences of a grammar with homonyms that what precedes, what follows or both decide."""
 
-    config: GardenConfig
+    config: _GardenConfig
     pair_kinds = tuple(SETS)
 
-    def __init__(self, config: GardenConfig, seed: int = 0) -> None:
+    def __init__(self, config: _GardenConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
         if config.shortest > config.longest:
             raise UsageError(

@@ -21,20 +21,20 @@ _GAPS = 10_000  # gaps over which the cloze loss is averaged
 
 
 @dataclass(frozen=True)
-class Estimate:
+class _Estimate:
     """A mean and its standard error."""
 
     mean: float
     error: float
 
     @classmethod
-    def of(cls, values: np.ndarray) -> "Estimate":
+    def of(cls, values: np.ndarray) -> "_Estimate":
         """Return the estimate of independent values (N,)."""
         spread = values.std(ddof=1) if len(values) > 1 else np.nan
         return cls(float(values.mean()), float(spread / np.sqrt(len(values))))
 
     @classmethod
-    def ratio(cls, sums: np.ndarray, counts: np.ndarray) -> "Estimate":
+    def ratio(cls, sums: np.ndarray, counts: np.ndarray) -> "_Estimate":
         """Return the estimate of sum(sums) / sum(counts), (N,) each, by the delta method."""
         mean = sums.sum() / counts.sum()
         residuals = (sums - mean * counts) / counts.mean()
@@ -147,7 +147,7 @@ def _bags_of(tokens: np.ndarray) -> baselines.Bags:
 
 def losses(
     world: World, ngram: NGram, documents: Documents, gaps: int = _GAPS
-) -> dict[str, Estimate]:
+) -> dict[str, _Estimate]:
     """Return the cross-entropies of the exact probabilities and of n-grams, with standard errors.
 
     "document" and "token" are the entropy of the world itself; "unigram" and "ngram" are per token;
@@ -172,9 +172,9 @@ def losses(
     ]
     of_document = np.bincount(rows, -np.log(probabilities), len(first))
     return {
-        "document": Estimate.of(-log_probs),
-        "token": Estimate.ratio(-log_probs, lengths),
-        "unigram": Estimate.ratio(-unigrams, lengths),
-        "ngram": Estimate.ratio(-ngram.log_probs(*sequences(tokens)), lengths),
-        "cloze": Estimate.ratio(of_document, lengths[: len(first)]),
+        "document": _Estimate.of(-log_probs),
+        "token": _Estimate.ratio(-log_probs, lengths),
+        "unigram": _Estimate.ratio(-unigrams, lengths),
+        "ngram": _Estimate.ratio(-ngram.log_probs(*sequences(tokens)), lengths),
+        "cloze": _Estimate.ratio(of_document, lengths[: len(first)]),
     }

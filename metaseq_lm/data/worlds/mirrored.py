@@ -49,7 +49,7 @@ _END_SUFFIX = "_end"
 
 
 @dataclass
-class MirroredConfig(QuadConfig):
+class _MirroredConfig(QuadConfig):
     """The size of the language, and how much of the hidden chain is not shown."""
 
     hidden: float = option(
@@ -60,13 +60,13 @@ class MirroredConfig(QuadConfig):
     )
 
 
-@register_world("mirrored", dataclass=MirroredConfig)
+@register_world("mirrored", dataclass=_MirroredConfig)
 class Mirrored(Quad):
     """Quad with labels that one side of a word tells, or both, or either: 100 words."""
 
-    config: MirroredConfig
+    config: _MirroredConfig
 
-    def __init__(self, config: MirroredConfig, seed: int = 0) -> None:
+    def __init__(self, config: _MirroredConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
         self.chain = replace(self.chain, blank=len(self.symbols), hidden=config.hidden)
         self.symbols = [*self.symbols, _BLANK]

@@ -71,7 +71,7 @@ class QuadConfig:
     pairs: int = option(3, "pairs of brackets of a clause", at_least=1, at_most=5)
 
 
-class Alphabet:
+class _Alphabet:
     """The symbols of the world in blocks, in the order of their numbers."""
 
     def __init__(self, config: QuadConfig) -> None:
@@ -105,7 +105,7 @@ class Quad(World):
 
     def __init__(self, config: QuadConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        words = Alphabet(config)
+        words = _Alphabet(config)
         self.symbols = words.words
         nouns, verbs, fillers = self._lexemes()
         self.agreement = Agreement(

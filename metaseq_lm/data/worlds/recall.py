@@ -61,7 +61,7 @@ _GROUPS = {"train": (0, 2), "valid": (1,), "test": (3,)}  # ranks modulo 4 of a 
 
 
 @dataclass
-class RecallConfig:
+class _RecallConfig:
     """The size of the language; a small one can be enumerated."""
 
     sections: int = option(4, "sections of a document", at_least=1)
@@ -125,14 +125,14 @@ class Units:
         return np.where(of_units & (before != after), np.where(before, _BEFORE, _AFTER), _NOWHERE)
 
 
-@register_world("recall", dataclass=RecallConfig)
+@register_world("recall", dataclass=_RecallConfig)
 class Recall(World):
     """Values of keys that the document tells before or after, and facts that the corpus tells."""
 
     pair_kinds = (_FACTS, *_RECALL)
-    config: RecallConfig
+    config: _RecallConfig
 
-    def __init__(self, config: RecallConfig, seed: int = 0) -> None:
+    def __init__(self, config: _RecallConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
         words = [END, HIDDEN]
 

@@ -2,7 +2,7 @@
 
 It silently drops second derivatives, gives no gradients to autograd.grad or backward(inputs=), and
 gathers only for calls of the modules that it was applied to. So every pass is the forward pass of
-our own outermost module (`Outermost`), and gradients are read from the shards.
+our own outermost module (`_Outermost`), and gradients are read from the shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(FSDPLSTM\) returned a view")
 
 
-class Outermost(nn.Module):
+class _Outermost(nn.Module):
     """Runs a function as the forward pass of the whole model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -73,7 +73,7 @@ class FullySharded(Placement):
         self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True, low: bool = False
     ) -> None:
         self.model, self.mesh = model, mesh[SHARDS]
-        self.outermost = Outermost(model)
+        self.outermost = _Outermost(model)
         numbers = {p for p in model.parameters() if not p.dim()}  # fully_shard refuses them
         policy = MixedPrecisionPolicy(
             reduce_dtype=torch.bfloat16 if low else None, cast_forward_inputs=False
@@ -274,7 +274,7 @@ class FullySharded(Placement):
             for number, loss in enumerate(losses):
                 mean = self._call(partial(self._attached, loss))
                 self._backward(mean, number == len(losses) - 1)
-        return FullyShardedGradients(self, wrt)
+        return _FullyShardedGradients(self, wrt)
 
     @contextlib.contextmanager
     def _differentiating(self, wrt: Sequence[Tensor]) -> Iterator[None]:
@@ -342,7 +342,7 @@ class FullySharded(Placement):
         return grads
 
 
-class FullyShardedGradients(Gradients):
+class _FullyShardedGradients(Gradients):
     """Gradients that fully_shard has summed; flags and the order of blocks are still compared."""
 
     def __init__(self, placement: FullySharded, wrt: Sequence[Tensor]) -> None:

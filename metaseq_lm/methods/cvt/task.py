@@ -101,7 +101,7 @@ class CVTTask(WordTask):
         )
         streams = {}
         for number, (name, sets) in enumerate(self.learners.items()):
-            every_other = EveryOther(order, number, len(self.learners))
+            every_other = _EveryOther(order, number, len(self.learners))
             collate = partial(_unlabelled_batch, data, sets)
             words = SentenceWords(data.lengths)
             streams[name] = Stream(name, every_other, collate, seed, data.lengths, words=words)
@@ -154,7 +154,7 @@ class CVTTask(WordTask):
         return {name: [*map(weighted, stream)] for name, stream in batches.items()}
 
 
-class EveryOther:
+class _EveryOther:
     """The batches `number`, `number` + `count`, `number` + 2 `count`, ... of an order."""
 
     def __init__(self, order: Order, number: int, count: int) -> None:

@@ -43,7 +43,7 @@ from metaseq_lm.tasks.translation import TranslationTask
 _REST = "rest"
 
 
-class SemiSupervisedTranslation(Translation):
+class _SemiSupervisedTranslation(Translation):
     """The primary head's loss on labelled batches, `student_terms` on unlabelled ones."""
 
     tasks = ("cvt_translation",)
@@ -69,7 +69,7 @@ class SemiSupervisedTranslation(Translation):
         raise NotImplementedError(f"{type(self).__name__} must define student_terms")
 
 
-class CVTTranslation(SemiSupervisedTranslation):
+class CVTTranslation(_SemiSupervisedTranslation):
     """The sum of the auxiliary heads' losses, each per target token (Clark 2021, section 4.2.4).
 
     The primary head gets no gradient from unlabelled batches, because it takes no part in them.
@@ -101,7 +101,7 @@ class CVTTranslation(SemiSupervisedTranslation):
         return terms
 
 
-class WordDropoutTranslation(SemiSupervisedTranslation):
+class WordDropoutTranslation(_SemiSupervisedTranslation):
     """The baseline: the primary head is the student and reads [MASK] in place of some words."""
 
     config: TranslationWordDropoutConfig
@@ -132,7 +132,7 @@ class CVTTranslationTask(TranslationTask):
 
     def __init__(self, config: CVTTranslationConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
-        self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
+        self.semi_supervised = isinstance(self.criterion, _SemiSupervisedTranslation)
 
     # ---------------------------------------------------------------- data and model
 
@@ -163,7 +163,7 @@ class CVTTranslationTask(TranslationTask):
 
     def build_model(self) -> nn.Module:
         net = super().build_model()
-        if isinstance(self.criterion, SemiSupervisedTranslation):
+        if isinstance(self.criterion, _SemiSupervisedTranslation):
             for name in self.criterion.auxiliary:
                 hidden = self.criterion.attention_dropout if name == "attention" else 0.0
                 net.add_head(name, hidden)  # type: ignore[operator]
@@ -185,7 +185,7 @@ class CVTTranslationTask(TranslationTask):
         kind = "labelled"
         if UNLABELLED in batches:
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
-            assert isinstance(self.criterion, SemiSupervisedTranslation)
+            assert isinstance(self.criterion, _SemiSupervisedTranslation)
             updates = engine.optimizers["main"].updates - self.config.labelled_first
             weight = weight_after(self.criterion.config, updates)
             translated = self.with_translations(engine, model, parts)

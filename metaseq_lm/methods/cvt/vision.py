@@ -55,7 +55,7 @@ UNLABELLED = "unlabelled"
 POSITION_HEADS = "places"  # name for the auxiliary heads
 
 
-class ConsistentImages(ImageClassification):
+class _ConsistentImages(ImageClassification):
     """The base: students learn the teacher's class probabilities of unlabelled images.
 
     The teacher is the primary head on the clean image, without dropout and gradient; students see a
@@ -115,7 +115,7 @@ def divergence(target: Tensor, logits: Tensor) -> Tensor:
     return (target.exp() * (target - predicted)).sum(-1)
 
 
-class VATVision(ConsistentImages):
+class VATVision(_ConsistentImages):
     """Virtual adversarial training (Miyato et al. 2017): the primary head is the student.
 
     With perturbation random or none, and dropout, it is like the Pi model (Laine and Aila 2017),
@@ -123,7 +123,7 @@ class VATVision(ConsistentImages):
     """
 
 
-class CVTVision(ConsistentImages):
+class CVTVision(_ConsistentImages):
     """Cross-view training: the students are heads that each see one position of the features.
 
     The loss is the mean over the heads; criterion.weight = 36, the number of heads, makes it their
@@ -174,9 +174,9 @@ class CVTVisionTask(Task):
         super().__init__(config, run_config)
         options, sizes = self.config, run_config.model
         model_class(run_config, ConvLarge)
-        self.semi_supervised = isinstance(self.criterion, ConsistentImages)
+        self.semi_supervised = isinstance(self.criterion, _ConsistentImages)
         largest = options.batch_size
-        if isinstance(self.criterion, ConsistentImages):
+        if isinstance(self.criterion, _ConsistentImages):
             largest = max(largest, options.unlabelled_batch_size)
             check_teacher(self.criterion.config.mean_teacher, options.average_decay)
         check_whole_batches(sizes.norm, largest, run_config.engine.micro_batch_size, POSITIONAL)

@@ -41,7 +41,7 @@ from metaseq_lm.models.layers import cross_entropy, select
 
 
 @dataclass
-class Noised:
+class _Noised:
     """Corrupted rows.
 
     Attributes:
@@ -78,7 +78,7 @@ class Corrupting(Criterion):
                 "criterion.temperature=1, criterion.disallow_correct=false"
             )
 
-    def corrupt(self, model: Electra, batch: ElectraBatch) -> Noised:
+    def corrupt(self, model: Electra, batch: ElectraBatch) -> _Noised:
         """Replace the tokens at the chosen positions by samples of the noise model."""
         generator, weight, log_probs = model.generator, self.config.generator_weight, None
         if isinstance(generator, FixedNoise):
@@ -93,10 +93,10 @@ class Corrupting(Criterion):
         tokens, chosen = replaced(batch, samples)
         terms = _generator_terms(slots, samples, batch, weight)
         if log_probs is None:
-            return Noised(tokens, chosen, terms)
+            return _Noised(tokens, chosen, terms)
         if isinstance(generator, TwoTowers):
             terms["generator"] = cloze_term(log_probs, batch, weight)
-        return Noised(tokens, chosen, terms, _log_prob_of(log_probs, tokens).detach())
+        return _Noised(tokens, chosen, terms, _log_prob_of(log_probs, tokens).detach())
 
 
 def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
@@ -336,7 +336,7 @@ class AdversarialElectra(Corrupting):
         targets = batch.targets
         slots, states = model.masked_noise(batch)
         samples = sample(slots.detach())
-        noised = Noised(*replaced(batch, samples), _generator_terms(slots, samples, batch, 0.0))
+        noised = _Noised(*replaced(batch, samples), _generator_terms(slots, samples, batch, 0.0))
         logits = model.heads["rtd"](model.hidden(noised.tokens, batch))
         fake, real = noised.fake(batch), _real_tokens(batch)
         losses = binary_losses(logits, fake)
@@ -411,7 +411,7 @@ class Electric(Corrupting):
         terms = noised.terms | {"discriminator": detection}
         return terms | _detection_terms(logits, noised.chosen, batch)
 
-    def log_odds(self, included: Tensor, noised: Noised) -> float | Tensor:
+    def log_odds(self, included: Tensor, noised: _Noised) -> float | Tensor:
         """Return log(k / (n - k)), a number, or (B, 1) with exact_counts.
 
         `included` (B, S) marks the n tokens of the loss, of which k are noise.

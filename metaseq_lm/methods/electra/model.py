@@ -109,14 +109,14 @@ class TwoTowers(nn.Module):
         return logits
 
 
-def _embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddings:
+def _embeddings_of(net: TwoTowers | _Difficulty, main: Encoder | None) -> Embeddings:
     """Return a net's own embeddings, or the main encoder's if it shares them."""
     embeddings = net.embeddings or (main.embeddings if main is not None else None)
     assert embeddings is not None
     return embeddings
 
 
-class Difficulty(nn.Module):
+class _Difficulty(nn.Module):
     """An encoder of the generator's size that reads the original row and scores each token."""
 
     def __init__(
@@ -234,13 +234,13 @@ class Electra(nn.Module):
         self.glorot = [head for head in self.heads.values() if isinstance(head, Linear)]
         shared = self.encoder is not None and config.sharing != "none"
         sizes = (small, vocab_size, padding_idx, shared)
-        self.generator: MaskedGenerator | TwoTowers | Difficulty | FixedNoise
+        self.generator: MaskedGenerator | TwoTowers | _Difficulty | FixedNoise
         if config.noise == "mlm":
             self.generator = MaskedGenerator(*sizes, shared_stack=config.sharing == "all")
         elif config.noise == "two_tower":
             self.generator = TwoTowers(*sizes)
         elif config.noise == DIFFICULTY:
-            self.generator = Difficulty(*sizes)
+            self.generator = _Difficulty(*sizes)
         else:
             uniform = torch.full((vocab_size,), 1 / vocab_size)
             self.generator = FixedNoise(uniform if config.noise == "uniform" else frequencies)
@@ -280,7 +280,7 @@ class Electra(nn.Module):
 
     def difficulty(self, batch: TokenBatch) -> Tensor:
         """Return logits (B, S) of the difficulty of each token, given the original rows."""
-        assert isinstance(self.generator, Difficulty)
+        assert isinstance(self.generator, _Difficulty)
         logits: Tensor = self.generator(self.encoder, batch)
         return logits
 

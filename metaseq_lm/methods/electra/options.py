@@ -157,7 +157,7 @@ class ElectraConfig(TransformerConfig, NoiseModelConfig):
 
 
 @dataclass
-class ModernElectraConfig(ModernConfig, NoiseModelConfig):
+class _ModernElectraConfig(ModernConfig, NoiseModelConfig):
     """A modern encoder and its noise model."""
 
 
@@ -222,5 +222,5 @@ CRITERIONS.declare(
 CRITERIONS.declare("wnli", BatchSumConfig, "metaseq_lm.methods.electra.wnli.Wnli")
 MODELS.declare("electra", ElectraConfig, "metaseq_lm.methods.electra.model.Electra")
 MODELS.declare(
-    "modern_electra", ModernElectraConfig, "metaseq_lm.methods.electra.model.ModernElectra"
+    "modern_electra", _ModernElectraConfig, "metaseq_lm.methods.electra.model.ModernElectra"
 )

@@ -50,7 +50,7 @@ from metaseq_lm.tasks.finetuning import (
 HEAD = "heads.rtd."
 
 
-class Discriminator(nn.Module):
+class _Discriminator(nn.Module):
     """ELECTRA's encoder and detection head, with the weight names of pre-training.
 
     `prior` (2,) has the shares of the labels in the training set, which are the prediction for
@@ -168,7 +168,7 @@ class WnliTask(LabelledSetTask):
             labels = LabelledSet(folder, "train").labels
             if labels is not None:
                 prior = (np.bincount(labels, minlength=2) / len(labels)).tolist()
-        return Discriminator(sizes, len(vocabulary), vocabulary.pad, prior)
+        return _Discriminator(sizes, len(vocabulary), vocabulary.pad, prior)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Load the encoder and the detection head of an ELECTRA run, or of a run of this task."""

@@ -46,12 +46,12 @@ class MetaOptions:
 
 
 @dataclass
-class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
+class _MetaPretrainConfig(MetaOptions, SentencePairsConfig):
     """The options of sentence_pairs and of the inner steps."""
 
 
 @dataclass
-class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
+class _MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
     """The options of language_modeling and of the inner steps."""
 
 
@@ -67,11 +67,11 @@ class MetaPretrainPairsConfig(
 
 
 TASKS.declare(
-    "meta_pretrain", MetaPretrainConfig, "metaseq_lm.methods.meta_pretrain.task.MetaPretrainTask"
+    "meta_pretrain", _MetaPretrainConfig, "metaseq_lm.methods.meta_pretrain.task.MetaPretrainTask"
 )
 TASKS.declare(
     "meta_pretrain_lstm",
-    MetaPretrainLSTMConfig,
+    _MetaPretrainLSTMConfig,
     "metaseq_lm.methods.meta_pretrain.task.MetaPretrainLSTMTask",
 )
 TASKS.declare(

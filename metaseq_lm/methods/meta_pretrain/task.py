@@ -42,7 +42,7 @@ from metaseq_lm.tasks.language_modeling import LanguageModelingTask
 from metaseq_lm.tasks.masked_lm import SentencePairsTask, changes_size, limited_count
 
 
-class MetaLearned(Task):
+class _MetaLearned(Task):
     """Mix-in that replaces the updates of a task by meta updates."""
 
     config: MetaOptions
@@ -85,17 +85,17 @@ class MetaLearned(Task):
         return exact if self.takes_second_derivatives else ""
 
 
-class MetaPretrainTask(MetaLearned, SentencePairsTask):
+class MetaPretrainTask(_MetaLearned, SentencePairsTask):
     """Meta-learned BERT on pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
     exported = True
 
 
-class MetaPretrainLSTMTask(MetaLearned, LanguageModelingTask):
+class MetaPretrainLSTMTask(_MetaLearned, LanguageModelingTask):
     """Meta-learned ELMo: criterion language_modeling, model bilstm_lm."""
 
 
-class MetaPretrainPairsTask(MetaLearned):
+class MetaPretrainPairsTask(_MetaLearned):
     """Several labelled sets of sentences or pairs, with one stream and one head for each.
 
     Only the encoder is initialised from the run named by init_from.

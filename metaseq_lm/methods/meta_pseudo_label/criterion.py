@@ -82,7 +82,7 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
     }
 
 
-class PairCriterion(Criterion):
+class _PairCriterion(Criterion):
     """Base class for soft and hard labels: validation scores the student as a masked LM."""
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
@@ -90,7 +90,7 @@ class PairCriterion(Criterion):
         return labelled_terms(model(batch.tokens, batch.layout, batch.positions), batch)
 
 
-class HardLabels(PairCriterion):
+class HardLabels(_PairCriterion):
     """Sampled pairs and the REINFORCE loss (equations 4 to 8)."""
 
     config: HardConfig
@@ -140,7 +140,7 @@ def draw(logits: Tensor) -> Tensor:
     )
 
 
-class SoftLabels(PairCriterion):
+class SoftLabels(_PairCriterion):
     """Probabilities as pairs (section 3.3)."""
 
     def __init__(self, config: SoftConfig) -> None:
@@ -241,11 +241,11 @@ def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
     if not is_large(logits):
         return -(probabilities * logits.log_softmax(-1)).sum(-1)
     flat = full_precision(logits.flatten(0, -2)), probabilities.flatten(0, -2)
-    losses: Tensor = SoftLoss.apply(*flat)  # type: ignore[no-untyped-call]
+    losses: Tensor = _SoftLoss.apply(*flat)  # type: ignore[no-untyped-call]
     return losses.view(logits.shape[:-1])
 
 
-class SoftLoss(torch.autograd.Function):
+class _SoftLoss(torch.autograd.Function):
     """log sum exp - <probabilities, logits>, (N,): the cross-entropy, as probabilities sum to 1.
 
     Its derivative by the probabilities is -logits, which equals the cross-entropy's up to a
@@ -263,11 +263,11 @@ class SoftLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         logits, probabilities, log_sum = ctx.saved_tensors
         scale = grads[0].unsqueeze(1)
-        by_logits = SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
+        by_logits = _SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
         return by_logits, -scale * logits if ctx.needs_input_grad[1] else None
 
 
-class SoftGradient(torch.autograd.Function):
+class _SoftGradient(torch.autograd.Function):
     """scale * (softmax - probabilities), (N, V)."""
 
     @staticmethod
@@ -289,5 +289,5 @@ class SoftGradient(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return hvp, by_target, None, None
         ones = torch.ones_like(scale)
-        unscaled = SoftGradient.apply(logits, probabilities, log_sum, ones)  # type: ignore[no-untyped-call]
+        unscaled = _SoftGradient.apply(logits, probabilities, log_sum, ones)  # type: ignore[no-untyped-call]
         return hvp, by_target, None, (unscaled * grads[0]).sum(-1, keepdim=True)

@@ -48,7 +48,7 @@ class UnlabelledBatch(CopiesBatch):
     sampled_y: Tensor | None = None
 
 
-class WindowStream:
+class _WindowStream:
     """A stream with a global batch per update: rows (C, B), numbered through the run.
 
     Args:
@@ -313,7 +313,7 @@ def _sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
 
 def streams(
     unlabelled: Unlabelled, labelled: Labelled, copies: int, batch_size: int
-) -> dict[str, WindowStream]:
+) -> dict[str, _WindowStream]:
     """Return the three streams of an update."""
     collates: dict[str, Callable[[np.ndarray], CopiesBatch]] = {
         "unlabelled": unlabelled,
@@ -327,7 +327,7 @@ def streams(
     }
     words = unlabelled.corpus.words
     return {
-        name: WindowStream(name, copies, batch_size, collate, words, texts[name])
+        name: _WindowStream(name, copies, batch_size, collate, words, texts[name])
         for name, collate in collates.items()
     }
 

@@ -102,7 +102,7 @@ class TokenLabelsTask(LabelledSetTask):
         if split == "train":
             if data.labels is None:
                 raise MetaseqError(f"{data.data.folder}: '{split}' has no labels to train on")
-            order: Order = Cyclic(len(data), options.batch_size)
+            order: Order = _Cyclic(len(data), options.batch_size)
             if options.shuffle:
                 order = Shuffled(len(data), options.batch_size, seed, "train")
 
@@ -188,7 +188,7 @@ class TokenLabelsTask(LabelledSetTask):
         return super().ensemble(split, members)
 
 
-class Cyclic(Sequential):
+class _Cyclic(Sequential):
     """The same order in every epoch."""
 
     def batch(self, number: int) -> np.ndarray:

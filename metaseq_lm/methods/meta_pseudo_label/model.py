@@ -196,13 +196,13 @@ def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moment
     0 and the parameter does not move.
     """
     settings = replace(moments, step=moments.step + 1)
-    after: tuple[Tensor, Tensor, Tensor] = AdamWStep.apply(  # type: ignore[no-untyped-call]
+    after: tuple[Tensor, Tensor, Tensor] = _AdamWStep.apply(  # type: ignore[no-untyped-call]
         theta, grad, moments.first, moments.second, settings
     )
     return after[0], replace(settings, first=after[1], second=after[2])
 
 
-class AdamWStep(torch.autograd.Function):
+class _AdamWStep(torch.autograd.Function):
     """Map theta, g, m and v to theta', m' and v', with a closed-form, differentiable derivative.
 
     m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  theta' = (1 - lr decay) theta - size m' / d

@@ -86,7 +86,7 @@ class Denoiser:
         return lengths - noise + spans + 1, noise + spans + 1
 
 
-class TextLength(NamedTuple):
+class _TextLength(NamedTuple):
     """The length of texts that fill inputs, and the lengths of inputs and targets with [SEP]."""
 
     tokens: int
@@ -94,7 +94,7 @@ class TextLength(NamedTuple):
     targets: int
 
 
-def text_length(inputs_length: int, density: float, mean_span: float) -> TextLength:
+def text_length(inputs_length: int, density: float, mean_span: float) -> _TextLength:
     """Return the length of the longest texts with inputs of at most `inputs_length` tokens.
 
     It follows `random_spans_helper` of the code, in Python's floating point. That may expect no
@@ -112,8 +112,8 @@ def text_length(inputs_length: int, density: float, mean_span: float) -> TextLen
         tokens += 1
     inputs, targets = lengths(tokens)
     if density == 0.5 and targets > inputs:
-        return TextLength(tokens - 1, inputs, targets - 1)
-    return TextLength(tokens, inputs, targets)
+        return _TextLength(tokens - 1, inputs, targets - 1)
+    return _TextLength(tokens, inputs, targets)
 
 
 def _first_of_parts(

@@ -25,12 +25,12 @@ class DecoderConfig(EncoderConfig):
 
 # The encoder comes first, so that its defaults win for options that both define.
 @dataclass
-class TransformerDecoderConfig(TransformerConfig, DecoderConfig):
+class _TransformerDecoderConfig(TransformerConfig, DecoderConfig):
     """An encoder with learned positions and its decoder."""
 
 
 @dataclass
-class ModernDecoderConfig(ModernConfig, DecoderConfig):
+class _ModernDecoderConfig(ModernConfig, DecoderConfig):
     """A modern encoder and its decoder, with decoder layers that see whole rows."""
 
 
@@ -77,11 +77,11 @@ CRITERIONS.declare(
 )
 MODELS.declare(
     "encoder_decoder",
-    TransformerDecoderConfig,
+    _TransformerDecoderConfig,
     "metaseq_lm.methods.span_corruption.model.EncoderDecoder",
 )
 MODELS.declare(
     "modern_encoder_decoder",
-    ModernDecoderConfig,
+    _ModernDecoderConfig,
     "metaseq_lm.methods.span_corruption.model.ModernEncoderDecoder",
 )

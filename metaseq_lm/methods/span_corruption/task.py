@@ -52,7 +52,7 @@ def denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
 
 
 @dataclass(frozen=True)
-class CorruptedRows:
+class _CorruptedRows:
     """The batches of a corpus.
 
     Attributes:
@@ -167,10 +167,10 @@ class SpanCorruptionTask(TextTask):
         """Whether the model is an encoder-decoder."""
         return isinstance(self.run_config.model, DecoderConfig)
 
-    def rows(self, corpus: Samples) -> CorruptedRows:
+    def rows(self, corpus: Samples) -> _CorruptedRows:
         """Return the batches of a corpus."""
         starts = [self.vocabulary.cls(MODES[denoiser.mode]) for denoiser in self.denoisers]
-        return CorruptedRows(corpus, self.corruption, np.array(starts), self.has_decoder)
+        return _CorruptedRows(corpus, self.corruption, np.array(starts), self.has_decoder)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)

@@ -370,10 +370,10 @@ class LearnedPositions(Positions):
     """Learned embeddings (Devlin et al. 2019)."""
 
     def embedding(self) -> nn.Module:
-        return PositionTable(self.sizes.max_positions, self.sizes.embed_dim)
+        return _PositionTable(self.sizes.max_positions, self.sizes.embed_dim)
 
 
-class PositionTable(nn.Embedding):
+class _PositionTable(nn.Embedding):
     """Learned positions (P, E), or (C, P, E), in a row or in each document of packed rows."""
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:  # type: ignore[override]

@@ -20,7 +20,7 @@ _CAUSAL = Layout(reach="causal")
 _ALL_SEEN = Visibility()
 
 
-class DecoderLayer(Layer):
+class _DecoderLayer(Layer):
     """A layer with attention to the states of an encoder after its self-attention."""
 
     def __init__(self, config: EncoderConfig, number: int = 0) -> None:
@@ -66,7 +66,7 @@ class Decoder(nn.Module):
         self.project = Linear(config.embed_dim, width, style.bias) if other else None
         self.parameter_roles = {"project": Role.EMBEDDING}
         self.glorot = [self.project] if self.project is not None else []
-        self.layers = nn.ModuleList(DecoderLayer(config, number) for number in range(layers))
+        self.layers = nn.ModuleList(_DecoderLayer(config, number) for number in range(layers))
         self.norm = make_norm(width, config) if style.pre_norm else None
         self.theta = config.scope(0).theta
         self.positions = build_part(POSITIONS, style.positions, config)

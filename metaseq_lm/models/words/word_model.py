@@ -105,7 +105,7 @@ PRIMARY = "primary"
 IMPOSSIBLE = -100.0  # added to the scores of impossible classes
 
 
-class Projection(nn.Module):
+class _Projection(nn.Module):
     """The sum of linear maps, to H units, of the states of a view, without a nonlinearity."""
 
     def __init__(self, encoder: ViewsEncoder, view: str, hidden: int) -> None:
@@ -154,7 +154,7 @@ class TaggingModule(nn.Module):
     ) -> None:
         super().__init__()
         self.shift, self.linear = shift, linear
-        self.hidden = Projection(encoder, view, hidden)
+        self.hidden = _Projection(encoder, view, hidden)
         self.out = nn.Linear(hidden, classes)
         _glorot(self.out)
 
@@ -187,8 +187,8 @@ class ParsingModule(nn.Module):
     ) -> None:
         super().__init__()
         self.shift, self.relations = 0, relations
-        self.candidate = Projection(encoder, views[0], hidden)
-        self.dependent = Projection(encoder, views[1], hidden)
+        self.candidate = _Projection(encoder, views[0], hidden)
+        self.dependent = _Projection(encoder, views[1], hidden)
         self.dropout = dropout
         self.unit = nn.Linear(hidden, width)
         self.by_relation = nn.Parameter(torch.empty(hidden, relations, width))
