@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metaseq_lm.core.options import option
-from metaseq_lm.data.labelled.files import Sentence, source_lines
+from metaseq_lm.data.labelled.files import SourceSentence, source_lines
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.record import Record
 from metaseq_lm.evaluation.suites import Results, Suite, mean_by_group, register_suite
@@ -18,7 +18,7 @@ class Gap:
     """A sentence with each candidate word in its gap, the right word first."""
 
     kind: str
-    sentences: list[Sentence]
+    sentences: list[SourceSentence]
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Gaps(Suite):
                 record = Record(json_object(line, location), location)
                 text, words = record.text("text"), record.get("words", list)
                 filled = [
-                    Sentence(text.replace(self.config.gap, str(word)), location) for word in words
+                    SourceSentence(text.replace(self.config.gap, str(word)), location)
+                    for word in words
                 ]
                 gaps.append(Gap(record.text("kind"), filled))
         return gaps

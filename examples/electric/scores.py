@@ -24,7 +24,7 @@ import torch
 from metaseq_lm import plugins
 from metaseq_lm.cli.rerank import NBestSet, parse_grid, rerank
 from metaseq_lm.core.errors import run_script
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, read_pairs
 from metaseq_lm.evaluation.nbest import read_nbest
 from metaseq_lm.evaluation.suites import OVERALL, build_suite
@@ -58,7 +58,7 @@ def score_lists(run: Parts, sets: dict[str, NBestSet]) -> dict[str, Any]:
     """Return lambda and the word error rates of the test lists, and the costs."""
     scorer = SentenceScorer(run, too_long="cut")
     texts = list(sets["dev"].texts | sets["test"].texts)
-    scores = scorer.score([Sentence(text, "a hypothesis") for text in texts])
+    scores = scorer.score([SourceSentence(text, "a hypothesis") for text in texts])
     plls = {text: score.pll for text, score in zip(texts, scores) if score}
     result = rerank(sets, plls, LAMBDAS, None)
     return {"lambda": result["lambda"], **result["test"], **costs(scorer)}

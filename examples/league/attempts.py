@@ -16,7 +16,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import run_script
 from metaseq_lm.core.output import show
-from metaseq_lm.league.verdict import BETTER, Rule, decide_all
+from metaseq_lm.league.verdict import BETTER, DecisionRule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.table import Cell, Table
 
@@ -28,7 +28,9 @@ def called_better(rng: np.random.Generator, attempts: int, seeds: int) -> tuple[
     """Return whether each of the three rules calls any attempt better."""
     baseline, *others = rng.normal(size=(attempts + 1, seeds))
     pairs = [(scores, baseline) for scores in others]
-    rule = Rule(smallest_effect=1.0, level=LEVEL, lower_is_better=False, comparisons=attempts)
+    rule = DecisionRule(
+        smallest_effect=1.0, level=LEVEL, lower_is_better=False, comparisons=attempts
+    )
     decisions = decide_all(pairs, rule, [()] * attempts)
     is_higher = any(scores.mean() > baseline.mean() for scores in others)
     passes = any(d.p < LEVEL and x.mean() > baseline.mean() for d, x in zip(decisions, others))

@@ -20,7 +20,7 @@ from metaseq_lm.core.errors import run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.plan_files import LAPTOP, named_plan, read_plan
-from metaseq_lm.league.verdict import BETTER, Rule, decide_all
+from metaseq_lm.league.verdict import BETTER, DecisionRule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
@@ -142,7 +142,7 @@ def ordered_rows(scores: Scores, plan: str = "laptop") -> Iterator[list[str]]:
         expected += [Ordered(TOPIC, SMALL, UNTRAINED, name) for name in scores.objectives]
     measured = [item for item in expected if all(scores.sides(item))]
     decisions = dict(
-        zip(measured, decide_all([scores.sides(item) for item in measured], Rule(0.02)))
+        zip(measured, decide_all([scores.sides(item) for item in measured], DecisionRule(0.02)))
     )
     for item in expected:
         text = f"{item.metric} at {flops_text(item.budget)}: {item.first} above {item.second}"

@@ -35,8 +35,8 @@ from metaseq_lm.league.curves import (
     FEWEST_HELD_OUT,
     POWER_LAW,
     SATURATION,
+    CurveForm,
     Fit,
-    Form,
     form_of,
     has_logits,
     logit_line,
@@ -45,7 +45,7 @@ from metaseq_lm.league.curves import (
 )
 from metaseq_lm.league.entries import Standings
 from metaseq_lm.league.ladder_tables import equal_score_table, ladder_tables
-from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
+from metaseq_lm.league.ladders import ObjectiveLadder, crossover, draw_means, equal_score, interval
 from metaseq_lm.league.plan_files import LAPTOP
 from metaseq_lm.league.rungs import (
     drawn_ladders,
@@ -93,8 +93,8 @@ class Case:
     """
 
     objective: str
-    ladder: Ladder
-    losses: Ladder
+    ladder: ObjectiveLadder
+    losses: ObjectiveLadder
     ceiling: float | None
     chance: float
 
@@ -103,7 +103,7 @@ class Case:
         """The mean at the largest budget."""
         return float(self.ladder.means[-1])
 
-    def forms(self, metric: Metric) -> dict[str, Form]:
+    def forms(self, metric: Metric) -> dict[str, CurveForm]:
         """Return the forms that are compared, that of today first, as "curve"."""
         form = form_of(metric, self.ceiling)
         assert form is not None
@@ -152,7 +152,7 @@ class Hindsight:
         return [*texts, p_text(self.p) if self.fit else "-"]
 
 
-def above_chance(chance: float, ceiling: float) -> Form:
+def above_chance(chance: float, ceiling: float) -> CurveForm:
     """Return the form of accuracies whose share of the way from chance to a ceiling is a line."""
     line, room = logit_line(1.0), ceiling - chance
     return replace(
@@ -162,7 +162,7 @@ def above_chance(chance: float, ceiling: float) -> Form:
     )
 
 
-def through_loss(case: Case, below: Ladder) -> float:
+def through_loss(case: Case, below: ObjectiveLadder) -> float:
     """Return the score that a power law of the loss predicts, by a line from losses to logits.
 
     The line is of all seeds of the smaller budgets, and does not rise with the loss.
@@ -174,7 +174,7 @@ def through_loss(case: Case, below: Ladder) -> float:
     return float(form.unscale(np.array(y.mean() + slope * (loss - x.mean()))))
 
 
-def point(ladder: Ladder, form: Form, budget: float) -> float:
+def point(ladder: ObjectiveLadder, form: CurveForm, budget: float) -> float:
     """Return what a form predicts, without draws."""
     return Fit(ladder, form).value(budget)
 
@@ -219,7 +219,8 @@ def cases_of(league: LeagueRuns, standings: Standings, metric: str) -> list[Case
         budgets = ladder_of(standings, name, has_number).budgets
         rows = [row for row in league.rows() if row.objective == name and row.budget in budgets]
         scores, losses = (
-            Ladder.of({row.budget: row.scores(of) for row in rows}) for of in (metric, "valid.loss")
+            ObjectiveLadder.of({row.budget: row.scores(of) for row in rows})
+            for of in (metric, "valid.loss")
         )
         top = ceiling(rows[-1].scored, metric)
         chance = references(rows[-1].scored, metric).get("chance", 0.0)
@@ -356,10 +357,12 @@ def covers(ends: tuple[float, float] | None, value: float) -> bool:
     return ends is not None and bool(ends[0] <= value <= ends[1])
 
 
-def draw_ladder(rng: np.random.Generator, means: np.ndarray, sd: float, seeds: int) -> Ladder:
+def draw_ladder(
+    rng: np.random.Generator, means: np.ndarray, sd: float, seeds: int
+) -> ObjectiveLadder:
     """Return a ladder of normal scores about means."""
     scores = means[:, None] + rng.normal(scale=sd, size=(len(means), seeds))
-    return Ladder.of(dict(zip(BUDGETS, scores)))
+    return ObjectiveLadder.of(dict(zip(BUDGETS, scores)))
 
 
 def simulate_crossovers(first: float, last: float, seeds: int) -> Line:
@@ -398,7 +401,7 @@ def simulate_equal_score(slope: float, seeds: int) -> Line:
     for _ in range(LADDERS):
         other = draw_ladder(rng, means, 1.0, seeds)
         scores = rng.normal(1.5 * slope, 1.0, seeds)
-        base = Ladder.of({10 * middle: scores.tolist()}).drawn(rng, DRAWS)
+        base = ObjectiveLadder.of({10 * middle: scores.tolist()}).drawn(rng, DRAWS)
         _, ends = equal_score(base, other.drawn(rng, DRAWS), False, LEVEL)
         covered += covers(ends, 10.0)
         without += ends is None
@@ -421,7 +424,7 @@ def phases(budgets: np.ndarray) -> np.ndarray:
     return np.asarray(0.5 + 0.45 * expit(2.5 * np.log(budgets / 2e13)))
 
 
-TRUTHS: dict[str, tuple[Form, Callable[[np.ndarray], np.ndarray], float]] = {
+TRUTHS: dict[str, tuple[CurveForm, Callable[[np.ndarray], np.ndarray], float]] = {
     "logit line": (LOGIT_LINE, line_of_logits, 0.02),
     "power law": (POWER_LAW, power_law, 0.02),
     "change of phase": (LOGIT_LINE, phases, 0.02),

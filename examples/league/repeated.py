@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.plan_files import EPOCHS, OBJECTIVES, named_plan
-from metaseq_lm.league.verdict import UNDECIDED, Decision, Rule, decide_all
+from metaseq_lm.league.verdict import UNDECIDED, Decision, DecisionRule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, p_text, summarise
 from metaseq_lm.reporting.settings import Row, metric_of
@@ -60,7 +60,7 @@ def pairs_of(new: LeagueRuns, repeated: LeagueRuns) -> list[Pair]:
     ]
 
 
-def decisions_of(pairs: Sequence[Pair], metric: str, rule: Rule) -> list[Decision]:
+def decisions_of(pairs: Sequence[Pair], metric: str, rule: DecisionRule) -> list[Decision]:
     """Return the verdict on the change of a metric for each pair that has it."""
     return decide_all([pair.scores(metric) for pair in pairs], rule)
 
@@ -69,7 +69,7 @@ def primary_table(pairs: Sequence[Pair], league: LeagueRuns, title: str) -> Tabl
     """Return the primary metric on new and on repeated documents, tested."""
     comparison = league.plan.comparison
     metric = league.metric(comparison.metric)
-    rule = Rule(comparison.smallest_effect, comparison.level, metric.lower_is_better)
+    rule = DecisionRule(comparison.smallest_effect, comparison.level, metric.lower_is_better)
     decisions = decisions_of(pairs, metric.name, rule)
     cells = []
     for pair, decision in zip(pairs, decisions):
@@ -119,7 +119,7 @@ def changes_table(pairs: Sequence[Pair], league: LeagueRuns) -> Table:
         scored = [pair for pair in pairs if all(pair.scores(name))]
         metric = metric_of(name, [run for pair in scored for run in pair.repeated.runs])
         titles.append(metric.title.replace(".accuracy", "").replace(".", " "))
-        rule = Rule(1e-9, plan.comparison.level, metric.lower_is_better)
+        rule = DecisionRule(1e-9, plan.comparison.level, metric.lower_is_better)
         decisions = decisions_of(scored, name, rule) if scored else []
         shown = {
             pair.new.objective: f"{metric.text(d.difference, 1 if metric.percent else 3)}"

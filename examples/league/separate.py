@@ -14,7 +14,7 @@ from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.plan_files import named_plan
-from metaseq_lm.league.verdict import UNDECIDED, Rule, decide_all
+from metaseq_lm.league.verdict import UNDECIDED, DecisionRule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text, summarise
 from metaseq_lm.reporting.settings import Row, metric_of
@@ -30,7 +30,7 @@ def table_of(rows: list[Row], metric: str) -> Table:
     scores = {row.objective: row.scores(metric) for row in rows if row.scores(metric)}
     names = sorted(scores, key=lambda name: -sum(scores[name]) / len(scores[name]))
     pairs = list(combinations(names, 2))
-    decisions = decide_all([(scores[a], scores[b]) for a, b in pairs], Rule(SMALLEST))
+    decisions = decide_all([(scores[a], scores[b]) for a, b in pairs], DecisionRule(SMALLEST))
     below: dict[str, list[str]] = {name: [] for name in names}
     for (first, second), decision in zip(pairs, decisions):
         if decision.verdict != UNDECIDED:

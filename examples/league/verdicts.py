@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.verdict import (
     BETTER,
     EQUIVALENT,
     VERDICTS,
     WORSE,
+    DecisionRule,
     Gain,
-    Rule,
     decide_all,
 )
 from metaseq_lm.reporting.numbers import Metric
@@ -135,7 +135,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Return the counts of verdicts on the first row and on the others."""
     population = POPULATIONS[name]
-    rule = Rule(SMALLEST_EFFECT * population.sd, comparisons=comparisons)
+    rule = DecisionRule(SMALLEST_EFFECT * population.sd, comparisons=comparisons)
     key = [seeds, comparisons, round(1000 * effect), list(POPULATIONS).index(name)]
     rng = np.random.default_rng(key)
     first, others, wrong_leagues = Counter(), Counter(), 0
@@ -157,7 +157,7 @@ def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
     The true difference of 0.042 is larger than the smallest effect that matters, 0.03.
     """
     rng, counts = np.random.default_rng([seeds, 1]), Counter()
-    rule = Rule(0.03)
+    rule = DecisionRule(0.03)
     for _ in range(leagues):
         pair = solved(0.9)(rng, seeds), solved(1.0)(rng, seeds)
         counts[decide_all([pair], rule)[0].verdict] += 1
@@ -247,7 +247,7 @@ def simulate_gains(
     """
     rng = np.random.default_rng([*sizes, round(1000 * effect), GAINS.index(condition), 3])
     unit = POPULATIONS[condition[0]].sd * math.sqrt(1 + condition[1] ** 2)
-    rule = Rule(SMALLEST_EFFECT * unit, comparisons=GROUP)
+    rule = DecisionRule(SMALLEST_EFFECT * unit, comparisons=GROUP)
     tests = dict(GAIN_TESTS)
     if condition != GAINS[0] or sizes != SIZES[0]:  # elsewhere it says the same, and takes long
         del tests["trained or not"]
@@ -295,19 +295,19 @@ def tuned_conditions() -> Iterator[Tuned]:
 
 def draw_tuned(
     rng: np.random.Generator, name: str, curve: np.ndarray, noise: float, seeds: int
-) -> Entry:
+) -> StandingsEntry:
     """Return a row after tuning: the scores of its plausible settings, and the sd of choice."""
     finals = curve[:, None] + rng.normal(size=(len(curve), TUNED_SEEDS))
     if seeds == FIXED:
-        return Entry(name, 1.0, {"score": finals[CURVE.argmax()].tolist()})
+        return StandingsEntry(name, 1.0, {"score": finals[CURVE.argmax()].tolist()})
     trials = curve[:, None] + rng.normal(scale=noise, size=(len(curve), seeds))
     if seeds == 1:
-        return Entry(name, 1.0, {"score": finals[trials[:, 0].argmax()].tolist()})
+        return StandingsEntry(name, 1.0, {"score": finals[trials[:, 0].argmax()].tolist()})
     shares = shares_of_best(trials, lower_is_better=False)
     chosen = plausible_settings(shares, PLAUSIBLE)
     weights = shares[chosen] / shares[chosen].sum()
     sd = sd_of_choice(finals[chosen].mean(axis=1).tolist(), weights.tolist())
-    return Entry(
+    return StandingsEntry(
         name, 1.0, {"score": (weights @ finals[chosen]).tolist()}, sds_of_choice={"score": sd}
     )
 
@@ -328,7 +328,7 @@ def simulate_tuned(condition: Tuned, leagues: int) -> dict[str, Any]:
         entries = [draw_tuned(rng, "baseline", base, noise, seeds)]
         entries.append(draw_tuned(rng, "row", CURVE - effect, noise, seeds))
         entries += [draw_tuned(rng, f"row {i}", CURVE, noise, seeds) for i in range(1, rows)]
-        rule = Rule(SMALLEST_EFFECT, comparisons=rows)
+        rule = DecisionRule(SMALLEST_EFFECT, comparisons=rows)
         standings = Standings("", [SCORE], "baseline", rule, entries, tuning_seeds=seeds)
         decided = standings.decided().entries[1:]
         verdicts = [entry.decision.verdict for entry in decided if entry.decision]

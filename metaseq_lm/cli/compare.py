@@ -134,16 +134,16 @@ def _fitted(
     launch: "Launch",
 ) -> "Contents":
     """Measure costs here, show them, and return the contents of a league that fits the time."""
-    from metaseq_lm.league.expansion import Source
+    from metaseq_lm.league.expansion import DataSource
     from metaseq_lm.league.fitting import measure_times
     from metaseq_lm.league.forecast import forecast
-    from metaseq_lm.league.runner import Request, Runner
+    from metaseq_lm.league.runner import LeagueRequest, Runner
 
     contents = contents_at(_DRAFT)
     with league.data_of(contents.plan, folder, options.dry_run) as data:
 
         def runner_of(plan: "Plan") -> Runner:
-            request = Request(plan.objectives, plan.ladder.budgets, Source(data))
+            request = LeagueRequest(plan.objectives, plan.ladder.budgets, DataSource(data))
             return Runner(plan, request, folder.path, launch, plan.hash)
 
         runner = runner_of(contents.plan)

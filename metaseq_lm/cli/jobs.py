@@ -11,22 +11,22 @@ from metaseq_lm.cli import program
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.core.files import read_json
 from metaseq_lm.core.registry import ALL
-from metaseq_lm.sweeps.job import Runner
+from metaseq_lm.sweeps.job import JobRunner
 from metaseq_lm.sweeps.server import fork_jobs
 
 
 def serve(lock: str) -> None:
     """Fork the runs of local sweeps."""
     _import_all()
-    Runner.program = staticmethod(program)
-    Runner.import_all = staticmethod(lambda: None)
+    JobRunner.program = staticmethod(program)
+    JobRunner.import_all = staticmethod(lambda: None)
     fork_jobs(lock)
 
 
 def process(folder: str) -> None:
     """Run a job that submitit has stored in a folder."""
-    Runner.program = staticmethod(program)
-    Runner.import_all = staticmethod(_import_all)
+    JobRunner.program = staticmethod(program)
+    JobRunner.import_all = staticmethod(_import_all)
     process_job(folder)
 
 

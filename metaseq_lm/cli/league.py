@@ -354,18 +354,18 @@ def run_contents(
     `stored` are the contents of the folder so far.
     """
     from metaseq_lm.league.corpus import check_domain, read_corpus
-    from metaseq_lm.league.expansion import Source
+    from metaseq_lm.league.expansion import DataSource
     from metaseq_lm.league.forecast import check_tuning, forecast, measure_prices, measure_updates
-    from metaseq_lm.league.runner import Request, Runner
+    from metaseq_lm.league.runner import LeagueRequest, Runner
 
     names = _names_of(contents, options, bool(args.added))
     budgets = _budgets_of(contents.plan, options)
     check_tuning(contents, budgets)
     check = _plugin_check(options.user_dir)
     with data_of(contents.plan, folder, options.dry_run) as data:
-        source = Source(data, _user_dir_of(options))
+        source = DataSource(data, _user_dir_of(options))
         objectives = tuple(map(contents.extended.objective, names))
-        request = Request(objectives, budgets, source)
+        request = LeagueRequest(objectives, budgets, source)
         plan_hash = contents.plan.hash
         runner = Runner(contents.extended, request, folder.path, launch, plan_hash, check)
         runner.check_all()

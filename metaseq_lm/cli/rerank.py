@@ -165,7 +165,7 @@ def _score_run(
 ) -> dict[str, float]:
     """Return the PLL of every distinct text under one run; also write them to `folder`."""
     from metaseq_lm.core.files import write_atomic
-    from metaseq_lm.data.labelled.files import Sentence
+    from metaseq_lm.data.labelled.files import SourceSentence
     from metaseq_lm.evaluation.nbest import score_lines
     from metaseq_lm.training.restore import open_scored
     from metaseq_lm.training.scoring import SentenceScorer
@@ -173,7 +173,7 @@ def _score_run(
     opened = open_scored(source, options.data, options.user_dir, overrides)
     scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     texts = sets["dev"].texts | sets["test"].texts
-    sentences = [Sentence(text, utterance) for text, utterance in texts.items()]
+    sentences = [SourceSentence(text, utterance) for text, utterance in texts.items()]
     scores = {text: score for text, score in zip(texts, scorer.score(sentences)) if score}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

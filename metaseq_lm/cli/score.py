@@ -38,7 +38,7 @@ from metaseq_lm.core.output import is_quiet, show
 from metaseq_lm.core.registry import SUITES
 
 if TYPE_CHECKING:
-    from metaseq_lm.data.labelled.files import Sentence
+    from metaseq_lm.data.labelled.files import SourceSentence
     from metaseq_lm.evaluation.minimal_pairs import MinimalPair
     from metaseq_lm.evaluation.suites import Results
     from metaseq_lm.reporting.numbers import Metric
@@ -195,7 +195,7 @@ def _write_output(output: bytes, path: str | None) -> None:
 
 
 def _score_sentences(
-    scorer: "SentenceScorer", sentences: Sequence["Sentence"], tokens: bool
+    scorer: "SentenceScorer", sentences: Sequence["SourceSentence"], tokens: bool
 ) -> tuple[dict[str, Any], bytes]:
     """Return the scores of single sentences without skipped ones, and the output."""
     from metaseq_lm.evaluation.nbest import score_lines

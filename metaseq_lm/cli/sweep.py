@@ -555,7 +555,7 @@ def _launch_runs(
     from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
     from metaseq_lm.sweeps.progress import Progress
     from metaseq_lm.sweeps.states import document, lines, states, summary
-    from metaseq_lm.sweeps.submit import Batch, submit_slurm
+    from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 
     again = [*again, "diverged"] if options.diverged else again
     with folder.lock():
@@ -577,7 +577,7 @@ def _launch_runs(
             show_result("sweep-status", document(states(folder)))
             return 0
         try:
-            run_locally([Batch(folder, todo, code)], launch, Progress(len(todo)).report)
+            run_locally([RunBatch(folder, todo, code)], launch, Progress(len(todo)).report)
         finally:
             current = states(folder)
             show(summary(current))

@@ -82,14 +82,14 @@ class MaskedLM(Criterion):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """One pass per scored token, with only that token masked (Salazar et al. 2020, 2)."""
 
-        def predict(rows: Rows) -> Tensor:
+        def predict(rows: TargetRows) -> Tensor:
             logits: Tensor = model(rows.tokens, rows.layout, rows.columns, segments=rows.segments)
             return logits
 
         return single_mask_log_probs(batch, predict)
 
 
-class Rows(NamedTuple):
+class TargetRows(NamedTuple):
     """Rows (R, S) with masked tokens; the tokens at `columns` (R, 1) are predicted."""
 
     tokens: Tensor
@@ -99,7 +99,7 @@ class Rows(NamedTuple):
 
 
 @torch.no_grad()
-def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor]) -> Tensor:
+def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[TargetRows], Tensor]) -> Tensor:
     """Return the log-probability of each scored token if only it is masked, (B, S).
 
     If the batch has `words`, the later tokens of its word are also masked (Kauf and Ivanova 2023,
@@ -123,7 +123,7 @@ def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor])
         first = kind.new_empty(len(different))
         first[kind] = torch.arange(len(kind), device=kind.device)  # a row of each kind
         logits = predict(
-            Rows(
+            TargetRows(
                 hidden[first],
                 batch.layout.rows(row[first]),
                 column[first],

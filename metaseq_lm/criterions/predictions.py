@@ -16,7 +16,7 @@ from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, number_of
 from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.language_modeling import CausalLM
-from metaseq_lm.criterions.masked_lm import Rows, single_mask_log_probs, smoothing_of, z_terms
+from metaseq_lm.criterions.masked_lm import TargetRows, single_mask_log_probs, smoothing_of, z_terms
 from metaseq_lm.data.corpus.predictions import PredictionBatch, masked_by_count, source_of
 from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -101,7 +101,7 @@ class MaskedNextToken(Criterion):
         This is the sentence score of Salazar et al. 2020, section 2.
         """
 
-        def predict(rows: Rows) -> Tensor:
+        def predict(rows: TargetRows) -> Tensor:
             logits: Tensor = model(rows.tokens, rows.layout, source_of(rows.columns))
             return logits
 
@@ -171,7 +171,7 @@ class MaskedDiffusion(Criterion):
         Its sum over a sentence is no likelihood, and no bound on one.
         """
 
-        def predict(rows: Rows) -> Tensor:
+        def predict(rows: TargetRows) -> Tensor:
             logits = model(rows.tokens, rows.layout, self.sources(rows.columns))
             return _without_symbol(logits, batch.mask_id)
 

@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
 from metaseq_lm.evaluation.finetune import at_best_rate, check_rates
-from metaseq_lm.evaluation.probe import ACCURACY, VALID, Part, Probe, ProbedSet
+from metaseq_lm.evaluation.probe import ACCURACY, VALID, Probe, ProbedSet, ProbePart
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     WORD_TUNING,
@@ -41,7 +41,7 @@ class WordTuning(Protocol):
     longest: int
 
     def tune(
-        self, folder: Path, scored: Sequence[Part], options: Mapping[str, Any]
+        self, folder: Path, scored: Sequence[ProbePart], options: Mapping[str, Any]
     ) -> list[np.ndarray]:
         """Return the logits of the labelled words after fine-tuning, (words, K) for each part.
 
@@ -99,7 +99,7 @@ class Adapt(Suite[ProbedSet, WordTuning]):
         metrics |= {"lr": rate, "rows_trained": len(train.samples)}
         return {OVERALL: GroupMetrics(len(test.labels), metrics, hits[rate])}
 
-    def options_for(self, train: Part) -> dict[str, Any]:
+    def options_for(self, train: ProbePart) -> dict[str, Any]:
         """Return the training options for a part of train that begins with its first row."""
         config = self.config
         assert isinstance(train.rows, TaggedRows)

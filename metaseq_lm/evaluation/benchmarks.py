@@ -22,7 +22,7 @@ from metaseq_lm.data.benchmarks import Benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.evaluation.official import (
     Facts,
-    Scored,
+    ScoredRows,
     best_entities,
     facts_of,
     general_metrics,
@@ -110,14 +110,14 @@ def labelled_results(items: LabelledItems, scores: Any) -> Results:
     if benchmark is None:
         return {OVERALL: GroupMetrics(len(gold), general_metrics(gold, scores))}
     metric = METRICS.entry(benchmark.metric).value
-    scored = Scored(gold, np.where(np.isfinite(scores), scores, 0.0), items.rows, items.names)
+    scored = ScoredRows(gold, np.where(np.isfinite(scores), scores, 0.0), items.rows, items.names)
     metrics = metric(scored)
     if not np.isfinite(scores).all():
         return {OVERALL: GroupMetrics(len(gold), dict.fromkeys(metrics, nan))}
     return {OVERALL: GroupMetrics(len(gold), metrics), **_by_group(scored, benchmark.group)}
 
 
-def _by_group(scored: Scored, group: str) -> Results:
+def _by_group(scored: ScoredRows, group: str) -> Results:
     """Return the accuracy of the rows by the value of the fact `group`; {} without a group."""
     members: dict[str, list[int]] = {}
     for number, row in enumerate(scored.rows or () if group else ()):

@@ -16,7 +16,7 @@ import numpy as np
 
 from metaseq_lm.config.suites import BlimpConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Sentence, source_lines
+from metaseq_lm.data.labelled.files import SourceSentence, source_lines
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.reading import records
 from metaseq_lm.data.records.record import Record
@@ -49,8 +49,8 @@ _PAPER_TERMS = {"s-selection": "argument_structure"}
 class MinimalPair:
     """An acceptable and an unacceptable sentence, and their groups, the widest first."""
 
-    good: Sentence
-    bad: Sentence
+    good: SourceSentence
+    bad: SourceSentence
     groups: Groups = ()
 
 
@@ -130,7 +130,10 @@ def read_pairs(
             skipped += 1
             continue
         record = Record(fields, location)
-        good, bad = Sentence(record.text(_GOOD), location), Sentence(record.text(_BAD), location)
+        good, bad = (
+            SourceSentence(record.text(_GOOD), location),
+            SourceSentence(record.text(_BAD), location),
+        )
         record = Record(fields, location, remedy="groups=[] groups the pairs by file")
         values = tuple(group_value(record.text(field)) for field in groups)
         pairs.append(MinimalPair(good, bad, values or (name or Path(source).stem,)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.data.corpus.encode import encode_texts
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.ngrams import NGram, sequences_of
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.tokenizers.base import Tokenizer
@@ -30,7 +30,7 @@ class NGramProbabilities:
     def __init__(self, tokenizer: Tokenizer, ngram: NGram, order: int) -> None:
         self.tokenizer, self.ngram, self.order = tokenizer, ngram, order
 
-    def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore]:
+    def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore]:
         """Return the score of each sentence."""
         values, sizes = encode_texts(self.tokenizer, [sentence.text for sentence in sentences])
         log_probs = self.ngram.token_log_probs(values, sizes, self.order)
@@ -38,7 +38,7 @@ class NGramProbabilities:
         return list(map(SentenceScore, np.split(values, ends), np.split(log_probs, ends)))
 
     def score_changed(
-        self, pairs: Sequence[tuple[Sentence, Sentence]]
+        self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
     ) -> list[tuple[SentenceScore, SentenceScore]]:
         """Return the scores of the tokens in which the sentences of each pair differ."""
         scores = self.score([sentence for pair in pairs for sentence in pair])
@@ -50,7 +50,7 @@ class NGramProbabilities:
         return changed
 
     def score_parts(
-        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+        self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> list[np.ndarray]:
         """Return the summed log-probabilities of each part of each sentence, float64 (parts,)."""
         sums = []

@@ -21,7 +21,7 @@ _AVERAGES = ("micro", "macro")
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """A scored set: gold indices or numbers (rows,), scores, facts, and the names of the labels."""
 
     gold: np.ndarray
@@ -60,34 +60,34 @@ def _with_mean(**metrics: float) -> dict[str, float]:
     return {"mean": sum(metrics.values()) / 2, **metrics}
 
 
-def accuracy(task: Scored) -> dict[str, float]:
+def accuracy(task: ScoredRows) -> dict[str, float]:
     """Return the accuracy."""
     return {"accuracy": classification.accuracy(task.gold, task.predicted)}
 
 
-def matthews(task: Scored) -> dict[str, float]:
+def matthews(task: ScoredRows) -> dict[str, float]:
     """Return Matthews' correlation."""
     return {"matthews": classification.matthews(task.gold, task.predicted)}
 
 
-def f1_accuracy(task: Scored) -> dict[str, float]:
+def f1_accuracy(task: ScoredRows) -> dict[str, float]:
     """Return F1 of the label "1" and accuracy."""
     f1 = classification.f1_binary(task.gold, task.predicted, _class_index(task.names, "1"))
     return _with_mean(f1=f1, **accuracy(task))
 
 
-def accuracy_f1(task: Scored) -> dict[str, float]:
+def accuracy_f1(task: ScoredRows) -> dict[str, float]:
     """Return accuracy, and F1 of the label "1"."""
     return accuracy(task) | {"f1": f1_accuracy(task)["f1"]}
 
 
-def macro_f1_accuracy(task: Scored) -> dict[str, float]:
+def macro_f1_accuracy(task: ScoredRows) -> dict[str, float]:
     """Return macro-averaged F1 and accuracy."""
     f1 = classification.f1_macro(task.gold, task.predicted, range(len(task.names)))
     return _with_mean(f1=f1, **accuracy(task))
 
 
-def correlations(task: Scored) -> dict[str, float]:
+def correlations(task: ScoredRows) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation."""
     return _with_mean(
         pearson=classification.pearson(task.gold, task.scores),
@@ -95,7 +95,7 @@ def correlations(task: Scored) -> dict[str, float]:
     )
 
 
-def multirc(task: Scored) -> dict[str, float]:
+def multirc(task: ScoredRows) -> dict[str, float]:
     """Return F1 over all answers, and the share of questions with all answers right."""
     facts = facts_of("superglue/MultiRC", task.rows, len(task.gold), ("passage", "question"))
     right: dict[Any, bool] = {}
@@ -117,7 +117,7 @@ def best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int
     return {query: rows[i] for query, i in best.items()}
 
 
-def record(task: Scored) -> dict[str, float]:
+def record(task: ScoredRows) -> dict[str, float]:
     """Return F1 and EM of the best entity of each query, the maximum over its gold answers."""
     facts = facts_of("superglue/ReCoRD", task.rows, len(task.gold), ("idx", "entity", "answers"))
     best = list(best_entities(task.scores, facts, task.names).values())
@@ -140,7 +140,7 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
     return _with_mean(f1=mean_f1, em=mean_em)
 
 
-def gender_parity(task: Scored) -> dict[str, float]:
+def gender_parity(task: ScoredRows) -> dict[str, float]:
     """Return accuracy, and the share of pairs (differing in one gendered word) with one prediction.
 
     The share is nan if the rows do not say which form a pair.
@@ -157,7 +157,7 @@ def gender_parity(task: Scored) -> dict[str, float]:
     return accuracy(task) | {"gender_parity": float(np.mean(same))}
 
 
-def accuracy_by_level(task: Scored) -> dict[str, float]:
+def accuracy_by_level(task: ScoredRows) -> dict[str, float]:
     """Return the accuracy over all questions, and over middle and high school questions."""
     facts = facts_of("cloth/CLOTH", task.rows, len(task.gold), ("level",))
     levels = np.array([row["level"] for row in facts])

@@ -84,7 +84,7 @@ class ProbedSet:
 
 
 @dataclass(frozen=True)
-class Part:
+class ProbePart:
     """Texts, or words, of a split with their labels.
 
     Attributes:
@@ -201,7 +201,9 @@ class Probe(Suite[ProbedSet, HiddenStates]):
                 levels.setdefault(metric, {})[name] = share
         return {OVERALL: levels}
 
-    def parts(self, items: ProbedSet, longest: int = _UNLIMITED) -> tuple[Part, Part, Part]:
+    def parts(
+        self, items: ProbedSet, longest: int = _UNLIMITED
+    ) -> tuple[ProbePart, ProbePart, ProbePart]:
         """Return the items to fit the probe to, to choose the layer with, and to score.
 
         Raises UsageError if one of these parts has no item.
@@ -215,7 +217,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
                 )
         return parts
 
-    def _split(self, items: ProbedSet, longest: int) -> tuple[Part, Part, Part]:
+    def _split(self, items: ProbedSet, longest: int) -> tuple[ProbePart, ProbePart, ProbePart]:
         """Return the same parts, possibly without items."""
         options, rows = self.config, items.rows(_TRAIN, longest)
         held_out = options.test or _UNLIMITED
@@ -267,15 +269,15 @@ def _item_numbers(rows: _LabelledRows) -> np.ndarray:
     return rows.sentence if isinstance(rows, TaggedRows) else np.arange(len(rows))
 
 
-def part_of(rows: _LabelledRows, first: int, stop: int) -> Part:
+def part_of(rows: _LabelledRows, first: int, stop: int) -> ProbePart:
     """Return the texts or sentences `first` to `stop` - 1 of a split."""
     numbers = _item_numbers(rows)
     samples = np.flatnonzero((numbers >= first) & (numbers < stop))
     if isinstance(rows, TaggedRows):
         labels = rows.targets[rows.words(samples)]
-        return Part(rows, samples, labels[labels >= 0])
+        return ProbePart(rows, samples, labels[labels >= 0])
     assert rows.data.labels is not None
-    return Part(rows, samples, rows.data.labels[samples])
+    return ProbePart(rows, samples, rows.data.labels[samples])
 
 
 def _classes_of(rows: _LabelledRows) -> list[str]:
@@ -283,7 +285,7 @@ def _classes_of(rows: _LabelledRows) -> list[str]:
     return rows.classes if isinstance(rows, TaggedRows) else rows.data.label_names
 
 
-def _by_words(train: Part, test: Part) -> dict[str, np.ndarray]:
+def _by_words(train: ProbePart, test: ProbePart) -> dict[str, np.ndarray]:
     """Return the predictions of classifiers that see only the labelled word, or a bag of words."""
     n_classes = len(_classes_of(train.rows))
     if isinstance(train.rows, TaggedRows):
@@ -298,7 +300,7 @@ def _by_words(train: Part, test: Part) -> dict[str, np.ndarray]:
     return {"bag_of_words": predicted}
 
 
-def _words_of(part: Part) -> np.ndarray:
+def _words_of(part: ProbePart) -> np.ndarray:
     """Return the labelled words of a part of a tagged set, as text (N,)."""
     rows = part.rows
     assert isinstance(rows, TaggedRows)
@@ -309,7 +311,7 @@ def _words_of(part: Part) -> np.ndarray:
     return np.asarray(np.array(texts)[forms])
 
 
-def _bags_of(part: Part) -> baselines.Bags:
+def _bags_of(part: ProbePart) -> baselines.Bags:
     """Return the texts of a part of a labelled set as bags of tokens, one bag for a pair."""
     rows = part.rows
     assert isinstance(rows, SentenceRows)

@@ -26,7 +26,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import read_words
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.core.registry import register_suite as register_suite
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.runs.suite_results import COUNT, HITS
 from metaseq_lm.runs.suite_results import OVERALL as OVERALL
@@ -103,11 +103,11 @@ class SentenceScore:
 class SentenceProbabilities(Protocol):
     """The log-probabilities that a run gives sentences."""
 
-    def score(self, sentences: Sequence[Sentence]) -> Sequence[SentenceScore | None]:
+    def score(self, sentences: Sequence[SourceSentence]) -> Sequence[SentenceScore | None]:
         """Return the score of each sentence; None if it is longer than the run's rows."""
 
     def score_changed(
-        self, pairs: Sequence[tuple[Sentence, Sentence]]
+        self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
     ) -> Sequence[tuple[SentenceScore, SentenceScore] | None]:
         """Return the scores of the tokens in which the sentences of each pair differ.
 
@@ -116,7 +116,7 @@ class SentenceProbabilities(Protocol):
         """
 
     def score_parts(
-        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+        self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> Sequence[np.ndarray | None]:
         """Return the summed log-probabilities of the tokens of each part of each sentence.
 
@@ -130,7 +130,7 @@ class SentenceProbabilities(Protocol):
         """
 
 
-class Rows(Protocol):
+class SuiteRows(Protocol):
     """Texts as rows of tokens with special ones, such as `SentenceRows` and `TaggedRows`."""
 
     lengths: np.ndarray
@@ -151,7 +151,7 @@ class HiddenStates(Protocol):
 
     longest: int
 
-    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def at_targets(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         """Return each layer's states at the positions with a target, float32 (words, D).
 
         Args:
@@ -159,10 +159,10 @@ class HiddenStates(Protocol):
             samples: The numbers of the rows to read, (B,); states are in this order.
         """
 
-    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         """Return each layer's mean over a row's states without special tokens, (B, D)."""
 
-    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means_of_parts(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         """Return each layer's means over both texts of a row's pair, or its spans, (B, 2, D).
 
         Special tokens do not count.

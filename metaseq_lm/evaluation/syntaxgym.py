@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.record import Record
 from metaseq_lm.data.records.text_files import TextFile
@@ -53,7 +53,7 @@ Spans = dict[str, tuple[int, int]]
 class _Condition:
     """The sentence of a condition, and the places of its regions."""
 
-    sentence: Sentence
+    sentence: SourceSentence
     spans: Spans
 
 
@@ -189,7 +189,7 @@ def _read_condition(record: Record) -> tuple[str, _Condition]:
         first = len(text) + len(space)
         text += space + content
         spans[str(region.number("region_number"))] = (first, len(text)) if content else (0, 0)
-    return record.text("condition_name"), _Condition(Sentence(text, record.where), spans)
+    return record.text("condition_name"), _Condition(SourceSentence(text, record.where), spans)
 
 
 def _check_regions(formula: Formula, conditions: dict[str, _Condition], where: str) -> None:

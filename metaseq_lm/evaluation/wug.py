@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.records.record import Record
 from metaseq_lm.evaluation.classification import spearman
 from metaseq_lm.evaluation.completions import share_of_first
@@ -36,7 +36,7 @@ _SPEARMAN = "spearman"
 class _Inflection:
     """Sentences with two forms of a word, the share of people who chose the first, and groups."""
 
-    sentences: tuple[Sentence, ...]
+    sentences: tuple[SourceSentence, ...]
     ratio: float
     groups: Groups
 
@@ -95,4 +95,4 @@ def _read_item(record: Record, groups: Groups) -> _Inflection:
         value = float(ratio)
     except (TypeError, ValueError) as error:
         raise MetaseqError(f"{record.where}: field 'ratio' is no number: {ratio!r}") from error
-    return _Inflection(tuple(Sentence(text, record.where) for text in texts), value, groups)
+    return _Inflection(tuple(SourceSentence(text, record.where) for text in texts), value, groups)

@@ -12,7 +12,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.heads import LABEL_RANGE
-from metaseq_lm.interop.parts import Part, build
+from metaseq_lm.interop.parts import ModulePart, build
 from metaseq_lm.models.transformer.encoder import Embeddings, TransformerLM
 from metaseq_lm.models.transformer.span_head import SpanHead
 
@@ -28,7 +28,7 @@ TEXT = (
 )
 
 
-def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
+def check(part: ModulePart, tokenizer: Tokenizer, folder: Path) -> str:
     """Return a line with the largest difference; MetaseqError above LIMIT or if ids differ."""
     transformers = library()
     kind = getattr(transformers, part.foreign.architecture.name)
@@ -68,7 +68,7 @@ def library(user: str = "--check") -> Any:
 
 @torch.no_grad()
 def largest_difference(
-    part: Part, net: nn.Module, other: nn.Module, vocabulary: Vocabulary
+    part: ModulePart, net: nn.Module, other: nn.Module, vocabulary: Vocabulary
 ) -> float:
     """Return the largest difference of all outputs on random rows, with and without padding.
 
@@ -92,7 +92,7 @@ def largest_difference(
 
 
 def random_rows(
-    part: Part, vocabulary: Vocabulary, padded: bool
+    part: ModulePart, vocabulary: Vocabulary, padded: bool
 ) -> tuple[Tensor, Layout, Tensor | None]:
     """Return ids (B, S), their layout, and segments (B, S) if there are any."""
     # Long enough for several windows of local layers.

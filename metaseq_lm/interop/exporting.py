@@ -30,7 +30,7 @@ from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
 from metaseq_lm.interop.model_card import CARD_FILE, model_card
 from metaseq_lm.interop.modern import unexportable
 from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, Architecture
-from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
+from metaseq_lm.interop.parts import KEY, ModulePart, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.facts import labels_of
@@ -47,7 +47,7 @@ def export_checkpoint(
     name: str,
     data: Path | None = None,
     head: str = "",
-) -> tuple[Part, Tokenizer]:
+) -> tuple[ModulePart, Tokenizer]:
     """Write config.json, weights, tokenizer and card of part `name` to the new folder `out`.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
@@ -72,13 +72,13 @@ def export_checkpoint(
     return part, tokenizer
 
 
-def _row_length(part: Part, config: RunConfig) -> int:
+def _row_length(part: ModulePart, config: RunConfig) -> int:
     """Return the number of tokens to which a fine-tuned model's tokenizer cuts texts, else 0."""
     is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
     return int(config.task.tokens_per_sample) if is_fine_tuned else 0
 
 
-def longest_input(part: Part, config: RunConfig) -> str:
+def longest_input(part: ModulePart, config: RunConfig) -> str:
     """Describe the longest input, with a remark if rows in training were shorter."""
     positions = part.foreign.model.max_positions
     rows = getattr(config.task, "tokens_per_sample", positions)
@@ -102,7 +102,7 @@ def _tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
 
 def export_part(
     stored: Checkpoint, config: RunConfig, vocabulary: Vocabulary, name: str, head: str = ""
-) -> Part:
+) -> ModulePart:
     """Return network `name` of a checkpoint, with one `head`, as a model of transformers.
 
     UsageError if there is no such network or head, MetaseqError if it has no counterpart.
@@ -139,7 +139,7 @@ def export_part(
     return part
 
 
-def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) -> Part:
+def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) -> ModulePart:
     """Return an imported model with the names, copies and spare tensors that its folder had."""
     source = f"{stored.path / 'manifest.json'}: {KEY}"
     try:
@@ -150,7 +150,9 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
         rest = {str(n): tensor for n, tensor in rest.items() if isinstance(tensor, Tensor)}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MetaseqError(f"{source}: damaged ({error!r})") from error
-    part = Part(read_config(config, source), config, weights, name == "main", names, copies, rest)
+    part = ModulePart(
+        read_config(config, source), config, weights, name == "main", names, copies, rest
+    )
     written = {n for group in tensor_names(part.foreign, part.main).values() for n in group}
     if not set(copies.values()) <= written:
         raise MetaseqError(f"{source}: damaged (copies of tensors that are not stored)")
@@ -163,7 +165,7 @@ def _trained_part(
     vocabulary: Vocabulary,
     source: object,
     main: bool = True,
-) -> Part:
+) -> ModulePart:
     """Convert a model that was trained here to the matching class of the transformers library.
 
     MetaseqError, which begins with `source`, if there is no such class.
@@ -213,7 +215,7 @@ def _trained_part(
     tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
     values = write_config(architecture, model, vocabulary, tied)
     original, weights = weights, to_library_form(weights, architecture, activation, source)
-    part = Part(read_config(values, source), values, weights, main, original=original)
+    part = ModulePart(read_config(values, source), values, weights, main, original=original)
     part.omitted, part.pipeline = omitted, claim.pipeline or not main
     names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
@@ -286,7 +288,7 @@ def choose(
 
 
 def _label_options(
-    part: Part, config: RunConfig, stored: Checkpoint, labelled: Any
+    part: ModulePart, config: RunConfig, stored: Checkpoint, labelled: Any
 ) -> dict[str, Any]:
     """Return the options of `config.json` that name a classifier's outputs by a set's labels."""
     labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # one set

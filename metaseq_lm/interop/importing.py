@@ -19,7 +19,7 @@ from metaseq_lm.interop.folders import (
     read_folder_config,
     read_weights,
 )
-from metaseq_lm.interop.parts import KEY, Part, build, read_part
+from metaseq_lm.interop.parts import KEY, ModulePart, build, read_part
 from metaseq_lm.runs import checkpoint
 
 ORIGINALS = "transformers"  # folder of the original tokenizer files
@@ -61,7 +61,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         checkpoint.save(folder / "checkpoints", 0, weights, state, manifest)
 
 
-def _load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
+def _load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> ModulePart:
     """Read one model; MetaseqError if it is not supported, or has another vocabulary."""
     config = read_folder_config(folder)
     foreign = read_config(config, folder / CONFIG_FILE)
@@ -79,7 +79,7 @@ def _load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     return part
 
 
-def _check_generator(main: Part, other: Part, folder: Path) -> None:
+def _check_generator(main: ModulePart, other: ModulePart, folder: Path) -> None:
     """Raise if `other` cannot be the generator of `main` (sizes: Clark et al. 2020, section 3)."""
     if main.foreign.architecture.heads != ("rtd",):
         raise UsageError(
@@ -108,7 +108,7 @@ def _check_generator(main: Part, other: Part, folder: Path) -> None:
             )
 
 
-def join(main: Part, other: Part) -> tuple[dict[str, torch.Tensor], str]:
+def join(main: ModulePart, other: ModulePart) -> tuple[dict[str, torch.Tensor], str]:
     """Return the weights of both, and "embeddings" if they share embeddings, else "none"."""
     main_prefix, generator_prefix = EMBEDDINGS
     embeddings = {n: w for n, w in other.weights.items() if n.startswith(generator_prefix)}

@@ -20,7 +20,7 @@ from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.interop.check import LIMIT, foreign_outputs, library
 from metaseq_lm.interop.heads import LABEL_RANGE
-from metaseq_lm.interop.parts import Part
+from metaseq_lm.interop.parts import ModulePart
 from metaseq_lm.models.transformer.classifiers import SETS, SetHeads, module_name
 from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.tasks import Passes
@@ -38,7 +38,7 @@ _SPAN = ("start", "end")
 
 
 def check_objective(
-    part: Part,
+    part: ModulePart,
     folder: Path,
     path: str,
     data: str | None,
@@ -69,7 +69,7 @@ def check_objective(
         return f"{folder}: its objective was not compared, because its rows cannot be read: {error}"
     kind = getattr(library(), name)
     model: nn.Module = kind.from_pretrained(folder).float().eval()
-    comparison = Comparison(parts, part, model, labelled)
+    comparison = ModelComparison(parts, part, model, labelled)
     criterion = parts.task.run_config.criterion._name
     try:
         differences = comparison.differences(passes)
@@ -104,10 +104,10 @@ def _first_rows(parts: Parts, labelled: str) -> Passes:
     }
 
 
-class Comparison:
+class ModelComparison:
     """Two evaluations of a run on the same rows, the second with a model of the library."""
 
-    def __init__(self, parts: Parts, part: Part, model: nn.Module, labelled: str) -> None:
+    def __init__(self, parts: Parts, part: ModulePart, model: nn.Module, labelled: str) -> None:
         self.parts = parts
         self.encoder = _LibraryEncoder(part, model, _encoder_of(parts.model).embeddings)
         self.module_paths = {
@@ -207,7 +207,7 @@ class _LibraryEncoder(nn.Module):
     It keeps the encoder's embeddings, which tied heads and noise models use, but not its layers.
     """
 
-    def __init__(self, part: Part, model: nn.Module, embeddings: nn.Module) -> None:
+    def __init__(self, part: ModulePart, model: nn.Module, embeddings: nn.Module) -> None:
         super().__init__()
         self.part, self.model, self.embeddings = part, model, embeddings
         self.columns: dict[str, slice] = {}

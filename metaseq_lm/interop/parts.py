@@ -34,7 +34,7 @@ KEY = "transformers"
 
 
 @dataclass
-class Part:
+class ModulePart:
     """A model's parameters under our names, and the remaining content of its folder.
 
     `main` is False for ELECTRA's generator. `names` maps current names of tensors to different ones
@@ -114,7 +114,7 @@ def read_part(
     tensors: dict[str, Tensor],
     source: object,
     main: bool,
-) -> Part:
+) -> ModulePart:
     """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
     stored = {canonical(name, foreign.architecture.prefix): name for name in tensors}
     if len(stored) < len(tensors):
@@ -130,7 +130,7 @@ def read_part(
         raise MetaseqError(
             f"{source}: it lacks {', '.join(missing[:4])}, which a {foreign.architecture.name} has"
         )
-    part = Part(foreign, config, {}, main)
+    part = ModulePart(foreign, config, {}, main)
     part.names = {name: stored[name] for name in required if stored[name] != name}
     _sort_rest(part, by_name.keys() - required, stored, by_name, source)
     position = table(foreign, "position")
@@ -147,7 +147,7 @@ def read_part(
 
 
 def _sort_rest(
-    part: Part,
+    part: ModulePart,
     others: set[str],
     stored: dict[str, str],
     by_name: dict[str, Tensor],
@@ -177,7 +177,7 @@ def _sort_rest(
             )
 
 
-def write_part(part: Part) -> dict[str, Tensor]:
+def write_part(part: ModulePart) -> dict[str, Tensor]:
     """Return the tensors for a folder with this model."""
     foreign = part.foreign
     tensors = {
@@ -220,7 +220,7 @@ def assemble(
     return net
 
 
-def build(part: Part, source: object) -> nn.Module:
+def build(part: ModulePart, source: object) -> nn.Module:
     """Return the network of a part, ready to predict; CheckpointError if weights do not fit."""
     foreign, weights = part.foreign, dict(part.original or part.weights)
     weights.pop(LABEL_RANGE, None)

@@ -20,7 +20,7 @@ from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import ceiling, references
-from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
+from metaseq_lm.league.corpus import CorpusFacts, from_about, read_corpus
 from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import (
@@ -51,13 +51,13 @@ from metaseq_lm.league.rungs import predict
 from metaseq_lm.league.standings import Context, Standing
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.tuning import describe_other_choices, trials_of, values_text
-from metaseq_lm.league.verdict import Rule
+from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.provenance import describe_provenance
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Row, Tuning, metric_of, seed_scores
+from metaseq_lm.reporting.settings import Row, TuningRecord, metric_of, seed_scores
 from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.sweeps.trials import Trial, Trials
 
@@ -81,7 +81,7 @@ class LeagueRuns:
 
     contents: Contents
     runs: tuple[Run, ...]
-    corpus: Corpus | None = None
+    corpus: CorpusFacts | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
     incomplete: frozenset[tuple[str, float]] = frozenset()
     predictions: tuple[Prediction, ...] = ()
@@ -122,7 +122,7 @@ class LeagueRuns:
             replace(row, control=rows.get((row.control_name, row.budget))) for row in rows.values()
         ]
 
-    def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
+    def tuning(self, objective: Objective, budget: float, run: Run) -> TuningRecord | None:
         """Return how the options of a run were chosen; None if there were no trials.
 
         If no trial has a score any more, the options of the run count as chosen.
@@ -134,7 +134,9 @@ class LeagueRuns:
             return None
         shares = trials.plausible(least)
         chosen = shares[0][0] if shares else {key: run.values.get(key) for key in objective.grid}
-        return Tuning(trials.grid, chosen, trials.runs, trials.budget, shares if least else ())
+        return TuningRecord(
+            trials.grid, chosen, trials.runs, trials.budget, shares if least else ()
+        )
 
     def context(self) -> Context:
         """Return all rows with the facts that gates need to judge them."""
@@ -160,7 +162,7 @@ class LeagueRuns:
             self.contents.title,
             [self.metric(name) for name in plan.metrics],
             comparison.baseline,
-            Rule(comparison.smallest_effect, comparison.level, lower, plan.comparisons),
+            DecisionRule(comparison.smallest_effect, comparison.level, lower, plan.comparisons),
             [self.entry(standing) for standing in examine(self.context())],
             {name: references(self.runs, name) for name in plan.metrics},
             self.notes(),
@@ -221,12 +223,12 @@ class LeagueRuns:
         """Return a metric, with direction and unit."""
         return metric_of(name, self.runs)
 
-    def entry(self, standing: Standing) -> entries.Entry:
+    def entry(self, standing: Standing) -> entries.StandingsEntry:
         """Return a row as pages show it."""
         row, names = standing.row, (*self.judged, *self.parts)
         recorded = [run.results for run in row.scored if run.results]
         updates = [results["updates"] for results in recorded if "updates" in results]
-        return entries.Entry(
+        return entries.StandingsEntry(
             row.objective,
             row.budget,
             _known({name: row.scores(name) or None for name in names}),

@@ -12,7 +12,7 @@ from metaseq_lm.league.differences import side
 from metaseq_lm.league.gate import BOUNDS, gate
 from metaseq_lm.league.loss_gates import is_trained, lowest, number, unmasked_share
 from metaseq_lm.league.score_gates import ACCURACY, parts_of, sibling
-from metaseq_lm.league.standings import VOID, Context, Finding
+from metaseq_lm.league.standings import VOID, Context, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, metric_of
 from metaseq_lm.runs.suite_results import OVERALL
@@ -21,7 +21,7 @@ _LEVEL = 1e-3  # probability of an honest accuracy so far above its bound
 
 
 @gate(BOUNDS, {"bound": "better than anything can be: above an exact reader, or below an entropy"})
-def above_reader(row: Row, context: Context) -> Iterator[Finding]:
+def above_reader(row: Row, context: Context) -> Iterator[GateFinding]:
     """An accuracy is above that of the exact reader of what the run's model sees.
 
     The number of items is that of one seed, since all seeds are scored with the same items.
@@ -37,7 +37,7 @@ def above_reader(row: Row, context: Context) -> Iterator[Finding]:
         if above:
             reason = f"{part} is {', '.join(above)}, above the exact reader's {number(most)} by "
             reason += f"more than the error of {n:,} items"
-            yield Finding("bound", VOID, reason, metric)
+            yield GateFinding("bound", VOID, reason, metric)
 
 
 def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
@@ -68,7 +68,7 @@ def is_above(accuracy: float, bound: float, items: int) -> bool:
 
 
 @gate(BOUNDS)
-def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
+def below_entropy(row: Row, context: Context) -> Iterator[GateFinding]:
     """A validation loss is below the entropy of the world, given what the criterion declares.
 
     If masking leaves a share of the targets unchanged, these may cost nothing.
@@ -88,11 +88,11 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
             value, least = min(below)
             reason = f"valid.{term} is {number(value)} nats at best, below {number(least)}, the "
             reason += f"{kind} entropy of the world less its error ({len(below)} of {len(runs)} "
-            yield Finding("bound", VOID, f"{reason}runs)")
+            yield GateFinding("bound", VOID, f"{reason}runs)")
 
 
 @gate(BOUNDS)
-def beyond_plan(row: Row, context: Context) -> Iterator[Finding]:
+def beyond_plan(row: Row, context: Context) -> Iterator[GateFinding]:
     """A metric is beyond the bound that the plan names for it: below it, if a smaller is better."""
     for metric, bound in context.bounds.items():
         lower = metric_of(metric, row.runs).lower_is_better
@@ -101,4 +101,4 @@ def beyond_plan(row: Row, context: Context) -> Iterator[Finding]:
         if best < bound if lower else best > bound:
             reason = f"{metric} is {number(best)} at best, {side(not lower)} {number(bound)}, "
             reason += "the bound of the plan"
-            yield Finding("bound", VOID, reason, metric if metric in context.metrics else "")
+            yield GateFinding("bound", VOID, reason, metric if metric in context.metrics else "")

@@ -8,7 +8,7 @@ import numpy as np
 from metaseq_lm.league.corpus import ERRORS
 from metaseq_lm.league.gate import STATES, gate
 from metaseq_lm.league.loss_gates import curve, number
-from metaseq_lm.league.standings import FLAG, Context, Finding
+from metaseq_lm.league.standings import FLAG, Context, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, finished
 
@@ -23,7 +23,7 @@ _Seeds = dict[int | None, float]
 
 
 @gate(STATES, {"collapse": "seeds collapsed: in their states, layers or losses"})
-def collapse(row: Row, context: Context) -> Iterator[Finding]:
+def collapse(row: Row, context: Context) -> Iterator[GateFinding]:
     """Seeds collapsed; one is enough, since the mean with it describes neither kind of seed."""
     narrow, gaps, strayed = _narrow_seeds(row), _layer_gaps(row), _strayed_seeds(row)
     least = f"{min(narrow.values(), default=0.0):.1%} of the most possible"
@@ -42,7 +42,7 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
         count, total = len({*narrow, *gaps, *strayed}), len({run.seed for run in row.scored})
         of_setting = " of this setting" * (count > 1)
         reason = f"collapsed: {count} of {total} seeds{of_setting}: {'; '.join(clauses)}"
-        yield Finding("collapse", FLAG, reason)
+        yield GateFinding("collapse", FLAG, reason)
 
 
 def _narrow_seeds(row: Row) -> _Seeds:

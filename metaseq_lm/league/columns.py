@@ -13,9 +13,9 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import Registry
-from metaseq_lm.league.entries import Entry, Scores, Standings
+from metaseq_lm.league.entries import Scores, Standings, StandingsEntry
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
-from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Decision, Rule
+from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Decision, DecisionRule
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
 
@@ -149,7 +149,7 @@ class Value:
         return self.metric.text(number, digits)
 
 
-Show = Callable[[Standings, Entry], Value]
+Show = Callable[[Standings, StandingsEntry], Value]
 COLUMNS: Registry[Show] = Registry("column")
 
 
@@ -207,7 +207,7 @@ def title_of(name: str) -> str:
     return _shown[name].title
 
 
-def value_of(name: str, standings: Standings, entry: Entry) -> Value:
+def value_of(name: str, standings: Standings, entry: StandingsEntry) -> Value:
     """Return what a column says about a row, by the metric of the standings.
 
     A column of a plug-in has no number of a void or refused row, either.
@@ -241,7 +241,7 @@ def column_table(
     names: Sequence[str],
     title: str,
     notes: Sequence[str],
-    rows: Sequence[tuple[Standings, Entry]] | None = None,
+    rows: Sequence[tuple[Standings, StandingsEntry]] | None = None,
 ) -> Table:
     """Return a table of columns, by default of all rows in their order.
 
@@ -267,7 +267,7 @@ def plugin_columns() -> list[str]:
     return [name for name, entry in COLUMNS.entries.items() if not entry.is_of_package]
 
 
-def record(standings: Standings, entry: Entry) -> dict[str, Any]:
+def record(standings: Standings, entry: StandingsEntry) -> dict[str, Any]:
     """Return the unrounded numbers of a row, for csv and JSON."""
     line: dict[str, Any] = {}
     for name in (*_RECORD, *_DECISION, *_FURTHER):
@@ -290,7 +290,7 @@ def short_name(metric: Metric) -> str:
     return name.replace(".", " ").replace("_", " ")
 
 
-def interval_title(rule: Rule) -> str:
+def interval_title(rule: DecisionRule) -> str:
     """Return the title of the column of intervals: 90 % interval."""
     return f"{100 * (1 - 2 * rule.level):g} % interval"
 
@@ -312,14 +312,14 @@ def _letter(i: int) -> str:
     return (_letter(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
 
 
-def marks(standings: Standings, entry: Entry) -> list[str]:
+def marks(standings: Standings, entry: StandingsEntry) -> list[str]:
     """Return the letters of the gates that flag a row."""
     flags = entry.about(standings.metric.name, FLAG)
     by_gate = letters(standings) if flags else {}
     return sorted({by_gate[finding.gate] for finding in flags})
 
 
-def why_hidden(standings: Standings, entry: Entry) -> str:
+def why_hidden(standings: Standings, entry: StandingsEntry) -> str:
     """Return "void" or "refused" for a row without a number, "" for others."""
     reasons = [NOT_RANKED[x] for x in (VOID, REFUSE) if entry.about(standings.metric.name, x)]
     return reasons[0] if reasons else ""
@@ -329,25 +329,25 @@ def why_hidden(standings: Standings, entry: Entry) -> str:
 
 
 @column("budget", title="FLOPs")
-def _budget(standings: Standings, entry: Entry) -> Value:
+def _budget(standings: Standings, entry: StandingsEntry) -> Value:
     """FLOPs of a run."""
     return Value({"flops": entry.budget}, text=flops_text(entry.budget), is_number=True)
 
 
 @column("objective", title="objective")
-def _objective(standings: Standings, entry: Entry) -> Value:
+def _objective(standings: Standings, entry: StandingsEntry) -> Value:
     """Name of the objective."""
     return Value({"objective": entry.objective}, text=entry.objective)
 
 
 @column("labels", title="labels")
-def _labels(standings: Standings, entry: Entry) -> Value:
+def _labels(standings: Standings, entry: StandingsEntry) -> Value:
     """Kind of labels that the other columns are about."""
     return Value(text=short_name(standings.metric))
 
 
 @column("seeds", title="seeds")
-def _seeds(standings: Standings, entry: Entry) -> Value:
+def _seeds(standings: Standings, entry: StandingsEntry) -> Value:
     """Number of seeds with a score."""
     return Value(text=str(len(entry.scores.get(standings.metric.name, ()))), is_number=True)
 
@@ -357,7 +357,7 @@ def _seeds(standings: Standings, entry: Entry) -> Value:
     title="updates",
     applies=lambda standings: any(e.updates is not None for e in standings.entries),
 )
-def _updates(standings: Standings, entry: Entry) -> Value:
+def _updates(standings: Standings, entry: StandingsEntry) -> Value:
     """Updates of a run, mean over runs."""
     text = NONE if entry.updates is None else f"{entry.updates:,.0f}"
     return Value({"updates": entry.updates}, text=text, is_number=True)
@@ -375,7 +375,7 @@ def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "")
 
 
 @column("score", title="{metric}", on_screen="mean ± sd", has_best=True)
-def _score(standings: Standings, entry: Entry) -> Value:
+def _score(standings: Standings, entry: StandingsEntry) -> Value:
     """Score, mean ± sample sd over seeds, with the letters of gates that flag it."""
     decision, metric = standings.stated(entry), standings.metric
     value = _summary(entry.scores, metric, "", why_hidden(standings, entry))
@@ -388,27 +388,27 @@ def _score(standings: Standings, entry: Entry) -> Value:
 
 
 @column("other", title="{metric}", over=lambda s: s.metrics[1:], has_best=True)
-def _other(standings: Standings, entry: Entry) -> Value:
+def _other(standings: Standings, entry: StandingsEntry) -> Value:
     """Score by each other metric, not tested."""
     return _score(standings, entry)
 
 
 @column("part", title="{name}", over=lambda standings: standings.parts)
-def _part(standings: Standings, entry: Entry) -> Value:
+def _part(standings: Standings, entry: StandingsEntry) -> Value:
     """Mean of each part of a primary metric that is a mean."""
     is_hidden = why_hidden(standings.about(standings.primary), entry)
     return Value(text=NONE if is_hidden else _score(standings, entry).brief, is_number=True)
 
 
 @column("kind", title="{name}", over=lambda standings: standings.kinds)
-def _kind(standings: Standings, entry: Entry) -> Value:
+def _kind(standings: Standings, entry: StandingsEntry) -> Value:
     """Mean ± sd by each kind of labels, with the mark of its verdict."""
     value = _score(standings, entry)
     return Value(text=f"{value.brief_spread} {value.sign}".strip(), is_number=True)
 
 
 @column("choice", title="sd of choice", applies=lambda standings: standings.has_choices)
-def _choice(standings: Standings, entry: Entry) -> Value:
+def _choice(standings: Standings, entry: StandingsEntry) -> Value:
     """Sd of the score over the settings that tuning might have chosen."""
     metric = standings.metric
     sd = None if why_hidden(standings, entry) else entry.sds_of_choice.get(metric.name)
@@ -417,19 +417,19 @@ def _choice(standings: Standings, entry: Entry) -> Value:
 
 
 @column("untrained", title="untrained")
-def _untrained(standings: Standings, entry: Entry) -> Value:
+def _untrained(standings: Standings, entry: StandingsEntry) -> Value:
     """Score of the model without training."""
     return _summary(entry.untrained, standings.metric, "untrained_")
 
 
 @column("shuffled", title="shuffled", applies=lambda s: any(e.shuffled for e in s.entries))
-def _shuffled(standings: Standings, entry: Entry) -> Value:
+def _shuffled(standings: Standings, entry: StandingsEntry) -> Value:
     """Score of the objective on shuffled text."""
     return _summary(entry.shuffled, standings.metric, "shuffled_")
 
 
 @column("findings", title="findings")
-def _findings(standings: Standings, entry: Entry) -> Value:
+def _findings(standings: Standings, entry: StandingsEntry) -> Value:
     """What gates say of the row."""
     text = "; ".join(f"{f.action} {f.gate}: {f.reason}" for f in entry.findings)
     return Value({"findings": text}, text=text)
@@ -482,19 +482,19 @@ def _key(standings: Standings) -> str:
 
 
 @column("difference", title="difference")
-def _difference(standings: Standings, entry: Entry) -> Value:
+def _difference(standings: Standings, entry: StandingsEntry) -> Value:
     """Difference from the baseline."""
     return _difference_of(standings.decision(entry), standings.metric, _key(standings))
 
 
 @column("interval", title="{interval}")
-def _interval(standings: Standings, entry: Entry) -> Value:
+def _interval(standings: Standings, entry: StandingsEntry) -> Value:
     """Interval of the difference."""
     return _interval_of_decision(standings.decision(entry), standings.metric, _key(standings))
 
 
 @column("p", title="p (Holm)")
-def _p(standings: Standings, entry: Entry) -> Value:
+def _p(standings: Standings, entry: StandingsEntry) -> Value:
     """p of the difference, after Holm's correction."""
     names = {f"{_key(standings)}p_holm": "corrected"}
     if standings.focus is None:
@@ -503,7 +503,7 @@ def _p(standings: Standings, entry: Entry) -> Value:
 
 
 @column("verdict", title="verdict")
-def _verdict(standings: Standings, entry: Entry) -> Value:
+def _verdict(standings: Standings, entry: StandingsEntry) -> Value:
     """Verdict beside the baseline, or why there is none."""
     decision, stated, key = standings.decision(entry), standings.stated(entry), _key(standings)
     line = _recorded(decision, **{f"{key}verdict": "verdict"})
@@ -524,7 +524,7 @@ def _verdict(standings: Standings, entry: Entry) -> Value:
     return Value(line, text=text, short=f"{short}: {flags}", word=f"{word}: {flags}")
 
 
-def verdict_text(standings: Standings, entry: Entry) -> str:
+def verdict_text(standings: Standings, entry: StandingsEntry) -> str:
     """Return the verdict on a row in words, or why there is none."""
     name, stated = standings.metric.name, standings.stated(entry)
     for action in (VOID, REFUSE, FLAG):
@@ -548,7 +548,7 @@ def _has_gains(standings: Standings) -> bool:
 
 
 @column("gain", title="gain", applies=_has_gains, on_screen="gain ± sd")
-def _gain(standings: Standings, entry: Entry) -> Value:
+def _gain(standings: Standings, entry: StandingsEntry) -> Value:
     """Gain over the untrained model, with the sd of a run less an untrained one."""
     if (gain := entry.gain(standings.metric.name)) is None:
         return Value({"gain": None, "gain_sd": None}, text="", is_number=True)
@@ -557,7 +557,7 @@ def _gain(standings: Standings, entry: Entry) -> Value:
 
 
 @column("gain interval", title="{interval}", applies=_has_gains)
-def _gain_interval(standings: Standings, entry: Entry) -> Value:
+def _gain_interval(standings: Standings, entry: StandingsEntry) -> Value:
     """Interval of the gain."""
     gain = entry.gain(standings.metric.name)
     ends = gain.interval(standings.rule.level) if gain else None
@@ -565,25 +565,25 @@ def _gain_interval(standings: Standings, entry: Entry) -> Value:
 
 
 @column("gain difference", title="difference", applies=_has_gains)
-def _gain_difference(standings: Standings, entry: Entry) -> Value:
+def _gain_difference(standings: Standings, entry: StandingsEntry) -> Value:
     """Difference from the gain of the baseline."""
     return _difference_of(entry.gain_decision, standings.metric, "gain_")
 
 
 @column("gain difference interval", title="{interval}", applies=_has_gains)
-def _gain_difference_interval(standings: Standings, entry: Entry) -> Value:
+def _gain_difference_interval(standings: Standings, entry: StandingsEntry) -> Value:
     """Interval of the difference of gains."""
     return _interval_of_decision(entry.gain_decision, standings.metric, "gain_difference_")
 
 
 @column("gain p", title="p (Holm)", applies=_has_gains)
-def _gain_p(standings: Standings, entry: Entry) -> Value:
+def _gain_p(standings: Standings, entry: StandingsEntry) -> Value:
     """p of the difference of gains, after Holm's correction among the gains."""
     return _p_of(entry.gain_decision, gain_p="p", gain_p_holm="corrected")
 
 
 @column("gain verdict", title="verdict on the gain", applies=_has_gains, on_screen="on gain")
-def _gain_verdict(standings: Standings, entry: Entry) -> Value:
+def _gain_verdict(standings: Standings, entry: StandingsEntry) -> Value:
     """Verdict on the gain beside the baseline's, secondary to that on the score."""
     line = _recorded(entry.gain_decision, gain_verdict="verdict", gain_seeds_that_decide="seeds")
     if (stated := standings.stated_gain(entry)) is None:

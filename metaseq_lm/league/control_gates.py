@@ -14,7 +14,7 @@ from metaseq_lm.evaluation.grouping import MACRO, SEPARATOR
 from metaseq_lm.league.differences import Difference, compare, side
 from metaseq_lm.league.gate import CONTROLS, GAIN, LEARNING, gate
 from metaseq_lm.league.loss_gates import curve, lowest, number
-from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, Context, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, finished, metric_of, seed_scores
 from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
@@ -114,28 +114,28 @@ def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
     {"untrained": "not above the untrained model", "below untrained": "below the untrained model"},
     LEARNING,
 )
-def untrained(row: Row, context: Context) -> Iterator[Finding]:
+def untrained(row: Row, context: Context) -> Iterator[GateFinding]:
     """The score is not above that of the same model without training, or is below it."""
     if not row.untrained:
-        yield Finding("untrained", NOTE, "there is no untrained control")
+        yield GateFinding("untrained", NOTE, "there is no untrained control")
         return
     for metric, result in _differences(row, row.untrained, context):
         if result is None and row.scores(metric):
             reason = f"the untrained control has no score of {metric}"
-            yield Finding("untrained", NOTE, reason, metric)
+            yield GateFinding("untrained", NOTE, reason, metric)
         elif result and not result.sign:
             reason = f"{metric} is at the level of the untrained model ({result.text})"
-            yield Finding("untrained", FLAG, reason, metric)
+            yield GateFinding("untrained", FLAG, reason, metric)
         elif result and result.sign < 0:
             below = side(not context.lower_is_better(metric))
             reason = f"{metric} is {below} the untrained model ({result.text})"
             if (chance := _chance_above(row, metric)) is not None:
                 reason += f"; it is below chance, {number(chance)}, too: {_CONTRADICTED}"
-            yield Finding("below untrained", FLAG, reason, metric)
+            yield GateFinding("below untrained", FLAG, reason, metric)
 
 
 @gate(CONTROLS)
-def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
+def shared_untrained(row: Row, context: Context) -> Iterator[GateFinding]:
     """The untrained models of several objectives are the same, so that they are one control."""
     results = _suite_metrics(row.untrained)
     same = [other for other in context.rows if _suite_metrics(other.untrained) == results]
@@ -143,7 +143,7 @@ def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
     if any(results.values()) and len(names) > 1 and same[0] is row:
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
         reason = f"the untrained models of {listed} are the same: they are one control"
-        yield Finding("shared control", NOTE, reason)
+        yield GateFinding("shared control", NOTE, reason)
 
 
 def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
@@ -152,19 +152,21 @@ def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
 
 
 @gate(CONTROLS, {"shuffled": "not above the same objective on shuffled text"}, GAIN)
-def shuffled(row: Row, context: Context) -> Iterator[Finding]:
+def shuffled(row: Row, context: Context) -> Iterator[GateFinding]:
     """The score is not above that of the same objective on shuffled text: it shows no order.
 
     Another metric than the primary one may need no order, such as the topic of a document. The
     reason includes the losses, which may differ where scores do not.
     """
     if not row.shuffled and row.budget in context.shuffled:
-        yield Finding("shuffled", NOTE, "there is no control on shuffled text, which is planned")
+        yield GateFinding(
+            "shuffled", NOTE, "there is no control on shuffled text, which is planned"
+        )
     learnt = dict(_differences(row, row.untrained, context))
     for metric, result in _differences(row, row.shuffled, context):
         if result is None and row.shuffled and row.scores(metric):
             reason = f"the control on shuffled text has no score of {metric}"
-            yield Finding("shuffled", NOTE, reason, metric)
+            yield GateFinding("shuffled", NOTE, reason, metric)
         if result is None or result.sign > 0:
             continue
         above, gain = side(context.lower_is_better(metric)), learnt[metric]
@@ -172,14 +174,14 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
         reason = f"{metric} is not {above} that of the objective on shuffled text ({result.text})"
         if metric == context.primary:
             reason += f": it shows no order of words{losses}"
-            yield Finding("shuffled", FLAG, reason, metric)
+            yield GateFinding("shuffled", FLAG, reason, metric)
         elif gain is not None and gain.sign > 0:
             reason += f": it needs no order of words{losses}"
-            yield Finding("shuffled", NOTE, reason, metric)
+            yield GateFinding("shuffled", NOTE, reason, metric)
 
 
 @gate(CONTROLS, {"control": "below its matched control"}, GAIN)
-def matched_control(row: Row, context: Context) -> Iterator[Finding]:
+def matched_control(row: Row, context: Context) -> Iterator[GateFinding]:
     """The objective is not above its matched control, or has none.
 
     There is no finding if the control is the baseline, since the verdict covers it.
@@ -190,24 +192,24 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
     if row.control is None:
         name = row.control_name
         absent = f"its control {name} was not run" if name else "no matched control"
-        yield Finding("control", NOTE, f"{absent}: {conclusion}")
+        yield GateFinding("control", NOTE, f"{absent}: {conclusion}")
         return
     metric, control = context.primary, f"its control {row.control.objective}"
     losses = _losses_text(row.scored, row.control.scored)
     lower = context.lower_is_better(metric)
     result = compare(row.scores(metric), row.control.scores(metric), lower)
     if result is None:
-        yield Finding("control", NOTE, f"{control} has no score: {conclusion}", metric)
+        yield GateFinding("control", NOTE, f"{control} has no score: {conclusion}", metric)
     elif result.sign < 0:
         reason = f"{control} has the better {metric} ({result.text}){losses}"
-        yield Finding("control", FLAG, reason, metric)
+        yield GateFinding("control", FLAG, reason, metric)
     elif not result.sign:
         reason = f"{metric} is not {side(lower)} that of {control} ({result.text}): {conclusion}"
-        yield Finding("control", NOTE, reason + losses, metric)
+        yield GateFinding("control", NOTE, reason + losses, metric)
 
 
 @gate(CONTROLS, {"guessing": "not above a guess"}, GAIN)
-def guessing(row: Row, context: Context) -> Iterator[Finding]:
+def guessing(row: Row, context: Context) -> Iterator[GateFinding]:
     """The score is not above that of a guess, such as the most frequent class, or of counts."""
     for metric in context.metrics:
         scores, levels = row.scores(metric), references(row.scored, metric)
@@ -222,7 +224,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
             if unbeaten:
                 reason = f"{metric} is {number(float(np.mean(scores)))}, not {side(lower)} "
                 reason += f"{' and '.join(unbeaten)}, {error}"
-                yield Finding("guessing", action, reason, metric)
+                yield GateFinding("guessing", action, reason, metric)
 
 
 @gate(
@@ -230,7 +232,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
     {"part below chance": "a part of the mean is below chance, so the mean hides a reversal"},
     GAIN,
 )
-def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
+def part_below_chance(row: Row, context: Context) -> Iterator[GateFinding]:
     """A part of a mean is below chance: the mean hides that the row follows a contradicted rule.
 
     Such a part falls as the model learns that rule, for example agreement with the nearest noun.
@@ -242,7 +244,7 @@ def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
                 below = side(not metric_of(part, row.runs).lower_is_better)
                 reason = f"{part} is {number(float(np.mean(row.scores(part))))}, {below} chance, "
                 reason += f"{number(chance)}: {_CONTRADICTED}, which {metric} hides"
-                yield Finding("part below chance", FLAG, reason, metric)
+                yield GateFinding("part below chance", FLAG, reason, metric)
 
 
 def _minima(runs: Sequence[Run]) -> list[float]:
@@ -251,7 +253,7 @@ def _minima(runs: Sequence[Run]) -> list[float]:
 
 
 @gate(CONTROLS)
-def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
+def loss_without_score(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss improves on that of the untrained model while a score falls below it."""
     result = compare(_minima(row.scored), _minima(row.untrained), lower_is_better=True)
     if result is None or result.mean >= result.other:
@@ -262,4 +264,4 @@ def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
         reason = f"the validation loss improves on the untrained model's ({number(result.mean)} "
         reason += f"against {number(result.other)}) while {', '.join(falling)} falls below it: "
         reason += "this loss is no guide to them"
-        yield Finding("loss without score", NOTE, reason)
+        yield GateFinding("loss without score", NOTE, reason)

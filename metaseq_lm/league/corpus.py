@@ -74,7 +74,7 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusFacts:
     """Facts about a corpus.
 
     Attributes:
@@ -102,21 +102,21 @@ class Corpus:
         return json.dumps(asdict(self))
 
 
-def from_about(path: Path, about: Mapping[str, str]) -> Corpus | None:
+def from_about(path: Path, about: Mapping[str, str]) -> CorpusFacts | None:
     """Return the corpus that the archive at `path` describes; None if it describes none.
 
     Raises MetaseqError if that is damaged.
     """
     if "corpus" in about:
-        values = _known(Corpus, archive.read_fact(path, about, "corpus", _FORM, ""))
+        values = _known(CorpusFacts, archive.read_fact(path, about, "corpus", _FORM, ""))
         if "valid" in values:
             values["valid"] = Likeness(**_known(Likeness, values["valid"]))
         if "exact" in values:
             values["exact"] = Exact(**_known(Exact, values["exact"]))
-        return Corpus(**values)
+        return CorpusFacts(**values)
     if "unigram" in about:  # an archive of earlier versions
         vocabulary = archive.read_fact(path, about, "vocabulary", COUNT, "null")
-        return Corpus(vocabulary, archive.read_fact(path, about, "unigram", AMOUNT, ""))
+        return CorpusFacts(vocabulary, archive.read_fact(path, about, "unigram", AMOUNT, ""))
     return None
 
 
@@ -126,7 +126,7 @@ def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
-def read_corpus(data: Path, shifted: bool = False) -> Corpus:
+def read_corpus(data: Path, shifted: bool = False) -> CorpusFacts:
     """Return the facts about the corpus in a data folder.
 
     The unigram's cross-entropy adds one to each symbol's count, so that a symbol that is absent
@@ -145,7 +145,7 @@ def read_corpus(data: Path, shifted: bool = False) -> Corpus:
     seen, other = (token_counts(split, len(vocabulary)) for split in (train, valid))
     log_shares = np.log((seen + 1) / (seen + 1)[is_text].sum())
     counted = other * is_text
-    return Corpus(
+    return CorpusFacts(
         len(vocabulary),
         float(-(counted @ log_shares) / max(counted.sum(), 1)),
         _trigram_loss(train, valid, is_text),
@@ -185,7 +185,7 @@ def _trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndar
     return float(losses.mean()) if len(losses) else 0.0
 
 
-def check_domain(corpus: Corpus, data: Path) -> None:
+def check_domain(corpus: CorpusFacts, data: Path) -> None:
     """Raise UsageError, before anything runs, if valid is of another domain than train."""
     valid = corpus.valid
     if valid is not None and valid.shift > FOREIGN and not corpus.shifted:

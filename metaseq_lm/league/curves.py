@@ -22,7 +22,7 @@ import numpy as np
 from numpy.polynomial import polynomial
 from scipy.special import expit, logit
 
-from metaseq_lm.league.ladders import UNBOUNDED, Ends, Ladder, interval
+from metaseq_lm.league.ladders import UNBOUNDED, Ends, ObjectiveLadder, interval
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 
 DRAWS = 2_000
@@ -71,7 +71,7 @@ def _linear_parts(
 
 
 @dataclass(frozen=True)
-class Form:
+class CurveForm:
     """A curve over x, the logarithm of C over the first budget: a power law of C, or a line.
 
     Attributes:
@@ -106,15 +106,15 @@ class Form:
         return values
 
 
-POWER_LAW = Form("E + K C^-g", (0.0, math.inf), np.positive, np.positive)
+POWER_LAW = CurveForm("E + K C^-g", (0.0, math.inf), np.positive, np.positive)
 _shortfall = partial(np.subtract, 1.0)  # its own inverse
-SATURATION = Form("A - K C^-g", (0.0, 1.0), _shortfall, _shortfall)
+SATURATION = CurveForm("A - K C^-g", (0.0, 1.0), _shortfall, _shortfall)
 
 
-def logit_line(ceiling: float) -> Form:
+def logit_line(ceiling: float) -> CurveForm:
     """Return the form in which the logit of accuracy / ceiling is a line."""
     share = "" if ceiling == 1 else f" of score / {ceiling:.4g},"
-    return Form(
+    return CurveForm(
         f"logit{share} linear in log C",
         (0.0, 1.0),
         lambda scores: logit(np.clip(scores / ceiling, _EDGE, 1 - _EDGE)),
@@ -123,7 +123,7 @@ def logit_line(ceiling: float) -> Form:
     )
 
 
-def form_of(metric: Metric, ceiling: float | None = None) -> Form | None:
+def form_of(metric: Metric, ceiling: float | None = None) -> CurveForm | None:
     """Return the form of curves of a metric, given its ceiling if known; None without a form."""
     if metric.lower_is_better:
         return replace(POWER_LAW, bounds=(0.0, 1.0)) if metric.percent else POWER_LAW
@@ -150,7 +150,7 @@ class Fit:
         drawn: The parameters of the curves of all draws, (draws, parameters).
     """
 
-    def __init__(self, ladder: Ladder, form: Form) -> None:
+    def __init__(self, ladder: ObjectiveLadder, form: CurveForm) -> None:
         self.ladder, self.form = ladder, form
         self._x, self._values = ladder.logs - ladder.logs[0], form.scale(ladder.means)[None]
         self.parameters = form.solve(self._x, self._values)
@@ -194,7 +194,7 @@ class Fit:
         return float((1 + (drawn >= observed - rounding).sum()) / (1 + len(drawn)))
 
 
-def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
+def obstacle(ladder: ObjectiveLadder, form: CurveForm, budget: float) -> str:
     """Return why a form cannot be fitted to a ladder and predict a budget above it, "" if it can.
 
     Reasons are too few budgets or seeds, too short a span, a mean at the end of a scale, or a
@@ -220,13 +220,13 @@ def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
     return ""
 
 
-def has_logits(ladder: Ladder, form: Form) -> bool:
+def has_logits(ladder: ObjectiveLadder, form: CurveForm) -> bool:
     """Return whether all means are above 0 and below the ceiling of a form, if it has one."""
     top = form.ceiling
     return top is None or bool(((ladder.means > 0) & (ladder.means < top)).all())
 
 
-def held_out_errors(ladders: Iterable[tuple[Ladder, Form]]) -> list[float]:
+def held_out_errors(ladders: Iterable[tuple[ObjectiveLadder, CurveForm]]) -> list[float]:
     """Return the errors at the last budget of each ladder of its form, fitted to the budgets below.
 
     A ladder needs more budgets below its last than its form has parameters, else it is left out.
@@ -246,7 +246,7 @@ def rejection(fit: Fit, level: float) -> str:
     return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" if p < level else ""
 
 
-def naive_predictions(ladder: Ladder, budget: float) -> dict[str, float]:
+def naive_predictions(ladder: ObjectiveLadder, budget: float) -> dict[str, float]:
     """Return the predictions of two rules without a curve for a budget above a ladder.
 
     "last" is the mean of the last budget. "line" extends the line over log FLOPs through the last

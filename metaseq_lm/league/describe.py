@@ -14,7 +14,7 @@ from metaseq_lm.league.columns import (
     why_hidden,
 )
 from metaseq_lm.league.differences import compare
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.ladder_tables import describe_crossovers, describe_decisions
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, UNDECIDED, VERDICTS, WORSE
@@ -29,9 +29,11 @@ def describe_all(standings: Standings) -> list[str]:
     return [*lines, *standings.remarks, *standings.notes]
 
 
-def _by_verdict(standings: Standings, budget: float) -> dict[str, list[Entry]]:
+def _by_verdict(standings: Standings, budget: float) -> dict[str, list[StandingsEntry]]:
     """Return the rows of a budget by stated verdict; "not ranked" has those without a rank."""
-    groups: dict[str, list[Entry]] = {verdict: [] for verdict in (*VERDICTS, NOT_RANKED[FLAG])}
+    groups: dict[str, list[StandingsEntry]] = {
+        verdict: [] for verdict in (*VERDICTS, NOT_RANKED[FLAG])
+    }
     for entry in standings.at(budget):
         if decision := standings.stated(entry):
             groups[decision.verdict].append(entry)
@@ -244,7 +246,7 @@ def _is_ahead(standings: Standings, budget: float) -> bool:
     return WORSE in verdicts and verdicts <= {WORSE, NOT_RANKED[FLAG]}
 
 
-def _leader(standings: Standings, budget: float) -> Entry | None:
+def _leader(standings: Standings, budget: float) -> StandingsEntry | None:
     """Return the best of the rows that are better than the baseline by the metric in focus."""
     better = _by_verdict(standings, budget).get(BETTER, [])
     ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered

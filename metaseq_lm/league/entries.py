@@ -7,8 +7,8 @@ from metaseq_lm.league.choice import choice_error
 from metaseq_lm.league.gate import lacked_by
 from metaseq_lm.league.items import Items, item_errors
 from metaseq_lm.league.predictions import Outcome
-from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
-from metaseq_lm.league.verdict import WORSE, Decision, Gain, Rule, decide_all
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID, GateFinding
+from metaseq_lm.league.verdict import WORSE, Decision, DecisionRule, Gain, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.stats import Errors
 
@@ -17,7 +17,7 @@ Scores = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class StandingsEntry:
     """A row of the standings: an objective at a budget.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry:
     scores: Scores
     untrained: Scores = field(default_factory=dict)
     shuffled: Scores = field(default_factory=dict)
-    findings: Sequence[Finding] = ()
+    findings: Sequence[GateFinding] = ()
     shipped: bool = False
     updates: float | None = None
     decision: Decision | None = None
@@ -57,7 +57,7 @@ class Entry:
     ceilings: Mapping[str, float] = field(default_factory=dict)
     of_kinds: Mapping[str, Decision] = field(default_factory=dict)
 
-    def about(self, metric: str, *actions: str) -> list[Finding]:
+    def about(self, metric: str, *actions: str) -> list[GateFinding]:
         """Return the findings about a metric with one of the given actions."""
         return [f for f in self.findings if f.action in actions and f.metric in ("", metric)]
 
@@ -105,8 +105,8 @@ class Standings:
     title: str
     metrics: Sequence[Metric]
     baseline: str
-    rule: Rule
-    entries: Sequence[Entry]
+    rule: DecisionRule
+    entries: Sequence[StandingsEntry]
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     remarks: Sequence[str] = ()
@@ -133,16 +133,16 @@ class Standings:
             return self
         return replace(self, focus=None if metric == self.primary else metric)
 
-    def decision(self, entry: Entry) -> Decision | None:
+    def decision(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on a row by the metric in focus; None for an untested one."""
         return entry.of_kinds.get(self.focus.name) if self.focus else entry.decision
 
-    def stated(self, entry: Entry) -> Decision | None:
+    def stated(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on a row by the metric in focus if it holds for the row."""
         decision = self.decision(entry)
         return decision if entry.holds(decision, self.metric.name) else None
 
-    def stated_gain(self, entry: Entry) -> Decision | None:
+    def stated_gain(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on the gain of a row if it holds for the row."""
         decision = entry.gain_decision
         return decision if entry.holds(decision, self.primary.name) else None
@@ -153,16 +153,16 @@ class Standings:
         return sorted({entry.budget for entry in self.entries})
 
     @property
-    def ordered(self) -> list[Entry]:
+    def ordered(self) -> list[StandingsEntry]:
         """The rows by budget, those of a budget as `at` has them."""
         return [entry for budget in self.budgets for entry in self.at(budget)]
 
-    def at(self, budget: float) -> list[Entry]:
+    def at(self, budget: float) -> list[StandingsEntry]:
         """Return the rows of a budget: ranked from best to worst, then flagged, then others."""
         present = [entry for entry in self.entries if entry.budget == budget]
         return sorted(present, key=lambda entry: _rank_key(entry, self.primary))
 
-    def best(self, budget: float) -> Entry | None:
+    def best(self, budget: float) -> StandingsEntry | None:
         """Return the best row of a budget by the metric in focus; None if less than two rank."""
         present = [e for e in self.entries if e.budget == budget and e.is_ranked(self.metric.name)]
         best = min(present, key=lambda entry: _rank_key(entry, self.metric), default=None)
@@ -176,7 +176,7 @@ class Standings:
         tested: at the level of untrained models it may not see what the labels describe.
         """
         name = self.primary.name
-        pairs = self._pairs(name, Entry.is_ranked)
+        pairs = self._pairs(name, StandingsEntry.is_ranked)
         decisions = self._decide(self.primary, pairs)
         gains, errors = {}, []
         for i, (entry, base) in pairs.items():
@@ -187,7 +187,9 @@ class Standings:
         on_gains = dict(zip(gains, decide_all(list(gains.values()), self.rule, errors)))
         by_kind = {}
         for kind in self.kinds:
-            by_kind[kind.name] = self._decide(kind, self._pairs(kind.name, Entry.is_tested))
+            by_kind[kind.name] = self._decide(
+                kind, self._pairs(kind.name, StandingsEntry.is_tested)
+            )
         entries = []
         for i, entry in enumerate(self.entries):
             of_kinds = {kind: of[i] for kind, of in by_kind.items() if i in of}
@@ -198,8 +200,8 @@ class Standings:
         return replace(self, entries=entries)
 
     def _pairs(
-        self, name: str, may_be_baseline: Callable[[Entry, str], bool]
-    ) -> dict[int, tuple[Entry, Entry]]:
+        self, name: str, may_be_baseline: Callable[[StandingsEntry, str], bool]
+    ) -> dict[int, tuple[StandingsEntry, StandingsEntry]]:
         """Return each tested row with the baseline of its budget, by the number of the row."""
         named = [entry for entry in self.entries if entry.objective == self.baseline]
         bases = {entry.budget: entry for entry in named if may_be_baseline(entry, name)}
@@ -211,7 +213,7 @@ class Standings:
         return pairs
 
     def _decide(
-        self, metric: Metric, pairs: Mapping[int, tuple[Entry, Entry]]
+        self, metric: Metric, pairs: Mapping[int, tuple[StandingsEntry, StandingsEntry]]
     ) -> dict[int, Decision]:
         """Return the decisions on a metric, by the number of the row."""
         name, rule = metric.name, self.rule
@@ -221,7 +223,9 @@ class Standings:
         errors = [self.errors(name, *pair) for pair in pairs.values()]
         return dict(zip(pairs, decide_all(scores, rule, errors)))
 
-    def errors(self, name: str, entry: Entry, base: Entry, of_gains: bool = False) -> Errors:
+    def errors(
+        self, name: str, entry: StandingsEntry, base: StandingsEntry, of_gains: bool = False
+    ) -> Errors:
         """Return the errors of the difference of two rows of a budget, other than seeds.
 
         They are the choice of settings (see `choice`), pooled over all tested rows of the budget,
@@ -252,7 +256,7 @@ class Standings:
         return any(entry.gain(self.primary.name) for entry in self.entries)
 
 
-def _rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:
+def _rank_key(entry: StandingsEntry, metric: Metric) -> tuple[int, float]:
     """Return the sort key of a row within its budget."""
     summary = summarise(entry.scores.get(metric.name, ()))
     if entry.about(metric.name, VOID, REFUSE) or summary is None:

@@ -15,7 +15,7 @@ from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import format_value, quote
 from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.sweeps.definition import Definition, normalise
-from metaseq_lm.sweeps.expansion import Run, expand
+from metaseq_lm.sweeps.expansion import PlannedRun, expand
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.trials import Values
 
@@ -25,7 +25,7 @@ BUDGET = "trainer.max_flops"
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """The data folder and the plug-in that the runs of a league use."""
 
     data: Path
@@ -48,9 +48,9 @@ class LeagueSweep:
     objective: str
     folder: Path
     definition: Definition
-    runs: list[Run]
+    runs: list[PlannedRun]
 
-    def at(self, budgets: Iterable[float]) -> list[Run]:
+    def at(self, budgets: Iterable[float]) -> list[PlannedRun]:
         """Return the runs at budgets; all runs if the phase has no budgets."""
         texts = {budget_text(budget) for budget in budgets}
         return [run for run in self.runs if run.values.get(BUDGET, None) in (None, *texts)]
@@ -71,7 +71,7 @@ def build_sweep(
     objective: Objective,
     phase: str,
     settings: Sequence[Values],
-    source: Source,
+    source: DataSource,
     out: Path,
 ) -> LeagueSweep:
     """Return the sweep of an objective in a phase; `settings` are added to those it has.

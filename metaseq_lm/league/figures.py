@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metaseq_lm.league.columns import interval_title, short_name, value_of, verdict_text
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.ladder_tables import interval_name
-from metaseq_lm.league.rungs import Meeting, curve_intervals, ladder_of, meetings, objectives_of
+from metaseq_lm.league.rungs import (
+    CurveMeeting,
+    curve_intervals,
+    ladder_of,
+    meetings,
+    objectives_of,
+)
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend
 from metaseq_lm.reporting.drawing import mark, series
 from metaseq_lm.reporting.numbers import Metric, flops_text
-from metaseq_lm.reporting.styles import COLOURS, CONTROL, Style, control_style, style_of
+from metaseq_lm.reporting.styles import COLOURS, CONTROL, PlotStyle, control_style, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +60,12 @@ def draw_standings(standings: Standings, path: Path) -> None:
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
             styles = draw_panel(axes, standings, entries)
         grid[-1].set_xlabel(metric.axis)
-        legend(figure, styles or {"mean": Style(_DARK, "", "|")}, _describe_marks(standings))
+        legend(figure, styles or {"mean": PlotStyle(_DARK, "", "|")}, _describe_marks(standings))
 
 
-def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> dict[str, Style]:
+def draw_panel(
+    axes: "Axes", standings: Standings, entries: list[StandingsEntry]
+) -> dict[str, PlotStyle]:
     """Draw the rows of one budget, the best at the top; y is in inches.
 
     Returns the styles of the references.
@@ -79,20 +87,20 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> dict
     return _draw_references(axes, standings, is_upright=True)
 
 
-def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
+def row_texts(standings: Standings, entry: StandingsEntry) -> tuple[str, str]:
     """Return the texts left and right of a row: its name, and its verdicts."""
     decision = standings.stated_gain(entry)
     on_gain = f"\ngain: {decision.verdict}" if decision else ""
     return fill(entry.objective, 20), fill(verdict_text(standings, entry), 26) + on_gain
 
 
-def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
+def row_heights(standings: Standings, entries: list[StandingsEntry]) -> list[float]:
     """Return the height of each row in inches, which depends on its texts."""
     counts = [max(text.count("\n") for text in row_texts(standings, e)) + 1 for e in entries]
     return [max(_ROW, LINE * count + 0.06) for count in counts]
 
 
-def _draw_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
+def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntry) -> None:
     """Draw the seeds of a row with their mean and verdict, over its controls."""
     metric, name, colour = standings.primary, entry.objective, _colour_of(entry, standings)
     is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
@@ -126,7 +134,7 @@ def _scaled(scores: Iterable[float], metric: Metric) -> list[float]:
     return [score * metric.scale for score in scores]
 
 
-def _colour_of(entry: Entry, standings: Standings) -> str:
+def _colour_of(entry: StandingsEntry, standings: Standings) -> str:
     """Return the colour of a row's verdict, dark for the baseline, grey without a verdict."""
     if entry.decision:
         return VERDICT_COLOURS[entry.decision.verdict]
@@ -136,7 +144,7 @@ def _colour_of(entry: Entry, standings: Standings) -> str:
 
 def _draw_references(
     axes: "Axes", standings: Standings, is_upright: bool = False
-) -> dict[str, Style]:
+) -> dict[str, PlotStyle]:
     """Draw the references of the primary metric as lines across a panel; return their styles."""
     metric, styles = standings.primary, {}
     for i, (title, value) in enumerate(standings.references.get(metric.name, {}).items()):
@@ -195,7 +203,12 @@ def draw_ladder(standings: Standings, path: Path) -> None:
 
 
 def _draw_rungs(
-    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float, name: str
+    axes: "Axes",
+    standings: Standings,
+    entries: list[StandingsEntry],
+    style: PlotStyle,
+    shift: float,
+    name: str,
 ) -> None:
     """Draw the score or the gain of an objective over its budgets, with their intervals.
 
@@ -215,7 +228,7 @@ def _draw_rungs(
 
 
 def _draw_untrained(
-    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, x: float
+    axes: "Axes", standings: Standings, entries: list[StandingsEntry], style: PlotStyle, x: float
 ) -> None:
     metric = standings.primary
     known = [entry for entry in entries if entry.untrained.get(metric.name)]
@@ -227,7 +240,7 @@ def _draw_untrained(
 
 
 def _draw_predictions(
-    axes: "Axes", standings: Standings, objective: str, style: Style, shift: float
+    axes: "Axes", standings: Standings, objective: str, style: PlotStyle, shift: float
 ) -> None:
     """Draw the predictions of an objective as open marks, with their intervals."""
     metric, points = standings.primary, []
@@ -240,7 +253,7 @@ def _draw_predictions(
     draw_points(axes, points, style, is_open=True, name=f"{objective}, predicted")
 
 
-def _draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
+def _draw_crossover(axes: "Axes", standings: Standings, pair: CurveMeeting) -> None:
     """Draw a bar where the means of two objectives cross."""
     result, metric = pair.crossover, standings.primary
     assert result.budget and result.interval
@@ -297,7 +310,7 @@ def draw_kinds(standings: Standings, path: Path) -> None:
 
 
 def _draw_kinds_of(
-    axes: "Axes", standings: Standings, entry: Entry, style: Style, shift: float
+    axes: "Axes", standings: Standings, entry: StandingsEntry, style: PlotStyle, shift: float
 ) -> None:
     """Draw the kinds of a row, each moved sideways from its place by `shift`.
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import Registry
-from metaseq_lm.league.standings import Context, Finding
+from metaseq_lm.league.standings import Context, GateFinding
 from metaseq_lm.reporting.settings import Row
 
-Gate = Callable[[Row, Context], Iterator[Finding]]
+Gate = Callable[[Row, Context], Iterator[GateFinding]]
 # The stages of gates, in the order in which their findings are printed.
 STAGES = RUNS, DATA, BOUNDS, LOSSES, STATES, SCORES, CONTROLS, READINGS = (
     *("runs", "data", "bounds", "losses", "states", "scores", "controls", "readings"),

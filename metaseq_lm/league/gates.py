@@ -16,7 +16,7 @@ from metaseq_lm.league import (
     score_gates,
 )
 from metaseq_lm.league.gate import GATES, Gate, registered_gates
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Standing
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, GateFinding, Standing
 from metaseq_lm.reporting.settings import Row
 
 # Importing these modules registers the gates.
@@ -31,7 +31,7 @@ def gate_registry() -> Registry[Gate]:
     return GATES
 
 
-def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
+def findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:
     """Return the findings of all gates on a row, in the order of their stages."""
     return tuple(finding for gate in registered_gates() for finding in gate(row, context))
 
@@ -46,20 +46,20 @@ def examine(context: Context) -> list[Standing]:
 
 
 def _of_baseline(
-    row: Row, by_row: Mapping[Row, Sequence[Finding]], context: Context
-) -> Iterator[Finding]:
+    row: Row, by_row: Mapping[Row, Sequence[GateFinding]], context: Context
+) -> Iterator[GateFinding]:
     """Yield what follows from the findings on the baseline, or from its absence."""
     name, baseline = context.baseline, context.baseline_of(row)
     if baseline is None and row.objective != name:
         reason = f"there are no runs of the baseline {name} at this budget"
-        yield Finding("baseline", NOTE, reason)
+        yield GateFinding("baseline", NOTE, reason)
     flags: dict[str, None] = {}
     for finding in by_row[baseline] if baseline else ():
         if finding.action in (VOID, REFUSE):
             reason = f"the baseline {name}: {finding.reason}"
-            yield Finding("baseline", REFUSE, reason, finding.metric)
+            yield GateFinding("baseline", REFUSE, reason, finding.metric)
         elif finding.action == FLAG and finding.metric in ("", context.primary):
             flags[finding.gate] = None
     if flags:
         reason = f"nothing is tested against the baseline {name}, flagged: {', '.join(flags)}"
-        yield Finding("baseline", NOTE, reason, context.primary)
+        yield GateFinding("baseline", NOTE, reason, context.primary)

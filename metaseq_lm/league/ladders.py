@@ -26,7 +26,7 @@ UNBOUNDED: Ends = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, eq=False)
-class Ladder:
+class ObjectiveLadder:
     """Scores of an objective at ascending budgets.
 
     Attributes:
@@ -40,7 +40,7 @@ class Ladder:
     draws: np.ndarray
 
     @classmethod
-    def of(cls, scores: Mapping[float, Sequence[float]]) -> Ladder:
+    def of(cls, scores: Mapping[float, Sequence[float]]) -> ObjectiveLadder:
         """Return the ladder of the scores at each budget.
 
         Raises ValueError for a budget without scores, or with a score that is not finite.
@@ -49,7 +49,7 @@ class Ladder:
         values = tuple(checked(scores[budget]) for budget in budgets)
         return cls(budgets, values, np.empty((0, len(budgets))))
 
-    def drawn(self, rng: np.random.Generator, count: int = DRAWS) -> Ladder:
+    def drawn(self, rng: np.random.Generator, count: int = DRAWS) -> ObjectiveLadder:
         """Return the ladder with draws; NaN at a budget of one seed, which has no spread."""
         columns = [draw_means(values, rng, count) for values in self.scores]
         return replace(self, draws=np.reshape(columns, (len(columns), count)).T)
@@ -69,11 +69,11 @@ class Ladder:
         """The smallest number of seeds at any budget, 0 without a budget."""
         return min(map(len, self.scores), default=0)
 
-    def at(self, budgets: Sequence[float]) -> Ladder:
+    def at(self, budgets: Sequence[float]) -> ObjectiveLadder:
         """Return the ladder of some of its budgets."""
         columns = [self.budgets.index(budget) for budget in budgets]
         scores = tuple(self.scores[i] for i in columns)
-        return Ladder(tuple(budgets), scores, self.draws[:, columns])
+        return ObjectiveLadder(tuple(budgets), scores, self.draws[:, columns])
 
 
 def draw_means(scores: np.ndarray, rng: np.random.Generator, count: int = DRAWS) -> np.ndarray:
@@ -118,7 +118,7 @@ class Crossover:
     p: float
 
 
-def crossover(one: Ladder, other: Ladder, level: float) -> Crossover:
+def crossover(one: ObjectiveLadder, other: ObjectiveLadder, level: float) -> Crossover:
     """Return where the means of two ladders cross, with the 1 - `level` interval.
 
     Both have the same budgets, two at least, and draws that are independent of each other.
@@ -166,7 +166,7 @@ def _zeros(logs: np.ndarray, differences: np.ndarray, ends: np.ndarray) -> np.nd
 
 
 def equal_score(
-    rung: Ladder, other: Ladder, lower_is_better: bool, level: float
+    rung: ObjectiveLadder, other: ObjectiveLadder, lower_is_better: bool, level: float
 ) -> tuple[float, Ends | None]:
     """Return how many times fewer FLOPs a ladder needs for the score of a ladder of one budget.
 

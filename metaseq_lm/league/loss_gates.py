@@ -14,7 +14,7 @@ from metaseq_lm.config.entries import ObjectiveEntry, objective_entries
 from metaseq_lm.core.files import is_number
 from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.league.gate import LEARNING, LOSSES, gate
-from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row
 
@@ -34,11 +34,13 @@ def number(value: float) -> str:
 
 def by_share(
     affected: Sequence[bool], gate: str, most: str, some: str, reason: str, metric: str = ""
-) -> Iterator[Finding]:
+) -> Iterator[GateFinding]:
     """Yield a finding if any runs are affected: an action if in most of them, another in some."""
     if any(affected):
         action = most if 2 * sum(affected) > len(affected) else some
-        yield Finding(gate, action, f"{reason} ({sum(affected)} of {len(affected)} runs)", metric)
+        yield GateFinding(
+            gate, action, f"{reason} ({sum(affected)} of {len(affected)} runs)", metric
+        )
 
 
 def lowest(run: Run, term: str) -> list[float]:
@@ -91,7 +93,7 @@ def _at_best(term: str, losses: Sequence[float]) -> str:
 
 
 @gate(LOSSES, {"ceiling": "the loss is no better than that of a uniform guess"})
-def ceiling(row: Row, context: Context) -> Iterator[Finding]:
+def ceiling(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss of a uniform guess, ln V, is not beaten: there is nothing to score."""
     symbols = context.corpus.vocabulary if context.corpus else 0
     for term, losses in _best_terms(row).items() if symbols else ():
@@ -106,7 +108,7 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
     {"plateau": "the loss could be that of word frequencies, or of the share of fakes"},
     LEARNING,
 )
-def plateau(row: Row, context: Context) -> Iterator[Finding]:
+def plateau(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss could be that of word frequencies alone.
 
     If masking leaves a share of the targets unchanged, a model without context may copy these.
@@ -122,7 +124,7 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
 
 
 @gate(LOSSES, {"trigrams": "the loss of a causal language model is not below that of trigrams"})
-def trigrams(row: Row, context: Context) -> Iterator[Finding]:
+def trigrams(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss of a causal language model is not below that of trigrams of the same text.
 
     It is a note, because hidden states can serve scores before predictions beat counts. Unlike the
@@ -138,7 +140,7 @@ def trigrams(row: Row, context: Context) -> Iterator[Finding]:
 
 
 @gate(LOSSES)
-def undetected(row: Row, context: Context) -> Iterator[Finding]:
+def undetected(row: Row, context: Context) -> Iterator[GateFinding]:
     """A discriminator is no better than one that knows only how many tokens are fake.
 
     Noise with other frequencies than the data, uniform or from a generator that has not learnt
@@ -190,19 +192,19 @@ def _entropy(share: float) -> float:
 
 
 @gate(LOSSES, {"first best": "the first validation is the best one"})
-def first_best(row: Row, context: Context) -> Iterator[Finding]:
+def first_best(row: Row, context: Context) -> Iterator[GateFinding]:
     """The first validation is the best one: the run diverges, or hardly trained."""
     curves = [values for _, values in map(curve, row.scored) if len(values) > 1]
     if not curves:
         reason = "the runs have one validation or none, so that their course is not known; set "
-        yield Finding("validations", NOTE, f"{reason}trainer.validate_interval_updates")
+        yield GateFinding("validations", NOTE, f"{reason}trainer.validate_interval_updates")
     affected = [values[0] == values.min() for values in curves]
     reason = "the first validation is the best one: undertrained, or diverging"
     yield from by_share(affected, "first best", FLAG, NOTE, reason)
 
 
 @gate(LOSSES, {"diverged": "the last validation is much worse than the best one"})
-def diverged(row: Row, context: Context) -> Iterator[Finding]:
+def diverged(row: Row, context: Context) -> Iterator[GateFinding]:
     """The last validation is worse than the best one by more than noise: the run diverged.
 
     It has to be worse by more than a share of the gain since the first validation, which alone is
@@ -220,7 +222,7 @@ def diverged(row: Row, context: Context) -> Iterator[Finding]:
 
 
 @gate(LOSSES)
-def still_falling(row: Row, context: Context) -> Iterator[Finding]:
+def still_falling(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss falls in the last quarter by more than two standard deviations over seeds.
 
     A loss always falls while the schedule decays the rate to its end. Such a run is judged by its
@@ -238,7 +240,7 @@ def still_falling(row: Row, context: Context) -> Iterator[Finding]:
         reason = f"limited by the budget: the validation loss falls by {number(mean)} ± "
         reason += f"{number(sd)} in the last quarter of the updates"
         decays = any(0 < start < math.inf for start in starts)
-        yield Finding("still falling", NOTE, reason + " before the rate decays" * decays)
+        yield GateFinding("still falling", NOTE, reason + " before the rate decays" * decays)
 
 
 def _decay_start(run: Run) -> float:

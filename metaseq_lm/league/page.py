@@ -19,10 +19,10 @@ from metaseq_lm.league.describe import (
     describe_findings,
     describe_gains,
 )
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import draw_kinds, draw_ladder, draw_standings
 from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, GateFinding
 from metaseq_lm.reporting.drawing import Drawing, collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -224,7 +224,7 @@ def _reference_table(standings: Standings) -> Table:
 
 def finding_tables(standings: Standings) -> list[Table]:
     """Return the findings that exclude rows, those that exclude other numbers, and the notes."""
-    groups: dict[str, list[tuple[Entry, Finding]]] = {
+    groups: dict[str, list[tuple[StandingsEntry, GateFinding]]] = {
         "Why rows are not ranked": [],
         "Why numbers of other metrics are not ranked": [],
         "Notes of gates": [],

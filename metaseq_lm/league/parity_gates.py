@@ -8,7 +8,7 @@ from typing import Any
 from metaseq_lm.core.config import GROUPS
 from metaseq_lm.league.gate import RUNS, gate
 from metaseq_lm.league.loss_gates import number
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, GateFinding
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run, bare_key, identity
 from metaseq_lm.reporting.settings import (
@@ -51,7 +51,7 @@ def _is_off(flops: float | None, expected: float) -> bool:
 
 
 @gate(RUNS, {"missing": "runs without a score, or other seeds than the plan asks for"})
-def missing(row: Row, context: Context) -> Iterator[Finding]:
+def missing(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs failed, have no score, or are not as many as the plan says, at a plausible setting."""
     for _, runs in row.settings:
         of_runs, seeds = "", Counter[Any]()
@@ -61,36 +61,36 @@ def missing(row: Row, context: Context) -> Iterator[Finding]:
             else:
                 seeds[run.seed] += 1
         if not seeds:
-            yield Finding("missing", VOID, f"no run has a score of {context.primary}{of_runs}")
+            yield GateFinding("missing", VOID, f"no run has a score of {context.primary}{of_runs}")
         elif len(seeds) < context.seeds:
-            yield Finding("missing", FLAG, f"{len(seeds)} of {context.seeds} seeds{of_runs}")
+            yield GateFinding("missing", FLAG, f"{len(seeds)} of {context.seeds} seeds{of_runs}")
         elif of_runs:
-            yield Finding("missing", FLAG, f"runs without a score{of_runs}")
+            yield GateFinding("missing", FLAG, f"runs without a score{of_runs}")
         if len(seeds) > context.seeds:
             reason = f"{len(seeds)} seeds, where the plan has {context.seeds}"
-            yield Finding(
+            yield GateFinding(
                 "missing", FLAG, f"{reason}: none may be added after a look at the scores"
             )
         if context.planned and (others := sorted(map(str, seeds.keys() - {*context.planned}))):
             reason = f"the seeds {', '.join(others)} are not those of the plan"
-            yield Finding("missing", FLAG, f"{reason}: seeds may not be chosen")
+            yield GateFinding("missing", FLAG, f"{reason}: seeds may not be chosen")
         if repeated := sorted(str(seed) for seed, count in seeds.items() if count > 1):
-            yield Finding("missing", FLAG, f"several runs of seed {', '.join(repeated)}")
+            yield GateFinding("missing", FLAG, f"several runs of seed {', '.join(repeated)}")
 
 
 @gate(RUNS, {"budget": "other FLOPs than the budget"})
-def budget(row: Row, context: Context) -> Iterator[Finding]:
+def budget(row: Row, context: Context) -> Iterator[GateFinding]:
     """A run took other FLOPs than its budget, those of pre-training included."""
     flops = [run.costs["flops"] for run in row.scored]
     wrong = [flops_text(spent) for spent in flops if _is_off(spent, row.budget)]
     if wrong:
         reason = f"{len(wrong)} of {len(flops)} runs took other FLOPs than the budget of "
         reason += f"{flops_text(row.budget)}: {', '.join(dict.fromkeys(wrong))}"
-        yield Finding("budget", REFUSE, reason)
+        yield GateFinding("budget", REFUSE, reason)
 
 
 @gate(RUNS, {"data": "other data or another tokenizer than the baseline"})
-def same_data(row: Row, context: Context) -> Iterator[Finding]:
+def same_data(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs were trained on other data than those of the baseline, or with another tokenizer."""
     base, runs = (context.baseline_of(row) or row).scored, row.scored
     for key in sorted({key for run in runs for key in run.values if bare_key(key) == "data_hash"}):
@@ -102,13 +102,13 @@ def same_data(row: Row, context: Context) -> Iterator[Finding]:
             continue
         if key == "data_hash" and corpora and corpora == _recorded(runs, "corpus"):
             reason = "it is trained on the labelled sets that its options name, too, unlike the "
-            yield Finding("data", NOTE, f"{reason}baseline")
+            yield GateFinding("data", NOTE, f"{reason}baseline")
         else:
-            yield Finding("data", REFUSE, f"the data differ ({key} {', '.join(hashes)})")
+            yield GateFinding("data", REFUSE, f"the data differ ({key} {', '.join(hashes)})")
 
 
 @gate(RUNS, {"suites": "other items or options of a suite than the baseline"})
-def same_suites(row: Row, context: Context) -> Iterator[Finding]:
+def same_suites(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs were scored with other items or options of a suite than those of the baseline."""
     runs = [*(context.baseline_of(row) or row).scored, *row.scored]
     codes: dict[str, str] = {}
@@ -116,14 +116,14 @@ def same_suites(row: Row, context: Context) -> Iterator[Finding]:
         codes |= differing_suite_code(metric, runs)
         if differing := differing_suite_options(metric, runs):
             reason = f"{metric} is of other suites ({_listed(differing)})"
-            yield Finding("suites", REFUSE, reason, metric)
+            yield GateFinding("suites", REFUSE, reason, metric)
     if codes:
         reason = f"its suites were scored by other code ({_listed(codes)})"
-        yield Finding("suites", NOTE, reason)
+        yield GateFinding("suites", NOTE, reason)
 
 
 @gate(RUNS, {"code": "other code than the baseline"})
-def same_code(row: Row, context: Context) -> Iterator[Finding]:
+def same_code(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs were trained with other code than the baseline."""
     base = context.baseline_of(row) or row
     codes = _recorded([*base.scored, *row.scored], "code")
@@ -131,11 +131,11 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
         # Such rows cannot have the code of the rows around them.
         is_expected = row.added or row.shipped != base.shipped
         reason = f"the hashes of the code differ ({', '.join(codes)})"
-        yield Finding("code", NOTE if is_expected else REFUSE, reason)
+        yield GateFinding("code", NOTE if is_expected else REFUSE, reason)
 
 
 @gate(RUNS, {"defaults": "other values of options that the plan leaves open than the baseline"})
-def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
+def same_defaults(row: Row, context: Context) -> Iterator[GateFinding]:
     """An option that the plan leaves open has another value than in the runs of the baseline.
 
     A default or a preset changed between the code of the two. Options do not count that an
@@ -158,11 +158,11 @@ def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
             changed.append(f"{key} {', '.join(values)}")
     if changed:
         reason = f"options that the plan leaves open differ ({'; '.join(changed)})"
-        yield Finding("defaults", REFUSE, f"{reason}: a default has changed with the code")
+        yield GateFinding("defaults", REFUSE, f"{reason}: a default has changed with the code")
 
 
 @gate(RUNS, {"controls": "a control of another size or with other FLOPs"})
-def controls(row: Row, context: Context) -> Iterator[Finding]:
+def controls(row: Row, context: Context) -> Iterator[GateFinding]:
     """A control has another size, other data or other suites than the row, or other FLOPs."""
     sizes = _recorded(row.scored, "parameters")
     for name, runs in (
@@ -172,17 +172,17 @@ def controls(row: Row, context: Context) -> Iterator[Finding]:
         others = _recorded(runs, "parameters")
         if {*others} - {*sizes}:
             reason = f"the {name} control has other parameters ({', '.join([*sizes, *others])})"
-            yield Finding("controls", FLAG, reason)
+            yield GateFinding("controls", FLAG, reason)
         if {*map(_corpus_of, runs)} - {*map(_corpus_of, row.scored)}:
-            yield Finding("controls", FLAG, f"the {name} control has other data")
+            yield GateFinding("controls", FLAG, f"the {name} control has other data")
         for metric in context.metrics:
             if differing := differing_suite_options(metric, [*row.scored, *runs]):
                 reason = f"the {name} control is scored by other suites ({_listed(differing)})"
-                yield Finding("controls", FLAG, reason, metric)
+                yield GateFinding("controls", FLAG, reason, metric)
     flops = [run.costs["flops"] for run in finished(row.shuffled)]
     if wrong := [flops_text(spent) for spent in flops if _is_off(spent, row.budget)]:
         reason = f"the shuffled control took other FLOPs, such as {wrong[0]}"
-        yield Finding("controls", FLAG, reason)
+        yield GateFinding("controls", FLAG, reason)
 
 
 def _corpus_of(run: Run) -> str | None:
@@ -191,7 +191,7 @@ def _corpus_of(run: Run) -> str | None:
 
 
 @gate(RUNS, {"identical runs": "runs that should differ are the same"})
-def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
+def identical_runs(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs of several seeds, or of several rows, are the same run.
 
     Training ignored the seed, or the option in which the rows differ. The first such row of the
@@ -202,25 +202,25 @@ def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
     if len(seeds) > 1:
         names = ", ".join(sorted(map(str, seeds)))
         reason = f"the runs of seeds {names} are identical: what trained them ignores the seed"
-        yield Finding("identical runs", VOID, reason)
+        yield GateFinding("identical runs", VOID, reason)
     earlier = takewhile(lambda other: other is not row, context.rows)
     others = {other.objective: other.scored for other in earlier if other.budget == row.budget}
     controls = {"its untrained control": row.untrained, "its shuffled control": row.shuffled}
     for name, runs in (others | controls).items():
         if same := courses.keys() & {run.course for run in runs}:
             reason = f"{len(same)} of its {len(row.scored)} runs are identical with those of {name}"
-            yield Finding("identical runs", FLAG, reason)
+            yield GateFinding("identical runs", FLAG, reason)
 
 
 @gate(RUNS, {"shared encoder": "seeds share a pre-trained encoder"})
-def shared_encoder(row: Row, context: Context) -> Iterator[Finding]:
+def shared_encoder(row: Row, context: Context) -> Iterator[GateFinding]:
     """Seeds share a pre-trained encoder, so that they are not as many pre-trainings."""
     ancestors = {run.seed: _ancestor_of(run) for run in row.scored if run.was_pretrained}
     distinct = len({*ancestors.values()})
     if distinct < len(ancestors):
         reason = f"{len(ancestors)} seeds start from {distinct} pre-trained encoder"
         reason += f"{'s' * (distinct > 1)}: the spread is not that of pre-trainings"
-        yield Finding("shared encoder", FLAG, reason)
+        yield GateFinding("shared encoder", FLAG, reason)
 
 
 def _ancestor_of(run: Run) -> tuple[Any, ...]:
@@ -240,13 +240,13 @@ def _ancestor_of(run: Run) -> tuple[Any, ...]:
         "edge of the grid": "the chosen value is the least or the largest that was tried",
     },
 )
-def tuned(row: Row, context: Context) -> Iterator[Finding]:
+def tuned(row: Row, context: Context) -> Iterator[GateFinding]:
     """Options were not tuned, or otherwise than those of the baseline, or at the edge of a grid."""
     tuning = row.tuning
     if tuning is None or not any(len({*map(show, tried)}) > 1 for tried in tuning.grid.values()):
         others = sum(other.tuning is not None for other in context.rows if other is not row)
         reason = "its options were not tuned" + (f", those of {others} rows were" if others else "")
-        yield Finding("tuning", FLAG if others else NOTE, reason)
+        yield GateFinding("tuning", FLAG if others else NOTE, reason)
         return
     for key, value in tuning.chosen.items():
         chosen = [value]
@@ -256,25 +256,25 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         for other in filter(grid.edge_of, chosen):
             tried = ", ".join(map(show, sorted(grid.values)))
             reason = f"{key}={show(other)} is at the edge of what was tried ({tried})"
-            yield Finding("edge of the grid", FLAG if other == value else NOTE, reason)
+            yield GateFinding("edge of the grid", FLAG if other == value else NOTE, reason)
         trained = _set(row.scored, key)
         if trained and {*trained} != {*map(show, chosen)}:
             reason = f"{key}={', '.join(map(show, chosen))} was chosen, but {', '.join(trained)} "
-            yield Finding("tuning", FLAG, f"{reason}trained")
+            yield GateFinding("tuning", FLAG, f"{reason}trained")
     # A diverged trial is a result, a failed one is not.
     failed = [run for run in tuning.runs if run.why_unended() and run.status != "diverged"]
     if failed:
         reason = f"{len(failed)} of {len(tuning.runs)} trials did not finish, such as "
-        yield Finding("tuning", FLAG, f"{reason}{failed[0].name}: {failed[0].why_unended()}")
+        yield GateFinding("tuning", FLAG, f"{reason}{failed[0].name}: {failed[0].why_unended()}")
     if common := {run.seed for run in tuning.runs} & {run.seed for run in row.scored}:
         seeds = ", ".join(sorted(map(str, common)))
         reason = f"seed {seeds} tuned the options and is among the final ones"
-        yield Finding("tuning", FLAG, reason)
+        yield GateFinding("tuning", FLAG, reason)
     if tuning.budget and _is_off(tuning.budget, row.budget):
         reason = f"the options were tuned at {flops_text(tuning.budget)} FLOPs"
-        yield Finding("tuning", NOTE, reason)
+        yield GateFinding("tuning", NOTE, reason)
     baseline, flops = context.baseline_of(row), tuning.flops
     other = baseline.tuning.flops if baseline and baseline.tuning else 0.0
     if other and flops and _is_off(flops, other):
         reason = f"tuning took {flops_text(flops)} FLOPs, {number(flops / other)} times those of "
-        yield Finding("tuning", NOTE, f"{reason}the baseline")
+        yield GateFinding("tuning", NOTE, f"{reason}the baseline")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metaseq_lm.core.output import StatusLine, seconds_text, show_progress
 from metaseq_lm.league.expansion import BUDGET, PHASES, TUNE, LeagueSweep
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import read_json_if_valid
 from metaseq_lm.sweeps.progress import active_text
@@ -18,7 +18,7 @@ from metaseq_lm.sweeps.states import ACTIVE, State, states
 _Key = tuple[str, str]  # the folder of a sweep, and the name of a run
 
 
-class Progress:
+class LeagueProgress:
     """Counts ended runs and estimates the time of the others.
 
     The time of a run is its FLOPs at the rate of the finished runs, plus a time for start and
@@ -37,7 +37,7 @@ class Progress:
         self.extra: dict[bool, list[float]] = {True: [], False: []}  # by whether it is a trial
         self.status = StatusLine()
 
-    def add(self, sweep: LeagueSweep, known: Iterable[State], runs: Iterable[Run]) -> None:
+    def add(self, sweep: LeagueSweep, known: Iterable[State], runs: Iterable[PlannedRun]) -> None:
         """Add runs of a sweep, with the states of its runs."""
         states_of = {state.run: state for state in known}
         for run in runs:
@@ -52,7 +52,7 @@ class Progress:
             if state in ("finished", "diverged"):
                 self._end(key, sweep.folder / run.folder, state)
 
-    def report(self, folder: SweepFolder, run: Run) -> None:
+    def report(self, folder: SweepFolder, run: PlannedRun) -> None:
         """Record that a run started or ended; print a line if it did not finish."""
         key = (str(folder.path), run.name)
         if key in self.over:  # its process had not ended yet

@@ -20,23 +20,23 @@ from metaseq_lm.league.curves import (
     obstacle,
     rejection,
 )
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.gate import LEARNING, lacked_by
-from metaseq_lm.league.ladders import Crossover, Ends, Ladder, crossover, interval
+from metaseq_lm.league.ladders import Crossover, Ends, ObjectiveLadder, crossover, interval
 from metaseq_lm.league.predictions import Prediction
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.stats import DEFAULT_TEST, holm
 
-Allows = Callable[[Entry, str], bool]  # whether a row and a metric count
+Allows = Callable[[StandingsEntry, str], bool]  # whether a row and a metric count
 
 
-def has_number(entry: Entry, metric: str) -> bool:
+def has_number(entry: StandingsEntry, metric: str) -> bool:
     """Return whether a row has scores and is neither void nor refused."""
     return bool(entry.scores.get(metric)) and not entry.about(metric, VOID, REFUSE)
 
 
-def has_learnt(entry: Entry, metric: str) -> bool:
+def has_learnt(entry: StandingsEntry, metric: str) -> bool:
     """Return whether a row is tested and above its untrained model."""
     lacks = {lacked_by(finding.gate) for finding in entry.about(metric, FLAG)}
     return entry.is_tested(metric) and LEARNING not in lacks
@@ -47,7 +47,9 @@ def objectives_of(standings: Standings) -> list[str]:
     return list(dict.fromkeys(entry.objective for entry in standings.entries))
 
 
-def ladder_of(standings: Standings, objective: str, allows: Allows = Entry.is_tested) -> Ladder:
+def ladder_of(
+    standings: Standings, objective: str, allows: Allows = StandingsEntry.is_tested
+) -> ObjectiveLadder:
     """Return the ladder of an objective's primary metric over the rows that `allows` accepts.
 
     Tested rows are flagged, if at all, only for lack of gain.
@@ -56,10 +58,10 @@ def ladder_of(standings: Standings, objective: str, allows: Allows = Entry.is_te
     for entry in standings.entries:
         if entry.objective == objective and allows(entry, name):
             rungs[entry.budget] = entry.scores[name]
-    return Ladder.of(rungs)
+    return ObjectiveLadder.of(rungs)
 
 
-def drawn_ladders(standings: Standings) -> dict[str, Ladder]:
+def drawn_ladders(standings: Standings) -> dict[str, ObjectiveLadder]:
     """Return the ladders of tested rows, with independent draws."""
     rng = np.random.default_rng(0)
     ladders = {name: ladder_of(standings, name) for name in objectives_of(standings)}
@@ -75,7 +77,7 @@ def curve_intervals(standings: Standings, objective: str) -> dict[float, Ends]:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class CurveMeeting:
     """The crossover of two objectives.
 
     Attributes:
@@ -96,7 +98,7 @@ class Meeting:
     is_established: bool
 
 
-def meetings(standings: Standings) -> list[Meeting]:
+def meetings(standings: Standings) -> list[CurveMeeting]:
     """Return the crossovers of all pairs of objectives.
 
     A pair is compared at the budgets, at least two, that both have and at which one of them has
@@ -117,7 +119,7 @@ def meetings(standings: Standings) -> list[Meeting]:
     for (names, ends, result), p in zip(pairs, holm([result.p for *_, result in pairs])):
         is_sure = p < level and result.none <= level
         is_sure &= all(budget in learnt[name] for name, budget in zip(names, ends))
-        met.append(Meeting(*names, ends, result, p, is_sure))
+        met.append(CurveMeeting(*names, ends, result, p, is_sure))
     return met
 
 

@@ -24,29 +24,29 @@ from metaseq_lm.league.expansion import (
     SHUFFLED,
     TUNE,
     UNTRAINED,
+    DataSource,
     LeagueSweep,
-    Source,
     budget_values,
     build_sweep,
     stored_settings,
 )
 from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.league.prices import Prices, describe_excluded, possible
-from metaseq_lm.league.progress import Progress
+from metaseq_lm.league.progress import LeagueProgress
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.reporting.settings import finished
 from metaseq_lm.runs.plan import write_plan
 from metaseq_lm.runs.tuning import write_tuning
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
-from metaseq_lm.sweeps.expansion import Run as Planned
+from metaseq_lm.sweeps.expansion import PlannedRun as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, code_at, is_same_plugin
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.samplers import Grid, GridSampler, combinations
 from metaseq_lm.sweeps.states import ACTIVE, states
-from metaseq_lm.sweeps.submit import Batch, submit_slurm
+from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 from metaseq_lm.sweeps.trials import Trial, Trials, Values
 from metaseq_lm.training.suites import SuiteRequest, request_of
 
@@ -55,7 +55,7 @@ SILENCE = 600.0  # seconds without an answer on any job, after which the command
 
 
 @dataclass(frozen=True)
-class Request:
+class LeagueRequest:
     """The part of a league that a command runs.
 
     Attributes:
@@ -68,7 +68,7 @@ class Request:
 
     objectives: tuple[Objective, ...]
     budgets: tuple[float, ...]
-    source: Source
+    source: DataSource
     prices: Prices = field(default_factory=dict)
 
 
@@ -86,15 +86,15 @@ class Runner:
     """
 
     plan: Plan
-    request: Request
+    request: LeagueRequest
     out: Path
     launch: Launch
     plan_hash: str
     check: Check | None = None
-    progress: Progress = field(init=False)
+    progress: LeagueProgress = field(init=False)
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.planned(), self.launch.max_parallel or 1)
+        self.progress = LeagueProgress(self.planned(), self.launch.max_parallel or 1)
 
     # ---------------------------------------------------------------- what there is to run
 
@@ -429,7 +429,7 @@ class Runner:
                 if sweep.phase == FINAL:
                     self.record_tuning(sweep, todo)
                 if todo:
-                    batches.append(Batch(folder, todo, self.code(folder)))
+                    batches.append(RunBatch(folder, todo, self.code(folder)))
             if batches and self.launch.executor != "slurm":
                 run_locally(batches, self.launch, self.progress.report)
             for batch in batches if self.launch.executor == "slurm" else ():

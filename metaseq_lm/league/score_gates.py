@@ -9,7 +9,7 @@ from metaseq_lm.evaluation.grouping import MACRO, SOFT, STRICT, TIES
 from metaseq_lm.league.control_gates import SYNTAXGYM, references
 from metaseq_lm.league.gate import READINGS, SCORES, gate
 from metaseq_lm.league.loss_gates import by_share, number
-from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, metric_of, seed_scores
 
@@ -52,7 +52,7 @@ def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
 
 
 @gate(SCORES, {"constant": "all outputs are the same up to rounding"})
-def constant(row: Row, context: Context) -> Iterator[Finding]:
+def constant(row: Row, context: Context) -> Iterator[GateFinding]:
     """All items are ties but for rounding: the model gives every sentence the same score."""
     for metric, part in parts_of(row, context):
         name = sibling(part, SOFT + "{}accuracy")
@@ -64,28 +64,28 @@ def constant(row: Row, context: Context) -> Iterator[Finding]:
 
 
 @gate(SCORES, {"ties": "more than 1 % of the items are ties"})
-def ties(row: Row, context: Context) -> Iterator[Finding]:
+def ties(row: Row, context: Context) -> Iterator[GateFinding]:
     """More than one item in a hundred is a tie."""
     for metric, part in parts_of(row, context):
         count, n = (_values_of(row.scored, sibling(part, name)) for name in ("{}" + TIES, "n"))
         share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
         if share > _MOST_TIES:
-            yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
+            yield GateFinding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
 
 
 @gate(SCORES, {"left out": "fewer items than in other rows"})
-def left_out(row: Row, context: Context) -> Iterator[Finding]:
+def left_out(row: Row, context: Context) -> Iterator[GateFinding]:
     """Items were left out that other rows were scored with."""
     for metric, part in parts_of(row, context):
         most = max(_values_of(context.scored, sibling(part, "n")), default=0.0)
         least = min(_values_of(row.scored, sibling(part, "n")), default=most)
         if least < most:
             reason = f"{least:,.0f} of {most:,.0f} items of {part} are scored"
-            yield Finding("left out", FLAG, reason, metric)
+            yield GateFinding("left out", FLAG, reason, metric)
 
 
 @gate(READINGS)
-def transition(row: Row, context: Context) -> Iterator[Finding]:
+def transition(row: Row, context: Context) -> Iterator[GateFinding]:
     """The seeds spread as in a change of phase: some solve a task, others do not.
 
     The parts of a primary mean are also judged, since a mean dilutes a part's spread.
@@ -106,11 +106,11 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
             reason = f"in transition: {part} spreads over seeds from {number(min(scores))} to "
             reason += f"{number(max(scores))} (sd {share:.0%} of the way from chance to the best "
             reason += f"possible); {count} of {len(scores)} seeds reach {number(context.solved)}"
-            yield Finding("in transition", NOTE, reason, metric)
+            yield GateFinding("in transition", NOTE, reason, metric)
 
 
 @gate(READINGS)
-def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
+def embedding_layer(row: Row, context: Context) -> Iterator[GateFinding]:
     """A probe reads the embedding layer in most runs: it tells nothing of the layers above."""
     for metric, part in _said_once(row, context):
         layers = _values_of(context.scored, sibling(part, "layer"))
@@ -118,11 +118,11 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
         if 2 * count > len(layers):
             reason = f"{part} is read from the embedding layer in {count / len(layers):.0%} of the "
             reason += "runs of all rows: it tells nothing of the layers above"
-            yield Finding("embedding layer", NOTE, reason, metric)
+            yield GateFinding("embedding layer", NOTE, reason, metric)
 
 
 @gate(READINGS)
-def reach(row: Row, context: Context) -> Iterator[Finding]:
+def reach(row: Row, context: Context) -> Iterator[GateFinding]:
     """Surprisals of SyntaxGym see what follows a region in some rows, and not in others."""
     for metric, part in _said_once(row, context):
         rows: dict[str, dict[str, None]] = {"causal": {}, "both": {}}
@@ -135,4 +135,4 @@ def reach(row: Row, context: Context) -> Iterator[Finding]:
             reason = f"{part} is of surprisals given what stands before a region in the rows of "
             reason += f"{before}, and given what follows it, too, in those of {both}: what is "
             reason += "compared is how well formulas hold, not surprisals of one kind"
-            yield Finding("reach", NOTE, reason, metric)
+            yield GateFinding("reach", NOTE, reason, metric)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from metaseq_lm.league.corpus import Corpus
+from metaseq_lm.league.corpus import CorpusFacts
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, finished, metric_of, runs_of
@@ -23,7 +23,7 @@ ACTIONS = (VOID, REFUSE, FLAG, NOTE)
 
 
 @dataclass(frozen=True)
-class Finding:
+class GateFinding:
     """A statement of a gate about a row.
 
     Attributes:
@@ -60,7 +60,7 @@ class Context:
     baseline: str
     metrics: tuple[str, ...]
     seeds: int
-    corpus: Corpus | None = None
+    corpus: CorpusFacts | None = None
     solved: float = 0.9
     shuffled: tuple[float, ...] = ()
     options: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -103,4 +103,4 @@ class Standing:
     """A row and the findings of the gates on it."""
 
     row: Row
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[GateFinding, ...] = ()

@@ -32,7 +32,7 @@ Samples = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class DecisionRule:
     """The rule of a verdict, fixed before the runs.
 
     Attributes:
@@ -133,7 +133,7 @@ class Decision(_Contrast):
 
     verdict: str
     corrected: float
-    rule: Rule
+    rule: DecisionRule
 
     @property
     def is_negligible(self) -> bool:
@@ -199,7 +199,7 @@ class Decision(_Contrast):
 
 
 def decide_all(
-    pairs: Sequence[Samples], rule: Rule, errors: Sequence[Errors] = ()
+    pairs: Sequence[Samples], rule: DecisionRule, errors: Sequence[Errors] = ()
 ) -> list[Decision]:
     """Return the verdict on each pair of a row and its baseline, see `contrast`.
 
@@ -237,7 +237,7 @@ def contrast(samples: Samples, level: float, errors: Errors = ()) -> _Contrast:
     Args:
         samples: The scores of a row and of its baseline, then those of their untrained models if it
             is a difference of gains.
-        level: As in `Rule`.
+        level: As in `DecisionRule`.
         errors: Errors in addition to the variance over seeds.
     """
     arrays = [checked(scores) for scores in samples]

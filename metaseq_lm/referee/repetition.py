@@ -27,21 +27,21 @@ from metaseq_lm.league.expansion import (
     PHASES,
     TUNE,
     UNTRAINED,
+    DataSource,
     LeagueSweep,
-    Source,
     build_sweep,
 )
 from metaseq_lm.league.plan import FOLDERS, Objective, budget_text
-from metaseq_lm.league.runner import Request, Runner
+from metaseq_lm.league.runner import LeagueRequest, Runner
 from metaseq_lm.referee import containment
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import add_source
-from metaseq_lm.sweeps.expansion import Run as Planned
+from metaseq_lm.sweeps.expansion import PlannedRun as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.submit import Batch
+from metaseq_lm.sweeps.submit import RunBatch
 from metaseq_lm.sweeps.trials import Values
 
 LOG, EXAMINED = "runs.log", "examined.json"
@@ -72,7 +72,7 @@ def draw(league: LeagueRuns, rows: int, seed: int) -> list[Run]:
 def repeat(
     league: LeagueRuns,
     drawn: Sequence[Run],
-    source: Source,
+    source: DataSource,
     out: Path,
     parallel: int = 1,
     code: Path | None = None,
@@ -144,7 +144,7 @@ def codes_of(runs: Sequence[Run]) -> list[str]:
 
 
 def _plan(
-    league: LeagueRuns, drawn: Sequence[Run], source: Source, folder: Path
+    league: LeagueRuns, drawn: Sequence[Run], source: DataSource, folder: Path
 ) -> list[tuple[Run, LeagueSweep, Planned]]:
     """Return drawn runs with the sweeps that repeat them, and the run there.
 
@@ -183,13 +183,13 @@ def train_again(request: Mapping[str, Any], folder: Path) -> None:
     """
     league = read_league(Path(request["league"]))
     drawn = league.runs
-    source = Source(Path(request["data"]), request["user_dir"])
+    source = DataSource(Path(request["data"]), request["user_dir"])
     launch = Launch(max_parallel=request["parallel"])
     refused: dict[str, str] = {}
     names = list(dict.fromkeys(run.path.parts[-2] for run in drawn))
     for objective in map(league.plan.objective, names):
         budgets = league.plan.ladder.budgets[:1]
-        request_of_one = Request((objective,), budgets, source)
+        request_of_one = LeagueRequest((objective,), budgets, source)
         runner = Runner(league.plan, request_of_one, folder, launch, league.contents.plan.hash)
         try:
             runner.examine_all()
@@ -210,5 +210,5 @@ def train_again(request: Mapping[str, Any], folder: Path) -> None:
             ready = {state.run for state in states if state.state in OPEN}
             todo = [run for run in runs if run.name in ready]
             if todo:
-                batches.append(Batch(sweep_folder, todo, code or runner.code(sweep_folder)))
+                batches.append(RunBatch(sweep_folder, todo, code or runner.code(sweep_folder)))
         run_locally(batches, launch, lambda folder, run: None)

@@ -23,7 +23,7 @@ from metaseq_lm.core.loading import format_value
 from metaseq_lm.core.output import present_time, show_progress
 from metaseq_lm.league.assembly import LeagueRuns, archive_of
 from metaseq_lm.league.data import make_data
-from metaseq_lm.league.expansion import BUDGET, FINAL, Source
+from metaseq_lm.league.expansion import BUDGET, FINAL, DataSource
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import Complaint, audit, describe_complaints
@@ -138,7 +138,7 @@ def verify_league(
     if drawn:
         _check_plugins(league, drawn, user_dir)
         show_progress(f"training {len(drawn)} runs again; their output: {out / LOG}")
-        source = Source(data, user_dir)
+        source = DataSource(data, user_dir)
         copied = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
         folders = repeat(league, drawn, source, out, parallel, copied)
         for run, folder in folders.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import printable
 from metaseq_lm.reporting.drawing import begin, current_drawing, mark
-from metaseq_lm.reporting.styles import GRID, Style
+from metaseq_lm.reporting.styles import GRID, PlotStyle
 from metaseq_lm.reporting.svg import to_svg
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Point:
 def draw_points(
     axes: "Axes",
     points: Sequence[Point],
-    style: Style,
+    style: PlotStyle,
     size: float = 7,
     is_open: bool = False,
     is_crowded: bool = False,
@@ -181,7 +181,7 @@ def canvas(
             drawing.svg = to_svg(figure, drawing)
 
 
-def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:
+def legend(figure: "Figure", styles: dict[str, PlotStyle], title: str) -> None:
     """Put the legend below the panels, in the number of columns that its names allow."""
     from matplotlib.lines import Line2D
 

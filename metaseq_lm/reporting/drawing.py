@@ -18,7 +18,7 @@ from metaseq_lm.core.output import clean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from metaseq_lm.reporting.styles import Style
+    from metaseq_lm.reporting.styles import PlotStyle
 
 PREFIX = "series-"  # prefix of the group id that matplotlib writes for an artist of a series
 _LISTED = 12  # series in an alternative text; the table of values has all
@@ -69,7 +69,7 @@ class Drawing:
     name: str
     svg: str = ""
     marks: list[Mark] = field(default_factory=list)
-    styles: Mapping[str, Style] = field(default_factory=dict)
+    styles: Mapping[str, PlotStyle] = field(default_factory=dict)
     caption: str = ""
     keys: dict[str, int] = field(default_factory=dict)
     _series: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
 from metaseq_lm.reporting.settings import Row
-from metaseq_lm.reporting.significance import UNIT, Comparison, compare_pair, describe_test
+from metaseq_lm.reporting.significance import UNIT, SettingComparison, compare_pair, describe_test
 from metaseq_lm.reporting.stats import FEWEST, LEVEL, Test, holm
 from metaseq_lm.reporting.table import Cell, Table, notes
 
@@ -49,7 +49,7 @@ def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) ->
 
 def _tested(
     settings: Sequence[Row], metric: Metric, key: str, test: Test
-) -> Iterator[tuple[float, Comparison]]:
+) -> Iterator[tuple[float, SettingComparison]]:
     """Yield p and the comparison of each testable pair that differs only in `key`."""
     for one, other in combinations(settings, 2):
         others = [name for name in one.shown if name != key]

@@ -21,7 +21,7 @@ from metaseq_lm.reporting.drawing import mark, series, thinned
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
 from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, runs_of, show
-from metaseq_lm.reporting.styles import Style, control_style, style_of
+from metaseq_lm.reporting.styles import PlotStyle, control_style, style_of
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Pictures:
         """Return the name of the series that a setting belongs to."""
         return setting.name_without(self.panels, self.along)
 
-    def styles(self) -> dict[str, Style]:
+    def styles(self) -> dict[str, PlotStyle]:
         """Return the style of each series in the order of the legend, controls last."""
         names = dict.fromkeys(self.series(setting) for setting in self.compared())
         styles = {name: style_of(i) for i, name in enumerate(names)}
@@ -143,7 +143,7 @@ def _draw_updates(
     pictures: Pictures,
     path: Path,
     panels: Sequence[tuple[str, Sequence[tuple[str, Row, str]]]],
-    styles: dict[str, Style],
+    styles: dict[str, PlotStyle],
     label: str = "",
     shared: bool = True,
 ) -> list[str]:
@@ -171,7 +171,9 @@ def _draw_updates(
     return notes
 
 
-def _draw_runs(axes: "Axes", setting: Row, unit: Metric, style: Style, spread: str) -> list[str]:
+def _draw_runs(
+    axes: "Axes", setting: Row, unit: Metric, style: PlotStyle, spread: str
+) -> list[str]:
     """Draw the runs of one setting; returns notes on values that cannot be drawn."""
     notes, finished = [], []
     for run in setting.runs:

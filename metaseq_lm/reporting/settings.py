@@ -30,7 +30,7 @@ _SUITE_PREFIX = "suites."
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
+class TuningRecord:
     """How the options of a row were tuned.
 
     Attributes:
@@ -80,7 +80,7 @@ class Row:
     untrained: tuple[Run, ...] = field(default=(), repr=False)
     shuffled: tuple[Run, ...] = field(default=(), repr=False)
     control: "Row | None" = field(default=None, repr=False)
-    tuning: Tuning | None = field(default=None, repr=False)
+    tuning: TuningRecord | None = field(default=None, repr=False)
     control_name: str = ""
     added: bool = False
     shipped: bool = False

@@ -48,7 +48,7 @@ def describe_test(test: Test) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class SettingComparison:
     """The test of a setting against its baseline: p, also after Holm; None if not tested.
 
     `sizes` are the numbers of seeds of both, `difference` is that of their centres, `is_ahead` says
@@ -100,7 +100,7 @@ class Comparison:
 class Significance:
     """All comparisons of a table, in the order of its settings, with their method."""
 
-    comparisons: list[Comparison]
+    comparisons: list[SettingComparison]
     baseline: str
     test: Test
     keys: tuple[str, ...]
@@ -108,7 +108,7 @@ class Significance:
     seeds: int | None = None  # of each setting, for `detectable`; None: the existing ones
 
     @property
-    def tested(self) -> list[Comparison]:
+    def tested(self) -> list[SettingComparison]:
         """The comparisons with a p."""
         return [c for c in self.comparisons if c.p is not None]
 
@@ -117,7 +117,7 @@ class Significance:
         """The names of the settings whose p Holm corrects together; equal runs count once."""
         return list({c.hypothesis: c.setting.name for c in reversed(self.tested)}.values())[::-1]
 
-    def verdict(self, comparison: Comparison) -> str:
+    def verdict(self, comparison: SettingComparison) -> str:
         """Return "better" or "worse" if p is below LEVEL after Holm, else that it is neither."""
         is_shown = comparison.holm is not None and comparison.holm < LEVEL
         if self.test.sides == 1:
@@ -144,7 +144,7 @@ class Significance:
         lines += [f"Not compared: {reason}." for reason in reasons if reason]
         return lines
 
-    def why_untested(self, comparison: Comparison) -> str:
+    def why_untested(self, comparison: SettingComparison) -> str:
         """Return why a setting was not compared, "" for a compared setting or a baseline."""
         name, baseline = comparison.setting.name, comparison.baseline
         if baseline is None:
@@ -219,7 +219,7 @@ def compare(
     keys = tuple(key for key in (settings[0].shown if settings else ()) if key not in named)
     comparisons = []
     for setting, base in _pair_up(settings, conditions, keys):
-        comparison = Comparison(setting, base)
+        comparison = SettingComparison(setting, base)
         if base is not None and not comparison.is_baseline:
             comparison = compare_pair(setting, base, metric, test)
             if with_detectable and comparison.p is not None:
@@ -234,10 +234,10 @@ def compare(
     return Significance(comparisons, ", ".join(conditions), test, keys, with_detectable, seeds)
 
 
-def compare_pair(setting: Row, base: Row, metric: Metric, test: Test) -> Comparison:
+def compare_pair(setting: Row, base: Row, metric: Metric, test: Test) -> SettingComparison:
     """Return the comparison of a setting with its baseline, before Holm's correction."""
     x, y = (np.array(row.scores(metric.name)) for row in (setting, base))
-    comparison = Comparison(setting, base, (len(x), len(y)))
+    comparison = SettingComparison(setting, base, (len(x), len(y)))
     if differing := scored_functions(metric.name, [setting, base]):
         return replace(comparison, other_function=describe(metric.name, differing))
     if min(comparison.sizes) < FEWEST:

@@ -30,7 +30,7 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 @dataclass(frozen=True)
-class Style:
+class PlotStyle:
     """How a series is drawn."""
 
     colour: str
@@ -43,12 +43,12 @@ class Style:
         return {"color": self.colour, "linestyle": self.dash}
 
 
-def style_of(i: int) -> Style:
+def style_of(i: int) -> PlotStyle:
     """Return the style of the i-th series."""
     turn = i // len(COLOURS)
-    return Style(COLOURS[i % len(COLOURS)], _DASHES[turn % len(_DASHES)], _MARKERS[i % 4])
+    return PlotStyle(COLOURS[i % len(COLOURS)], _DASHES[turn % len(_DASHES)], _MARKERS[i % 4])
 
 
-def control_style(i: int) -> Style:
+def control_style(i: int) -> PlotStyle:
     """Return the style of the i-th control, a grey line without points."""
-    return Style(CONTROL, _CONTROL_DASHES[i % len(_CONTROL_DASHES)], "")
+    return PlotStyle(CONTROL, _CONTROL_DASHES[i % len(_CONTROL_DASHES)], "")

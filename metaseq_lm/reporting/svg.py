@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from metaseq_lm.reporting.drawing import PREFIX, Drawing
-from metaseq_lm.reporting.styles import SPARSE_DOTS, Style
+from metaseq_lm.reporting.styles import SPARSE_DOTS, PlotStyle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def _add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
         SubElement(circle, "title").text = mark.text
 
 
-def swatch(style: Style) -> str:
+def swatch(style: PlotStyle) -> str:
     """Return the line and marker of a series for a legend."""
     root = Element("svg", {"class": "swatch", "viewBox": "0 0 28 12", "aria-hidden": "true"})
     colour = style.colour.lower()

@@ -35,7 +35,7 @@ from metaseq_lm.reporting.settings import (
     show,
     suggestion,
 )
-from metaseq_lm.reporting.significance import DETECTABLE, Comparison, Significance
+from metaseq_lm.reporting.significance import DETECTABLE, SettingComparison, Significance
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
 
@@ -163,7 +163,7 @@ def setting_table(
     keys = list(settings[0].shown) if settings else ["label"]
     costs = _choose_costs(settings)
     p_titles, baselines = [], None
-    comparisons: Sequence[Comparison | None] = [None] * len(settings)
+    comparisons: Sequence[SettingComparison | None] = [None] * len(settings)
     if significance:
         comparisons = significance.comparisons
         baselines = [c.baseline or c.setting for c in significance.comparisons]
@@ -338,7 +338,7 @@ def record(
     keys: Sequence[str],
     metric: Metric,
     spread: str,
-    compared: Comparison | None = None,
+    compared: SettingComparison | None = None,
 ) -> dict[str, Any]:
     """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
     summary = summarise(setting.run_scores(metric.name), spread)

@@ -12,15 +12,15 @@ from metaseq_lm.core.errors import MissingError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.sweeps.definition import Definition
-from metaseq_lm.sweeps.expansion import Run, StageRun
+from metaseq_lm.sweeps.expansion import PlannedRun, StageRun
 
 _NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
 Check = Callable[[RunConfig], None]
 
 
 def composed(
-    runs: Sequence[Run], definition: Definition, check: Check | None = None
-) -> Iterator[tuple[Run, StageRun, RunConfig]]:
+    runs: Sequence[PlannedRun], definition: Definition, check: Check | None = None
+) -> Iterator[tuple[PlannedRun, StageRun, RunConfig]]:
     """Yield every run, its stages and their configuration; UsageError names the run.
 
     `check` may raise UsageError for a configuration.
@@ -39,7 +39,7 @@ def composed(
             yield run, stage, config
 
 
-def _name_of(run: Run, stage: StageRun) -> str:
+def _name_of(run: PlannedRun, stage: StageRun) -> str:
     """Return the name of a run's stage for messages."""
     return f"{run.name}, {stage.name}" if stage.name else run.name
 
@@ -57,11 +57,11 @@ def _check_no_secret(config: RunConfig) -> None:
 
 
 def check_each_value(
-    runs: Sequence[Run], definition: Definition, check: Check | None = None
+    runs: Sequence[PlannedRun], definition: Definition, check: Check | None = None
 ) -> None:
     """Compose runs until every value of every key has been used; UsageError names the run."""
     seen: set[tuple[str, str]] = set()
-    fresh: list[Run] = []
+    fresh: list[PlannedRun] = []
     for run in runs:
         values = {(key, str(value)) for key, value in run.values.items()}
         if not fresh or values - seen:
@@ -70,7 +70,7 @@ def check_each_value(
     list(composed(fresh, definition, check))
 
 
-def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict[str, Any]]:
+def conditions_of_runs(runs: Sequence[PlannedRun], definition: Definition) -> list[dict[str, Any]]:
     """Return the conditions of the runs (see runs.conditions), which `check_configs` has passed.
 
     They are computed once for runs that differ only in seed and name. Runs have no conditions while
@@ -94,7 +94,9 @@ def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict
     return conditions
 
 
-def check_configs(runs: Sequence[Run], definition: Definition, check: Check | None = None) -> None:
+def check_configs(
+    runs: Sequence[PlannedRun], definition: Definition, check: Check | None = None
+) -> None:
     """Raise UsageError naming the first run that could not start; the plug-ins are loaded.
 
     Every configuration is composed. Only one is built among those that differ only in options from

@@ -50,7 +50,7 @@ class StageRun:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run: a value for every axis, a seed, and its stages."""
 
     name: str
@@ -60,7 +60,7 @@ class Run:
     stages: tuple[StageRun, ...]
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Run:
+    def from_json(cls, row: dict[str, Any]) -> PlannedRun:
         """Return the run stored in an entry of sweep.json."""
         stages = tuple(
             StageRun(s["name"], s["folder"], tuple(s["arguments"])) for s in row["stages"]
@@ -68,7 +68,7 @@ class Run:
         return cls(row["name"], row["folder"], row["values"], row["seed"], stages)
 
 
-def expand(definition: Definition, out: Path) -> list[Run]:
+def expand(definition: Definition, out: Path) -> list[PlannedRun]:
     """Return the runs: all of the grid x the list for the first seed, then for the next seed.
 
     In this order an unfinished sweep already has settings to compare. Raises UsageError for
@@ -88,7 +88,7 @@ def expand(definition: Definition, out: Path) -> list[Run]:
             StageRun(stage.name, folders[stage.name], tuple(words))
             for stage, words in zip(definition.stages, arguments)
         )
-        runs.append(Run(name, stages[-1].folder, values, seed, stages))
+        runs.append(PlannedRun(name, stages[-1].folder, values, seed, stages))
     return runs
 
 

@@ -34,7 +34,7 @@ from metaseq_lm.core.files import (
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.output import present_time
 from metaseq_lm.sweeps.definition import KEY, Definition, differences
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 
 _VERSION = 1
 _NAMED_FOLDER = {"name": str, "folder": FOLDER}
@@ -150,12 +150,12 @@ class SweepFolder:
             self._warnings.add(message)
             say(message)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PlannedRun]:
         """Return the runs of the sweep."""
-        return [Run.from_json(row) for row in self.read()["runs"]]
+        return [PlannedRun.from_json(row) for row in self.read()["runs"]]
 
     def require_same(
-        self, definition: Definition, runs: list[Run], relocated: dict[str, Any]
+        self, definition: Definition, runs: list[PlannedRun], relocated: dict[str, Any]
     ) -> None:
         """Raise UsageError if the folder holds a different sweep.
 
@@ -186,7 +186,7 @@ class SweepFolder:
     def adopt(
         self,
         definition: Definition,
-        runs: list[Run],
+        runs: list[PlannedRun],
         launch: dict[str, Any],
         search: dict[str, Any] | None = None,
     ) -> None:
@@ -206,7 +206,7 @@ class SweepFolder:
         text = json.dumps(with_checksum(content), indent=1) + "\n"
         write_atomic(self.path / "sweep.json", text.encode())
 
-    def check_inside(self, runs: list[Run]) -> None:
+    def check_inside(self, runs: list[PlannedRun]) -> None:
         """Raise UsageError if a run folder is a link that leads out of OUT."""
         for run in runs:
             for stage in run.stages:
@@ -305,7 +305,7 @@ def _schema_of(content: Any) -> dict[str, Any]:
     return {**_SWEEP_SCHEMA, "search?": _SEARCH_SCHEMA}
 
 
-def _extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
+def _extends(old: dict[str, Any], definition: Definition, runs: list[PlannedRun]) -> bool:
     """Return whether `runs` include every stage of `old` with the same arguments after DATA."""
     for key in ("data", "config_dir", "user_dir"):
         if old["definition"].get(key) != getattr(definition, key):

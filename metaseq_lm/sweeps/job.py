@@ -195,10 +195,10 @@ class Job:
 
     def __call__(self) -> None:
         """Run all runs; raises MetaseqError if one failed, and requeues if one is preempted."""
-        runner = Runner(self)
+        runner = JobRunner(self)
         runner.start()
         if len(self.runs) > 1:
-            Runner.import_all()
+            JobRunner.import_all()
         failure = None
         for part, (name, stages) in enumerate(self.runs.items()):
             runner.begin(name, part)
@@ -216,7 +216,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-def _train_stages(runner: Runner, stages: Stages) -> None:
+def _train_stages(runner: JobRunner, stages: Stages) -> None:
     """Train the stages of a run; see `Job`."""
     for stage, folder, arguments in stages:
         code, results = runner.train(Path(folder), arguments)
@@ -232,7 +232,7 @@ def _train_stages(runner: Runner, stages: Stages) -> None:
 
 
 class _Launched(Protocol):
-    """The attributes of a job that a `Runner` needs; see `Job`."""
+    """The attributes of a job that a `JobRunner` needs; see `Job`."""
 
     code: str
     threads: int
@@ -243,7 +243,7 @@ def _unset() -> None:
     raise AssertionError("set by metaseq_lm.cli.jobs, as this room cannot import the command line")
 
 
-class Runner:
+class JobRunner:
     """Runs `train` for a job in the process that submitit starts on each node.
 
     All tasks train; only the first links the code and requeues the job.

@@ -12,18 +12,18 @@ from metaseq_lm.core.errors import Interrupted, UsageError
 from metaseq_lm.core.output import show
 from metaseq_lm.sweeps.configs import composed
 from metaseq_lm.sweeps.definition import Definition
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder, process_start
 from metaseq_lm.sweeps.job import Code, Snapshot, code_at, is_same_plugin
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import AGAIN, State, check_data, same_data, states
-from metaseq_lm.sweeps.submit import Batch, LocalRuns
+from metaseq_lm.sweeps.submit import LocalRuns, RunBatch
 
 OPEN = (*AGAIN, "waiting")  # states of runs that a sweep's command launches
 
 
 def adopt(
-    folder: SweepFolder, definition: Definition, runs: list[Run], launch: Launch
+    folder: SweepFolder, definition: Definition, runs: list[PlannedRun], launch: Launch
 ) -> list[State]:
     """Write sweep.json and return the state of every run; the caller holds the lock.
 
@@ -87,7 +87,7 @@ def take_code(folder: SweepFolder, new: bool = False) -> Code:
 
 
 def run_locally(
-    batches: Sequence[Batch], launch: Launch, report: Callable[[SweepFolder, Run], None]
+    batches: Sequence[RunBatch], launch: Launch, report: Callable[[SweepFolder, PlannedRun], None]
 ) -> None:
     """Run sweeps on this machine and wait; the caller holds their locks.
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 from metaseq_lm.core.output import StatusLine, rate_text, seconds_text, show_progress
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.states import ACTIVE, State, lines, states
 
@@ -23,7 +23,7 @@ class Progress:
         self.started = time.monotonic()
         self.status = StatusLine()
 
-    def report(self, folder: SweepFolder, run: Run) -> None:
+    def report(self, folder: SweepFolder, run: PlannedRun) -> None:
         """Show how many runs have ended; print a line for a run that did not finish."""
         (state,) = states(folder, [run])
         self.begun.pop(run.name, None)

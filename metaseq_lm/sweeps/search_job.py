@@ -24,7 +24,7 @@ from metaseq_lm.runs.folder import parse_results
 from metaseq_lm.runs.tuning import write_trial
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import arguments_of
-from metaseq_lm.sweeps.job import Runner, describe_exit, is_interruption
+from metaseq_lm.sweeps.job import JobRunner, describe_exit, is_interruption
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.states import progress
 from metaseq_lm.sweeps.studies import Setting, Studies
@@ -60,10 +60,10 @@ class SearchJob:
 
     def __call__(self) -> None:
         """Run trials; raises MetaseqError if the search cannot go on."""
-        runner = Runner(self)
+        runner = JobRunner(self)
         runner.start()
         runner.begin(self.name)
-        Runner.import_all()
+        JobRunner.import_all()
         studies = Studies(Path(self.out) / FOLDER, self.search)
         settings = {setting.name: setting for setting in studies.settings()}
         fail_lost(studies, self.out, {self.name})  # trials of a killed attempt
@@ -74,7 +74,7 @@ class SearchJob:
         runner.record("finished", "", 0, "")
 
     def run_trial(
-        self, runner: Runner, studies: Studies, setting: Setting, trial: StudyTrial
+        self, runner: JobRunner, studies: Studies, setting: Setting, trial: StudyTrial
     ) -> None:
         """Train a trial from rung to rung until it ends."""
         folder = _trial_folder(Path(self.out), trial)

@@ -17,7 +17,7 @@ from metaseq_lm.runs.tuning import write_tuning
 from metaseq_lm.sweeps import launching, optuna_records
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.definition import Definition, differences
-from metaseq_lm.sweeps.expansion import Run, expand, run_names
+from metaseq_lm.sweeps.expansion import PlannedRun, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
 from metaseq_lm.sweeps.options import Launch
@@ -26,7 +26,7 @@ from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
 from metaseq_lm.sweeps.studies import Setting, Studies
-from metaseq_lm.sweeps.submit import Batch, submit_slurm
+from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 
 _WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
@@ -63,7 +63,9 @@ class Searched:
         names = run_names([(values, self.search.seed) for values in self.values])
         return [name.rpartition("seed=")[0].rstrip("-") or _WHOLE_SWEEP for name in names]
 
-    def runs_of(self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Run]:
+    def runs_of(
+        self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+    ) -> list[PlannedRun]:
         """Return the runs of settings that include values of all searched options."""
         return expand(self.definition_of(values, seeds), self.out)
 
@@ -80,7 +82,7 @@ class Searched:
         for at in range(max(len(item.samples) for item in space.values())):
             yield {key: item.samples[at % len(item.samples)] for key, item in space.items()}
 
-    def corner_runs(self) -> Iterator[tuple[str, list[Run]]]:
+    def corner_runs(self) -> Iterator[tuple[str, list[PlannedRun]]]:
         """Yield the name of each setting, and its runs at the corners."""
         corners = list(self.corners())
         for name, values in zip(self.names, self.values):
@@ -238,12 +240,12 @@ class Searched:
         on_slurm = launch.executor == "slurm"
         count = launch.max_parallel or (len(settings) if on_slurm else 1)
         seed = self.search.seed
-        jobs = [Run(f"{WORKER}{n}", FOLDER, {}, seed, ()) for n in range(1, count + 1)]
+        jobs = [PlannedRun(f"{WORKER}{n}", FOLDER, {}, seed, ()) for n in range(1, count + 1)]
         if on_slurm:
             for job in submit_slurm(folder, jobs, launch, code, self.make_job):
                 show(f"submitted a job of the search  job {job}")
             return False
-        batch = Batch(folder, jobs, code, self.make_job)
+        batch = RunBatch(folder, jobs, code, self.make_job)
         launching.run_locally([batch], launch, self.report)
         self.raise_failure(folder, jobs)
         if self.show_failures(studies):
@@ -260,7 +262,7 @@ class Searched:
         return stuck
 
     def make_job(
-        self, folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code
+        self, folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, code: Code
     ) -> SearchJob:
         """Return the job of the search for submitit to call."""
         (run,) = runs
@@ -276,11 +278,11 @@ class Searched:
             str(folder.lock_file) if launch.executor == "local" else None,
         )
 
-    def report(self, folder: SweepFolder, run: Run) -> None:
+    def report(self, folder: SweepFolder, run: PlannedRun) -> None:
         """Print the progress of the search."""
         show_progress("\n".join(_search_lines(self.studies())))
 
-    def raise_failure(self, folder: SweepFolder, jobs: Sequence[Run]) -> None:
+    def raise_failure(self, folder: SweepFolder, jobs: Sequence[PlannedRun]) -> None:
         """Raise the error that ended a job of the search, if one did."""
         last = folder.submissions()
         for job in jobs:
@@ -335,7 +337,7 @@ class Searched:
             "skip=200' for reports"
         ]
 
-    def record_tuning(self, runs: Sequence[Run]) -> None:
+    def record_tuning(self, runs: Sequence[PlannedRun]) -> None:
         """Record in the folders of runs how their options were chosen, and at which cost."""
         studies = self.studies()
         for name, values in zip(self.names, self.values):

@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import is_altered
 from metaseq_lm.core.output import seconds_text
 from metaseq_lm.runs.folder import read_config
-from metaseq_lm.sweeps.expansion import Run, StageRun
+from metaseq_lm.sweeps.expansion import PlannedRun, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
 from metaseq_lm.sweeps.job import (
     START,
@@ -123,7 +123,7 @@ def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
     return [row for row in rows if len(row) == columns and "[" not in row[0]], problem
 
 
-def states(folder: SweepFolder, runs: list[Run] | None = None) -> list[State]:
+def states(folder: SweepFolder, runs: list[PlannedRun] | None = None) -> list[State]:
     """Return the state of every run, in the order of the sweep."""
     runs = folder.runs() if runs is None else runs
     folder.check_inside(runs)
@@ -146,7 +146,7 @@ def active_workers(folder: SweepFolder) -> dict[str, str]:
     return known
 
 
-def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
+def unfinished(folder: SweepFolder, run: PlannedRun) -> list[StageRun]:
     """Return the stages of a run that still have to be trained, in order.
 
     Finished stages do not count, nor does a stage that only finished stages start from, because its
@@ -163,7 +163,7 @@ def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
     return open_stages
 
 
-def check_data(folder: SweepFolder, runs: list[Run]) -> None:
+def check_data(folder: SweepFolder, runs: list[PlannedRun]) -> None:
     """Raise MetaseqError if a finished stage was trained on other data than its folder has now.
 
     Missing data, or results that do not record their data, count as the same.
@@ -210,7 +210,7 @@ def same_data(old: str, new: str) -> bool:
         return False
 
 
-def _state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slurm) -> State:
+def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slurm: Slurm) -> State:
     """Return the state of one run."""
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]

@@ -23,7 +23,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import launcher
 from metaseq_lm.distributed.signals import handled
 from metaseq_lm.sweeps import states as state_module
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
 from metaseq_lm.sweeps.job import Code, Job
 from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
@@ -34,7 +34,7 @@ PROGRESS = 10.0  # seconds between lines on running runs; later a twentieth of t
 _SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
-def job_of(folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code) -> Job:
+def job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, code: Code) -> Job:
     """Return the job of some runs for submitit to call."""
     several = launch.nodes * launch.nproc > 1
     common = code.arguments() + (["--nproc", str(launch.nproc)] if several else [])
@@ -48,7 +48,7 @@ def job_of(folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code)
     return Job(todo, str(code.folder), launch.threads(), lock)
 
 
-_MakeJob = Callable[[SweepFolder, Sequence[Run], Launch, Code], Any]
+_MakeJob = Callable[[SweepFolder, Sequence[PlannedRun], Launch, Code], Any]
 
 
 def python(code: Code) -> str:
@@ -73,7 +73,11 @@ def _largest_array() -> int:
 
 
 def submit_slurm(
-    folder: SweepFolder, runs: list[Run], launch: Launch, code: Code, make_job: _MakeJob = job_of
+    folder: SweepFolder,
+    runs: list[PlannedRun],
+    launch: Launch,
+    code: Code,
+    make_job: _MakeJob = job_of,
 ) -> list[str]:
     """Submit runs as a Slurm array, or several; return the job id of each. Raises MetaseqError.
 
@@ -105,7 +109,7 @@ def submit_slurm(
 
 
 def submission(
-    folder: SweepFolder, run: Run, launch: Launch, code: Code, jobs_folder: Path
+    folder: SweepFolder, run: PlannedRun, launch: Launch, code: Code, jobs_folder: Path
 ) -> Submission:
     """Return the submission of a run before its job has a number."""
     return Submission(
@@ -129,11 +133,11 @@ def record(folder: SweepFolder, entry: Submission) -> None:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RunBatch:
     """Runs of a sweep to launch, their code, and the function that makes their jobs."""
 
     folder: SweepFolder
-    runs: list[Run]
+    runs: list[PlannedRun]
     code: Code
     make_job: _MakeJob = job_of
 
@@ -142,8 +146,8 @@ class Batch:
 class _Active:
     """A run that is running here, and its slot."""
 
-    batch: Batch
-    run: Run
+    batch: RunBatch
+    run: PlannedRun
     entry: Submission
     slot: int
 
@@ -166,7 +170,9 @@ class LocalRuns:
         self.servers: dict[str, Server] = {}  # by hash of the code
         self.stop: list[int] = []
 
-    def work(self, batches: Sequence[Batch], report: Callable[[SweepFolder, Run], None]) -> int:
+    def work(
+        self, batches: Sequence[RunBatch], report: Callable[[SweepFolder, PlannedRun], None]
+    ) -> int:
         """Run all, in order; returns a signal or 0.
 
         `report` is called for a run that started or ended, and now and then for active runs.
@@ -210,7 +216,7 @@ class LocalRuns:
         """Return the GPUs for the run of a slot; slots take turns if runs share GPUs."""
         return self.gpus[slot % len(self.gpus)] if self.gpus else []
 
-    def _start(self, batch: Batch, run: Run) -> None:
+    def _start(self, batch: RunBatch, run: PlannedRun) -> None:
         slot = self.slots.pop(0)
         folder, code = batch.folder, batch.code
         jobs_folder = folder.new_jobs_folder()
@@ -226,7 +232,7 @@ class LocalRuns:
         record(folder, entry)
         self.running.append(_Active(batch, run, entry, slot))
 
-    def _server(self, batch: Batch) -> Server:
+    def _server(self, batch: RunBatch) -> Server:
         code = batch.code.folder
         if code.name not in self.servers:
             with _terminal_signals_blocked():

@@ -19,7 +19,7 @@ from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.predictions import (
     LEAST_TIME,
-    Noise,
+    MaskNoise,
     denoising_batch,
     draw_times,
     next_token_batch,
@@ -116,7 +116,7 @@ class MaskedDiffusionTask(_PredictionTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.config
         corpus = open_corpus(self.data, split, self.vocabulary, options, self.run_config.seed)
-        noise = Noise(
+        noise = MaskNoise(
             options.times,
             is_flat=options.weights == "flat",
             by_count=split != "train",

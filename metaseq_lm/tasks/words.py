@@ -288,7 +288,7 @@ class WordTask(Task):
         return files
 
 
-class OneSetTask(WordTask):
+class OneWordSetTask(WordTask):
     """A word encoder and one labelled set of a `form`; UsageError for a set of another form."""
 
     form = ""
@@ -307,14 +307,14 @@ class OneSetTask(WordTask):
         return data
 
 
-class TaggingTask(OneSetTask):
+class TaggingTask(OneWordSetTask):
     """An encoder of words and one tagged set; scores are F1 of spans, or accuracy."""
 
     criterions = (Tagging,)
     form = TAGS
 
 
-class ParsingTask(OneSetTask):
+class ParsingTask(OneWordSetTask):
     """An encoder of words and one treebank; scores are LAS and UAS without punctuation."""
 
     criterions = (Parsing,)

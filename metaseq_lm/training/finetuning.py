@@ -23,7 +23,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group, shards
 from metaseq_lm.evaluation.finetune import FineTuned
-from metaseq_lm.evaluation.probe import Part
+from metaseq_lm.evaluation.probe import ProbePart
 from metaseq_lm.runs import checkpoint as checkpoints
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.flops import FlopMeter
@@ -155,7 +155,7 @@ class WordTuner:
         return int(self._meter.total)
 
     def tune(
-        self, folder: Path, scored: Sequence[Part], options: Mapping[str, Any]
+        self, folder: Path, scored: Sequence[ProbePart], options: Mapping[str, Any]
     ) -> list[np.ndarray]:
         """Return the logits of words, after fine-tuning on the set in a folder."""
         values = {"seed": self.config.seed, LENGTH: self.longest, **options}
@@ -194,7 +194,7 @@ class WordTuner:
                 message = describe_refusal(update + 1, engine, refused, logs)
                 raise DivergedError(f"{message}; give smaller rates: lr=RATE,...")
 
-    def _logits(self, parts: Parts, part: Part) -> np.ndarray:
+    def _logits(self, parts: Parts, part: ProbePart) -> np.ndarray:
         """Return the logits of the labelled words of a part, float32 (words, K)."""
 
         criterion = parts.task.criterion

@@ -20,7 +20,7 @@ from metaseq_lm.core.output import Meter, hide_status
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import layout_of
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import SentenceScore
@@ -58,7 +58,7 @@ class Cost:
         )
 
 
-class Row(NamedTuple):
+class ScoredRow(NamedTuple):
     """The token ids of a row without special ones (n,), and the number of each token's word (n,).
 
     The words are None if the scores do not depend on them.
@@ -67,10 +67,10 @@ class Row(NamedTuple):
     ids: np.ndarray
     words: np.ndarray | None = None
 
-    def slice(self, first: int, end: int) -> "Row":
+    def slice(self, first: int, end: int) -> "ScoredRow":
         """Return the tokens from `first` on and before `end`."""
         words = None if self.words is None else self.words[first:end]
-        return Row(self.ids[first:end], words)
+        return ScoredRow(self.ids[first:end], words)
 
     @property
     def key(self) -> tuple[bytes, bytes]:
@@ -116,7 +116,7 @@ class SentenceScorer:
         self.room = longest_row(run.config) - 2
         self.cost = Cost()
 
-    def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
+    def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore | None]:
         """Return the score of each sentence, None for one that is skipped.
 
         Raises MetaseqError, with the location, for a sentence that is too long, and UsageError if
@@ -127,7 +127,7 @@ class SentenceScorer:
         return self._scores(rows, scored, token_scorer(self.task))
 
     def score_changed(
-        self, pairs: Sequence[tuple[Sentence, Sentence]]
+        self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
     ) -> list[tuple[SentenceScore, SentenceScore] | None]:
         """Return the scores of the tokens in which the sentences of each pair differ.
 
@@ -159,7 +159,7 @@ class SentenceScorer:
         ]
 
     def score_parts(
-        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+        self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> list[np.ndarray | None]:
         """Return the summed log-probability of each part of each sentence, float64 (parts,).
 
@@ -182,7 +182,7 @@ class SentenceScorer:
             text: np.array(self.tokenizer.encode_with_offsets(text)[1], np.int64)
             for text in dict.fromkeys(sentence.text for sentence in sentences)
         }
-        rows: list[Row | None] = []
+        rows: list[ScoredRow | None] = []
         part_of: list[np.ndarray] = []
         for row, sentence, spans in zip(self._rows(sentences), sentences, parts):
             number = np.full(len(row.ids), -1)
@@ -202,18 +202,18 @@ class SentenceScorer:
             for score, number, spans in zip(scores, part_of, parts)
         ]
 
-    def _rows(self, sentences: Sequence[Sentence]) -> list[Row]:
+    def _rows(self, sentences: Sequence[SourceSentence]) -> list[ScoredRow]:
         """Return the tokens of each sentence."""
         texts = list(dict.fromkeys(sentence.text for sentence in sentences))
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
-        rows = map(Row, ids)
+        rows = map(ScoredRow, ids)
         if self.pll == _WITHIN_WORD:
-            rows = map(Row, ids, self.tokenizer.word_numbers(texts))
+            rows = map(ScoredRow, ids, self.tokenizer.word_numbers(texts))
         row_of = dict(zip(texts, rows))
         return [row_of[sentence.text] for sentence in sentences]
 
-    def _seen(self, row: Row, choice: np.ndarray) -> tuple[Row, np.ndarray]:
+    def _seen(self, row: ScoredRow, choice: np.ndarray) -> tuple[ScoredRow, np.ndarray]:
         """Return a row and its scored tokens, without tokens that no score depends on."""
         if self.reach != "causal":
             return row, choice
@@ -223,7 +223,7 @@ class SentenceScorer:
 
     def _scores(
         self,
-        rows: Sequence[Row | None],
+        rows: Sequence[ScoredRow | None],
         scored: Sequence[np.ndarray | None],
         scorer: TokenScorer,
     ) -> list[SentenceScore | None]:
@@ -233,7 +233,7 @@ class SentenceScorer:
         without scored tokens needs no pass.
         """
         started = time.perf_counter()
-        unique: dict[tuple[bytes, ...], tuple[Row, np.ndarray]] = {}
+        unique: dict[tuple[bytes, ...], tuple[ScoredRow, np.ndarray]] = {}
         keys = []
         for row, choice in zip(rows, scored):
             key = None
@@ -264,7 +264,9 @@ class SentenceScorer:
         self.cost.seconds += time.perf_counter() - started
         return [None if key is None else scores[key] for key in keys]
 
-    def _fit(self, row: Row, sentence: Sentence, from_end: bool = False) -> Row | None:
+    def _fit(
+        self, row: ScoredRow, sentence: SourceSentence, from_end: bool = False
+    ) -> ScoredRow | None:
         """Return the tokens that fit into a row, None for a sentence to skip.
 
         A cut sentence keeps its first tokens, or with `from_end` its last ones.
@@ -302,7 +304,7 @@ class SentenceScorer:
         return scores.double().cpu().numpy()
 
     def batch(
-        self, sentences: Sequence[tuple[Row, np.ndarray]], lengths: np.ndarray
+        self, sentences: Sequence[tuple[ScoredRow, np.ndarray]], lengths: np.ndarray
     ) -> ScoredBatch:
         """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S).
 

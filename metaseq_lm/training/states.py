@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.evaluation.suites import Rows
+from metaseq_lm.evaluation.suites import SuiteRows
 from metaseq_lm.tasks.protocols import (
     HasLayout,
     encoder_of,
@@ -59,7 +59,7 @@ class EncoderStates:
         self.first = self.vocabulary.cls(self.task.text_token)
         self.rows = self.forward_tokens = 0
 
-    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def at_targets(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         """Return each layer's states at the positions with a target, float32 (words, D)."""
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -69,7 +69,7 @@ class EncoderStates:
 
         return self._read(rows, samples, pool)
 
-    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         """Return each layer's mean over a row's states without special tokens, (B, D)."""
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -77,7 +77,7 @@ class EncoderStates:
 
         return [x[:, 0] for x in self._read(rows, samples, pool)]
 
-    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means_of_parts(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         """Return each layer's means over both texts of a row's pair, or its spans, (B, 2, D).
 
         Special tokens do not count.
@@ -104,7 +104,7 @@ class EncoderStates:
         is_text[:, 0] = False
         return is_text
 
-    def _read(self, rows: Rows, samples: np.ndarray, pool: _Pooling) -> list[np.ndarray]:
+    def _read(self, rows: SuiteRows, samples: np.ndarray, pool: _Pooling) -> list[np.ndarray]:
         """Return the pooled states of each layer in the order of the samples."""
 
         def states(batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
@@ -120,7 +120,7 @@ class EncoderStates:
 
 def read_rows(
     engine: Engine,
-    rows: Rows,
+    rows: SuiteRows,
     samples: np.ndarray,
     batch_tokens: int,
     function: Callable[[TokenBatch], tuple[list[Tensor], Tensor]],

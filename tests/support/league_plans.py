@@ -11,10 +11,10 @@ from sweeping import TINY
 
 from metaseq_lm.cli import main
 from metaseq_lm.league import runner
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.submit import Batch
+from metaseq_lm.sweeps.submit import RunBatch
 
 # An update of TINY on Two Moons costs 4.98e6 FLOPs with mask_prob=0.15, 7.50e6 with 0.4: six or
 # four updates spend the small budget. Other shares of targets leave too much of it unspent.
@@ -60,7 +60,7 @@ def write_plan(file: Path, data: Path, **changes: Any) -> Path:
 
 
 def in_process(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[Run], None] = lambda run: None
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[PlannedRun], None] = lambda run: None
 ) -> list[str]:
     """Train runs of leagues in this process; return a list of their names in order.
 
@@ -69,7 +69,9 @@ def in_process(
     trained: list[str] = []
 
     def work(
-        batches: Sequence[Batch], launch: Launch, report: Callable[[SweepFolder, Run], None]
+        batches: Sequence[RunBatch],
+        launch: Launch,
+        report: Callable[[SweepFolder, PlannedRun], None],
     ) -> None:
         for batch in batches:
             for run in batch.runs:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.data.doctor.likeness import Likeness
-from metaseq_lm.league.corpus import Corpus
+from metaseq_lm.league.corpus import CorpusFacts
 from metaseq_lm.league.standings import Context
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Row, Tuning
+from metaseq_lm.reporting.settings import Row, TuningRecord
 from metaseq_lm.runs.suite_results import SuiteResults
 
 BRACKETS, TOPIC = "pairs.brackets.accuracy", "topic.accuracy"
@@ -99,14 +99,14 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
         budget=BUDGET,
         untrained=runs(4, 0.5 + first / 1e9, 500, 4.6, topic=0.4, label="untrained", updates=1),
         shuffled=runs(4, 0.5, 600, topic=0.5, label="shuffled"),
-        tuning=Tuning({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
+        tuning=TuningRecord({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
     )
     return replace(row, **changes)
 
 
 def make_context(*rows: Row, **changes: Any) -> Context:
     """Return the context of rows; the first one is the baseline."""
-    corpus = Corpus(SYMBOLS, UNIGRAM, TRIGRAM, WORDS, ALIKE)
+    corpus = CorpusFacts(SYMBOLS, UNIGRAM, TRIGRAM, WORDS, ALIKE)
     context = Context(rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=corpus)
     return replace(context, **changes)
 

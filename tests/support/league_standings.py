@@ -6,7 +6,7 @@ import league_rows as make
 from league_rows import BRACKETS, TOPIC
 
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.standings import ACTIONS, NOTE, Finding, Standing
+from metaseq_lm.league.standings import ACTIONS, NOTE, GateFinding, Standing
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row
 
@@ -16,18 +16,18 @@ def standing(*rows: Row, **context: object) -> Standing:
     return examine(make.make_context(*rows, **context))[-1]
 
 
-def said(*rows: Row, **context: object) -> dict[str, Finding]:
+def said(*rows: Row, **context: object) -> dict[str, GateFinding]:
     """Return the findings on the last row by gate, the last one of each."""
     return {finding.gate: finding for finding in standing(*rows, **context).findings}
 
 
-def only(findings: tuple[Finding, ...], gate: str) -> Finding:
+def only(findings: tuple[GateFinding, ...], gate: str) -> GateFinding:
     """Return the only finding of a gate."""
     (finding,) = [finding for finding in findings if finding.gate == gate]
     return finding
 
 
-def all_of(gate: str, *rows: Row) -> list[Finding]:
+def all_of(gate: str, *rows: Row) -> list[GateFinding]:
     """Return the findings of a gate in all rows."""
     standings = examine(make.make_context(*rows))
     return [finding for result in standings for finding in result.findings if finding.gate == gate]

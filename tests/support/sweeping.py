@@ -14,12 +14,12 @@ from real_runs import Started
 
 from metaseq_lm.cli import main
 from metaseq_lm.sweeps import launching
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import outcome_file
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import State, states
-from metaseq_lm.sweeps.submit import Batch, job_of
+from metaseq_lm.sweeps.submit import RunBatch, job_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -81,7 +81,9 @@ def train_in_process(
     run_locally = launching.run_locally
 
     def work(
-        batches: Sequence[Batch], launch: Launch, report: Callable[[SweepFolder, Run], None]
+        batches: Sequence[RunBatch],
+        launch: Launch,
+        report: Callable[[SweepFolder, PlannedRun], None],
     ) -> None:
         for batch in batches:
             if batch.make_job is not job_of:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.files import LabelledRow
 from metaseq_lm.data.records.reading import records
 from metaseq_lm.data.records.record import Reading, Record, structured
 from metaseq_lm.data.records.text_files import TextFile, without_surrogates
@@ -29,7 +29,7 @@ class ClothReader:
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[LabelledRow]:
         reading = Reading(counts=self.counts, remarks=self.remarks)
         for record in records(self.file, reading):
             fields = structured(record.fields, ("options", "answers"))
@@ -45,7 +45,7 @@ class ClothReader:
                 yield from _rows(record, level)
 
 
-def _rows(record: Record, level: str) -> Iterator[Row]:
+def _rows(record: Record, level: str) -> Iterator[LabelledRow]:
     passage = " ".join(record.text("article").split())
     positions = [position for position, character in enumerate(passage) if character == _BLANK]
     options, answers = record.get("options", list), record.get("answers", list)
@@ -66,4 +66,4 @@ def _rows(record: Record, level: str) -> Iterator[Row]:
         spans = tuple((0, blank, blank + 1) for blank in chain([position], others))
         texts = (passage, *words)
         facts = {"level": level}
-        yield Row(record.line, texts, answer, record.is_bad, spans, facts)
+        yield LabelledRow(record.line, texts, answer, record.is_bad, spans, facts)

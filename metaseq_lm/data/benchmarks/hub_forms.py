@@ -13,7 +13,7 @@ from typing import Any
 from metaseq_lm.data.benchmarks import Benchmark
 from metaseq_lm.data.benchmarks.superglue import Example, Examples
 from metaseq_lm.data.labelled.classes import NO_LABEL, spelling_key
-from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.files import LabelledRow
 from metaseq_lm.data.records.record import Record, structured
 
 _VALID = ("validation", "valid", "val", "dev")
@@ -47,7 +47,7 @@ def _official_label(label: str, words: dict[str, str]) -> str:
     return "-1" if key == _NO_NUMBER else words.get(key, label)
 
 
-def with_official_label(row: Row, words: dict[str, str]) -> Row:
+def with_official_label(row: LabelledRow, words: dict[str, str]) -> LabelledRow:
     """Return a row of GLUE with the label of the official file; -1.0 of STS-B means none."""
     if isinstance(row.label, str):
         return replace(row, label=_official_label(row.label, words))

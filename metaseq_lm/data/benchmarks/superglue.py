@@ -15,7 +15,7 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
-from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.files import LabelledRow
 from metaseq_lm.data.records.reading import records
 from metaseq_lm.data.records.record import Reading, Record
 from metaseq_lm.data.records.text_files import TextFile
@@ -44,7 +44,7 @@ class SuperglueReader:
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[LabelledRow]:
         seen = set()
         for record in records(self.file, Reading(counts=self.counts, remarks=self.remarks)):
             record.remedy = self.remedy
@@ -61,7 +61,7 @@ class SuperglueReader:
                     shown = ", ".join(f"{name} {facts[name]}" for name in names)
                     raise MetaseqError(f"{record.where}: {shown} occurs twice")
                 seen.add(key)
-                yield Row(record.line, texts, label, record.is_bad, spans, facts)
+                yield LabelledRow(record.line, texts, label, record.is_bad, spans, facts)
 
 
 def _pair(first: str, second: str, has_pairs: bool = False) -> Examples:

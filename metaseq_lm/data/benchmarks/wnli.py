@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.files import LabelledRow
 
 _POSSESSIVE = frozenset("his her hers its their theirs".split())
 _PRONOUNS = _POSSESSIVE | frozenset(
@@ -175,7 +175,7 @@ def _is_name(word: Word) -> bool:
     return _is_content(word) and word.text[0].isupper()
 
 
-def with_coreference(row: Row) -> Iterator[Row]:
+def with_coreference(row: LabelledRow) -> Iterator[LabelledRow]:
     """Yield a row with the result of `facts_of` among its facts."""
     yield replace(row, facts={**(row.facts or {}), **facts_of(*row.texts)})
 

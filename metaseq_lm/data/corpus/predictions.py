@@ -103,7 +103,7 @@ def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Noise:
+class MaskNoise:
     """How the rows of masked diffusion are masked (Sahoo et al. 2024, sections 3.1 and 3.3).
 
     At time t a token is masked with probability (1 - LEAST_TIME) t, and the losses of masked tokens
@@ -279,7 +279,7 @@ def next_token_batch(
 def denoising_batch(
     corpus: Samples,
     masking: Masking,
-    noise: Noise,
+    noise: MaskNoise,
     samples: np.ndarray,
     keys: np.ndarray,
     width: int = 0,

@@ -27,7 +27,7 @@ EXTRAS = {
 }
 
 
-class Part(NamedTuple):
+class EnvironmentPart(NamedTuple):
     """A version, path or number (sizes in bytes), None if missing; its use, how to install it."""
 
     name: str
@@ -43,38 +43,44 @@ class Part(NamedTuple):
         return f"{self.name:<22}{value:<28}{self.use}{install}"
 
 
-def environment() -> Iterator[Part]:
+def environment() -> Iterator[EnvironmentPart]:
     """Yield the parts: versions, processors, memory, GPUs, Slurm, disks, extras."""
-    yield Part("metaseq-lm", __version__, "this package")
-    yield Part("python", platform.python_version(), sys.executable)
+    yield EnvironmentPart("metaseq-lm", __version__, "this package")
+    yield EnvironmentPart("python", platform.python_version(), sys.executable)
     yield from _torch()
-    yield Part("cores", usable_cores(), f"usable, of {os.cpu_count()}; train --nproc")
+    yield EnvironmentPart("cores", usable_cores(), f"usable, of {os.cpu_count()}; train --nproc")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Part("memory", memory, "of the machine; a job may have less")
+    yield EnvironmentPart("memory", memory, "of the machine; a job may have less")
     for command in ("sbatch", "srun", "squeue", "sacct", "scancel"):
-        yield Part(command, shutil.which(command), "Slurm: sweep and league --executor slurm")
+        yield EnvironmentPart(
+            command, shutil.which(command), "Slurm: sweep and league --executor slurm"
+        )
     for name, folder in (("current folder", Path.cwd()), ("TMPDIR", Path(tempfile.gettempdir()))):
-        yield Part(f"free, {name}", free_bytes(folder), str(folder))
+        yield EnvironmentPart(f"free, {name}", free_bytes(folder), str(folder))
     for extra, (distribution, use) in EXTRAS.items():
         install = f"pip install 'metaseq-lm[{extra}]'"
         try:
-            yield Part(distribution, metadata.version(distribution), use, install)
+            yield EnvironmentPart(distribution, metadata.version(distribution), use, install)
         except metadata.PackageNotFoundError:
-            yield Part(distribution, None, use, install)
+            yield EnvironmentPart(distribution, None, use, install)
 
 
-def _torch() -> Iterator[Part]:
+def _torch() -> Iterator[EnvironmentPart]:
     """Yield the version, build, threads and GPUs of torch."""
     try:
         import torch
     except ImportError as error:
-        yield Part("torch", None, str(error), "pip install 'torch>=2.11'")
+        yield EnvironmentPart("torch", None, str(error), "pip install 'torch>=2.11'")
         return
     build = next((f"{n} {v}" for n in ("cuda", "hip") if (v := getattr(torch.version, n))), "cpu")
-    yield Part("torch", torch.__version__, "train, evaluate, score, rerank, export, import")
-    yield Part("torch build", build, "a build for CPUs uses no GPU")
-    yield Part("threads", torch.get_num_threads(), "of torch in a process; OMP_NUM_THREADS")
+    yield EnvironmentPart(
+        "torch", torch.__version__, "train, evaluate, score, rerank, export, import"
+    )
+    yield EnvironmentPart("torch build", build, "a build for CPUs uses no GPU")
+    yield EnvironmentPart(
+        "threads", torch.get_num_threads(), "of torch in a process; OMP_NUM_THREADS"
+    )
     devices = range(torch.cuda.device_count())
-    yield Part("GPUs", len(devices) or None, "engine.device=cuda")
+    yield EnvironmentPart("GPUs", len(devices) or None, "engine.device=cuda")
     for device in map(torch.cuda.get_device_properties, devices):
-        yield Part("memory of a GPU", device.total_memory, device.name)
+        yield EnvironmentPart("memory of a GPU", device.total_memory, device.name)

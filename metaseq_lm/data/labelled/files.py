@@ -56,7 +56,7 @@ _LIKELY_LABELS = frozenset(
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """Which fields of a file are used."""
 
     names: tuple[str, ...] | None = None  # the columns of a CSV or TSV file without header row
@@ -91,7 +91,7 @@ Label = str | float | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelledRow:
     """One example of a file.
 
     `label` is None in a file without labels, NO_LABEL in a row without one, a tuple if rows may
@@ -118,7 +118,7 @@ class Rows(Protocol):
     def remarks(self) -> list[str]:
         """Warnings about a file whose suffix does not fit."""
 
-    def __iter__(self) -> Iterator[Row]: ...
+    def __iter__(self) -> Iterator[LabelledRow]: ...
 
 
 def may_lack_labels(split: str) -> bool:
@@ -136,9 +136,9 @@ class RowReader:
     """
 
     file: TextFile
-    columns: Columns
+    columns: TableColumns
     required: bool = True
-    expand: Callable[[Row], Iterable[Row]] | None = None
+    expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
     label_file: TextFile | None = None
     counts: Counter[str] = field(default_factory=Counter)
     text_columns: tuple[str, ...] | None = None
@@ -148,7 +148,7 @@ class RowReader:
     _seen: set[int] = field(default_factory=set)
     _is_table: bool = False
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[LabelledRow]:
         columns = self.columns
         self._is_table = self.label_file is None and reader_name(self.file) == TABLE
         reading = Reading(
@@ -207,7 +207,7 @@ class RowReader:
         if self.labelled:
             self.label_columns = tuple(column(name, _LIKELY_LABELS) for name in labels)
 
-    def _row(self, record: Record, null_cells: Collection[str]) -> Row | None:
+    def _row(self, record: Record, null_cells: Collection[str]) -> LabelledRow | None:
         """Return a row; None for one without text, which is counted."""
         self._resolve(tuple(record.fields), record.line)
         if not self.labelled and self.columns.label in record.fields:
@@ -221,7 +221,7 @@ class RowReader:
         elif self.labelled:
             value = self._label(record.where, record.get(self.label_columns[0]))
         facts = self._facts(record.where, record.fields)
-        return Row(record.line, texts, value, record.is_bad, facts=facts)
+        return LabelledRow(record.line, texts, value, record.is_bad, facts=facts)
 
     def _texts(self, record: Record, null_cells: Collection[str]) -> tuple[str, ...] | None:
         """Return the texts of a row; None if one is null or, if they are joined, if all are."""
@@ -338,7 +338,7 @@ def _line_pairs(file: TextFile, labels: TextFile, counts: Counter[str]) -> Itera
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SourceSentence:
     """A text and its place, such as "good.txt:3"."""
 
     text: str
@@ -360,7 +360,7 @@ def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
         raise MetaseqError("standard input: is empty (0 bytes)")
 
 
-def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
+def read_sentences(source: str, policy: str) -> tuple[list[SourceSentence], int]:
     """Return the lines of a file ("-" is standard input), and the number skipped for bad UTF-8.
 
     `policy` says how to treat invalid UTF-8: replace, skip or fail. A blank line is a sentence
@@ -368,6 +368,8 @@ def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
     """
     lines = list(source_lines(source, policy))
     sentences = [
-        Sentence(text, location) for location, text, bad in lines if not (bad and policy == "skip")
+        SourceSentence(text, location)
+        for location, text, bad in lines
+        if not (bad and policy == "skip")
     ]
     return sentences, len(lines) - len(sentences)

@@ -28,10 +28,10 @@ from metaseq_lm.data.benchmarks import (
 from metaseq_lm.data.benchmarks.cloth import ClothReader
 from metaseq_lm.data.benchmarks.wnli import with_coreference
 from metaseq_lm.data.labelled.files import (
-    Columns,
-    Row,
+    LabelledRow,
     RowReader,
     Rows,
+    TableColumns,
     may_lack_labels,
 )
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
@@ -114,7 +114,7 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
         if benchmark.reader == CLOTH:
             return ClothReader(file, benchmark.levels)
         if benchmark.reader == TABLE:
-            expand: Callable[[Row], Iterable[Row]] | None = None
+            expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
             if benchmark.expand == COREFERENCE:
                 expand = with_coreference
             elif is_doubled and split == TRAIN:
@@ -263,26 +263,26 @@ def _exported_files(source: Path, split: str) -> list[Path]:
     return []
 
 
-def _with_swapped(row: Row) -> Iterator[Row]:
+def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
     """Yield a row and a copy with its two texts swapped, as in ELECTRA's fine-tuning."""
     yield row
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
 
 def _renamed(
-    benchmark: Benchmark, expand: Callable[[Row], Iterable[Row]] | None
-) -> Callable[[Row], Iterable[Row]]:
+    benchmark: Benchmark, expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None
+) -> Callable[[LabelledRow], Iterable[LabelledRow]]:
     """Return `expand` for rows that get the labels of the official file."""
     words = hub_forms.label_words(benchmark)
 
-    def renamed(row: Row) -> Iterable[Row]:
+    def renamed(row: LabelledRow) -> Iterable[LabelledRow]:
         row = hub_forms.with_official_label(row, words)
         return [row] if expand is None else expand(row)
 
     return renamed
 
 
-def _columns(benchmark: Benchmark, split: str, file: TextFile) -> Columns:
+def _columns(benchmark: Benchmark, split: str, file: TextFile) -> TableColumns:
     """Return the columns of a file of GLUE, official or exported, told apart by their names.
 
     Raises MetaseqError, with the names of the columns, for any other file.
@@ -299,7 +299,7 @@ def _columns(benchmark: Benchmark, split: str, file: TextFile) -> Columns:
         benchmark.texts != exported or any(map(has, official_names))
     )
     label = benchmark.label if has(benchmark.label) else "label"
-    columns = Columns(label=label, regression=not benchmark.labels, index=benchmark.index)
+    columns = TableColumns(label=label, regression=not benchmark.labels, index=benchmark.index)
     may_lack = may_lack_labels(split)
     if may_lack or has(label):
         if is_official:

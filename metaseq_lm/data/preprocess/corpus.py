@@ -15,7 +15,7 @@ from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import Meter, hide_status, is_quiet
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
-from metaseq_lm.data.labelled.files import NO_COLUMN, Columns, RowReader
+from metaseq_lm.data.labelled.files import NO_COLUMN, RowReader, TableColumns
 from metaseq_lm.data.preprocess.hold_out import HeldOutLines
 from metaseq_lm.data.preprocess.options import (
     DocumentOptions,
@@ -190,7 +190,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
     def _rows(self, file: TextFile) -> RowReader:
         options = self.options
         texts = (self._column(file) or "",)
-        columns = Columns(
+        columns = TableColumns(
             options.columns, texts, NO_COLUMN, null_is_empty=True, quoting=options.quoting
         )
         return RowReader(file, columns, required=False)

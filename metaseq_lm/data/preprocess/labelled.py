@@ -24,7 +24,14 @@ from metaseq_lm.data.labelled.classes import (
     spelling_key,
     whole_number,
 )
-from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
+from metaseq_lm.data.labelled.files import (
+    Label,
+    LabelledRow,
+    RowReader,
+    Rows,
+    TableColumns,
+    may_lack_labels,
+)
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES
 from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TableOptions, TokenizerFromOptions
@@ -148,7 +155,7 @@ def _unknown_class(location: str, label: str, classes: Sequence[str]) -> Metaseq
     )
 
 
-def _with_names(row: Row, names: Mapping[str, str]) -> Row:
+def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
     """Return a row with the `names` of its labels, which may be whole numbers."""
 
     def name(label: str) -> str:
@@ -165,7 +172,7 @@ _OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
 @register_dataset_kind("labelled", _LabelledOptions)
 def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeline":
     """Return what makes a labelled set of CSV, TSV, JSONL, Parquet or Arrow files."""
-    columns = Columns(
+    columns = TableColumns(
         names=options.columns,
         texts=options.text_columns or options.text_column,
         label=options.label_column,
@@ -203,7 +210,7 @@ def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeli
     )
 
 
-def _form_of(options: _LabelledOptions, columns: Columns) -> LabelledForm:
+def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
     """Return the form of a set; UsageError for options that do not go together."""
     labels = list(options.labels) if options.labels is not None else None
     form = ""
@@ -253,10 +260,10 @@ def _label_files(options: _LabelledOptions, request: Request) -> dict[Path, Path
 
 # A batch of rows, ids end to end and sizes of each text column, and the spans of each row.
 _EncodedTexts = tuple[np.ndarray, np.ndarray]
-_EncodedRows = tuple[list[Row], list[_EncodedTexts], list[list[int]]]
+_EncodedRows = tuple[list[LabelledRow], list[_EncodedTexts], list[list[int]]]
 
 
-class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
+class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
     """Turns rows of any source into a labelled set; `open_rows` opens a file of a split."""
 
     kind, unit = LABELLED, "rows"
@@ -366,7 +373,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
                     records[path, row.line] = None
         return set(compress(records, hold_out.choose(len(records), "rows")))
 
-    def _is_elsewhere(self, split: str, path: Path, row: Row) -> bool:
+    def _is_elsewhere(self, split: str, path: Path, row: LabelledRow) -> bool:
         """Return whether a row of the files of train belongs to the other split."""
         if not self._held or split not in (TRAIN, VALID):
             return False
@@ -394,7 +401,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
         first = next(labels, None)
         return first in no_gold and all(label in no_gold for label in labels)
 
-    def read(self, split: Split) -> Iterator[tuple[Path, Row]]:
+    def read(self, split: Split) -> Iterator[tuple[Path, LabelledRow]]:
         """Yield the rows to keep with their file, counting the others and noting labels."""
         counts = split.counts
         counts.update(dict.fromkeys(_COUNTS, 0))
@@ -437,7 +444,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
             counts.update(reader.counts)
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 
-    def _check_number(self, path: Path, row: Row) -> None:
+    def _check_number(self, path: Path, row: LabelledRow) -> None:
         """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
@@ -452,7 +459,9 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
                 "the rows before; write all labels as lists, or give --label-separator"
             )
 
-    def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[_EncodedRows]:
+    def encode(
+        self, split: Split, records: Iterator[tuple[Path, LabelledRow]]
+    ) -> Iterator[_EncodedRows]:
         for batch in batches(records, _BATCH):
             rows = [row for _, row in batch]
             if self.form.form in WITH_PLACES:
@@ -465,7 +474,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], _EncodedRows]):
             yield rows, columns, []
 
     def _encode_with_spans(
-        self, batch: list[tuple[Path, Row]]
+        self, batch: list[tuple[Path, LabelledRow]]
     ) -> tuple[list[_EncodedTexts], list[list[int]]]:
         ids: list[list[np.ndarray]] = [[] for _ in batch[0][1].texts]
         spans = []

@@ -19,7 +19,7 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.corpus.encode import Counts
-from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.files import LabelledRow
 from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.preprocess.corpus import TokenPipeline
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
@@ -304,7 +304,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             if sets[TRAIN].labels[name].ndim == 1:
                 yield _DocumentLabels(documents, request)
             else:
-                yield WordLabels(documents, request)
+                yield WorldLabels(documents, request)
         if self._pairs:
             yield _PairsPipeline(self.world, self._pairs, self.request)
 
@@ -350,11 +350,11 @@ class _DocumentRows:
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[LabelledRow]:
         data, name = self.documents.splits[self.split], self.documents.name
         for number, (tokens, label) in enumerate(zip(data.tokens, data.labels[name]), 1):
             text = self.documents.world.text(tokens)
-            yield Row(number, (text,), self.documents.classes[label], False)
+            yield LabelledRow(number, (text,), self.documents.classes[label], False)
 
 
 class _DocumentLabels(LabelledPipeline):
@@ -375,7 +375,7 @@ class _DocumentLabels(LabelledPipeline):
         return f"{self.request.destdir.name}/{super().summary(split)}"
 
 
-class WordLabels(TagsPipeline):
+class WorldLabels(TagsPipeline):
     """Makes the tagged set of documents with labelled words; other words are UNLABELLED."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:

@@ -64,7 +64,7 @@ def _lengths_of(clauses: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class NumberAgreement:
     """Noun, (preposition, noun) k times, verb of the first noun's number, perhaps an object noun.
 
     With p_z(i) the probability of a lexeme i under topic z, n nouns and k phrases the probability
@@ -485,7 +485,7 @@ class Brackets:
         return columns, others
 
 
-Clause = Agreement | Chain | Copy | Brackets
+Clause = NumberAgreement | Chain | Copy | Brackets
 
 
 def lexeme_probs(normals: np.ndarray, sharpness: float) -> np.ndarray:

@@ -33,11 +33,11 @@ from metaseq_lm.data.worlds.base import (
 from metaseq_lm.data.worlds.clauses import (
     PHRASES,
     UNIFORMS,
-    Agreement,
     Brackets,
     Chain,
     Clause,
     Copy,
+    NumberAgreement,
     Symbols,
     emission_probs,
     lexeme_probs,
@@ -108,7 +108,7 @@ class Quad(World):
         words = _Alphabet(config)
         self.symbols = words.words
         nouns, verbs, fillers = self._lexemes()
-        self.agreement = Agreement(
+        self.agreement = NumberAgreement(
             words.nouns, words.verbs, words.prepositions, nouns, verbs, _phrases(config.phrases)
         )
         self.chain = Chain(

@@ -106,7 +106,7 @@ class _WindowStream:
         return self.batch_size
 
 
-class Unlabelled:
+class UnlabelledRows:
     """Draws unlabelled rows and masks them (CLS and SEP can be targets; CLS is never hidden)."""
 
     def __init__(self, corpus: Corpus, masking: Masking, seed: int) -> None:
@@ -169,7 +169,7 @@ class Labelled:
     def __init__(
         self,
         sets: list[TokenLabels],
-        mlm: Unlabelled | None,
+        mlm: UnlabelledRows | None,
         samples_per_task: int,
         seed: int,
         mask_by: str,
@@ -312,7 +312,7 @@ def _sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
 
 
 def streams(
-    unlabelled: Unlabelled, labelled: Labelled, copies: int, batch_size: int
+    unlabelled: UnlabelledRows, labelled: Labelled, copies: int, batch_size: int
 ) -> dict[str, _WindowStream]:
     """Return the three streams of an update."""
     collates: dict[str, Callable[[np.ndarray], CopiesBatch]] = {
@@ -333,7 +333,7 @@ def streams(
 
 
 def masked_rows(
-    unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray, width: int
+    unlabelled: UnlabelledRows, samples: np.ndarray, keys: np.ndarray, width: int
 ) -> TokenBatch:
     """Return masked rows of the corpus in their own order, for validation."""
     masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)

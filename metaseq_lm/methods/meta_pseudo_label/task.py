@@ -40,8 +40,8 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
     UNLABELLED,
     Labelled,
-    Unlabelled,
     UnlabelledBatch,
+    UnlabelledRows,
     labelled_sets,
     masked_rows,
     micro_step_of,
@@ -107,7 +107,7 @@ class MetaPseudoLabelTask(TextTask):
 
     def build_streams(self, split: str) -> dict[str, Any]:
         options, seed = self.config, self.run_config.seed
-        unlabelled = Unlabelled(self.corpus(split), self.masking(), seed)
+        unlabelled = UnlabelledRows(self.corpus(split), self.masking(), seed)
         if split != "train":
             count = limited_count(len(unlabelled.corpus), options.valid_size)
             order = Sequential(count, options.batch_size * options.batches_per_update)

@@ -12,7 +12,13 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ScoredBatch, SequenceBatch, Term, Terms, number_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import LM, Rows, single_mask_log_probs, smoothing_of, z_terms
+from metaseq_lm.criterions.masked_lm import (
+    LM,
+    TargetRows,
+    single_mask_log_probs,
+    smoothing_of,
+    z_terms,
+)
 from metaseq_lm.data.corpus.predictions import source_of
 from metaseq_lm.methods.span_corruption.model import EncoderDecoder
 from metaseq_lm.models.layers import cross_entropy
@@ -82,7 +88,7 @@ class SpanCorruption(Criterion):
                 "criterion span_corruption hides one token at a time; score it with --pll original"
             )
 
-        def predict(rows: Rows) -> Tensor:
+        def predict(rows: TargetRows) -> Tensor:
             lengths = (~rows.layout.padding_of(rows.tokens)).sum(-1, keepdim=True)  # (R, 1)
             sentinel = torch.full_like(lengths, batch.mask_id)
             if isinstance(model, EncoderDecoder):

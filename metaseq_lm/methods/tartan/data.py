@@ -55,7 +55,7 @@ class Drawn:
         return generator.choice(self.count, self.smallest, replace=False)
 
 
-class Rows(NamedTuple):
+class TartanRows(NamedTuple):
     """The lengths of a source's rows in tokens, its collater, and the words of a corpus."""
 
     lengths: np.ndarray
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
     words: Words | None = None
 
 
-def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
+def masked_texts(rows: SentenceRows, masking: Masking) -> TartanRows:
     """Return the texts of a labelled set, masked, without their labels."""
 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
@@ -72,10 +72,10 @@ def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
         tokens, segments = batch.tokens.numpy(), batch.segments.numpy()
         return masked_rows(tokens, rows.lengths[samples], segments, keys, masking)
 
-    return Rows(rows.lengths, collate)
+    return TartanRows(rows.lengths, collate)
 
 
-def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> Rows:
+def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> TartanRows:
     """Return `count` masked lines of a corpus (see `drawn_lines`), one a row, truncated."""
     lines = drawn_lines(corpus, count, seed, name)
 
@@ -85,7 +85,7 @@ def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: 
     def runs(samples: np.ndarray, keys: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         return corpus.runs(lines[samples], width)
 
-    return Rows(corpus.row_lengths[lines], collate, RowWords(corpus.data, runs))
+    return TartanRows(corpus.row_lengths[lines], collate, RowWords(corpus.data, runs))
 
 
 def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:

@@ -24,7 +24,7 @@ from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan.criterion import MultiTask, endtask_scored
-from metaseq_lm.methods.tartan.data import Rows, masked_lines, masked_texts
+from metaseq_lm.methods.tartan.data import TartanRows, masked_lines, masked_texts
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.options import TAPT, TartanConfig
 from metaseq_lm.methods.tartan.update import AUXILIARY, DEV, ENDTASK, EndTaskAware
@@ -98,18 +98,18 @@ class TartanTask(EndTaskAware):
         """Return which rows of the end task's set are truncated."""
         return {"": self.labelled(split).is_cut}
 
-    def labelled_rows(self, split: str) -> Rows:
+    def labelled_rows(self, split: str) -> TartanRows:
         rows = self.labelled(split)
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
-        return Rows(rows.lengths, rows.batch)
+        return TartanRows(rows.lengths, rows.batch)
 
     def masking(self) -> Masking:
         """Return how the tokens of texts are masked."""
         units = units_of(self.config, self.data)
         return masking_of(self.config, self.vocabulary, units=units)
 
-    def auxiliary_rows(self) -> dict[str, Rows]:
+    def auxiliary_rows(self) -> dict[str, TartanRows]:
         """Return the rows of each auxiliary task."""
         options, config = self.config, self.run_config
         masking = self.masking()
@@ -138,7 +138,7 @@ class TartanTask(EndTaskAware):
         options = self.config
         if split != "train":
             labelled, head = self.labelled(split), self.endtask_head
-            rows = Rows(labelled.lengths, labelled.batch)
+            rows = TartanRows(labelled.lengths, labelled.batch)
             if not isinstance(self.criterion, MultiTask):
                 rows, head = masked_texts(labelled, self.masking()), LM
             one_pass = Sequential(scored_rows(self, split, len(labelled)), options.batch_size)

@@ -24,7 +24,7 @@ from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, task_terms
-from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
+from metaseq_lm.methods.tartan.data import Drawn, StateBatch, TartanRows
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
 from metaseq_lm.methods.tartan.options import MetaConfig
 from metaseq_lm.models.vision import frozen_statistics
@@ -53,7 +53,7 @@ class EndTaskAware(Task):
         """Whether there is a separate head for the meta-objective."""
         return isinstance(self.criterion, Meta) and not self.criterion.config.same_head
 
-    def labelled_rows(self, split: str) -> Rows:
+    def labelled_rows(self, split: str) -> TartanRows:
         """Return the rows of a split of the end task's labelled set."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class EndTaskAware(Task):
         named: Batch = batch.replace(head=head)
         return named
 
-    def stream(self, name: str, order: Order, rows: Rows, head: str) -> Stream:
+    def stream(self, name: str, order: Order, rows: TartanRows, head: str) -> Stream:
         """Return a stream of batches for one head."""
         return Stream(
             name,

@@ -26,7 +26,7 @@ from metaseq_lm.data.images import (
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
-from metaseq_lm.methods.tartan.data import Rows
+from metaseq_lm.methods.tartan.data import TartanRows
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.options import TartanVisionConfig
 from metaseq_lm.methods.tartan.update import AUXILIARY, ENDTASK, EndTaskAware
@@ -120,12 +120,12 @@ class TartanVisionTask(EndTaskAware):
         target = select_classes(load_images(self.data, split), self.classes[0])
         return target[np.arange(len(target))[: self.config.test_limit or None]]
 
-    def rows(self, part: Images) -> Rows:
+    def rows(self, part: Images) -> TartanRows:
         """Return the rows of a part."""
         mean, sd = list(self.config.mean), list(self.config.sd)
-        return Rows(part.lengths, partial(part.batch, mean, sd))
+        return TartanRows(part.lengths, partial(part.batch, mean, sd))
 
-    def labelled_rows(self, split: str) -> Rows:
+    def labelled_rows(self, split: str) -> TartanRows:
         return self.rows(self.parts[split])
 
     def build_streams(self, split: str) -> dict[str, Stream]:

@@ -17,7 +17,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.subwords import TaggedRows
-from metaseq_lm.evaluation.probe import Part, part_of
+from metaseq_lm.evaluation.probe import ProbePart, part_of
 from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.models.transformer.classifiers import TokenClassifier
 from metaseq_lm.runs import checkpoint, manifests, suite_results
@@ -157,7 +157,7 @@ def test_words_see_what_follows_them(place: Path, updates: int, rate: float) -> 
     rows = TaggedRows(place / "quad" / "depth", "test", 40)
     part = part_of(rows, 0, 40)
     # A label is at a filler, never at the full stop that is changed.
-    changed = Part(Changed(rows), part.samples, part.labels)  # type: ignore[arg-type]
+    changed = ProbePart(Changed(rows), part.samples, part.labels)  # type: ignore[arg-type]
     options = {"task.train_size": 8, "trainer.max_update": updates, "optimizer.lr": rate}
     logits = WordTuner(run, folder, 512).tune(place / "quad" / "depth", (part, changed), options)
     assert (logits[0] != logits[1]).any(axis=1).mean() > 0.9

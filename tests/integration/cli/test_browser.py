@@ -10,10 +10,10 @@ from browser import CHROMIUM, Browser, browser
 from synthetic import make_run
 
 from metaseq_lm.cli import main
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.predictions import OPEN, Outcome, Prediction
-from metaseq_lm.league.verdict import Rule
+from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting.numbers import Metric
 
 pytestmark = [
@@ -164,7 +164,9 @@ def league(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         for budget, mean in zip(budgets, means):
             rows.append(
-                Entry(name, budget, {metric: list(mean + noise)}, {metric: list(0.45 + noise)})
+                StandingsEntry(
+                    name, budget, {metric: list(mean + noise)}, {metric: list(0.45 + noise)}
+                )
             )
     outcomes = []
     for value, budget in ((0.9, 1e12), (0.7, 2.5e11), (0.695, 2.5e11), (0.8, 4e12)):
@@ -181,7 +183,7 @@ def league(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         outcomes.append(Outcome(prediction, OPEN if budget > 1e12 else ""))
     metrics = [Metric.of(metric, [0.5])]
-    standings = Standings("Ladder", metrics, "flat", Rule(0.02), rows, predictions=outcomes)
+    standings = Standings("Ladder", metrics, "flat", DecisionRule(0.02), rows, predictions=outcomes)
     folder = tmp_path_factory.mktemp("league")
     write_page(standings.decided(), folder)
     return folder / "standings.html"

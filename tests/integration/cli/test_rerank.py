@@ -15,7 +15,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import inert
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.nbest import edit_distances, read_nbest, read_plls
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import SentenceScorer
@@ -153,7 +153,7 @@ def test_a_run_scores_and_its_scores_serve_again(
     assert set(plls) == texts  # each different text once
     scorer = SentenceScorer(open_run(str(run), overrides=["engine.precision=fp64"]))
     for text in sorted(texts)[:5]:
-        [score] = scorer.score([Sentence(text, "")])
+        [score] = scorer.score([SourceSentence(text, "")])
         assert score is not None and plls[text] == pytest.approx(score.pll, abs=1e-12)
     # The rates are those of the lists that were written.
     for name in ("dev", "test"):

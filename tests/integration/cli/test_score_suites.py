@@ -12,7 +12,7 @@ from outcomes import expect_facts
 from metaseq_lm.cli import main
 from metaseq_lm.cli.score import reference_columns
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.ngram_probabilities import ngrams_of
 from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.reporting import archive
@@ -261,7 +261,7 @@ def test_what_was_scored_is_not_scored_again(
     scored: list[object] = []
     whole = SentenceScorer.score
 
-    def counted(self: SentenceScorer, sentences: Sequence[Sentence]) -> object:
+    def counted(self: SentenceScorer, sentences: Sequence[SourceSentence]) -> object:
         scored.append(self)
         return whole(self, sentences)
 

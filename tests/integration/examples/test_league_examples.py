@@ -303,8 +303,9 @@ def test_a_prediction_in_hindsight_uses_smaller_budgets_only(ladders):
     noise = 1e-3 * np.linspace(-1, 1, 8)
     budgets = [4.0**i for i in range(4)]
     means = [0.8 / (1 + math.exp(-x)) for x in (-1, 0, 1)]
-    scores = ladders.Ladder.of({b: mean + noise for b, mean in zip(budgets, [*means, 0.5])})
-    losses = ladders.Ladder.of({b: 1 + 2 * b**-0.5 + 0 * noise for b in budgets})
+    ladder_of = ladders.ObjectiveLadder.of
+    scores = ladder_of({b: mean + noise for b, mean in zip(budgets, [*means, 0.5])})
+    losses = ladder_of({b: 1 + 2 * b**-0.5 + 0 * noise for b in budgets})
     case = ladders.Case("a", scores, losses, 0.8, 0.1)
     metric = ladders.Metric("accuracy", True, False)
     result = ladders.look_back(case, metric)

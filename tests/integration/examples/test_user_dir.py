@@ -15,7 +15,7 @@ from metaseq_lm import plugins
 from metaseq_lm.cli import main
 from metaseq_lm.core.random_streams import key, row_keys
 from metaseq_lm.data.corpus.units import SpanLengths
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.worlds.base import build_world
 from metaseq_lm.evaluation.suites import SentenceScore, build_suite
 from metaseq_lm.reporting.folders import read_run
@@ -79,14 +79,15 @@ def test_equal_words_share_and_long_sentences_are_left_out() -> None:
     table = {"a": 0.0, "b": -1.0, "c": 0.0}
 
     class Probabilities:
-        def score(self, texts: list[Sentence]) -> list[SentenceScore | None]:
+        def score(self, texts: list[SourceSentence]) -> list[SentenceScore | None]:
             values = [table.get(one.text) for one in texts]
             return [
                 None if v is None else SentenceScore(np.zeros(1), np.array([v])) for v in values
             ]
 
     gaps = [
-        gap_type("k", [Sentence(text, "here") for text in words]) for words in ("abc", "ba", "ad")
+        gap_type("k", [SourceSentence(text, "here") for text in words])
+        for words in ("abc", "ba", "ad")
     ]
     results = suite.score(gaps, Probabilities())
     assert results["overall"].n == 2 and results["k"].metrics["accuracy"] == 0.25

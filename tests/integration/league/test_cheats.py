@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
 from metaseq_lm.league.gates import findings_of
 from metaseq_lm.league.plan_files import OBJECTIVES
-from metaseq_lm.league.standings import Finding
+from metaseq_lm.league.standings import GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
 
@@ -115,7 +115,7 @@ def of_another_seed(run: Run) -> Run:
 def test_an_edited_row_is_caught(
     shipped: LeagueRuns, cheat: Callable[[Run], Run], gate: str, action: str
 ) -> None:
-    def of_row(league: LeagueRuns) -> list[Finding]:
+    def of_row(league: LeagueRuns) -> list[GateFinding]:
         context = league.context()
         return [*findings_of(context.by_name[CHEAT, BUDGET], context)]
 

@@ -23,7 +23,7 @@ from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.runs.plan import write_plan as write_plan_hash
 from metaseq_lm.sweeps import submit as submit_module
-from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code
 from metaseq_lm.sweeps.launching import take_code
@@ -180,7 +180,7 @@ def test_an_interrupted_league_goes_on(
     plan = write_plan(tmp_path / "plan.yaml", moons)
     count = 0
 
-    def stop(run: Run) -> None:
+    def stop(run: PlannedRun) -> None:
         nonlocal count
         count += 1
         if count == 6:
@@ -573,7 +573,9 @@ def test_on_slurm_each_sweep_is_an_array_and_phases_wait(
 ) -> None:
     arrays = []
 
-    def submit(folder: SweepFolder, runs: list[Run], launch: Launch, code: Code) -> list[str]:
+    def submit(
+        folder: SweepFolder, runs: list[PlannedRun], launch: Launch, code: Code
+    ) -> list[str]:
         for run in runs:
             assert main(["train", *run.stages[0].arguments, "--quiet"]) == 0
         arrays.append(("/".join(folder.path.parts[-2:]), len(runs), launch.partition))
@@ -596,7 +598,7 @@ def test_a_league_on_slurm_ends_with_a_message_if_slurm_stays_silent(
 ) -> None:
     looks = []
 
-    def unknown(folder: SweepFolder, runs: list[Run]) -> list[State]:
+    def unknown(folder: SweepFolder, runs: list[PlannedRun]) -> list[State]:
         looks.append(folder)
         return [State(run.name, "", "unknown", job="17_0", reason="squeue: down") for run in runs]
 

@@ -21,7 +21,7 @@ from metaseq_lm.cli.train import overrides_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.sweeps.definition import absolute_sources, normalise
-from metaseq_lm.sweeps.expansion import NAME_LENGTH, Run, expand
+from metaseq_lm.sweeps.expansion import NAME_LENGTH, PlannedRun, expand
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.options import (
     Launch,
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")
 
 
-def runs_of(tmp_path: Path, **content: Any) -> list[Run]:
+def runs_of(tmp_path: Path, **content: Any) -> list[PlannedRun]:
     return expand(normalise({"data": str(tmp_path), **content}), tmp_path / "out")
 
 

@@ -12,7 +12,7 @@ from sweeping import SHORT, states_of, submitted, sweep, train_in_process
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.sweeps.definition import normalise
-from metaseq_lm.sweeps.expansion import Run, expand
+from metaseq_lm.sweeps.expansion import PlannedRun, expand
 
 SETS = {"set": ["CoLA", "SST-2"]}
 STAGES: list[dict[str, Any]] = [
@@ -29,7 +29,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     train_in_process(monkeypatch)
 
 
-def run_of(tmp_path: Path, wanted: tuple[str, ...] = (), **content: Any) -> Run:
+def run_of(tmp_path: Path, wanted: tuple[str, ...] = (), **content: Any) -> PlannedRun:
     content = {"data": str(tmp_path), "stages": STAGES, "grid": {"b": [7]}} | content
     (run,) = expand(normalise(content, wanted), tmp_path / "out")
     return run

@@ -15,7 +15,7 @@ from metaseq_lm.core.batch import Layout, ScoredBatch, TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.language_modeling import next_tokens
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.interop.claims import claimed
 from metaseq_lm.models.transformer.flops_rules import Sizes
@@ -61,7 +61,7 @@ def test_scores_are_sums_over_prefixes(moons, tmp_path):
     run.train()
     parts = open_run(str(tmp_path), overrides=["engine.precision=fp64"])
     texts = ["0 1 1 0", "0 1 1 0 1 1 1", "1"]
-    scores = SentenceScorer(parts).score([Sentence(text, text) for text in texts])
+    scores = SentenceScorer(parts).score([SourceSentence(text, text) for text in texts])
     vocabulary, model = parts.task.vocabulary, parts.model.eval()
     for score in scores:
         assert score is not None

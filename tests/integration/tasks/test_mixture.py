@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.corpus.mixture import MixtureBatch
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.interop.claims import claimed
@@ -215,7 +215,7 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons, tmp_path):
         0.4 * valid["causal_lm.loss"] + 0.6 * valid["masked_lm.loss"]
     )
     assert valid["other.loss"] != valid["masked_lm.loss"] and "other.accuracy" in valid
-    good, bad = Sentence("0 1 1 0", "1"), Sentence("0 1 0 0", "2")
+    good, bad = SourceSentence("0 1 1 0", "1"), SourceSentence("0 1 0 0", "2")
     for overrides, name in (
         ([], "masked_lm"),
         (["criterion.read=masked_lm"], "masked_lm"),

@@ -17,7 +17,7 @@ from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.predictions import MaskedDiffusion
 from metaseq_lm.data.corpus.predictions import PredictionBatch, prediction_batch
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -342,7 +342,7 @@ def test_scores_of_a_trained_run(name, moons, tmp_path):
     """Single masks, or passes over each prefix; the reach is of states only."""
     more = battery.exact("trainer.max_update=2")
     battery.train_uncounted(battery.configure(moons, tmp_path, (name, 0), *more))
-    good, bad = Sentence("0 1 1 0", "1"), Sentence("0 1 0 0", "2")
+    good, bad = SourceSentence("0 1 1 0", "1"), SourceSentence("0 1 0 0", "2")
     for read in ("both", "causal") if name == PREFIX else ("both",):
         overrides = ["engine.precision=fp64"]
         overrides += [f"criterion.read={read}"] if name == PREFIX else []

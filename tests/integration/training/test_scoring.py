@@ -18,7 +18,7 @@ from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.minimal_pairs import read_pairs
 from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels
@@ -46,7 +46,7 @@ def opened(place: Path) -> TrainingRun:
 
 def scored(run: TrainingRun, texts: list[str], *args: object) -> list[SentenceScore]:
     """Return the scores of texts of which none is skipped."""
-    given = [Sentence(text, f"here:{n}") for n, text in enumerate(texts, 1)]
+    given = [SourceSentence(text, f"here:{n}") for n, text in enumerate(texts, 1)]
     scores = SentenceScorer(run, *args).score(given)  # type: ignore[arg-type]
     return [score for score in scores if score is not None]
 
@@ -126,7 +126,7 @@ def test_every_row_is_in_one_batch(lengths, batch_tokens):
 def test_equal_rows_and_empty_ones_cost_nothing(opened):
     scorer = SentenceScorer(opened)
     texts = ["the zebra sleeps", "", "the yak sleeps", "cats"]  # two unknown words are one token
-    scores = scorer.score([Sentence(text, "x") for text in texts])
+    scores = scorer.score([SourceSentence(text, "x") for text in texts])
     assert [score and len(score.tokens) for score in scores] == [3, 0, 3, 1]
     assert scores[0] is scores[2] and scores[1] is not None and scores[1].pll == 0
     # Of n tokens n rows of n + 2; the shorter row is padded to the longer, of 5.
@@ -145,7 +145,8 @@ PAIRS = [
 
 def test_only_changed_tokens_are_scored(opened):
     pairs = [
-        (Sentence(good, f"good:{n}"), Sentence(bad, "bad")) for n, (good, bad) in enumerate(PAIRS)
+        (SourceSentence(good, f"good:{n}"), SourceSentence(bad, "bad"))
+        for n, (good, bad) in enumerate(PAIRS)
     ]
     scorer = SentenceScorer(opened)
     for pair, scores in zip(pairs, scorer.score_changed(pairs), strict=True):
@@ -159,8 +160,10 @@ def test_only_changed_tokens_are_scored(opened):
     # whose sentences differ beside the masked token.
     assert scorer.cost.forward_tokens == (1 + 1 + 4) * 6
     with pytest.raises(MetaseqError, match="good:0.* 2 and 1.*compare=changed"):
-        scorer.score_changed([(Sentence("cats run", "good:0"), Sentence("cats", "bad"))])
-    long = Sentence(" ".join(["cats"] * 11), "long")
+        scorer.score_changed(
+            [(SourceSentence("cats run", "good:0"), SourceSentence("cats", "bad"))]
+        )
+    long = SourceSentence(" ".join(["cats"] * 11), "long")
     skipping = SentenceScorer(opened, too_long="skip")
     assert skipping.score_changed([(long, long), pairs[1]])[0] is None
 
@@ -168,7 +171,7 @@ def test_only_changed_tokens_are_scored(opened):
 def test_parts_of_sentences(opened):
     """Their scores are the sums over their tokens, and only these are scored."""
     text, other = "the old cats sleep here", "cats run"
-    sentences = [Sentence(text, "x"), Sentence(other, "y"), Sentence(text, "z")]
+    sentences = [SourceSentence(text, "x"), SourceSentence(other, "y"), SourceSentence(text, "z")]
     parts = [[(4, 8), (13, len(text))], [(0, 4), (4, 4)], [(0, 0)]]
     scorer = SentenceScorer(opened)
     sums = scorer.score_parts(sentences, parts)
@@ -179,11 +182,11 @@ def test_parts_of_sentences(opened):
     assert scorer.cost.forward_tokens == (3 + 1) * 7  # passes of rows of 7 with padding
     long = "the " * 9 + "old cats"
     ends = [[(36, 44)], [(0, 44)]]
-    cut = SentenceScorer(opened, too_long="cut").score_parts([Sentence(long, "x")] * 2, ends)
+    cut = SentenceScorer(opened, too_long="cut").score_parts([SourceSentence(long, "x")] * 2, ends)
     last = scored(opened, ["the " * 8 + "old cats"])[0].log_probs[-2:]
     assert cut[0] == pytest.approx([last.sum()], abs=1e-12) and cut[1] is None
     with pytest.raises(MetaseqError, match=r"long:1.*\b10\b.*its first"):
-        scorer.score_parts([Sentence(long, "long:1")], [[(36, 44)]])
+        scorer.score_parts([SourceSentence(long, "long:1")], [[(36, 44)]])
 
 
 def test_sentences_longer_than_the_rows(opened):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Columns, RowReader
+from metaseq_lm.data.labelled.files import RowReader, TableColumns
 from metaseq_lm.data.records import arrow_files, text_files
 from metaseq_lm.data.records.arrow_files import arrow_batches
 from metaseq_lm.data.records.tables import TableFormat, table_rows
@@ -169,7 +169,7 @@ def test_quoted_rows_are_those_of_csv(tmp_path_factory, parts):
 def test_very_many_columns(tmp_path):
     names = ["text", "label", *(f"c{i}" for i in range(100_000))]
     (tmp_path / "t.csv").write_text(f"{','.join(names)}\na,b{',' * 100_000}\n")
-    (row,) = RowReader(TextFile(tmp_path / "t.csv"), Columns())
+    (row,) = RowReader(TextFile(tmp_path / "t.csv"), TableColumns())
     assert (row.texts, row.label) == (("a",), "b")
 
 

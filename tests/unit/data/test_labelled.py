@@ -12,7 +12,7 @@ from outcomes import expect
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Columns, RowReader
+from metaseq_lm.data.labelled.files import RowReader, TableColumns
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.manifest import Manifest, verify
@@ -370,7 +370,7 @@ def test_quoting_is_decided_by_all_of_a_file(tmp_path, name, lines, expected, re
     path = tmp_path / name
     delimiter = "\t" if path.suffix == ".tsv" else ","
     path.write_text("\n".join([f"text{delimiter}label", *lines]))
-    reader = RowReader(TextFile(path), Columns())
+    reader = RowReader(TextFile(path), TableColumns())
     assert [row.texts[0] for row in reader][: len(expected)] == expected
     assert any(remark in text for text in reader.remarks) == bool(remark)
 

@@ -25,7 +25,7 @@ from metaseq_lm.data.corpus.documents import PackedDocuments, best_fit
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.predictions import (
-    Noise,
+    MaskNoise,
     PredictionBatch,
     denoising_batch,
     next_token_batch,
@@ -161,7 +161,7 @@ BATCHES: dict[str, tuple[Criterion, Callable[..., PredictionBatch]]] = {
     "masked_next_token": (MaskedNextToken(), partial(next_token_batch, masking=MASKING)),
     "masked_diffusion": (
         MaskedDiffusion(MaskedDiffusionConfig(shifted=True)),
-        partial(denoising_batch, masking=MASKING, noise=Noise(is_shifted=True)),
+        partial(denoising_batch, masking=MASKING, noise=MaskNoise(is_shifted=True)),
     ),
 }
 

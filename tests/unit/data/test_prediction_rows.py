@@ -11,7 +11,7 @@ from metaseq_lm.core.batch import Layout
 from metaseq_lm.data.corpus.predictions import (
     LEAST_TIME,
     MULTIPLE,
-    Noise,
+    MaskNoise,
     at_tokens,
     diffusion_times,
     draw_times,
@@ -76,13 +76,13 @@ def test_weights_are_inverse_times() -> None:
     keys = np.arange(500, dtype=np.uint64)
     times = draw_times(9, 500)
     t = diffusion_times(times, "uniform")
-    chosen, weights = Noise().choose(candidates, times, keys)
+    chosen, weights = MaskNoise().choose(candidates, times, keys)
     assert weights * t == pytest.approx(np.ones(500), abs=1e-12)
     expected = (1 - LEAST_TIME) * t
     # Of 40 tokens each; the sum over all rows is exact to a few standard deviations.
     assert chosen.mean() == pytest.approx(expected.mean(), abs=0.01)
     assert np.corrcoef(chosen.mean(1), expected)[0, 1] > 0.95
-    assert (Noise(is_flat=True).choose(candidates, times, keys)[1] == 1).all()
+    assert (MaskNoise(is_flat=True).choose(candidates, times, keys)[1] == 1).all()
 
 
 def test_numbers_of_masked_tokens_are_uniform() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.completions import first_is_best, world_knowledge
 from metaseq_lm.evaluation.minimal_pairs import pair_metrics
 from metaseq_lm.evaluation.suites import OVERALL, Results, SentenceScore, build_suite
@@ -25,7 +25,7 @@ class Table:
         self.table = table
 
     def score_parts(
-        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+        self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> list[np.ndarray | None]:
         keys = []
         for sentence, ((first, end),) in zip(sentences, parts, strict=True):
@@ -33,7 +33,7 @@ class Table:
             keys.append(sentence.text[:first] + "|" + sentence.text[first:])
         return [np.array([self.table[key]]) if key in self.table else None for key in keys]
 
-    def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
+    def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore | None]:
         texts = [sentence.text for sentence in sentences]
         return [SentenceScore(np.zeros(1), np.array([self.table[text]])) for text in texts]
 

@@ -10,7 +10,7 @@ from sentence_sets import sentences, write_corpus, write_set
 
 from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.evaluation.finetune import FineTuned
-from metaseq_lm.evaluation.suites import OVERALL, HiddenStates, Rows, build_suite
+from metaseq_lm.evaluation.suites import OVERALL, HiddenStates, SuiteRows, build_suite
 
 # Labels of train and valid; most rows of train have class 1, those of valid 0.
 TRAIN, VALID = [1, 1, 0, 1, 1, 0], [0, 0, 0, 1]
@@ -37,11 +37,11 @@ class Labels:
 
     longest = 64
 
-    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means_of_parts(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         labels = rows.data.labels[samples]  # type: ignore[attr-defined]
         return [np.zeros((len(labels), 2, 2)), np.eye(2)[np.stack([labels, labels], 1)]]
 
-    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         raise AssertionError("these sets hold pairs")
 
     at_targets = means

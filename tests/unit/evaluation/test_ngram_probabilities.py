@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from agreement import make_data
 
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.ngram_probabilities import NGramProbabilities, ngrams_of
 
-SENTENCES = [Sentence("the dogs near the cat run", ""), Sentence("the dogs near the cat runs", "")]
+SENTENCES = [
+    SourceSentence("the dogs near the cat run", ""),
+    SourceSentence("the dogs near the cat runs", ""),
+]
 
 
 @pytest.fixture(scope="module")

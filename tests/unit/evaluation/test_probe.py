@@ -17,7 +17,7 @@ from metaseq_lm.evaluation.suites import (
     OVERALL,
     References,
     Results,
-    Rows,
+    SuiteRows,
     build_suite,
     share_known,
 )
@@ -103,13 +103,13 @@ class Labels:
         self.shifted = shifted
         self.read: list[tuple[str, int]] = []
 
-    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def at_targets(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         assert isinstance(rows, TaggedRows)
         labels = rows.targets[rows.words(samples)]
         self.read.append((rows.data.split, len(samples)))
         return self.layers(labels[labels >= 0], rows.data.split, len(rows.classes))
 
-    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+    def means(self, rows: SuiteRows, samples: np.ndarray) -> list[np.ndarray]:
         data = rows.data  # type: ignore[attr-defined]
         return self.layers(data.labels[samples], data.split, len(data.label_names))
 

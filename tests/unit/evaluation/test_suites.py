@@ -9,7 +9,7 @@ import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import value_of
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, pair_metrics, read_pairs
 from metaseq_lm.evaluation.suites import (
     OVERALL,
@@ -27,7 +27,7 @@ class Probabilities:
     def __init__(self, table: dict[str, float]) -> None:
         self.table = table
 
-    def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
+    def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore | None]:
         return [
             SentenceScore(np.array([0]), np.array([self.table[sentence.text]]))
             if sentence.text in self.table
@@ -37,7 +37,7 @@ class Probabilities:
 
 
 def pair(good: str, bad: str, *groups: str) -> MinimalPair:
-    return MinimalPair(Sentence(good, "here"), Sentence(bad, "here"), groups)
+    return MinimalPair(SourceSentence(good, "here"), SourceSentence(bad, "here"), groups)
 
 
 def scored(pairs: list[MinimalPair], table: dict[str, float]) -> Results:
@@ -50,7 +50,7 @@ def test_changed_tokens_alone_can_be_compared() -> None:
         """Prefers "b" by the sums, and "a" where the sentences differ."""
 
         def score_changed(
-            self, pairs: Sequence[tuple[Sentence, Sentence]]
+            self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
         ) -> list[tuple[SentenceScore, SentenceScore] | None]:
             letters = [(good.text[0], bad.text[0]) for good, bad in pairs]
             return [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.formulas import Formula, Region
 from metaseq_lm.evaluation.suites import OVERALL, Results, build_suite
 from metaseq_lm.evaluation.syntaxgym import chance_of
@@ -87,7 +87,7 @@ class Letters:
         self.asked: list[tuple[str, list[str]]] = []
 
     def score_parts(
-        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+        self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> list[np.ndarray | None]:
         sums: list[np.ndarray | None] = []
         for sentence, spans in zip(sentences, parts):

@@ -11,7 +11,7 @@ from league_rows import BRACKETS, TOPIC
 
 from metaseq_lm.cli import main
 from metaseq_lm.league.bound_gates import above_reader, below_entropy, beyond_plan, is_above
-from metaseq_lm.league.corpus import CLOZE, TOKEN, Corpus, Exact, from_about, read_corpus
+from metaseq_lm.league.corpus import CLOZE, TOKEN, CorpusFacts, Exact, from_about, read_corpus
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row
 
@@ -85,7 +85,7 @@ def of_loss(value: float, **values: object) -> Row:
 )
 def test_a_loss_below_the_entropy_of_the_world(loss, values, terms) -> None:
     row = of_loss(loss, **values)
-    context = make.make_context(row, corpus=Corpus(make.SYMBOLS, 4.0, exact=EXACT))
+    context = make.make_context(row, corpus=CorpusFacts(make.SYMBOLS, 4.0, exact=EXACT))
     reasons = [finding.reason for finding in below_entropy(row, context)]
     assert [reason.split()[0] for reason in reasons] == [f"valid.{term}" for term in terms]
     assert not list(below_entropy(row, make.make_context(row)))

@@ -12,13 +12,13 @@ from outcomes import expect_facts
 
 from metaseq_lm.league.columns import value_of
 from metaseq_lm.league.describe import describe_answer
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.gates import gate_registry
 from metaseq_lm.league.page import kinds_table, other_tables, standings_table, write_page
 from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
-from metaseq_lm.league.standings import FLAG, VOID, Finding
+from metaseq_lm.league.standings import FLAG, VOID, GateFinding
 from metaseq_lm.league.terminal import SIZE, terminal_text
-from metaseq_lm.league.verdict import Rule, decide_all
+from metaseq_lm.league.verdict import DecisionRule, decide_all
 from metaseq_lm.reporting.formats import to_csv
 from metaseq_lm.reporting.numbers import Metric
 
@@ -31,14 +31,14 @@ MINE = BASE | {"right": 0.9, "adapted": 0.6, "left": 0.2, "both": 0.53}
 def row(name, values, budget=1e12, findings=()):
     scores = {kind: [value + x for x in NOISE] for kind, value in values.items()}
     scores["balanced"] = [sum(values.values()) / len(values) + x for x in NOISE]
-    return Entry(name, budget, scores, findings=findings)
+    return StandingsEntry(name, budget, scores, findings=findings)
 
 
 def league(*entries):
     percent = {"percent": True, "lower_is_better": False}
     kinds = [Metric(kind, **percent) for kind in KINDS]
     metrics = [Metric("balanced", **percent), *kinds]
-    rule = Rule(0.03, comparisons=2)
+    rule = DecisionRule(0.03, comparisons=2)
     return Standings("x, plan 01", metrics, "causal", rule, entries, kinds=kinds).decided()
 
 
@@ -77,12 +77,12 @@ def test_each_kind_has_verdicts_of_its_own_corrected_among_themselves() -> None:
 def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
     """While a row at the level of no training is neither better nor equivalent."""
     assert "untrained" in gate_registry().entries  # what its findings lack is known
-    blind = Finding("untrained", FLAG, "x", "right")
+    blind = GateFinding("untrained", FLAG, "x", "right")
     standings = league(
         row("causal", BASE, findings=[blind]),
         row("mine", MINE),
         row("flat", BASE, findings=[blind]),
-        row("void", MINE, findings=[Finding("ceiling", VOID, "x", "right")]),
+        row("void", MINE, findings=[GateFinding("ceiling", VOID, "x", "right")]),
     )
     right = standings.kinds[1]
     marks = {entry.objective: sign(standings, entry, right) for entry in standings.entries}
@@ -92,7 +92,7 @@ def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
 
 
 def test_the_answer_on_one_objective_leaves_out_the_others() -> None:
-    flagged = row("mine", MINE, findings=[Finding("untrained", FLAG, "x", "at_end")])
+    flagged = row("mine", MINE, findings=[GateFinding("untrained", FLAG, "x", "at_end")])
     two = league(row("causal", BASE), flagged, row("low", BASE | {"left": 0.4}))
     answer = describe_answer(two, "mine")
     expect_facts(answer, "mine leads causal in balanced", "causal leads in left")
@@ -115,7 +115,10 @@ def test_the_answer_names_who_leads_in_which_kind() -> None:
 @pytest.mark.parametrize("count, budgets", [(10, 2), (10, 3), (14, 2), (40, 1)])
 def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -> None:
     names = ["causal", *(f"objective_with_a_long_name_{i}" for i in range(1, count))]
-    flag = [Finding("untrained", FLAG, "x", "balanced"), Finding("untrained", FLAG, "x", "left")]
+    flag = [
+        GateFinding("untrained", FLAG, "x", "balanced"),
+        GateFinding("untrained", FLAG, "x", "left"),
+    ]
     sizes = [10.0 ** (10 + i) for i in range(budgets)]
     entries = [row(n, MINE, b, flag if n == names[3] else ()) for b in sizes for n in names]
     lines = terminal_text(league(*entries), [Path("L/report/standings.txt")]).splitlines()
@@ -144,7 +147,7 @@ def test_tables_have_the_verdict_of_each_kind() -> None:
 
 def test_the_page_has_a_figure_of_the_kinds_with_their_values(tmp_path: Path) -> None:
     untrained = {kind: [0.1, 0.12] for kind in KINDS}
-    void = Finding("ceiling", VOID, "x", "left")
+    void = GateFinding("ceiling", VOID, "x", "left")
     mine = replace(row("mine", MINE, findings=[void]), untrained=untrained)
     files = write_page(league(row("causal", BASE), mine), tmp_path)
     assert tmp_path / "kinds.png" in files and (tmp_path / "kinds.png").read_bytes()[1:4] == b"PNG"

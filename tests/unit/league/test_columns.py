@@ -11,16 +11,16 @@ from documents import document_in
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.columns import _RECORD, COLUMNS, SCREEN, Value, column, value_of
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.page import standings_table
-from metaseq_lm.league.standings import VOID, Finding
-from metaseq_lm.league.verdict import Rule
+from metaseq_lm.league.standings import VOID, GateFinding
+from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting.numbers import Metric
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 SHARE = Metric("share", percent=True, lower_is_better=False)
 LOSS = Metric("loss", percent=False, lower_is_better=True)
-VOIDED = Finding("ceiling", VOID, "x")
+VOIDED = GateFinding("ceiling", VOID, "x")
 ENDS = (-0.101, -0.062)
 
 
@@ -58,8 +58,10 @@ def test_a_value_at_each_width(value, wide, narrow, brief, brief_spread, sign):
 
 
 def league() -> Standings:
-    entries = [Entry(name, 1e10, {"share": [x, x + 0.01]}) for name, x in (("a", 0.5), ("b", 0.9))]
-    return Standings("x", [SHARE], "a", Rule(0.03), entries, plan=("x", "01")).decided()
+    entries = [
+        StandingsEntry(name, 1e10, {"share": [x, x + 0.01]}) for name, x in (("a", 0.5), ("b", 0.9))
+    ]
+    return Standings("x", [SHARE], "a", DecisionRule(0.03), entries, plan=("x", "01")).decided()
 
 
 def test_every_column_of_a_list_is_registered() -> None:

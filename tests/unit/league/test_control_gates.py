@@ -12,7 +12,7 @@ from outcomes import expect_facts
 from scipy import stats
 
 from metaseq_lm.league.control_gates import ceiling, references
-from metaseq_lm.league.standings import FLAG, NOTE, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row
 from metaseq_lm.runs.suite_results import SuiteResults
@@ -85,7 +85,7 @@ def test_a_level_is_exceeded_by_the_spread_over_seeds(baseline: Row, row: Row) -
     mean, error = np.mean(scores), stats.sem(scores)
     edge = stats.t.ppf(0.975, len(scores) - 1) * error
 
-    def findings(level: float, untrained: float = 0.4) -> dict[str, Finding]:
+    def findings(level: float, untrained: float = 0.4) -> dict[str, GateFinding]:
         changed = make.change(row, make.with_references(chance=level))
         controls = make.runs(4, 0.5, 500, end=4.6, topic=untrained)
         changed = replace(changed, untrained=controls)
@@ -206,7 +206,7 @@ def with_macro(row: Row, value: float, suite: str = "blimp", **recorded: float) 
 def test_a_mean_over_groups_is_beside_chance(
     suite: str, recorded: dict[str, float], chance: float, baseline: Row, row: Row
 ) -> None:
-    def gates(value: float) -> dict[str, Finding]:
+    def gates(value: float) -> dict[str, GateFinding]:
         rows = [with_macro(each, value, suite, **recorded) for each in (baseline, row)]
         return said(*rows, metrics=(MACRO,))
 

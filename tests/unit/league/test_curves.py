@@ -19,7 +19,7 @@ from metaseq_lm.league.curves import (
     obstacle,
     rejection,
 )
-from metaseq_lm.league.ladders import Ladder
+from metaseq_lm.league.ladders import ObjectiveLadder
 from metaseq_lm.reporting.numbers import Metric
 
 BUDGETS = np.array([1e12, 4e12, 1.6e13, 6.4e13])
@@ -39,7 +39,7 @@ def line_of_logits(budgets, slope=0.5, top=1.0):
 
 
 def ladder(means, noise=NONE, budgets=BUDGETS):
-    return Ladder.of(dict(zip(budgets, np.asarray(means)[:, None] + noise)))
+    return ObjectiveLadder.of(dict(zip(budgets, np.asarray(means)[:, None] + noise)))
 
 
 def fit(means, form, noise=NONE, budgets=BUDGETS, draws=400):
@@ -120,7 +120,7 @@ def test_errors_of_last_budgets_that_are_held_out():
     line, top = line_of_logits(BUDGETS, top=0.9), logit_line(0.9)
     cases = [(ladder(line - [0, 0, 0, below]), top) for below in (0, 0.1)]
     cases += [(ladder(line[:3], budgets=BUDGETS[:3]), top), (ladder(line), logit_line(0.2))]
-    cases.append((Ladder.of({}), top))
+    cases.append((ObjectiveLadder.of({}), top))
     assert held_out_errors(cases) == pytest.approx([0, 0.1])
 
 
@@ -133,7 +133,7 @@ def test_intervals_of_predictions_cover_at_about_their_level(form, curve, sd):
     covered, rejected = 0, 0
     for _ in range(80):
         scores = curve(BUDGETS)[:, None] + rng.normal(scale=sd, size=(4, 5))
-        one = Fit(Ladder.of(dict(zip(BUDGETS, scores))).drawn(rng, 300), form)
+        one = Fit(ObjectiveLadder.of(dict(zip(BUDGETS, scores))).drawn(rng, 300), form)
         low, high = one.interval(NEXT, LEVEL, rng)
         covered += low < curve(NEXT) + rng.normal(scale=sd, size=5).mean() < high
         rejected += bool(rejection(one, LEVEL))

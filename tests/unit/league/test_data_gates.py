@@ -10,14 +10,14 @@ from outcomes import expect_facts
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.corpus import Corpus, check_domain, from_about, read_corpus
+from metaseq_lm.league.corpus import CorpusFacts, check_domain, from_about, read_corpus
 from metaseq_lm.league.data_gates import conditions, domain, epochs, leak, not_judged
 
 FILE = Path("runs.jsonl")
 
 
-def corpus(**changes: object) -> Corpus:
-    return replace(Corpus(SYMBOLS, UNIGRAM, words=1000, valid=ALIKE), **changes)
+def corpus(**changes: object) -> CorpusFacts:
+    return replace(CorpusFacts(SYMBOLS, UNIGRAM, words=1000, valid=ALIKE), **changes)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_epochs_are_counted_in_words() -> None:
         ),
     ],
 )
-def test_what_is_not_known_of_the_data_is_said_once(known: Corpus | None, reason: str) -> None:
+def test_what_is_not_known_of_the_data_is_said_once(known: CorpusFacts | None, reason: str) -> None:
     rows = [make_row(name, 0.8) for name in ("causal", "masked", "rtd")]
     context = make_context(*rows, corpus=known)
     findings = [finding for row in rows for finding in not_judged(row, context)]
@@ -108,7 +108,7 @@ def test_an_archive_keeps_what_is_known() -> None:
     assert from_about(FILE, {"corpus": known.as_text()}) == known
     earlier = corpus().as_text().replace(', "passages": null', "")
     assert "passages" not in earlier and from_about(FILE, {"corpus": earlier}) == corpus()
-    assert from_about(FILE, {"vocabulary": "7", "unigram": "1.5"}) == Corpus(7, 1.5)
+    assert from_about(FILE, {"vocabulary": "7", "unigram": "1.5"}) == CorpusFacts(7, 1.5)
     assert from_about(FILE, {}) is None
 
 

@@ -11,7 +11,7 @@ from league_standings import is_ranked, only, standing
 from metaseq_lm.league.gate import GATES
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Row, Tuning
+from metaseq_lm.reporting.settings import Row, TuningRecord
 
 Edit = Callable[[Run], Run]
 Plant = Callable[[Row], Row]
@@ -165,7 +165,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     ),
     "not tuned": (fields(tuning=None), "tuning", FLAG, "those of 1 rows were", ""),
     "tuned with a single value": (
-        fields(tuning=Tuning({"optimizer.lr": [2e-3]}, {"optimizer.lr": 2e-3})),
+        fields(tuning=TuningRecord({"optimizer.lr": [2e-3]}, {"optimizer.lr": 2e-3})),
         *("tuning", FLAG, "not tuned", ""),
     ),
     "trained with another rate than that chosen": (

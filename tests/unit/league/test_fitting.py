@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.expansion import Source
+from metaseq_lm.league.expansion import DataSource
 from metaseq_lm.league.fitting import Times, text_plan
 from metaseq_lm.league.forecast import Update
 from metaseq_lm.league.plan import Plan
 from metaseq_lm.league.plan_files import plan_of
-from metaseq_lm.league.runner import Request, Runner
+from metaseq_lm.league.runner import LeagueRequest, Runner
 from metaseq_lm.sweeps.options import Launch
 
 FILES = {"text": ["a.txt", "b.txt"], "probe": "labels.csv"}
@@ -21,7 +21,7 @@ NAMES = ("causal", "masked_40", "rtd")
 
 def runner_at(budget: float, seeds: int = 0, parallel: int = 2) -> Runner:
     plan, _ = plan_of(text_plan(FILES, NAMES, seeds, budget), Path())
-    request = Request(plan.objectives, plan.ladder.budgets, Source(Path("data")))
+    request = LeagueRequest(plan.objectives, plan.ladder.budgets, DataSource(Path("data")))
     return Runner(plan, request, Path("out"), Launch(max_parallel=parallel), plan.hash)
 
 

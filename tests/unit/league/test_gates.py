@@ -38,13 +38,13 @@ def test_gates_come_by_stage() -> None:
 
 PLUGIN = """
 from metaseq_lm.league.gate import GAIN, SCORES, gate
-from metaseq_lm.league.standings import FLAG, Finding
+from metaseq_lm.league.standings import FLAG, GateFinding
 
 @gate(SCORES, {"my gate": "a rate of electric"}, GAIN)
 def my_gate(row, context):
     \"\"\"Electric is flagged.\"\"\"
     if row.objective == "electric":
-        yield Finding("my gate", FLAG, "it is electric", context.primary)
+        yield GateFinding("my gate", FLAG, "it is electric", context.primary)
 """
 
 

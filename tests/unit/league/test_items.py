@@ -9,9 +9,9 @@ from league_rows import BRACKETS, TOPIC
 from league_standings import of_a_mean
 
 from metaseq_lm.evaluation.suites import BLOCKS, hits_of
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.items import Items, item_errors, items_of
-from metaseq_lm.league.verdict import Rule
+from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.stats import Error
@@ -128,7 +128,7 @@ def test_the_error_of_items_is_in_the_interval_of_both_sides() -> None:
         return [Items(variance, UNKNOWN)]
 
     entries = [
-        Entry(
+        StandingsEntry(
             name,
             1e10,
             {"a.accuracy": scores, "b": scores},
@@ -139,7 +139,9 @@ def test_the_error_of_items_is_in_the_interval_of_both_sides() -> None:
         for name, scores, variance in (("row0", SIDE, 1e-4), ("row1", OTHER, 2e-4))
     ]
     metric, kind = Metric.of("a.accuracy", [0.5]), Metric.of("b", [0.5])
-    standings = Standings("t", [metric], "row0", Rule(0.02), entries, kinds=[kind]).decided()
+    standings = Standings(
+        "t", [metric], "row0", DecisionRule(0.02), entries, kinds=[kind]
+    ).decided()
     (_, entry) = standings.entries
     assert entry.decision and entry.gain_decision
     assert entry.decision.errors == (Error(2e-4), Error(1e-4))

@@ -24,7 +24,7 @@ from metaseq_lm.league.assembly import (
     write_archive,
 )
 from metaseq_lm.league.curves import SATURATION
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.ladder_tables import (
@@ -48,9 +48,9 @@ from metaseq_lm.league.predictions import (
     read_predictions,
 )
 from metaseq_lm.league.rungs import curve_intervals, decision_accuracies, predict
-from metaseq_lm.league.standings import FLAG, REFUSE, Finding
+from metaseq_lm.league.standings import FLAG, REFUSE, GateFinding
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.verdict import Rule
+from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting.archive import read, read_about, write
 from metaseq_lm.reporting.drawing import collect
 from metaseq_lm.reporting.numbers import Metric
@@ -62,9 +62,9 @@ BUDGETS = (1e10, 4e10, 1.6e11, 6.4e11)
 FIFTH = 2.56e12
 STEEP, FLAT = (0.50, 0.60, 0.70, 0.78), (0.60, 0.62, 0.64, 0.66)
 BENT = (0.50, 0.60, 0.65, 0.675, 0.688)  # half the step with each budget
-UNTRAINED = Finding("untrained", FLAG, "not above the untrained model", PROBE)
-EDGE = Finding("edge of the grid", FLAG, "the largest value")
-SUITES = Finding("suites", REFUSE, "other items")
+UNTRAINED = GateFinding("untrained", FLAG, "not above the untrained model", PROBE)
+EDGE = GateFinding("edge of the grid", FLAG, "the largest value")
+SUITES = GateFinding("suites", REFUSE, "other items")
 
 
 def entries(name, means, findings=(), **changes):
@@ -72,14 +72,18 @@ def entries(name, means, findings=(), **changes):
     rows = []
     for budget, mean in zip((*BUDGETS, FIFTH), means):
         scores, of_row = {PROBE: list(mean + NOISE)}, findings.get(budget, ())
-        rows.append(Entry(name, budget, scores, findings=of_row, **changes))
+        rows.append(StandingsEntry(name, budget, scores, findings=of_row, **changes))
     return rows
 
 
 def standings(*rows, **changes):
     flat = [entry for row in rows for entry in row]
     made = Standings(
-        "Ladder, plan 0123", [Metric.of(PROBE, [0.5])], "flat", Rule(0.02, comparisons=4), flat
+        "Ladder, plan 0123",
+        [Metric.of(PROBE, [0.5])],
+        "flat",
+        DecisionRule(0.02, comparisons=4),
+        flat,
     ).decided()
     return replace(made, **changes)
 
@@ -417,7 +421,7 @@ def test_a_crossover_is_established_and_named():
 def test_a_lower_loss_is_ahead():
     metric = Metric(PROBE, percent=False, lower_is_better=True)
     league = standings(entries("flat", FLAT), entries("steep", STEEP))
-    rule = Rule(0.02, lower_is_better=True)
+    rule = DecisionRule(0.02, lower_is_better=True)
     table = crossover_table(replace(league, metrics=[metric], rule=rule))
     assert [cell.text for cell in table.rows[0]][:2] == ["steep", "flat"]
 
@@ -475,7 +479,7 @@ def test_a_crossover_needs_a_leader_that_has_learnt():
 
 def test_intervals_of_means_lie_within_the_scale():
     near_one = (0.93, 0.99, 0.999, 0.95, 0.999)
-    rows = [Entry("steep", budget, {PROBE: list(near_one)}) for budget in BUDGETS]
+    rows = [StandingsEntry("steep", budget, {PROBE: list(near_one)}) for budget in BUDGETS]
     league = standings(entries("flat", FLAT), rows)
     low, high = curve_intervals(league, "steep")[BUDGETS[0]]
     assert 0.9 < low < 0.95 and high == 1.0
@@ -483,10 +487,10 @@ def test_intervals_of_means_lie_within_the_scale():
     # A score that is no fraction, and a loss below zero, as of cosines, have no such bounds.
     for metric in (Metric(PROBE, False, False), Metric(PROBE, False, True)):
         scores = near_one if metric.lower_is_better is False else [-x / 100 for x in near_one]
-        rows = [Entry("steep", budget, {PROBE: list(scores)}) for budget in BUDGETS]
+        rows = [StandingsEntry("steep", budget, {PROBE: list(scores)}) for budget in BUDGETS]
         low, high = curve_intervals(replace(standings(rows), metrics=[metric]), "steep")[1e10]
         assert high > 1.0 or low < high < 0
-    rows = [Entry("steep", budget, {PROBE: [0.001, 0.05, 0.002]}) for budget in BUDGETS]
+    rows = [StandingsEntry("steep", budget, {PROBE: [0.001, 0.05, 0.002]}) for budget in BUDGETS]
     league = replace(standings(rows), metrics=[Metric(PROBE, False, True)])
     assert curve_intervals(league, "steep")[1e10][0] == 0.0
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from metaseq_lm.league.ladders import (
-    Ladder,
+    ObjectiveLadder,
     crossings,
     crossover,
     draw_means,
@@ -22,7 +22,7 @@ NOISE = np.array([-1.2, -0.7, -0.3, 0.0, 0.1, 0.4, 0.6, 1.1])
 
 def ladder(means, sd=0.0, budgets=BUDGETS):
     scores = [mean + sd * NOISE for mean in means]
-    return Ladder.of(dict(zip(budgets, scores)))
+    return ObjectiveLadder.of(dict(zip(budgets, scores)))
 
 
 def meet(one, other, level=0.05):
@@ -92,7 +92,7 @@ def test_intervals_cover_at_their_level(seeds):
 
 
 def test_one_seed_has_no_interval():
-    lone = Ladder.of({1e12: [0.5], 2e12: [0.5, 0.6]})
+    lone = ObjectiveLadder.of({1e12: [0.5], 2e12: [0.5, 0.6]})
     draws = lone.drawn(np.random.default_rng(0)).draws
     assert interval(draws[:, 0], 0.05) is None and interval(draws[:, 1], 0.05)
     assert lone.least_seeds == 1
@@ -100,7 +100,7 @@ def test_one_seed_has_no_interval():
 
 def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="finite"):
-        Ladder.of({1e12: [0.5, math.nan]})
+        ObjectiveLadder.of({1e12: [0.5, math.nan]})
 
 
 def reach(budget, score, means, budgets=(1e12, 4e12), lower=True, sd=0.0):

@@ -14,14 +14,14 @@ from league_standings import action_of, only, standing
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league import choice
 from metaseq_lm.league.choice import choice_error, tuning_seeds_needed
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Standing
 from metaseq_lm.league.tuning import collect_trials
-from metaseq_lm.league.verdict import Rule, contrast, decide_all
+from metaseq_lm.league.verdict import DecisionRule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.settings import Row, Tuning
+from metaseq_lm.reporting.settings import Row, TuningRecord
 from metaseq_lm.reporting.stats import Error
 from metaseq_lm.sweeps import draws
 from metaseq_lm.sweeps.draws import plausible_settings, sd_of_choice, shares_of_best
@@ -117,7 +117,9 @@ def mixed_row(name: str, means: tuple[float, float], shares: tuple[float, float]
         log = [{**line, "loss": line["loss"] + 0.01 * shift} for line in run.log]
         others.append(replace(run, values={**run.values, LR: rates[1]}, log=log))
     settings = tuple(({LR: rate}, share) for rate, share in zip(rates, shares))
-    tuning = Tuning({LR: (1e-3, *rates, 4e-3)}, settings[0][0], make.trials(), BUDGET, settings)
+    tuning = TuningRecord(
+        {LR: (1e-3, *rates, 4e-3)}, settings[0][0], make.trials(), BUDGET, settings
+    )
     return replace(row, runs=(*row.runs, *others), tuning=tuning)
 
 
@@ -155,7 +157,7 @@ def test_gates_judge_each_plausible_setting(baseline: Row) -> None:
 
 # ---------------------------------------------------------------- verdicts
 
-RULE = Rule(0.05)
+RULE = DecisionRule(0.05)
 SIDE = [0.80, 0.82, 0.81, 0.83, 0.79, 0.80, 0.81, 0.82]
 OTHER = [x + 0.06 for x in SIDE]
 
@@ -166,7 +168,7 @@ def standings(*sds: float | None, seeds: int = 3) -> Standings:
     for i, sd in enumerate(sds):
         scores = {"a.accuracy": OTHER if i else SIDE}
         of_choice = {} if sd is None else {"a.accuracy": sd}
-        entries.append(Entry(f"row{i}", 1e10, scores, sds_of_choice=of_choice))
+        entries.append(StandingsEntry(f"row{i}", 1e10, scores, sds_of_choice=of_choice))
     metric = Metric.of("a.accuracy", [0.5])
     return Standings("t", [metric], "row0", RULE, entries, tuning_seeds=seeds).decided()
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, score_gates
 from metaseq_lm.league.assembly import LeagueRuns, repeat
 from metaseq_lm.league.describe import describe_answer, describe_verdicts
-from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights, row_texts
 from metaseq_lm.league.folder import Added, Contents
 from metaseq_lm.league.gate import said_of
@@ -24,9 +24,9 @@ from metaseq_lm.league.page import (
     write_page,
 )
 from metaseq_lm.league.plan_files import LAPTOP, read_plan
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, GateFinding
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Rule
+from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, DecisionRule
 from metaseq_lm.reporting.formats import to_csv, to_text
 from metaseq_lm.reporting.numbers import Metric
 
@@ -37,7 +37,7 @@ UNTRAINED = {PAIRS: [0.5, 0.52], PROBE: [0.4, 0.41]}
 
 def entry(name, pairs, probe=0.5, budget=1e10, findings=()):
     scores = {PAIRS: [pairs + x for x in NOISE], PROBE: [probe + x for x in NOISE]}
-    return Entry(name, budget, scores, UNTRAINED, findings=findings)
+    return StandingsEntry(name, budget, scores, UNTRAINED, findings=findings)
 
 
 def standings(*entries):
@@ -45,17 +45,17 @@ def standings(*entries):
         "Small league, plan 0123",
         [Metric.of(PAIRS, [0.5]), Metric.of(PROBE, [0.5])],
         "masked",
-        Rule(0.04),
+        DecisionRule(0.04),
         entries,
         {PAIRS: {"chance": 0.5, "perfect model": 1.0}},
     ).decided()
 
 
-PLATEAU = Finding("unigram plateau", VOID, "valid loss 4.08 is not below 4.08")
-EDGE = Finding("rate at the edge", FLAG, "lr=0.1 is the largest of its grid")
-TRANSITION = Finding("in transition", NOTE, "2 of 8 seeds solve the task", PAIRS)
-BELOW = Finding("untrained", FLAG, "50.0 is below the untrained 55.0", PROBE)
-WORLD = Finding("parity", REFUSE, "another world")
+PLATEAU = GateFinding("unigram plateau", VOID, "valid loss 4.08 is not below 4.08")
+EDGE = GateFinding("rate at the edge", FLAG, "lr=0.1 is the largest of its grid")
+TRANSITION = GateFinding("in transition", NOTE, "2 of 8 seeds solve the task", PAIRS)
+BELOW = GateFinding("untrained", FLAG, "50.0 is below the untrained 55.0", PROBE)
+WORLD = GateFinding("parity", REFUSE, "another world")
 
 
 @pytest.fixture
@@ -101,14 +101,14 @@ def test_verdicts_are_of_ranked_rows_beside_the_baseline(mixed):
 
 def test_a_row_without_a_gain_can_be_worse_but_nothing_else():
     """A low score must not protect from the verdict, nor a flag be lost."""
-    flat = Finding("untrained", FLAG, "at the level of the untrained model", PAIRS)
+    flat = GateFinding("untrained", FLAG, "at the level of the untrained model", PAIRS)
     league = standings(
         entry("masked", 0.6),
         entry("low", 0.4, findings=[flat]),
         entry("high", 0.9, findings=[flat]),
         entry("same", 0.6, findings=[flat]),
         entry("edge", 0.4, findings=[flat, EDGE]),
-        entry("part", 0.4, findings=[Finding("part below chance", FLAG, "x", PAIRS)]),
+        entry("part", 0.4, findings=[GateFinding("part below chance", FLAG, "x", PAIRS)]),
     )
     cells = column(standings_table(league), "verdict")
     verdicts = {name: cell.text for (_, name), cell in cells.items()}
@@ -154,7 +154,7 @@ def test_the_answer_is_computed_from_the_verdicts(scores, findings, words):
 
 def wide(league):
     """The same league with a smallest effect that nothing reaches."""
-    return replace(league, rule=Rule(0.001)).decided()
+    return replace(league, rule=DecisionRule(0.001)).decided()
 
 
 def test_the_page_has_the_answer_first_and_twelve_rows(tmp_path):
@@ -244,7 +244,9 @@ def test_lower_losses_are_ranked_first():
     entries = [entry("masked", 0.6), entry("causal", 0.9), entry("hybrid", 0.3)]
     metric = Metric("loss", percent=False, lower_is_better=True)
     losses = [replace(e, scores={"loss": e.scores[PAIRS]}) for e in entries]
-    league = Standings("x", [metric], "masked", Rule(0.04, lower_is_better=True), losses).decided()
+    league = Standings(
+        "x", [metric], "masked", DecisionRule(0.04, lower_is_better=True), losses
+    ).decided()
     assert [e.objective for e in league.at(1e10)] == ["hybrid", "masked", "causal"]
     assert [e.decision.verdict for e in league.entries if e.decision] == ["worse", "better"]
 
@@ -264,7 +266,7 @@ def test_the_figure_has_hollow_dots_letters_and_verdicts(mixed):
 
 def test_a_row_of_the_figure_is_as_high_as_its_text(mixed):
     gates = ("edge of the grid", "below untrained", "shuffled", "control")
-    findings = [Finding(gate, FLAG, "x") for gate in gates]
+    findings = [GateFinding(gate, FLAG, "x") for gate in gates]
     rows = [entry("masked", 0.6), entry("rtd", 0.95, findings=findings)]
     low, high = row_heights(standings(*rows), rows)
     assert high > low and high >= 3 * 0.15
@@ -359,16 +361,16 @@ def with_parts(*rows):
     for name, budget, values, findings in rows:
         scores = {part.name: [v + x for x in NOISE] for part, v in zip(parts, values)}
         scores["mean"] = [sum(values) / 3 + x for x in NOISE]
-        entries.append(Entry(name, budget, scores, findings=findings))
+        entries.append(StandingsEntry(name, budget, scores, findings=findings))
     mean = Metric("mean", percent=True, lower_is_better=False)
-    league = Standings("x", [mean], "masked", Rule(0.04), entries, parts=parts)
+    league = Standings("x", [mean], "masked", DecisionRule(0.04), entries, parts=parts)
     return league.decided()
 
 
 def test_the_parts_of_a_mean_stand_beside_it():
     """Those of a void row have no number; the mark of a gate is behind the number."""
-    doubt = Finding("untrained", FLAG, "x", "a_b.accuracy")
-    hidden = Finding("ceiling", VOID, "x", "mean")
+    doubt = GateFinding("untrained", FLAG, "x", "a_b.accuracy")
+    hidden = GateFinding("ceiling", VOID, "x", "mean")
     league = with_parts(
         ("masked", 1e10, (0.62, 0.36, 0.63), [doubt]),
         ("causal", 1e10, (0.9, 0.36, 0.72), []),
@@ -389,7 +391,7 @@ def test_the_parts_of_a_mean_stand_beside_it():
 
 def test_parts_that_do_not_tell_rows_apart_are_named():
     """A void row does not count, and a single row tells nothing."""
-    void = Finding("ceiling", VOID, "x", "d.accuracy")
+    void = GateFinding("ceiling", VOID, "x", "d.accuracy")
     league = with_parts(
         ("masked", 1e10, (0.6, 0.3, 0.5), []),
         ("causal", 1e10, (0.9, 0.301, 0.5), []),
@@ -415,7 +417,7 @@ def test_parts_that_do_not_tell_rows_apart_are_named():
 def ahead():
     """A row that is better by its head start alone, one that gains more, one at its start."""
     starts = {"masked": 0.3, "causal": 0.6, "hybrid": 0.3, "rtd": 0.52}
-    flat = Finding("untrained", FLAG, "at the level of the untrained model", PAIRS)
+    flat = GateFinding("untrained", FLAG, "at the level of the untrained model", PAIRS)
     rows = []
     for name, score in (("masked", 0.5), ("causal", 0.8), ("hybrid", 0.7), ("rtd", 0.52)):
         row = entry(name, score, findings=[flat] * (name == "rtd"))

@@ -11,7 +11,7 @@ from outcomes import expect_facts
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.parity_gates import tuned
 from metaseq_lm.league.standings import NOTE
-from metaseq_lm.reporting.settings import Row, Tuning
+from metaseq_lm.reporting.settings import Row, TuningRecord
 
 
 def test_identical_runs_under_two_labels_count_once(baseline: Row, row: Row) -> None:
@@ -36,7 +36,7 @@ def test_without_tuning_anywhere_it_is_a_note(baseline: Row, row: Row) -> None:
 
 @pytest.mark.parametrize("noise", [["mlm", "unigram"], [["mlm"], ["unigram"]]])
 def test_names_and_lists_have_no_edge(noise: list[object], baseline: Row, row: Row) -> None:
-    tuning = Tuning({"task.noise": noise, "optimizer.lr": RATES}, {"task.noise": noise[0]})
+    tuning = TuningRecord({"task.noise": noise, "optimizer.lr": RATES}, {"task.noise": noise[0]})
     row = make.change(replace(row, tuning=tuning), make.with_values(task__noise=noise[0]))
     assert not said(baseline, row)
 

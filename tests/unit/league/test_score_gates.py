@@ -9,7 +9,7 @@ from league_standings import all_of, of_a_mean, only, said, standing
 from outcomes import expect_facts
 
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.standings import NOTE, VOID, Finding
+from metaseq_lm.league.standings import NOTE, VOID, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row
 
@@ -28,7 +28,9 @@ def choices(**metrics: float) -> Callable[[Run], Run]:
     return lambda run: replace(run, suites=(*run.suites, of_ewok, of_boxes))
 
 
-def gates_of_choices(baseline: Row, row: Row, metric: str, **metrics: float) -> dict[str, Finding]:
+def gates_of_choices(
+    baseline: Row, row: Row, metric: str, **metrics: float
+) -> dict[str, GateFinding]:
     rows = (make.change(each, choices(**metrics)) for each in (baseline, row))
     return said(*rows, metrics=(metric,))
 
@@ -99,7 +101,7 @@ def solved(row: Row, *suites: tuple[str, str]) -> Row:
     return replace(row, runs=tuple(runs), control=None)
 
 
-def transitions(*rows: Row, metrics: tuple[str, ...]) -> list[Finding]:
+def transitions(*rows: Row, metrics: tuple[str, ...]) -> list[GateFinding]:
     findings = standing(*of_a_mean(*rows), metrics=metrics).findings
     return [finding for finding in findings if finding.gate == "in transition"]
 
@@ -128,7 +130,7 @@ def with_formulas(row: Row, name: str = "syntaxgym", **facts: str) -> Row:
 
 
 def test_surprisals_of_two_kinds_are_told_once(baseline: Row, row: Row) -> None:
-    def findings(*rows: Row) -> list[Finding]:
+    def findings(*rows: Row) -> list[GateFinding]:
         context = make.make_context(*rows, metrics=("formulas.accuracy",))
         return [f for result in examine(context) for f in result.findings if f.gate == "reach"]
 

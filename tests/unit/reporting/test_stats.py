@@ -9,7 +9,7 @@ from scipy import integrate, stats
 from synthetic import make_run
 
 from metaseq_lm.league.differences import compare as screen
-from metaseq_lm.league.verdict import Rule, decide_all
+from metaseq_lm.league.verdict import DecisionRule, decide_all
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.pairs import pair_table
 from metaseq_lm.reporting.settings import group
@@ -46,7 +46,7 @@ def test_all_users_get_the_same_p_and_detectable_difference(sizes, tmp_path):
     metric, settings = choose_metric(runs, "test.accuracy"), group(runs)
     (reported,) = compare(settings, metric, ["base"], with_detectable=True).tested
     (pair,) = pair_table(settings, metric, "label", DEFAULT_TEST).records
-    (decision,) = decide_all([(row, base)], Rule(0.02))
+    (decision,) = decide_all([(row, base)], DecisionRule(0.02))
     assert reported.p == pair["p"] == decision.p == DEFAULT_TEST.p(row, base)
     assert reported.detectable == DEFAULT_TEST.detectable(decision.sizes, decision.sd)
     for shift in np.linspace(-0.1, 0.1, 21):

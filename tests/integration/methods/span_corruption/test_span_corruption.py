@@ -16,7 +16,7 @@ from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.forward.passes import use_context
 from metaseq_lm.training.parts import build_task, prepare_config
@@ -114,7 +114,7 @@ def test_scores_are_those_of_one_sentinel(case, moons, tmp_path):
     run.train()
     parts = open_run(str(tmp_path))
     texts = ["0 1 1 0", "0 1 1 0 1 1 1", "1"]
-    scores = SentenceScorer(parts).score([Sentence(text, text) for text in texts])
+    scores = SentenceScorer(parts).score([SourceSentence(text, text) for text in texts])
     vocabulary, model = parts.task.vocabulary, parts.model.eval()
     sentinel = vocabulary.cls(vocabulary.task_tokens - 1)
     start = vocabulary.cls(1 if parts.task.config.denoisers else 0)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled
+from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, UnlabelledRows
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.price import estimate_price
 
@@ -21,7 +21,7 @@ TWO = "task.labelled=[which_moon_10,which_moon_160]"
 CLS = {name: 3 + n for n, name in enumerate(("unlabelled", "mlm", "first", "second"))}
 
 
-def parts_of(bench: Bench) -> tuple[Unlabelled, Labelled]:
+def parts_of(bench: Bench) -> tuple[UnlabelledRows, Labelled]:
     """Return the two sources of the training streams."""
     streams = bench.task.build_streams("train")
     return streams["unlabelled"].collate, streams["support"].collate.func
