@@ -45,7 +45,7 @@ class Scope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Style:
+class _Style:
     """The parts of the blocks, embeddings and LM heads of an encoder.
 
     Attributes:
@@ -118,7 +118,7 @@ class EncoderConfig:
         return self.encoder_embed_dim
 
     @property
-    def style(self) -> Style:
+    def style(self) -> _Style:
         """The parts of the blocks."""
         raise NotImplementedError
 
@@ -180,9 +180,9 @@ class TransformerConfig(EncoderConfig):
     )
 
     @property
-    def style(self) -> Style:
+    def style(self) -> _Style:
         before = self.encoder_normalize_before
-        return Style(pre_norm=before, embedding_norm=not before)
+        return _Style(pre_norm=before, embedding_norm=not before)
 
 
 @dataclass
@@ -231,8 +231,8 @@ class ModernConfig(EncoderConfig):
     )
 
     @property
-    def style(self) -> Style:
-        return Style(
+    def style(self) -> _Style:
+        return _Style(
             pre_norm=True,
             embedding_norm=True,
             bias=False,

@@ -89,7 +89,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Form:
+class _Form:
     """Form of a number or text in a JSON file: types, words for messages, and a further test."""
 
     kind: type | tuple[type, ...]
@@ -117,15 +117,17 @@ def _is_flat(text: str) -> bool:
 
 _LARGEST_WHOLE = (1 << 63) - 1
 _NUMBERS = (float, int)
-COUNT = Form(int, "a whole number from 0 on", lambda value: 0 <= value <= _LARGEST_WHOLE)
-NUMBER = Form(_NUMBERS, "a number", lambda value: not _overflows(value))
-FINITE = Form(_NUMBERS, "a finite number", lambda value: _is_finite(value))
-AMOUNT = Form(_NUMBERS, "a finite number from 0 on", lambda value: _is_finite(value) and value >= 0)
-COST = Form(_NUMBERS, "a number from 0 on", lambda value: not (_overflows(value) or value < 0))
-POSITIVE = Form(_NUMBERS, "a finite number above 0", lambda value: _is_finite(value) and value > 0)
-TIME = Form(str, "a time with its zone, such as 2026-11-27T16:40:00+00:00", _is_time)
-NAME = Form(str, "a name without separators and control characters", _is_name)
-FOLDER = Form(
+COUNT = _Form(int, "a whole number from 0 on", lambda value: 0 <= value <= _LARGEST_WHOLE)
+NUMBER = _Form(_NUMBERS, "a number", lambda value: not _overflows(value))
+FINITE = _Form(_NUMBERS, "a finite number", lambda value: _is_finite(value))
+AMOUNT = _Form(
+    _NUMBERS, "a finite number from 0 on", lambda value: _is_finite(value) and value >= 0
+)
+COST = _Form(_NUMBERS, "a number from 0 on", lambda value: not (_overflows(value) or value < 0))
+POSITIVE = _Form(_NUMBERS, "a finite number above 0", lambda value: _is_finite(value) and value > 0)
+TIME = _Form(str, "a time with its zone, such as 2026-11-27T16:40:00+00:00", _is_time)
+NAME = _Form(str, "a name without separators and control characters", _is_name)
+FOLDER = _Form(
     str,
     "a folder inside, without '..' and control characters",
     lambda text: all(map(_is_name, text.split("/"))),
@@ -143,20 +145,20 @@ def _is_finite(value: float) -> bool:
 def schema_error(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
-    A form is a type; a `Form`; a range of whole numbers; a pattern that a text matches; a tuple of
+    A form is a type; a `_Form`; a range of whole numbers; a pattern that a text matches; a tuple of
     alternative forms; a list with one form, of at least one item unless an ellipsis follows; a list
     with the forms of exactly as many items; or a dict with the forms of its keys. A key that ends
     with a question mark may be missing or null; "*" matches every key.
     """
     if isinstance(form, range):
         numbers, noun = form, f"a whole number from {form.start} to {form.stop - 1}"
-        form = Form(int, noun, lambda value: value in numbers)
+        form = _Form(int, noun, lambda value: value in numbers)
     if isinstance(form, tuple):
         problems = [schema_error(value, part, name) for part in form]
         return "" if "" in problems else problems[0]
     kind = form if isinstance(form, type) else _kind_of(form)
     is_other = not isinstance(value, kind) or (type(value) is bool and form is not bool)
-    if isinstance(form, Form):
+    if isinstance(form, _Form):
         wrong = is_other or not form.fits(value)
         return f"{name} is {_shown(value)}, not {form.noun}" if wrong else ""
     if is_other:
@@ -171,7 +173,7 @@ def schema_error(value: Any, form: Any, name: str = "it") -> str:
 
 
 def _kind_of(form: Any) -> Any:
-    if isinstance(form, Form):
+    if isinstance(form, _Form):
         return form.kind
     return str if isinstance(form, re.Pattern) else type(form)
 

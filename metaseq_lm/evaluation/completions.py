@@ -50,7 +50,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class CompletionChoice:
+class _CompletionChoice:
     """Completions, the right one first, and their groups, the widest first."""
 
     completions: tuple[Completion, ...]
@@ -64,7 +64,7 @@ def _completed(before: str, text: str, record: Record) -> Completion:
     return Completion(SourceSentence(before + text, record.where), len(before))
 
 
-class _Completions(Suite[list[CompletionChoice], SentenceProbabilities]):
+class _Completions(Suite[list[_CompletionChoice], SentenceProbabilities]):
     """Choices between completions.
 
     Args:
@@ -78,19 +78,19 @@ class _Completions(Suite[list[CompletionChoice], SentenceProbabilities]):
     def __init__(
         self,
         config: CompletionsConfig,
-        choice: Callable[[Record, str], CompletionChoice],
+        choice: Callable[[Record, str], _CompletionChoice],
         metrics: Callable[[np.ndarray], dict[str, float]],
     ) -> None:
         super().__init__(config)
         self.choice, self.metrics = choice, metrics
 
-    def read(self, folder: Path) -> list[CompletionChoice]:
-        choices: list[CompletionChoice] = []
+    def read(self, folder: Path) -> list[_CompletionChoice]:
+        choices: list[_CompletionChoice] = []
         for file in self.files(folder):
             choices += self.config.of(self._read_file(file), file)
         return choices
 
-    def _read_file(self, file: Path) -> Iterator[CompletionChoice]:
+    def _read_file(self, file: Path) -> Iterator[_CompletionChoice]:
         is_empty = True
         for where, fields, is_bad in records_of(str(file), self.config.on_bad_utf8):
             if is_bad and self.config.on_bad_utf8 == "skip":
@@ -100,7 +100,9 @@ class _Completions(Suite[list[CompletionChoice], SentenceProbabilities]):
         if is_empty:
             raise MetaseqError(f"{file}: holds no item")
 
-    def score(self, items: list[CompletionChoice], probabilities: SentenceProbabilities) -> Results:
+    def score(
+        self, items: list[_CompletionChoice], probabilities: SentenceProbabilities
+    ) -> Results:
         """Return the metrics of the choices for which all completions fit into the run's rows."""
         completions = [completion for item in items for completion in item.completions]
         sums = iter(
@@ -131,7 +133,7 @@ class _Completions(Suite[list[CompletionChoice], SentenceProbabilities]):
         values = np.array([[row[name] for name in names] for row in rows])
         return results_by_group(groups, values, metrics, *filter(_has_mean, names))
 
-    def references(self, items: list[CompletionChoice], folder: Path) -> References:
+    def references(self, items: list[_CompletionChoice], folder: Path) -> References:
         ties = [self.metrics(np.zeros(len(item.completions))) for item in items]
         results = self._results([item.groups for item in items], ties)
         return chance_references(results)
@@ -189,16 +191,16 @@ def world_knowledge(scores: np.ndarray) -> dict[str, float]:
     }
 
 
-def _property_choice(record: Record, file: str) -> CompletionChoice:
+def _property_choice(record: Record, file: str) -> _CompletionChoice:
     """Return the choice of a record of COMPS: a property of an acceptable or of another concept."""
     phrase = record.text("property_phrase")
     prefixes = record.text("prefix_acceptable"), record.text("prefix_unacceptable")
-    return CompletionChoice(
+    return _CompletionChoice(
         tuple(_completed(prefix, phrase, record) for prefix in prefixes), (file,)
     )
 
 
-def _target_choice(record: Record, file: str) -> CompletionChoice:
+def _target_choice(record: Record, file: str) -> _CompletionChoice:
     """Return the choice of a record of EWoK: two targets in each of two contexts.
 
     The space before a target belongs to it, which matters if a space is a token.
@@ -208,17 +210,17 @@ def _target_choice(record: Record, file: str) -> CompletionChoice:
         for context in ("Context1", "Context2")
         for target in ("Target1", "Target2")
     )
-    return CompletionChoice(completions, (group_value(record.text("Domain")),))
+    return _CompletionChoice(completions, (group_value(record.text("Domain")),))
 
 
-def _state_choice(record: Record, file: str) -> CompletionChoice:
+def _state_choice(record: Record, file: str) -> _CompletionChoice:
     """Return the choice of a record of entity tracking: a box's contents after operations."""
     options = record.get("options", list)
     if len(options) < 2 or not all(isinstance(text, str) and text.strip() for text in options):
         raise MetaseqError(f"{record.where}: field 'options' does not hold two texts or more")
     prefix = record.text("input_prefix")
     completions = tuple(_completed(prefix, text, record) for text in options)
-    return CompletionChoice(completions, (file, f"{record.get('numops')}_ops"))
+    return _CompletionChoice(completions, (file, f"{record.get('numops')}_ops"))
 
 
 def comps(config: CompletionsConfig) -> _Completions:

@@ -69,7 +69,7 @@ def check_objective(
         return f"{folder}: its objective was not compared, because its rows cannot be read: {error}"
     kind = getattr(library(), name)
     model: nn.Module = kind.from_pretrained(folder).float().eval()
-    comparison = ModelComparison(parts, part, model, labelled)
+    comparison = _ModelComparison(parts, part, model, labelled)
     criterion = parts.task.run_config.criterion._name
     try:
         differences = comparison.differences(passes)
@@ -104,7 +104,7 @@ def _first_rows(parts: Parts, labelled: str) -> Passes:
     }
 
 
-class ModelComparison:
+class _ModelComparison:
     """Two evaluations of a run on the same rows, the second with a model of the library."""
 
     def __init__(self, parts: Parts, part: ModulePart, model: nn.Module, labelled: str) -> None:

@@ -69,7 +69,7 @@ def check_whole_batches(
         )
 
 
-class VisionBlock(nn.Module):
+class _VisionBlock(nn.Module):
     """Pre-activation residual block: twice norm, ReLU and convolution, with dropout between."""
 
     is_gathered_alone = True  # of a sharded model
@@ -110,7 +110,7 @@ class WideResNet(nn.Module):
         for group, outputs in enumerate(16 * config.width * 2**i for i in range(3)):
             for block in range(blocks):
                 stride = 2 if group and not block else 1
-                layers.append(VisionBlock(config, inputs, outputs, stride))
+                layers.append(_VisionBlock(config, inputs, outputs, stride))
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
         self.norm = _norm_of(config, inputs)

@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 @dataclass
-class CheckpointContents:
+class _CheckpointContents:
     """One process's files of a checkpoint, which training does not change meanwhile.
 
     Attributes:
@@ -109,7 +109,7 @@ def save(
 
 def stage(
     weights: Mapping[str, Tensor], state: dict[str, Any], is_first: bool, copy: bool = False
-) -> CheckpointContents:
+) -> _CheckpointContents:
     """Return this process's files of weights and state; of shards it writes its own rows.
 
     The process that `is_first` also writes everything that is whole. With `copy`, training may go
@@ -149,7 +149,7 @@ def stage(
     # With the entries of headers and state.pt for each tensor.
     sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
     structures = {"state": structure(outline), "weights": structure(dict(weights))}
-    return CheckpointContents(files, sum(sizes), structures)
+    return _CheckpointContents(files, sum(sizes), structures)
 
 
 def _on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
@@ -176,7 +176,7 @@ def _archive(outline: dict[str, Any]) -> list[bytes]:
     return [stream.getvalue()]
 
 
-def write(folder: Path, update: int, contents: CheckpointContents) -> dict[str, str]:
+def write(folder: Path, update: int, contents: _CheckpointContents) -> dict[str, str]:
     """Write this process's files into the temporary folder; return their checksums.
 
     Raises CheckpointError if one cannot be written.

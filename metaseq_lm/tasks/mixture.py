@@ -38,7 +38,7 @@ ROWS = {item.name: item.default for item in fields(LanguageModelingConfig)}
 
 
 @dataclass(frozen=True)
-class MixtureObjective:
+class _MixtureObjective:
     """An objective of a mixture.
 
     Attributes:
@@ -52,9 +52,9 @@ class MixtureObjective:
     config: RunConfig
 
 
-def parse_objectives(config: RunConfig) -> dict[str, MixtureObjective]:
+def parse_objectives(config: RunConfig) -> dict[str, _MixtureObjective]:
     """Return the objectives of a mixture by name; UsageError that names a wrong entry."""
-    objectives: dict[str, MixtureObjective] = {}
+    objectives: dict[str, _MixtureObjective] = {}
     for item in config.task.objectives:
         try:
             objective = _parse_objective(item, config)
@@ -68,7 +68,7 @@ def parse_objectives(config: RunConfig) -> dict[str, MixtureObjective]:
     return objectives
 
 
-def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> MixtureObjective:
+def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> _MixtureObjective:
     """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
     entry = read_entry(item, ObjectiveEntry)
     task_name = composed(f"task={entry.task}").task._name  # a preset names another one
@@ -86,7 +86,7 @@ def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> Mixtur
     rows = _with_rows(alone.task, config.task)
     alone = _prepared(replace(config, task=rows, criterion=alone.criterion))
     check_pair(alone)
-    return MixtureObjective(name, tuple(entry.weight), alone)
+    return _MixtureObjective(name, tuple(entry.weight), alone)
 
 
 def _option_key(key: str, config: RunConfig) -> str:
@@ -158,7 +158,7 @@ def _prepared(config: RunConfig) -> RunConfig:
     return complete
 
 
-def _phase_weights(objectives: Sequence[MixtureObjective], config: MixtureConfig) -> np.ndarray:
+def _phase_weights(objectives: Sequence[_MixtureObjective], config: MixtureConfig) -> np.ndarray:
     """Return the weights of the objectives in each phase, (phases, objectives); rows sum to 1.
 
     Raises UsageError for an objective with another number of weights, or a phase without any.

@@ -288,7 +288,7 @@ class WordTask(Task):
         return files
 
 
-class OneWordSetTask(WordTask):
+class _OneWordSetTask(WordTask):
     """A word encoder and one labelled set of a `form`; UsageError for a set of another form."""
 
     form = ""
@@ -307,14 +307,14 @@ class OneWordSetTask(WordTask):
         return data
 
 
-class TaggingTask(OneWordSetTask):
+class TaggingTask(_OneWordSetTask):
     """An encoder of words and one tagged set; scores are F1 of spans, or accuracy."""
 
     criterions = (Tagging,)
     form = TAGS
 
 
-class ParsingTask(OneWordSetTask):
+class ParsingTask(_OneWordSetTask):
     """An encoder of words and one treebank; scores are LAS and UAS without punctuation."""
 
     criterions = (Parsing,)

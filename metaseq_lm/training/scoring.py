@@ -58,7 +58,7 @@ class Cost:
         )
 
 
-class ScoredRow(NamedTuple):
+class _ScoredRow(NamedTuple):
     """The token ids of a row without special ones (n,), and the number of each token's word (n,).
 
     The words are None if the scores do not depend on them.
@@ -67,10 +67,10 @@ class ScoredRow(NamedTuple):
     ids: np.ndarray
     words: np.ndarray | None = None
 
-    def slice(self, first: int, end: int) -> "ScoredRow":
+    def slice(self, first: int, end: int) -> "_ScoredRow":
         """Return the tokens from `first` on and before `end`."""
         words = None if self.words is None else self.words[first:end]
-        return ScoredRow(self.ids[first:end], words)
+        return _ScoredRow(self.ids[first:end], words)
 
     @property
     def key(self) -> tuple[bytes, bytes]:
@@ -182,7 +182,7 @@ class SentenceScorer:
             text: np.array(self.tokenizer.encode_with_offsets(text)[1], np.int64)
             for text in dict.fromkeys(sentence.text for sentence in sentences)
         }
-        rows: list[ScoredRow | None] = []
+        rows: list[_ScoredRow | None] = []
         part_of: list[np.ndarray] = []
         for row, sentence, spans in zip(self._rows(sentences), sentences, parts):
             number = np.full(len(row.ids), -1)
@@ -202,18 +202,18 @@ class SentenceScorer:
             for score, number, spans in zip(scores, part_of, parts)
         ]
 
-    def _rows(self, sentences: Sequence[SourceSentence]) -> list[ScoredRow]:
+    def _rows(self, sentences: Sequence[SourceSentence]) -> list[_ScoredRow]:
         """Return the tokens of each sentence."""
         texts = list(dict.fromkeys(sentence.text for sentence in sentences))
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
-        rows = map(ScoredRow, ids)
+        rows = map(_ScoredRow, ids)
         if self.pll == _WITHIN_WORD:
-            rows = map(ScoredRow, ids, self.tokenizer.word_numbers(texts))
+            rows = map(_ScoredRow, ids, self.tokenizer.word_numbers(texts))
         row_of = dict(zip(texts, rows))
         return [row_of[sentence.text] for sentence in sentences]
 
-    def _seen(self, row: ScoredRow, choice: np.ndarray) -> tuple[ScoredRow, np.ndarray]:
+    def _seen(self, row: _ScoredRow, choice: np.ndarray) -> tuple[_ScoredRow, np.ndarray]:
         """Return a row and its scored tokens, without tokens that no score depends on."""
         if self.reach != "causal":
             return row, choice
@@ -223,7 +223,7 @@ class SentenceScorer:
 
     def _scores(
         self,
-        rows: Sequence[ScoredRow | None],
+        rows: Sequence[_ScoredRow | None],
         scored: Sequence[np.ndarray | None],
         scorer: TokenScorer,
     ) -> list[SentenceScore | None]:
@@ -233,7 +233,7 @@ class SentenceScorer:
         without scored tokens needs no pass.
         """
         started = time.perf_counter()
-        unique: dict[tuple[bytes, ...], tuple[ScoredRow, np.ndarray]] = {}
+        unique: dict[tuple[bytes, ...], tuple[_ScoredRow, np.ndarray]] = {}
         keys = []
         for row, choice in zip(rows, scored):
             key = None
@@ -265,8 +265,8 @@ class SentenceScorer:
         return [None if key is None else scores[key] for key in keys]
 
     def _fit(
-        self, row: ScoredRow, sentence: SourceSentence, from_end: bool = False
-    ) -> ScoredRow | None:
+        self, row: _ScoredRow, sentence: SourceSentence, from_end: bool = False
+    ) -> _ScoredRow | None:
         """Return the tokens that fit into a row, None for a sentence to skip.
 
         A cut sentence keeps its first tokens, or with `from_end` its last ones.
@@ -304,7 +304,7 @@ class SentenceScorer:
         return scores.double().cpu().numpy()
 
     def batch(
-        self, sentences: Sequence[tuple[ScoredRow, np.ndarray]], lengths: np.ndarray
+        self, sentences: Sequence[tuple[_ScoredRow, np.ndarray]], lengths: np.ndarray
     ) -> ScoredBatch:
         """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S).
 

@@ -27,7 +27,7 @@ EXTRAS = {
 }
 
 
-class EnvironmentPart(NamedTuple):
+class _EnvironmentPart(NamedTuple):
     """A version, path or number (sizes in bytes), None if missing; its use, how to install it."""
 
     name: str
@@ -43,44 +43,44 @@ class EnvironmentPart(NamedTuple):
         return f"{self.name:<22}{value:<28}{self.use}{install}"
 
 
-def environment() -> Iterator[EnvironmentPart]:
+def environment() -> Iterator[_EnvironmentPart]:
     """Yield the parts: versions, processors, memory, GPUs, Slurm, disks, extras."""
-    yield EnvironmentPart("metaseq-lm", __version__, "this package")
-    yield EnvironmentPart("python", platform.python_version(), sys.executable)
+    yield _EnvironmentPart("metaseq-lm", __version__, "this package")
+    yield _EnvironmentPart("python", platform.python_version(), sys.executable)
     yield from _torch()
-    yield EnvironmentPart("cores", usable_cores(), f"usable, of {os.cpu_count()}; train --nproc")
+    yield _EnvironmentPart("cores", usable_cores(), f"usable, of {os.cpu_count()}; train --nproc")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield EnvironmentPart("memory", memory, "of the machine; a job may have less")
+    yield _EnvironmentPart("memory", memory, "of the machine; a job may have less")
     for command in ("sbatch", "srun", "squeue", "sacct", "scancel"):
-        yield EnvironmentPart(
+        yield _EnvironmentPart(
             command, shutil.which(command), "Slurm: sweep and league --executor slurm"
         )
     for name, folder in (("current folder", Path.cwd()), ("TMPDIR", Path(tempfile.gettempdir()))):
-        yield EnvironmentPart(f"free, {name}", free_bytes(folder), str(folder))
+        yield _EnvironmentPart(f"free, {name}", free_bytes(folder), str(folder))
     for extra, (distribution, use) in EXTRAS.items():
         install = f"pip install 'metaseq-lm[{extra}]'"
         try:
-            yield EnvironmentPart(distribution, metadata.version(distribution), use, install)
+            yield _EnvironmentPart(distribution, metadata.version(distribution), use, install)
         except metadata.PackageNotFoundError:
-            yield EnvironmentPart(distribution, None, use, install)
+            yield _EnvironmentPart(distribution, None, use, install)
 
 
-def _torch() -> Iterator[EnvironmentPart]:
+def _torch() -> Iterator[_EnvironmentPart]:
     """Yield the version, build, threads and GPUs of torch."""
     try:
         import torch
     except ImportError as error:
-        yield EnvironmentPart("torch", None, str(error), "pip install 'torch>=2.11'")
+        yield _EnvironmentPart("torch", None, str(error), "pip install 'torch>=2.11'")
         return
     build = next((f"{n} {v}" for n in ("cuda", "hip") if (v := getattr(torch.version, n))), "cpu")
-    yield EnvironmentPart(
+    yield _EnvironmentPart(
         "torch", torch.__version__, "train, evaluate, score, rerank, export, import"
     )
-    yield EnvironmentPart("torch build", build, "a build for CPUs uses no GPU")
-    yield EnvironmentPart(
+    yield _EnvironmentPart("torch build", build, "a build for CPUs uses no GPU")
+    yield _EnvironmentPart(
         "threads", torch.get_num_threads(), "of torch in a process; OMP_NUM_THREADS"
     )
     devices = range(torch.cuda.device_count())
-    yield EnvironmentPart("GPUs", len(devices) or None, "engine.device=cuda")
+    yield _EnvironmentPart("GPUs", len(devices) or None, "engine.device=cuda")
     for device in map(torch.cuda.get_device_properties, devices):
-        yield EnvironmentPart("memory of a GPU", device.total_memory, device.name)
+        yield _EnvironmentPart("memory of a GPU", device.total_memory, device.name)

@@ -304,7 +304,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             if sets[TRAIN].labels[name].ndim == 1:
                 yield _DocumentLabels(documents, request)
             else:
-                yield WorldLabels(documents, request)
+                yield _WorldLabels(documents, request)
         if self._pairs:
             yield _PairsPipeline(self.world, self._pairs, self.request)
 
@@ -375,7 +375,7 @@ class _DocumentLabels(LabelledPipeline):
         return f"{self.request.destdir.name}/{super().summary(split)}"
 
 
-class WorldLabels(TagsPipeline):
+class _WorldLabels(TagsPipeline):
     """Makes the tagged set of documents with labelled words; other words are UNLABELLED."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:

@@ -80,7 +80,7 @@ class _RecallConfig:
 
 
 @dataclass(frozen=True)
-class RecallUnits:
+class _RecallUnits:
     """The units of documents; NO_TOKEN stands for parts that a unit lacks.
 
     Attributes:
@@ -242,7 +242,7 @@ class Recall(World):
         again, drawn = self.config.again, 1 / self.config.keys
         return np.where(others == NO_TOKEN, drawn, (1 - again) * drawn + again * (keys == others))
 
-    def parse(self, tokens: np.ndarray) -> RecallUnits:
+    def parse(self, tokens: np.ndarray) -> _RecallUnits:
         """Return the units of documents (N, S)."""
         config, count = self.config, len(tokens)
         padded = np.full((count, max(self.longest, tokens.shape[1])), NO_TOKEN)
@@ -273,7 +273,7 @@ class Recall(World):
         first[slot, row, keys[row, unit]] = unit
         bound[slot, row, keys[row, unit]] = shown[slot, row, unit]
         values = np.where(values == NO_TOKEN, NO_TOKEN, values % config.fact_values)
-        return RecallUnits(good, keys, shown, entities, attributes, values, first, last, bound)
+        return _RecallUnits(good, keys, shown, entities, attributes, values, first, last, bound)
 
     # ---------------------------------------------------------------- probabilities
 
@@ -317,7 +317,7 @@ class Recall(World):
         return probs
 
     def _fact_cloze(
-        self, units: RecallUnits, rows: np.ndarray, unit: np.ndarray, offset: int
+        self, units: _RecallUnits, rows: np.ndarray, unit: np.ndarray, offset: int
     ) -> np.ndarray:
         """Return the probability of each symbol at a place of units that are facts, (M, V)."""
         probs = np.zeros((len(rows), len(self.symbols)))
@@ -332,7 +332,7 @@ class Recall(World):
         return probs
 
     def _key_cloze(
-        self, units: RecallUnits, rows: np.ndarray, unit: np.ndarray, offset: int
+        self, units: _RecallUnits, rows: np.ndarray, unit: np.ndarray, offset: int
     ) -> np.ndarray:
         """Return the probability of each symbol at a place of units of keys, (M, V)."""
         config, probs = self.config, np.zeros((len(rows), len(self.symbols)))
@@ -363,7 +363,7 @@ class Recall(World):
     # ---------------------------------------------------------------- labels
 
     def _questions(
-        self, units: RecallUnits, word: str, place: str
+        self, units: _RecallUnits, word: str, place: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the units that a set might ask about, and the units that it labels, (N, U)."""
         if word == _FACT:
@@ -385,7 +385,9 @@ class Recall(World):
         is_stated[row, entities[row, unit]] = True
         return is_stated
 
-    def _labelled(self, units: RecallUnits, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _labelled(
+        self, units: _RecallUnits, name: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the document, unit and token position of each label of a set, (M,) each.
 
         A set NAME_end has one label for each section in which the first unit that NAME might ask
@@ -408,7 +410,7 @@ class Recall(World):
         column = np.full_like(section, self.width - 1) if later else _UNIT * inside
         return row, unit, section * self.width + column
 
-    def _labels(self, units: RecallUnits, name: str) -> np.ndarray:
+    def _labels(self, units: _RecallUnits, name: str) -> np.ndarray:
         """Return the labels of a set, (N, S)."""
         labels = np.full((len(units.good), self.longest), NO_LABEL)
         row, unit, column = self._labelled(units, name)
@@ -432,7 +434,7 @@ class Recall(World):
         return posterior
 
     def _answers(
-        self, units: RecallUnits, name: str, of_units: tuple[np.ndarray, np.ndarray], sees: str
+        self, units: _RecallUnits, name: str, of_units: tuple[np.ndarray, np.ndarray], sees: str
     ) -> np.ndarray:
         """Return the probability of each class for units that a reader sees, (M, C)."""
         word, (row, unit) = name.partition("_")[0], of_units
@@ -458,7 +460,7 @@ class Recall(World):
         return np.stack([1 - same, same], axis=-1)
 
     def _answers_unseen(
-        self, units: RecallUnits, name: str, rows: np.ndarray, sections: np.ndarray
+        self, units: _RecallUnits, name: str, rows: np.ndarray, sections: np.ndarray
     ) -> np.ndarray:
         """Return class probabilities at the end of sections for a reader of what follows, (M, C).
 

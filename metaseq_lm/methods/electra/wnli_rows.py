@@ -45,7 +45,7 @@ class CandidateBatch(TokenBatch):
 
 
 @dataclass(frozen=True)
-class WnliChoice:
+class _WnliChoice:
     """The candidates of one sample; the first is the query.
 
     Attributes:
@@ -95,7 +95,7 @@ class CandidateRows:
         self.entailed = None if data.labels is None else data.labels == 1
         facts = self._validated_rows()
         antecedents_by_pronoun = self._labelled_antecedents(facts)
-        self.choices: dict[int, WnliChoice] = {}
+        self.choices: dict[int, _WnliChoice] = {}
         for sample, row in enumerate(facts):
             choice = self._choice(sample, row, antecedents_by_pronoun, training)
             if choice is not None:
@@ -136,7 +136,7 @@ class CandidateRows:
         row: dict[str, Any],
         antecedents_by_pronoun: dict[Any, list[str]],
         training: bool,
-    ) -> WnliChoice | None:
+    ) -> _WnliChoice | None:
         if not row["pronoun"]:
             return None
         query, others = phrase_key(row["query"]), list(row["candidates"])
@@ -167,7 +167,7 @@ class CandidateRows:
             elif not positive.any():
                 positive[1:] = True
         tokens, spans = zip(*(tokens for _, tokens in encoded.values()))
-        return WnliChoice(list(tokens), list(spans), positive)
+        return _WnliChoice(list(tokens), list(spans), positive)
 
     def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
         """Return the tokens with `text` in place of the pronoun and its span, None if empty.

@@ -20,7 +20,7 @@ HIDDEN = 512
 _MASKED = 1000.0
 
 
-class SpanBeam(NamedTuple):
+class _SpanBeam(NamedTuple):
     """The best spans of each row: starts with scores (B, K), ends with scores (B, K, K).
 
     `null` (B,) is the score of the span from position 0 to position 0.
@@ -72,7 +72,7 @@ class JointSpanHead(nn.Module):
         hidden = (F.gelu(every + part.unsqueeze(1)) for part in chosen.unbind(1))
         return [masked(self.end(part).squeeze(-1), mask) for part in hidden]
 
-    def beam(self, x: Tensor, mask: Tensor, size: int) -> SpanBeam:
+    def beam(self, x: Tensor, mask: Tensor, size: int) -> _SpanBeam:
         """Return the `size` likeliest starts, each with its likeliest ends; log-probabilities."""
         size = min(size, x.shape[1])
         all_starts = self.start_logits(x, mask).log_softmax(-1)
@@ -81,7 +81,7 @@ class JointSpanHead(nn.Module):
         every = self._ends(x, mask, torch.cat([starts, first], 1))
         scores, ends = zip(*(logits.log_softmax(-1).topk(size) for logits in every[:-1]))
         null = all_starts[:, 0] + every[-1].log_softmax(-1)[:, 0]
-        return SpanBeam(starts, start_scores, torch.stack(ends, 1), torch.stack(scores, 1), null)
+        return _SpanBeam(starts, start_scores, torch.stack(ends, 1), torch.stack(scores, 1), null)
 
 
 class SpanHead(nn.Module):
@@ -102,14 +102,14 @@ class SpanHead(nn.Module):
         starts: Tensor = self(x, mask, mask)[0]
         return starts
 
-    def beam(self, x: Tensor, mask: Tensor, size: int) -> SpanBeam:
+    def beam(self, x: Tensor, mask: Tensor, size: int) -> _SpanBeam:
         """Return the `size` best starts and ends by their logits."""
         size = min(size, x.shape[1])
         all_starts, all_ends = self(x, mask, mask)
         start_scores, starts = all_starts.topk(size)
         end_scores, ends = (t.unsqueeze(1).expand(-1, size, -1) for t in all_ends.topk(size))
         null = all_starts[:, 0] + all_ends[:, 0]
-        return SpanBeam(starts, start_scores, ends, end_scores, null)
+        return _SpanBeam(starts, start_scores, ends, end_scores, null)
 
 
 class AnswerabilityHead(nn.Module):
@@ -158,7 +158,7 @@ class SpanModel(nn.Module):
         states: Tensor = self.encoder(tokens, layout, segments)
         return states
 
-    def best_spans(self, x: Tensor, mask: Tensor, size: int) -> SpanBeam:
+    def best_spans(self, x: Tensor, mask: Tensor, size: int) -> _SpanBeam:
         """Return the beam of states (B, S, D); an answerability head's logit becomes `null`."""
         span: JointSpanHead | SpanHead = self.heads["span"]  # type: ignore[assignment]
         beam = span.beam(x, mask, size)

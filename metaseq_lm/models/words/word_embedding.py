@@ -83,7 +83,7 @@ class CharacterCNN(nn.Module):
         return filtered
 
 
-class EmbeddingMoments(torch.autograd.Function):
+class MeanVariance(torch.autograd.Function):
     """Mean and variance (W,) of the rows of a table (V, W), weighted by shares (V,) that sum to 1.
 
     A batch looks up a small part of the table: every operation that writes another table of its
@@ -164,7 +164,7 @@ class WordEmbedding(nn.Module):
         x = F.embedding(tokens, weight)
         if not self.normalize:
             return x
-        mean, variance = EmbeddingMoments.apply(weight, self.frequencies)  # type: ignore[no-untyped-call]
+        mean, variance = MeanVariance.apply(weight, self.frequencies)  # type: ignore[no-untyped-call]
         normalized: Tensor = (x - mean) / (variance + 1e-6).sqrt()
         return normalized
 

@@ -19,7 +19,7 @@ from metaseq_lm.models.words import word_embedding
 from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews, sinusoids
 from metaseq_lm.models.words.word_embedding import (
     CharacterCNN,
-    EmbeddingMoments,
+    MeanVariance,
     WordEmbedding,
     unique_rows,
 )
@@ -253,7 +253,7 @@ def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPat
     shares /= shares.sum()
     mean = shares @ table
     wanted = mean, shares @ (table - mean).square()
-    for found, plain in zip(EmbeddingMoments.apply(table, shares), wanted):
+    for found, plain in zip(MeanVariance.apply(table, shares), wanted):
         torch.testing.assert_close(found, plain, rtol=0, atol=1e-14)
         to = torch.randn(4, dtype=torch.double)
         (gradient,) = torch.autograd.grad(found, table, to, retain_graph=True)
