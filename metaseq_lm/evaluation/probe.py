@@ -25,7 +25,7 @@ from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.data.words.subwords import TaggedRows, tagged_rows
 from metaseq_lm.data.worlds.measures import READERS
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.suites import (
@@ -258,7 +258,7 @@ def _open_rows(folder: Path, split: str, longest: int) -> _LabelledRows:
             raise UsageError(f"{folder}: split '{split}' has no labels; name another: split=NAME")
         rows = SentenceRows(data, Vocabulary.load(folder.parent / DICT_FILE), longest)
     else:
-        rows = TaggedRows(folder, split, longest)
+        rows = tagged_rows(folder, split, longest)
     if not len(rows):
         raise UsageError(f"{folder}: split '{split}' is empty")
     return rows

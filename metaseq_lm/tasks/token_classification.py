@@ -22,7 +22,7 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
-from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.data.words.subwords import TaggedRows, tagged_rows
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.chunks import conlleval_spans
 from metaseq_lm.models.transformer.classifiers import TokenClassifier
@@ -109,7 +109,7 @@ class TokenClassificationTask(OneSetTask):
 
 def _tagged_rows(config: RunConfig, split: str) -> TaggedRows:
     """Return the rows of a split of the configured set."""
-    return TaggedRows(labelled_folder(config), split, config.task.tokens_per_sample)
+    return tagged_rows(labelled_folder(config), split, config.task.tokens_per_sample)
 
 
 def _training_rows(config: RunConfig, rows: TaggedRows) -> int:

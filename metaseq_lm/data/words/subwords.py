@@ -4,9 +4,13 @@ A row is `[CLS] tokens [SEP]`, where the tokens encode the words joined by singl
 running text. This module is apart from the sets, which `preprocess` reads without torch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +35,25 @@ def bio_names(labels: Sequence[str]) -> list[str]:
 def predicted_names(labels: Sequence[str]) -> list[str]:
     """Return the classes that words of a set without spans can have."""
     return [name for name in labels if name != UNLABELLED]
+
+
+def tagged_rows(folder: Path, split: str, tokens_per_sample: int) -> TaggedRows:
+    """Return the rows of a split, see `TaggedRows`; a process keeps the last few that it opened.
+
+    To encode the words of a treebank takes a second, and each suite of a run needs them.
+    """
+    files = []
+    for file in sorted([*folder.iterdir(), *folder.parent.iterdir()]):
+        if file.is_file():
+            status = file.stat()
+            files.append((file.name, status.st_size, status.st_mtime_ns))
+    return _open_rows(folder, split, tokens_per_sample, tuple(files))
+
+
+@lru_cache(maxsize=6)  # the splits of two sets
+def _open_rows(folder: Path, split: str, tokens_per_sample: int, files: Any) -> TaggedRows:
+    """Return the rows of a split; `files` change when the set or its tokenizer does."""
+    return TaggedRows(folder, split, tokens_per_sample)
 
 
 class TaggedRows:

@@ -1,5 +1,7 @@
 """Tagged sentences as rows of subword tokens."""
 
+import os
+
 import numpy as np
 import pytest
 from outcomes import expect_error
@@ -8,7 +10,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.data.words.subwords import TaggedRows, tagged_rows
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.evaluation.chunks import conlleval_spans
 
@@ -48,6 +50,18 @@ def test_rows_are_running_text(data):
         assert [classes[i] for i in targets.tolist() if i >= 0] == [tag for _, tag in sentence]
         assert targets[0] == -1 and targets[1] >= 0
     assert batch.sizes == {"rows": 2, "words": 8}
+
+
+def test_rows_are_encoded_again_when_a_file_has_changed(data):
+    rows = tagged_rows(data / "ner", "train", 100)
+    assert tagged_rows(data / "ner", "train", 100) is rows
+    assert tagged_rows(data / "ner", "train", 7) is not rows
+    for file in (data / "ner" / "manifest.json", data / "tokenizer.json"):
+        if file.exists():
+            os.utime(file, (0, 0))
+            changed = tagged_rows(data / "ner", "train", 100)
+            assert changed is not rows
+            rows = changed
 
 
 def test_long_sentences_are_several_rows(data):
