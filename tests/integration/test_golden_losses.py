@@ -6,9 +6,9 @@ another rule of masking would pass them. Here it fails, for it is a change of ev
 and breaks every run that is resumed.
 
 `python tests/integration/test_golden_losses.py` writes the file anew. That is right only if such a
-change is meant: look at `git diff tests/integration/golden_losses.json`, and say in CHANGELOG.md
-what changed the numbers and that earlier ones cannot be had again. A case that is added must leave
-the others as they are.
+change is meant: look at `git diff tests/integration/golden_losses.json`, and say in
+docs/how_to/upgrading.md what changed the numbers and that earlier ones cannot be had again. A case
+that is added must leave the others as they are.
 """
 
 import hashlib
