@@ -152,7 +152,7 @@ TABLE = (
     ),
     Synonyms(
         "engine.parallel",
-        "fsdp zero-stage ddp-backend strategy deepspeed sharding-strategy",
+        "shard-optimizer fsdp zero-stage ddp-backend strategy deepspeed sharding-strategy",
         "replicate, shard or hybrid",
     ),
     Synonyms(
