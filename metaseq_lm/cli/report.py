@@ -461,7 +461,7 @@ def _write_records(settings: Sequence[Row], options: _ReportOptions) -> list[Pat
         records, omitted = eval_records(settings, options.model)
         contents |= {path: to_json(record, 1) + "\n" for path, record in records.items()}
         if omitted:
-            say(f"not in the records, not knowing which end is better: {', '.join(omitted)}")
+            say(f"not in the records, as nothing tells which end is better: {', '.join(omitted)}")
     if options.benchmark:
         from omegaconf import OmegaConf
 

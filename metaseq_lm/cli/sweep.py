@@ -441,7 +441,7 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     files = _sweep_files(args)
     data = [path for path in paths if Path(path) not in files]
     if len(files) > 1 or len(data) > 1:
-        raise UsageError(f"give at most one SWEEP.yaml and one DATA, got {' '.join(paths)}")
+        raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(paths)}")
     content = read_file(files[0]) if files else {}
     working_dir = Path.cwd()
     if data:

@@ -81,8 +81,8 @@ class EncoderDecoderConfig:
         cells, width = self.hidden_dim, self.output_dim
         if cells % 2 or width % 2 or width > cells:
             raise UsageError(
-                "model.hidden_dim and model.output_dim must be even, the second no larger than "
-                f"the first; got {cells} and {width}"
+                "model.hidden_dim and model.output_dim must be even numbers, the second no larger "
+                f"than the first; got {cells} and {width}"
             )
 
 

@@ -251,7 +251,7 @@ class LeagueRuns:
         try:
             budget = flops_text(float(flops))
         except ValueError:
-            raise UsageError(f"{flops!r} is not a number of FLOPs, such as 1e12") from None
+            raise UsageError(f"{flops!r} is no number of FLOPs, such as 1e12") from None
         rows = {row.objective: row for row in self.rows() if flops_text(row.budget) == budget}
         if not rows:
             raise UsageError(f"{self.contents.title} has no runs at {budget} FLOPs")

@@ -133,6 +133,6 @@ def reach(row: Row, context: Context) -> Iterator[GateFinding]:
         before, both = map(", ".join, rows.values())
         if before and both:
             reason = f"{part} uses surprisals given the text before a region in the rows of "
-            reason += f"{before}, and the text after it, too, in the rows of {both}: rows are "
+            reason += f"{before}, and the text after it, too, in those of {both}: rows are "
             reason += "compared by how well formulas hold, not by surprisals of one kind"
             yield GateFinding("reach", NOTE, reason, metric)

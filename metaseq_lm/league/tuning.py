@@ -85,7 +85,7 @@ def describe_other_choices(plan: Plan, trials: Sequence[Trials[Trial]]) -> list[
         sentences.append(f"The same values would have been chosen: {', '.join(same)}.")
     for metric, names in unknown.items():
         sentences.append(
-            f"What {metric} would have chosen is not known for {', '.join(names)}: their trials "
+            f"What {metric} would have chosen is not known of {', '.join(names)}: their trials "
             "are not scored by it."
         )
     return sentences

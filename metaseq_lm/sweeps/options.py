@@ -137,7 +137,7 @@ def check_out(out: Path, executor: str) -> None:
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
     if executor == "slurm" and (match := _NO_SLURM_PATH.search(text)):
         raise UsageError(
-            f"--out {text!r}: has {match[0]!r} in it, which Slurm does not take in a name; "
+            f"--out {text!r}: has {match[0]!r} in it, which cannot be in a name for Slurm; "
             "choose another path"
         )
 
