@@ -6,13 +6,14 @@
 
 TEXT has a document a line, in a .jsonl file as the field text. The labelled data are a table (CSV,
 TSV, JSON lines) with the columns text and label, words with tags in CoNLL columns (.conll, .bio,
-.iob), or CoNLL-U (.conllu); without --task-test a fifth of them is held out for the score, each
-fifth row or sentence.
+.iob), or CoNLL-U (.conllu). Without --task-test every fifth row or sentence is held out for the
+score.
 
-The command measures what runs cost here, prints it, and chooses the budget of a run so that all of
-it takes about --minutes: learning rates are tuned, models are trained on several seeds, scored
-frozen and fine-tuned beside untrained ones, and a page says which objective is better. The same
-command given again goes on. OUT is the folder of an ordinary league, its plan is OUT/plan.yaml:
+The command measures what runs cost here, prints it, and chooses a budget per run so that the whole
+league takes about --minutes. It tunes learning rates, trains models on several seeds, scores them
+frozen and fine-tuned beside untrained ones, and writes a page that says which objective is better.
+Give the same command again to continue. OUT is the folder of an ordinary league, with its plan in
+OUT/plan.yaml:
 'metaseq-lm league report OUT' prints it again, 'metaseq-lm league --out OUT --with ...' adds an
 objective of your own.
 """
@@ -59,15 +60,15 @@ class _CompareOptions:
     )
     objectives: tuple[str, ...] = option(
         ("causal", "masked_40"),
-        "objectives, the one to compare with first (default: causal,masked_40)",
+        "objectives, the baseline first (default: causal,masked_40)",
         metavar="A,B",
     )
     seeds: int = option(
-        0, "seeds of each (default: as few as can establish a difference; 4 of two)", at_least=0
+        0, "seeds per objective (default: the fewest that can decide; 4 for two)", at_least=0
     )
-    minutes: float = option(10.0, "how long all of it may take here (default: 10)", above=0)
+    minutes: float = option(10.0, "how long everything may take here (default: 10)", above=0)
     out: str = option("compare", "folder of the league (default: compare)", metavar="OUT")
-    dry_run: bool = option(False, "show what it would cost, and run nothing")
+    dry_run: bool = option(False, "show the cost, and run nothing")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,10 +156,10 @@ def _fitted(
         values, text = forecast(runner, contents, times.updates)
         seconds = times.seconds(runner, budget)
     chosen = (
-        f"chosen: {flops_text(budget)} FLOPs a run, with which all of it takes about "
+        f"chosen: {flops_text(budget)} FLOPs a run; the whole league takes about "
         f"{seconds_text(seconds)} here, {launch.max_parallel or 1} runs at a time (--minutes "
-        f"{options.minutes:g}); of each run {seconds_text(times.start + times.scoring)} are start, "
-        "validation and scores"
+        f"{options.minutes:g}); start, validation and scores take "
+        f"{seconds_text(times.start + times.scoring)} of each run"
     )
     if options.dry_run:
         show_result("league-plan", values, f"{text}\n{chosen}")

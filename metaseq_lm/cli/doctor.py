@@ -1,7 +1,7 @@
-"""Look over the machine and data folders before compute is spent on them.
+"""Check the machine and data folders before you spend compute on them.
 
 Each line is ok, warning or error. The exit code is 1 if there is an error, 2 if a folder is not
-there, else 0. With --runs it says how many times runs see the words of train, too.
+there, else 0. With --runs it also says how many times runs see the words of train.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shifted-valid",
         action="store_true",
-        help="other splits of a corpus are meant to be of another domain than train",
+        help="other splits of a corpus come from another domain than train on purpose",
     )
     parser.add_argument(
         "--runs",
@@ -43,8 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="RUN",
-        help="runs on DATA, folders of runs or archives: how many times each sees the words of "
-        "train, by its limits if it has not finished",
+        help=(
+            "runs trained on DATA, folders of runs or archives: how many times each sees the "
+            "words of train (an unfinished run by its limits)"
+        ),
     )
     parser.add_argument("--user-dir", metavar="DIR", help="plug-in with checks or tokenizers")
 
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
     if args.environment == bool(args.data):
-        raise UsageError("give DATA folders, or --environment without any")
+        raise UsageError("give DATA folders, or --environment alone")
     if args.environment:
         from metaseq_lm.data.doctor.environment import environment
 

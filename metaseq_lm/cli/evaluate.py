@@ -44,7 +44,7 @@ class _EvaluateOptions:
     data: str | None = option(None, "data folder (default: the one it was trained on)")
     out: str | None = option(None, "folder for predictions and metrics (default: print only)")
     user_dir: str | None = option(None, "plug-in the run was trained with")
-    ensemble: bool = option(False, "score the checkpoints together, as one")
+    ensemble: bool = option(False, "score the checkpoints as one ensemble")
     best: int | None = option(None, "use only the N best runs of the ensemble (default: all)")
     metric: str | None = option(
         None, "validation metric for --best (default: the first one; see log.jsonl)", metavar="M"
@@ -191,7 +191,7 @@ def _best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path
     chosen_metric = Metric.of(name, values, known_direction)
     if chosen_metric.guessed:
         raise UsageError(
-            f"--best: whether a higher or a lower {name} is better is not known; name another "
+            f"--best: it is not known whether a higher or a lower {name} is better; name another "
             "--metric, such as loss"
         )
     return [paths[i] for i in best(values, count, chosen_metric.lower_is_better)]

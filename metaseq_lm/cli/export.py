@@ -6,8 +6,9 @@ examples:
   metaseq-lm export runs/bam --head RTE --out exported/rte --check
   metaseq-lm export runs/cola --out exported/cola --check --push me/bert-cola
   metaseq-lm export runs/gpt-bert criterion.read=causal_lm --out exported/gpt --check
-A post-LN encoder becomes a BERT, RoBERTa or ELECTRA, a pre-LN one a MegatronBERT; with it goes the
-head of a language model, a classifier or a span model (task.joint=false task.answerability=false).
+A post-LN encoder becomes a BERT, RoBERTa or ELECTRA, a pre-LN one a MegatronBERT. The head
+of a language model, a classifier or a span model (task.joint=false task.answerability=false) is
+exported with it.
 """
 
 import argparse
@@ -27,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", help="checkpoint, or run folder (its best one, else its last)")
     add("--out", required=True, metavar="HF_DIR", help="folder to make")
-    net = "which net of ELECTRA (default: %(default)s)"
+    net = "which network of ELECTRA (default: %(default)s)"
     add("--part", choices=("main", "generator"), default="main", help=net)
-    head = "labelled set whose head is exported, of a model with several (task bam)"
+    head = "labelled set whose head to export, if the model has several (task bam)"
     add("--head", metavar="SET", default="", help=head)
-    add("--data", metavar="DIR", help="folder of its tokenizer (default: where it was trained on)")
+    add("--data", metavar="DIR", help="folder of its tokenizer (default: its training data)")
     add("--user-dir", help="plug-in the run was trained with")
     check = (
         "compare the logits, tokens and losses with those of transformers, which must be installed"
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.runs import checkpoint
 
     if args.public and not args.push:
-        raise UsageError("--public is of --push REPO, which is missing")
+        raise UsageError("--public needs --push REPO")
     if args.push:
         require_hub(args.push)
     if args.check:

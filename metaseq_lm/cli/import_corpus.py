@@ -4,9 +4,9 @@
     metaseq-lm import-corpus --trainpref tokenized/ --tokenizer-from gpt2/ \\
         --strip '<|endoftext|>' --destdir DATA
 
-A file is NAME of NAME.bin and NAME.idx (Megatron-LM, datatrove's MegatronDocumentTokenizer), or of
-NAME.ds with NAME.ds.index (datatrove's DocumentTokenizer), or a folder of these. Special symbols
-that a tokenizer.json lacks, such as [MASK], get the ids behind its own.
+Give NAME for the files NAME.bin and NAME.idx (Megatron-LM, datatrove's MegatronDocumentTokenizer),
+or for NAME.ds and NAME.ds.index (datatrove's DocumentTokenizer), or a folder of such files. Special
+symbols that a tokenizer.json lacks, such as [MASK], get the ids after its own.
 """
 
 import argparse
@@ -30,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer-from",
         type=Path,
         metavar="DIR",
-        help="folder with the tokenizer.json (default: that of the first file)",
+        help="folder with the tokenizer.json (default: the folder of the first file)",
     )
     add(
         "--strip",
         nargs="+",
         default=[],
         metavar="SYMBOL",
-        help="special symbols to take off the ends of each sequence, such as <|endoftext|>",
+        help="special symbols to strip from the ends of each sequence, such as <|endoftext|>",
     )
     add("--overwrite", action="store_true", help="replace a data set that is already there")
 

@@ -7,16 +7,16 @@
   metaseq-lm league report L             print the standings again, write L/report
   metaseq-lm league report L --watch     the same, and again whenever results change
   metaseq-lm league report               print the rows of 'balanced', which ship with the package
-  metaseq-lm league report laptop        the same of another plan, also: objectives, epochs, garden
+  metaseq-lm league report laptop        the same for another plan, also: objectives, epochs, garden
   metaseq-lm league report L --json      the standings as one JSON document
   metaseq-lm league verify balanced --out V    train runs of two drawn rows again, and compare
 
-Without PLAN.yaml it is the plan 'balanced', which ships with the package: labels of a small
-language that need what precedes a word, what follows it, or both, with exact answers. A league
-makes its data in L/data, tunes each objective on seeds of its own, trains and scores the runs that
-are compared and their controls, and prints the standings: each objective at each budget with what
-the gates say of it and the verdict beside the baseline. With --with it runs only what is new. The
-same command given again goes on.
+Without PLAN.yaml the league follows the plan 'balanced', which ships with the package: labels of a
+small language that need what precedes a word, what follows it, or both, with exact answers. A
+league makes its data in L/data, tunes each objective on seeds of its own, trains and scores the
+runs that are compared and their controls, and prints the standings: each objective at each budget
+with the gates that flag it and the verdict against the baseline. With --with it runs only what is
+new. Give the same command again to continue.
 
 Each part of a league is an ordinary sweep, such as L/final/causal, so 'metaseq-lm sweep status'
 works there. docs/how_to/league.md describes the plan.
@@ -70,29 +70,29 @@ class LeagueOptions:
 
     out: str | None = option(
         None,
-        "folder of the league; one that is there goes on. report: folder of the page",
+        "folder of the league; an existing league is continued. report: folder of the page",
         metavar="L",
     )
-    name: str = option("mine", "name of the objective that --with adds, or submit", metavar="NAME")
+    name: str = option("mine", "name of the objective to add (--with) or to submit", metavar="NAME")
     grid: tuple[str, ...] = option(
         (),
-        "values that the objective of --with is tuned on; can be repeated (default: the grid of "
-        "the plan)",
+        "values to tune the objective of --with on; can be repeated (default: the grid of the "
+        "plan)",
         metavar="KEY=A,B",
         repeated=True,
     )
     control: str | None = option(
-        None, "matched control of the objective of --with", metavar="OBJECTIVE"
+        None, "matched control for the objective of --with", metavar="OBJECTIVE"
     )
     tune_by: str | None = option(
         None,
-        "metric that the objective of --with is tuned by (default: that of the plan)",
+        "metric to tune the objective of --with by (default: the plan's)",
         metavar="METRIC",
     )
     budgets: tuple[float, ...] = option(
         (),
-        "FLOPs of a run, of those of the plan (default: its usual ones; report: all; predict: the "
-        "first without runs)",
+        "FLOPs per run, from the budgets of the plan (default: its usual ones; report: all; "
+        "predict: the first without runs)",
         metavar="A,B",
     )
     objectives: tuple[str, ...] = option(
@@ -106,24 +106,24 @@ class LeagueOptions:
         "with --text: labelled data, .conllu, .conll, or a table with the columns text and label",
     )
     probe_test: str | None = option(
-        None, "with --text: the same, for the score (default: a fifth of --probe)"
+        None, "with --text: labelled data for the score (default: a fifth of --probe)"
     )
     user_dir: str | None = option(None, "plug-in folder or file to load")
     watch: bool = option(
         False,
-        "report: write the page again whenever results change, until the league is over; it "
-        "reloads itself",
+        "report: write the page again whenever results change, until the league is over; the "
+        "page reloads itself",
     )
     dry_run: bool = option(
-        False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
+        False, "show runs, FLOPs, hours and the smallest detectable effect; run nothing"
     )
     archive: Path | None = option(
         None,
-        "report, merge: keep all runs in a file, which stands in for them beside a plan as "
-        "PLAN.jsonl.gz",
+        "report, merge: keep all runs in a file, which replaces their folders if it lies beside "
+        "a plan as PLAN.jsonl.gz",
     )
     rows: int | None = option(
-        None, "verify: rows to draw, of which runs are trained again (default: 2)", at_least=0
+        None, "verify: rows to draw, whose runs are trained again (default: 2)", at_least=0
     )
     seed: int | None = option(None, "verify: the seed that draws them (default: any)", at_least=0)
     code: Path | None = option(
@@ -157,7 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="add an objective: options of train, beside those that the plan has for all",
+        help="add an objective: its options of train, on top of those that the plan gives to all",
     )
     add_options(parser.add_argument_group("launch"), Launch)
 
@@ -325,7 +325,7 @@ def open_folder(options: LeagueOptions) -> "tuple[LeagueFolder, Contents | None]
     from metaseq_lm.league.folder import LeagueFolder
 
     if not options.out and not options.dry_run:
-        raise UsageError("no --out given; it is the folder of the league")
+        raise UsageError("no --out given; name the folder of the league")
     folder = LeagueFolder(Path(options.out or "league"))
     if folder.path.exists() and not folder.path.is_dir():
         raise UsageError(f"--out {options.out}: is a file; name the folder of the league")
@@ -381,7 +381,7 @@ def run_contents(
         runner = runner.with_prices(prices)
     with folder.lock():
         if (folder.read() if folder.exists() else None) != stored:
-            raise MetaseqError(f"{folder.file}: changed meanwhile; give the command again")
+            raise MetaseqError(f"{folder.file}: changed in the meantime; give the command again")
         folder.check_plans(plan_hash)
         folder.write(contents)
         over = runner.run()

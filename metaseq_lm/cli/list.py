@@ -33,8 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoints",
         metavar="RUN",
-        help="the checkpoints of a run: update, size, which is the best and the last, which are at "
-        "numbers of words, metrics",
+        help=(
+            "the checkpoints of a run: update, size, metrics, and which is the best, the last, "
+            "or at a number of words"
+        ),
     )
     add(
         "--verify",

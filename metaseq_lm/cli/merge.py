@@ -3,7 +3,7 @@
     metaseq-lm preprocess --trainpref part0.txt --tokenizer-from TOKENIZER --destdir shards/0
     metaseq-lm preprocess --trainpref part1.txt --tokenizer-from TOKENIZER --destdir shards/1
     metaseq-lm merge shards/0 shards/1 --destdir DATA
-The files are those of one machine: preprocess --trainpref part0.txt part1.txt ...
+DATA gets the files that one machine would write: preprocess --trainpref part0.txt part1.txt ...
 """
 
 import argparse

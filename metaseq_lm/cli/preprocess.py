@@ -1,10 +1,10 @@
 """Turn text into a data folder that training reads.
 
-A corpus: one document per line, blank lines are passed over, .gz, .xz, .bz2 and .zst are unpacked.
+A corpus: one document per line, blank lines are skipped, .gz, .xz, .bz2 and .zst are unpacked.
     metaseq-lm preprocess --trainpref train.txt --validpref valid.txt --destdir DATA
     metaseq-lm preprocess --trainpref train.jsonl --text-column text --destdir DATA
-With --documents blank it is one sentence per line, and a blank line ends a document. Wrapped lines
-are joined by --documents paragraphs or file. --hold-out 5% takes a valid split out of train.
+With --documents blank, a line is a sentence and a blank line ends a document. Wrapped lines are
+joined by --documents paragraphs or file. --hold-out 5% takes a valid split out of train.
 A labelled set (CSV or TSV with a header row, or JSONL), with the tokenizer of DATA, into DATA/NAME:
     metaseq-lm preprocess --labelled NAME --trainpref train.tsv --validpref dev.tsv --destdir DATA
 A task of GLUE or SuperGLUE from the folder of its official files, into DATA/CoLA:
@@ -74,12 +74,13 @@ class _PreprocessOptions:
     hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
     workers: int = option(1, "corpus: processes (default: 1); other data always takes one")
     encoding: str = option(
-        "utf-8", "what text files are converted from, such as latin-1 or utf-16", metavar="E"
+        "utf-8", "encoding of the text files, such as latin-1 or utf-16", metavar="E"
     )
     on_bad_utf8: str | None = option(
         None,
-        "lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail (default: "
-        "replace in files where they are at most 1 % of the lines, and refuse others)",
+        "lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail "
+        "(default: replace in files where at most 1 % of the lines have it, and refuse other "
+        "files)",
         choices=BAD_UTF8,
     )
     overwrite: bool = option(False, "replace a data set that is already there")
@@ -133,7 +134,7 @@ def _splits_of(options: _PreprocessOptions) -> dict[str, list[Path]]:
         splits[name] = [Path(path)]
     files = [str(path) for paths in splits.values() for path in paths]
     if files.count(STANDARD_INPUT) > 1:
-        raise UsageError("standard input (-) is the text of one split only; it is named twice")
+        raise UsageError("standard input (-) can be the text of one split only; it is named twice")
     return splits
 
 

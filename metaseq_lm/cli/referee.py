@@ -35,7 +35,7 @@ def verify(
 ) -> int:
     """Verify a league; 1 if something did not come out."""
     if out is None:
-        raise UsageError("no --out given; it is the folder of the runs that are trained again")
+        raise UsageError("no --out given; name the folder for the runs that are trained again")
     plugins.load_all()
     drawn = secrets.randbelow(1 << 31) if seed is None else seed
     plug_in = plugin(user_dir, Path.cwd()) if user_dir else None
@@ -76,7 +76,7 @@ def register(
 ) -> int:
     """Write the submission of an objective that has no runs yet."""
     if out is None:
-        raise UsageError("no --out given; it is the folder of the submission")
+        raise UsageError("no --out given; name the folder of the submission")
     plugins.load_all(user_dir)
     objective = contents.extended.objective(name)
     try:

@@ -99,8 +99,8 @@ class _ReportOptions:
     )
     better: str | None = option(
         None,
-        "which end of the metric is best (default: by its name, lower for a loss, or as the runs "
-        "say)",
+        "whether higher or lower is better (default: by the metric's name, lower for a loss, or "
+        "as the runs say)",
         choices=("higher", "lower"),
     )
     spread: str = option(
@@ -114,38 +114,37 @@ class _ReportOptions:
     )
     pairs: str | None = option(
         None,
-        "in place of the table: all pairs of settings that differ in this key alone, tested "
-        "two-sided (default: no test; KEY: label)",
+        "instead of the table: two-sided tests of all pairs of settings that differ in this key "
+        "alone (default: no test; KEY: label)",
         nargs="?",
         const="label",
         metavar="KEY",
     )
     test: str = option(
         TESTS[0],
-        "of means, with --spread range of medians but for welch and t; permutation and welch: the "
-        "larger p of both, as in a league",
+        "test of means, or with --spread range of medians (except welch and t); permutation and "
+        "welch: the larger p of the two, as in a league",
         choices=TESTS,
     )
     sides: int = option(
-        2, '1: only "better than the baseline" was asked before the runs', choices=(1, 2)
+        2, '1: only "better than the baseline" was the question before the runs', choices=(1, 2)
     )
     detectable: bool = option(
         False,
-        "with --baseline: columns with the difference from it, and with the true one that the "
-        f"test would find (p below {LEVEL}, before Holm) with a probability of "
-        f"{POWER:.0%}, with these numbers of seeds and their scatter",
+        "with --baseline: columns with the difference from it, and with the true difference "
+        f"that the test would detect (p below  {LEVEL}, before Holm) with a probability of "
+        f"{POWER:.0%}, given these numbers of seeds and their scatter",
     )
     seeds: int | None = option(
         None,
-        "with --detectable: what N seeds of each setting would find (default: as many as there "
-        "are)",
+        "with --detectable: what N seeds per setting would detect (default: as many as there are)",
     )
     rows: str | None = option(
-        None, "config key down the table (default: one row a setting)", metavar="KEY"
+        None, "config key for the rows of the table (default: one row a setting)", metavar="KEY"
     )
     columns: str | None = option(
         None,
-        "config key across the table and over the panels of pictures (default: none)",
+        "config key for the columns of the table and the panels of pictures (default: none)",
         metavar="KEY",
     )
     mean: bool = option(
@@ -165,7 +164,7 @@ class _ReportOptions:
     )
     benchmark: tuple[str, ...] = option(
         (),
-        "with --format hf: a metric, and the benchmark on the Hub and its task that it is of",
+        "with --format hf: a metric, and the benchmark on the Hub and the task that it belongs to",
         nargs="+",
         repeated=True,
         metavar="METRIC=ORG/DATASET:TASK",
@@ -178,7 +177,7 @@ class _ReportOptions:
     archive: Path | None = option(
         None,
         "keep the runs of this table in a file that report reads like their folders: settings, "
-        "results, validation curves; no checkpoints, no curves of training",
+        "results, validation curves; no checkpoints, no training curves",
         metavar="FILE",
     )
     where: tuple[str, ...] = option(
@@ -193,13 +192,13 @@ class _ReportOptions:
     )
     choose: str | None = option(
         None,
-        "of runs that differ in this config key only (e.g. optimizer.lr), those of the value with "
-        "the best validation metric, the one that chose their checkpoints (default: all)",
+        "of runs that differ in this config key only (e.g. optimizer.lr), keep those with the "
+        "value that is best by the validation metric that chose their checkpoints (default: all)",
         metavar="KEY",
     )
     choose_by: str | None = option(
         None,
-        "with --choose: the final metric whose mean is to be best, e.g. valid.accuracy (default: "
+        "with --choose: choose by the mean of this final metric, e.g. valid.accuracy (default: "
         "the one that chose the checkpoints)",
         metavar="METRIC",
     )
@@ -211,7 +210,7 @@ class _ReportOptions:
     )
     expected_best: bool = option(
         False,
-        "in place of the table: the best score of a search's trials against the FLOPs of tuning, "
+        "instead of the table: the best score of a search's trials against the FLOPs of tuning, "
         "and with --out a picture of it",
     )
     x: str | None = option(
@@ -251,7 +250,7 @@ class _ReportOptions:
                 bool(self.benchmark) != ("hf" in self.formats),
                 "--format hf and --benchmark METRIC=ORG/DATASET:TASK belong together",
             ),
-            (not self.out and is_drawn, "pictures and pages are files: say with --out DIR where"),
+            (not self.out and is_drawn, "pictures and pages are files: give --out DIR, too"),
             (self.baseline and is_pivot, "--baseline: leave --rows and --columns out"),
             (
                 self.pairs and (self.baseline or is_pivot),

@@ -2,9 +2,9 @@
 
 A list file is JSON: {utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}.
 Lambda is the value of the grid with the fewest word errors on --dev; ties go to the smallest. For
-each set the output has the word error rate without re-ranking, that of the oracle (the hypothesis
-with the fewest errors in each list), the re-ranked one, and the 95 % bootstrap interval of the
-change (1,000 resamplings of the utterances).
+each set the output has the word error rates without re-ranking, of the oracle (the hypothesis with
+the fewest errors in each list) and with re-ranking, and the 95 % bootstrap interval of the change
+(1,000 resamplings of the utterances).
 Standard output has one JSON line for each RUN and scores file, with rates as fractions; a table in
 percent goes to stderr. --out DIR writes to DIR/1, DIR/2, ... for each RUN or scores file:
   plls.tsv             pll<TAB>tokens<TAB>text of every hypothesis (of a RUN), for --scores

@@ -1,11 +1,11 @@
 """Pseudo-log-likelihoods: the sum over a sentence's tokens of ln p(token | the other tokens).
 
-A causal LM gives ln p(token | those before it) instead. A masked LM takes one pass a token, other
-objectives one a sentence; see the last line on stderr.
-One sentence a line gives one line each, in the same order, skipped ones left out:
+A causal LM gives ln p(token | the tokens before it) instead. A masked LM takes one pass a token,
+other objectives one a sentence; see the last line on stderr.
+Each sentence, one a line, gives a line of output in the same order, unless it is skipped:
     pll<TAB>tokens<TAB>text
-pll is in nats and written so that it reads back as the same number, tokens is how many were scored
-([CLS] and [SEP] are not), a blank line has 0 of both. With --tokens a line is JSON instead:
+pll is in nats, written so that it reads back as the same number; tokens is the number of scored
+tokens (without [CLS] and [SEP]); both are 0 for a blank line. With --tokens a line is JSON instead:
     {"pll": p, "text": t, "tokens": [symbols], "log_probs": [one each]}
 
 With --suite NAME --data FOLDER a suite of items is scored instead, such as minimal pairs: its table
@@ -55,7 +55,7 @@ class ScoringOptions:
     """The options of every command that scores sentences."""
 
     batch_tokens: int = option(
-        8192, "tokens of a pass at most; changes speed and memory only", metavar="N"
+        8192, "most tokens in a pass; changes only speed and memory", metavar="N"
     )
     data: str | None = option(
         None, "folder with the tokenizer (default: the data the run was trained on)"
@@ -63,7 +63,7 @@ class ScoringOptions:
     user_dir: str | None = option(None, "plug-in the run was trained with")
     pll: str = option(
         "original",
-        "what a masked LM does not see of a token's word: the token (original), or the later ones, "
+        "what is masked of a token's word: the token alone (original), or the tokens after it "
         "too (within_word_l2r)",
         choices=("original", "within_word_l2r"),
     )
@@ -87,7 +87,7 @@ class _ScoreOptions(ScoringOptions):
     )
     name: str | None = option(
         None,
-        "what reports call the results (default: the suite, with - for / and .)",
+        "name of the results in reports (default: the suite, with - for / and .)",
         metavar="NAME",
     )
     out: str | None = option(None, "file for the output (default: standard output)", metavar="F")
@@ -109,8 +109,8 @@ class _ScoreOptions(ScoringOptions):
         ScoringOptions,
         "data",
         None,
-        "folder with the tokenizer (default: the data the run was trained on); with --suite: the "
-        "folder or file of its items, and data=FOLDER is that with the tokenizer",
+        "folder with the tokenizer (default: the data the run was trained on); with --suite: "
+        "the folder or file of its items; data=FOLDER then names the folder with the tokenizer",
     )
 
 
@@ -139,7 +139,7 @@ def _run_input(options: _ScoreOptions, words: Sequence[str], is_json: bool) -> i
     if options.pairs and options.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
     if options.name is not None:
-        raise UsageError("--name is a name of results that are kept, which are those of a --suite")
+        raise UsageError("--name names the results of a --suite; those of --input are not kept")
     sources, overrides = split_overrides([*(options.input or ()), *words])
     if len(set(sources)) < len(sources):
         raise UsageError("--input names a file twice")

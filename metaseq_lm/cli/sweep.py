@@ -2,7 +2,7 @@
 
   metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm
   metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4
-  metaseq-lm sweep status S               how every run fares, by its folder and the scheduler
+  metaseq-lm sweep status S               the state of every run, by its folder and the scheduler
   metaseq-lm sweep resubmit --failed S    launch again what failed, timed out or was cancelled
   metaseq-lm sweep cancel S               stop what is pending or running; it saves first
 
@@ -29,11 +29,11 @@ SWEEP.yaml (paths relative to the file):
   seeds: [1, 2, 3]
   overrides: ["task.labelled=which_moon_{n}", "task.batch_size={batch}"]
   launch: {executor: slurm, max_parallel: 4, time: 60}
-A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one
-as stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage
-with `each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA.
-Each seed makes all its runs before the next begins. A sweep may grow: the command with more seeds,
-values or stages goes on with what is there.
+A value replaces its {key} wherever that stands; any other key is an option of every stage, or of
+one as stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A
+stage with `each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and
+tuned-CoLA. Each seed makes all its runs before the next begins. A sweep may grow: the command with
+more seeds, values or stages continues what is there.
 """
 
 import argparse
@@ -62,7 +62,7 @@ HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
 WORDS = True
 _VERBS = {
-    "status": "Show how every run of a sweep fares.",
+    "status": "Show the state of every run of a sweep.",
     "resubmit": "Launch again runs that failed, timed out, were cancelled, interrupted or lost.",
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
@@ -91,17 +91,17 @@ class _DefinitionOptions(ConfigOptions):
     )
     seeds: tuple[str, ...] = option((), "seeds of every setting (default: 1)", metavar="1,2,3")
     stages: tuple[str, ...] = option(
-        (), "only these stages, and what they start from; A* is possible", metavar="A,B"
+        (), "only these stages, such as A*, and the ones they start from", metavar="A,B"
     )
     dry_run: bool = option(False, "show the runs and launch nothing")
     plan: Path | None = option(
         None,
-        "show runs, FLOPs and hours of the plan of a league and the effect that it can show, and "
-        "launch nothing (as 'league PLAN.yaml --dry-run')",
+        "show the runs, FLOPs and hours of a league's plan and the smallest effect that it can "
+        "detect, and launch nothing (as 'league PLAN.yaml --dry-run')",
         metavar="PLAN.yaml",
     )
     estimate: bool = option(
-        False, "with --dry-run: make an update of every setting and print FLOPs and hours"
+        False, "with --dry-run: run one update of every setting and print FLOPs and hours"
     )
     divide: int = option(
         1,
@@ -133,8 +133,8 @@ class _SearchOptions:
 class _ResubmitOptions:
     """The options that choose runs to launch again."""
 
-    failed: bool = option(False, "resubmit: what did not end well (required)")
-    diverged: bool = option(False, "diverged runs too; they will diverge again")
+    failed: bool = option(False, "resubmit: launch what did not end well (required)")
+    diverged: bool = option(False, "launch diverged runs too; they will diverge again")
     new_code: bool = option(False, "take a new snapshot of the code")
 
 
@@ -408,7 +408,7 @@ def plan(
 
     launch = launch_from(content.get("launch", {}), _launch_options(args))
     if not options.out:
-        raise UsageError("no --out given; it is the folder of the sweep")
+        raise UsageError("no --out given; name the folder of the sweep")
     check_out(Path(os.path.abspath(options.out)), launch.executor)
     out = Path(options.out).resolve()
     check_out(out, launch.executor)

@@ -105,18 +105,18 @@ class TrainOptions(ConfigOptions):
     )
     reset: tuple[str, ...] = option(
         (),
-        "go on with other options than the run has, and start these parts anew: schedule, "
-        "optimizer, data",
+        "continue the run with other options, and start these parts anew: schedule, optimizer, "
+        "data",
         metavar="A,B",
     )
     nproc: int | None = option(
-        None, "processes on this machine, or of each task of srun (default: 1)", at_least=1
+        None, "processes on this machine, or in each task of srun (default: 1)", at_least=1
     )
     dry_run: bool = option(
         False,
-        "do one update (of each kind, if the task has several; on a CPU with a part of the rows) "
-        "and validate one batch, say what it costs (FLOPs, time of the whole run, memory), write "
-        "nothing",
+        "make one update (of each kind, if the task has several; on a CPU with a part of the "
+        "rows), validate one batch, print the cost (FLOPs, time of the whole run, memory), and "
+        "write nothing",
     )
     print_config: bool = option(False, "print the configuration and stop")
 
@@ -196,8 +196,8 @@ def prepare(args: argparse.Namespace) -> int:
     entries = (*getattr(config.task, "objectives", ()), *config.trainer.final_suites)
     if any(isinstance(entry, str) for entry in entries):
         hint(
-            "entries of task.objectives and trainer.final_suites as text are those of earlier "
-            "versions; write {task: NAME, weight: W, OPTION: VALUE} and {suite: NAME, folder: F}"
+            "earlier versions wrote entries of task.objectives and trainer.final_suites as "
+            "text; write {task: NAME, weight: W, OPTION: VALUE} and {suite: NAME, folder: F}"
         )
     if args.help:
         show(args.parser.format_help() + "\nkeys, with the values this command gives them:")
@@ -242,7 +242,7 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
         raise UsageError(f"no DATA folder given{no_run}; see 'metaseq-lm train --help'")
     require_data_folder(config.data)
     if not config.save_dir and not options.dry_run:
-        raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
+        raise UsageError("no --save-dir given; name the folder of the run (or use --dry-run)")
     return config
 
 

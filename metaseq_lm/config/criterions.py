@@ -30,8 +30,8 @@ class ZLossConfig:
 
     z_loss: float = option(
         0.0,
-        "weight, in training, of the mean over targets of the squared logarithm of the softmax's "
-        "normaliser, such as 1e-4 (0 = none)",
+        "weight, in training, of the z-loss, the squared log of the softmax's normaliser "
+        "averaged over targets, such as 1e-4 (0 = none)",
         at_least=0,
         affects=WEIGHTS,
     )
@@ -57,8 +57,8 @@ class ReadConfig:
 
     read: str = option(
         "",
-        "name of the objective as which a run is scored, probed and exported ('' = the one with "
-        "the largest weight in the last phase). It can be given to score for a finished run",
+        "name of the objective by which a run is scored, probed and exported ('' = the one with "
+        "the largest weight in the last phase); score accepts it for a finished run",
     )
 
 
@@ -68,8 +68,7 @@ class PrefixLMConfig(TokenLossConfig):
 
     read: str = option(
         _BOTH,
-        "what a token sees where states are read (suite probe): both sides, as in a prefix, or "
-        "causal",
+        "attention when states are read (suite probe): both sides, as in a prefix, or causal",
         choices=(_BOTH, CAUSAL),
     )
 
@@ -80,11 +79,11 @@ class MaskedDiffusionConfig(TokenLossConfig):
 
     shifted: bool = option(
         False,
-        "masked tokens are predicted by the state before them, as by a causal LM; false: by their "
-        "own",
+        "predict masked tokens from the state before them, as a causal LM does; false: from "
+        "their own",
     )
     score_samples: int = option(
-        16, "maskings of a sentence from which its bound is estimated", at_least=1
+        16, "random maskings per sentence, from which its bound is estimated", at_least=1
     )
     score_seed: int = option(1, "seed of these maskings")
 

@@ -126,8 +126,8 @@ def check_roles(parameters: NamedParameters, reader: str) -> None:
     ]
     if unknown:
         raise UsageError(
-            f"{reader} goes by the roles of matrices, and no module declares one for "
+            f"{reader} needs the roles of matrices, and no module declares one for "
             f"{abbreviated(unknown)}; declare it in the module that has it, as in "
-            "parameter_roles = {'weight': Role.HIDDEN}, EMBEDDING or HEAD "
+            f"parameter_roles = {'weight': Role.HIDDEN}, EMBEDDING or HEAD "
             "(docs/how_to/plugins.md#roles)"
         )

@@ -53,7 +53,7 @@ class AveragingConfig:
     """Options of averaged weights."""
 
     average_decay: float = option(0.998, "decay of weight averages (0 = none)", at_least=0, below=1)
-    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
+    score_raw: bool = option(False, "also score the weights without averaging, as raw_*")
 
 
 @dataclass
@@ -81,8 +81,8 @@ class EncoderDecoderConfig:
         cells, width = self.hidden_dim, self.output_dim
         if cells % 2 or width % 2 or width > cells:
             raise UsageError(
-                "model.hidden_dim and model.output_dim must be even numbers and the second not "
-                f"larger; got {cells} and {width}"
+                "model.hidden_dim and model.output_dim must be even numbers, the second no larger "
+                f"than the first; got {cells} and {width}"
             )
 
 
@@ -136,7 +136,7 @@ class WordEmbeddingConfig:
     normalize_words: bool = option(
         False,
         "normalise the embeddings to mean 0 and variance 1, words weighted by their frequency "
-        "(Miyato et al. 2017); criterion vat needs it, for its norm depends on the scale",
+        "(Miyato et al. 2017); criterion vat needs it, because its norm depends on the scale",
     )
     char_embed_dim: int = option(50, "width of character embeddings", at_least=1, affects=WEIGHTS)
     char_filters: int = option(

@@ -23,14 +23,14 @@ ORIGINAL, MATCH_RMS = "original", "match_rms_adamw"
 class ConstantConfig:
     """A constant rate after an optional warm-up."""
 
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
+    warmup_updates: int = option(0, "updates over which the rate rises to its peak", at_least=0)
 
 
 @dataclass
 class InverseSqrtConfig:
     """Linear warm-up, then decay like 1/sqrt(step) without end."""
 
-    warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
+    warmup_updates: int = option(100, "updates over which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
         True,
         "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. "
@@ -58,7 +58,7 @@ class LinearConfig(ConstantConfig):
     )
     # 0 until the number of updates that trainer.max_flops pays for is known.
     total_updates: int = option(
-        0, "updates until the rate is at its end", at_least=0, follows="trainer.max_update"
+        0, "updates until the rate reaches its end", at_least=0, follows="trainer.max_update"
     )
 
 
@@ -68,9 +68,11 @@ class PolynomialConfig(LinearConfig):
 
     power: float = option(1.0, "exponent of the decay; 1 is linear", at_least=0)
     end: float = option(0.0, "rate at the end, as a share of its peak", at_least=0)
-    zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
+    zero_based: bool = option(
+        False, "count steps from 0 like the authors' code: the first rate is 0"
+    )
     decay_in_warmup: bool = option(
-        True, "multiply by the decay during the warm-up too; false: only after it (BERT's code)"
+        True, "apply the decay during the warm-up too; false: only after it (BERT's code)"
     )
 
 
@@ -81,7 +83,7 @@ class CosineConfig(LinearConfig):
     end: float = option(0.1, "rate at the last update, as a share of its peak", at_least=0)
     cooldown_ratio: float = option(
         0.0,
-        "last share of total_updates, in which the rate falls linearly from `end` to 0 instead",
+        "last share of total_updates, over which the rate falls linearly from `end` to 0 instead",
         at_least=0,
         at_most=1,
     )
@@ -97,7 +99,7 @@ class WsdConfig(LinearConfig):
     end: float = option(0.0, "rate at the last update, as a share of its peak", at_least=0)
     decay: str = option(
         "linear",
-        "the decay by the share x of it that is over: linear, or sqrt: 1 - sqrt(x)",
+        "shape of the decay, x being the share of it that is over: linear, or sqrt: 1 - sqrt(x)",
         choices=("linear", "sqrt"),
     )
 
@@ -111,7 +113,7 @@ class OptimizerConfig:
     )
     weight_decay: float = option(0.01, "weight decay", at_least=0)
     decay_norms_and_biases: bool = option(True, "apply weight decay to biases and layer norms too")
-    clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
+    clip_norm: float = option(1.0, "global norm to clip gradients to (0 = never)", at_least=0)
     layer_decay: float = option(
         1.0,
         "the rate of each layer is this factor times that of the layer above it; the top layer has "
@@ -152,7 +154,7 @@ class AdamConfig(OptimizerConfig):
     )
     width_ratio: float = option(
         1.0,
-        "by which the rate of the matrices of layers and of the first ones of LM heads is divided; "
+        "divisor of the rate for the matrices of layers and the first matrix of each LM head; "
         "model.base_width sets it",
         above=0,
     )
@@ -191,14 +193,14 @@ class MuonConfig(AdamConfig):
 
     weight_decay: float = with_default(OptimizerConfig, "weight_decay", 0.1)
     hidden_lr: float = option(
-        0.0, "learning rate of the matrices of the layers (0 = optimizer.lr)", at_least=0
+        0.0, "learning rate for the layers' matrices (0 = optimizer.lr)", at_least=0
     )
     momentum: float = option(0.95, "decay rate of their momentum", at_least=0, below=1)
     nesterov: bool = option(True, "Nesterov momentum")
     scale: str = option(
         MATCH_RMS,
-        "scale of their update, for A rows and B columns: original, sqrt(max(1, A / B)), wants a "
-        "hidden_lr of about 0.02; match_rms_adamw, 0.2 sqrt(max(A, B)), the rate of AdamW",
+        "scale of their update, for A rows and B columns: original, sqrt(max(1, A / B)), needs "
+        "a hidden_lr of about 0.02; match_rms_adamw, 0.2 sqrt(max(A, B)), AdamW's rate",
         choices=(ORIGINAL, MATCH_RMS),
     )
     split: bool = option(
@@ -207,8 +209,8 @@ class MuonConfig(AdamConfig):
     )
     iteration: str = option(
         "auto",
-        "precision of the orthogonalisation: fp32, bf16, or auto, that of the weights on a CPU and "
-        "bf16 on a GPU",
+        "precision of the orthogonalisation: fp32, bf16, or auto (as the weights on a CPU, bf16 "
+        "on a GPU)",
         choices=("auto", "fp32", "bf16"),
     )
 
@@ -224,9 +226,9 @@ class AdafactorConfig(OptimizerConfig):
     beta2_decay: float = option(
         -0.8, "1 - step to this power is the decay rate of the second moment", below=0
     )
-    eps: float = option(1e-15, "least root of a second moment", above=0)
-    least_scale: float = option(1e-3, "least size of a parameter for its steps", above=0)
-    clip_threshold: float = option(1.0, "largest root mean square of an update", above=0)
+    eps: float = option(1e-15, "lower bound of the root of a second moment", above=0)
+    least_scale: float = option(1e-3, "lower bound of a parameter's size in its steps", above=0)
+    clip_threshold: float = option(1.0, "upper bound of the root mean square of an update", above=0)
 
 
 @dataclass

@@ -40,7 +40,7 @@ class AdaptConfig(ProbeConfig):
     updates: int = option(200, "updates of the encoder and the new layer", at_least=1)
     batch_size: int = option(16, "sentences of a batch", at_least=1)
     lr: tuple[float, ...] = option(
-        (3e-4, 1e-3, 3e-3), "learning rates at their peak, of which the valid split chooses one"
+        (3e-4, 1e-3, 3e-3), "peak learning rates, from which the valid split chooses one"
     )
     seed: int = option(
         0, "seed of the new layer, the dropout and the batches (0 = that of the run)", at_least=0
@@ -54,8 +54,8 @@ class FilePart:
     first: int = option(0, "only the first items of each file (0 = all)", at_least=0)
     skip: int = option(
         0,
-        "items at the beginning of each file to leave out, such as those that a search has chosen "
-        "by; `first` counts from there",
+        "items to leave out at the beginning of each file, such as those that a search has "
+        "used; `first` counts from there",
         at_least=0,
     )
 
@@ -92,22 +92,22 @@ class _FineTuneConfig:
     )
     lr: float = option(3e-5, "learning rate at its peak", above=0)
     lr_choices: tuple[float, ...] = option(
-        (), "rates in place of lr; for each encoder and seed, what chooses the epoch chooses one"
+        (), ("rates to try instead of lr; for each encoder and seed, one is chosen as the epoch is")
     )
     batch_size: int = option(
-        0, "rows of a batch (0 = 32, of babylm/BoolQ and babylm/MultiRC 16)", at_least=0
+        0, "rows of a batch (0 = 32, for babylm/BoolQ and babylm/MultiRC 16)", at_least=0
     )
-    epochs: float = option(0.0, "training epochs (0 = 10, of babylm/WSC 30)", at_least=0)
+    epochs: float = option(0.0, "training epochs (0 = 10, for babylm/WSC 30)", at_least=0)
     train: int = option(
         0,
-        "only the first rows of train (0 = all, of babylm/MNLI and babylm/QQP 10,000)",
+        "only the first rows of train (0 = all, for babylm/MNLI and babylm/QQP 10,000)",
         at_least=0,
     )
     tokens: int = option(
         512, "longest row; longer ones, and those longer than the run's, are cut", at_least=8
     )
     seeds: tuple[int, ...] = option((42,), "seeds of heads and batches; scores are their means")
-    frozen: bool = option(True, "probe the frozen states, too, of sets that a probe reads")
+    frozen: bool = option(True, "also probe the frozen states, for sets that a probe can read")
 
 
 @dataclass

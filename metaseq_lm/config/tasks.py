@@ -34,8 +34,8 @@ class _BucketsConfig:
 
     buckets: list[int] = option(
         list(BUCKETS),
-        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; "
-        "a training batch is of one bucket, so more of them save time on padding",
+        "lengths of sentences in tokens (for pairs, of the longer side) at which a new bucket "
+        "begins; a training batch comes from one bucket, so more buckets save padding",
         affects=WEIGHTS,
     )
 
@@ -46,7 +46,7 @@ class EvaluationConfig:
 
     valid_size: int = option(
         0,
-        "rows of the validation split that are used (0 = all)",
+        "rows of the validation split to use (0 = all)",
         at_least=0,
         affects=DATA,
         reset="data",
@@ -115,7 +115,7 @@ class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConf
         RowsConfig,
         "tokens_per_sample",
         128,
-        "longest row; of a longer passage the window around the blank",
+        "longest row; a longer passage is cut to the window around the blank",
     )
 
 
@@ -129,7 +129,7 @@ class WarmupConfig:
 
     batch_warmup_updates: int = option(
         0,
-        "updates in which the rows of a batch rise from batch_start to batch_size",
+        "updates over which the rows of a batch rise from batch_start to batch_size",
         at_least=0,
         affects=WEIGHTS,
     )
@@ -145,7 +145,7 @@ class WarmupConfig:
     )
     length_warmup_updates: int = option(
         0,
-        "updates in which rows are cut, at length_start first, later at longer ones",
+        "updates over which rows are cut, at length_start first, later at greater lengths",
         at_least=0,
         affects=WEIGHTS,
     )
@@ -165,15 +165,14 @@ class WarmupConfig:
     )
     row_lengths: list[int] = option(
         [],
-        "in training, in place of tokens_per_sample: the longest row in each phase, such as "
-        "[128,256,512]",
+        "longest training row in each phase, instead of tokens_per_sample, such as [128,256,512]",
         at_least=5,  # two segments of one token
         affects=WEIGHTS,
         reset="data",
     )
     length_phases: list[float] = option(
         [],
-        "shares of length_updates in which rows have each of row_lengths",
+        "share of length_updates for each of row_lengths",
         above=0,
         affects=WEIGHTS,
         reset="data",
@@ -187,7 +186,7 @@ class WarmupConfig:
     )
     length_keeps: str = option(
         TOKENS,
-        "what batches of shorter rows have as many of as batch_size rows of tokens_per_sample",
+        "what stays the same in batches of shorter rows, as in batch_size full rows",
         choices=(TOKENS, ROWS),
         affects=WEIGHTS,
         reset="data",
@@ -299,7 +298,7 @@ class MaskRatesConfig:
 
     mask_rates: list[float] = option(
         [],
-        "in training, in place of mask_prob: shares between which it changes linearly over the "
+        "in training, instead of mask_prob: shares between which it changes linearly over the "
         "updates, such as [0.3,0.15]",
         at_least=0,
         at_most=1,
@@ -307,7 +306,7 @@ class MaskRatesConfig:
     )
     mask_phases: list[float] = option(
         [],
-        "shares of mask_updates in which each of mask_rates holds ([] = linear)",
+        "share of mask_updates for each of mask_rates ([] = linear)",
         above=0,
         affects=WEIGHTS,
     )
@@ -328,7 +327,7 @@ class DrawingConfig(MaskRatesConfig):
     )
     mask_rarity: float = option(
         0.0,
-        "in training draw targets by count ** -this (0: all tokens alike)",
+        "in training draw targets in proportion to count ** -this (0: all tokens alike)",
         at_least=0,
         affects=WEIGHTS,
     )
@@ -339,8 +338,10 @@ class MaskingConfig:
     """Masks: 15 % of the tokens, 10 % of these random and 10 % unchanged (Devlin et al. 2019)."""
 
     mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
-    random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
-    leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
+    random_token_prob: float = option(
+        0.1, "share of targets made random tokens", at_least=0, at_most=1
+    )
+    leave_unmasked_prob: float = option(0.1, "share of unchanged targets", at_least=0, at_most=1)
     mask_unit: str = option(
         TOKEN,
         "what is masked as a whole: token; word: all its pieces; span: several words (SpanBERT); "
@@ -348,12 +349,12 @@ class MaskingConfig:
         choices=_UNITS,
     )
     mean_span: float = option(
-        5.0, "mean words of a span if none were too long (geometric)", at_least=1
+        5.0, "mean words of a span before longest_span applies (geometric)", at_least=1
     )
-    longest_span: int = option(10, "no span has more words", at_least=1)
+    longest_span: int = option(10, "most words of a span", at_least=1)
     span_anchors: str = option(
         WORDS,
-        "the word that begins a span is drawn among words (SpanBERT's paper), or is that of a "
+        "the first word of a span is drawn among words (SpanBERT's paper), or as the word of a "
         "token drawn among tokens (its code; spans that touch are then replaced alike)",
         choices=(WORDS, TOKENS),
     )
@@ -412,9 +413,10 @@ class MixtureConfig(LanguageModelingConfig):
 
     objectives: list[Any] = option(
         [],
-        "objectives, each as {task: TASK, criterion: CRITERION, name: NAME, weight: W or [W, ...], "
-        "OPTION: VALUE}, of which the task alone is needed; options are those of the task and the "
-        "criterion; the weights, one for each phase or one for all, are divided by their sum",
+        "objectives, each as "
+        "{task: TASK, criterion: CRITERION, name: NAME, weight: W or [W, ...], OPTION: VALUE}, "
+        "of which only the task is required; options are those of the task and the criterion; "
+        "the weights, one for each phase or one for all, are divided by their sum",
     )
     phases: list[float] = option(
         [], "lengths of the phases in proportion to each other, such as [4,16,4]", above=0
@@ -555,17 +557,17 @@ class SentencePredictionConfig(
     )
     held_out: float = option(
         0.0,
-        "share of the rows of train, their last ones, that are not trained on but are split "
-        "held_out: trainer.valid_split=held_out chooses the best checkpoint by them",
+        "share of train, its last rows, that becomes the split held_out and is not trained on; "
+        "trainer.valid_split=held_out chooses the best checkpoint by it",
         at_least=0,
         below=1,
     )
     pooler_dropout: bool = option(
-        False, "dropout before the tanh layer too (RoBERTa)", affects=WEIGHTS
+        False, "also apply dropout before the tanh layer (RoBERTa)", affects=WEIGHTS
     )
     pooler_activation: str = option(
         "tanh",
-        "of the layer that task.pooled puts there (gelu: ELECTRA)",
+        "activation of the layer that task.pooled adds (gelu: ELECTRA)",
         choices=("tanh", "gelu", "silu", "relu"),
     )
 
@@ -632,7 +634,7 @@ class TranslationConfig(EvaluationConfig, _BucketsConfig, BatchConfig):
     )
     max_length: int = option(100, "longest training sentence in tokens (0 = no limit)", at_least=0)
     labelled_share: float = option(1.0, "share of the training pairs to use", above=0, at_most=1)
-    share_seed: int = option(1, "seed of this share; a smaller share is a part of a larger one")
+    share_seed: int = option(1, "seed of this share; a smaller share is a subset of a larger one")
     beam_size: int = option(10, "width of the beam; 1 is greedy search", at_least=1)
     length_penalty: float = option(0.0, "power of (5 + length) / 6 that divides log p", at_least=0)
     bleu: bool = option(True, "translate each scored split and compute BLEU; needs sacrebleu")
@@ -653,7 +655,7 @@ class WordTaskConfig(EvaluationConfig, AveragingConfig, _BucketsConfig, BatchCon
         source="language_model",
     )
     elmo_dropout: float = option(0.5, "dropout of the mixed states", at_least=0, below=1)
-    elmo_sizes: list[int] = option([], "sizes of that model, which its run gives")
+    elmo_sizes: list[int] = option([], "sizes of that model, taken from its run")
     batch_size: int = with_default(
         BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
     )

@@ -90,7 +90,7 @@ class EncoderConfig:
     )
     attention_dropout: float = option(
         0.0,
-        "dropout of attention weights; above 0 without the fused kernel",
+        "dropout of attention weights; above 0 it rules out the fused kernel",
         at_least=0,
         below=1,
         affects=WEIGHTS,
@@ -170,7 +170,9 @@ class EncoderConfig:
 class TransformerConfig(EncoderConfig):
     """Sizes and dropout of an encoder with learned positions (Devlin et al. 2019)."""
 
-    encoder_normalize_before: bool = option(True, "layer norms come first (pre-LN); false: as BERT")
+    encoder_normalize_before: bool = option(
+        True, "put layer norms first (pre-LN); false: as BERT does"
+    )
     init: str = option(
         XAVIER_ATTENTION,
         "initial weights: xavier_attention (normal; attention Xavier "
@@ -200,22 +202,22 @@ class ModernConfig(EncoderConfig):
     dropout: float = with_default(EncoderConfig, "dropout", 0.0)
     gate: str = option(
         "gelu",
-        "activation of the gate: gelu (GeGLU) or silu (SwiGLU); none: GELU networks without one",
+        "activation of the gate: gelu (GeGLU) or silu (SwiGLU); none: GELU networks without a gate",
         choices=_GATES,
     )
-    positions: str = option(ROTARY, "rotary, or learned embeddings as BERT's", choices=POSITIONS)
+    positions: str = option(ROTARY, "rotary, or learned embeddings as in BERT", choices=POSITIONS)
     norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=NORMS)
     qk_norm: bool = option(False, "RMS norms of queries and keys, before they are rotated")
     global_every: int = option(
-        3, "every so many layers, from the first on, one sees whole rows (1 = all)", at_least=1
+        3, "one in so many layers, the first included, attends to whole rows (1 = all)", at_least=1
     )
     local_window: int = option(
-        128, "keys on both sides that a query of the other layers sees, besides itself", at_least=2
+        128, "keys on both sides that a query sees in the other layers, besides itself", at_least=2
     )
     global_theta: float = option(
         10_000.0, "base of the wavelengths of rotary positions in global layers", above=0
     )
-    local_theta: float = option(10_000.0, "the same in local layers", above=0)
+    local_theta: float = option(10_000.0, "base of the wavelengths in local layers", above=0)
     vocab_multiple: int = option(
         1,
         "round the rows of the embedding up to a multiple of this",

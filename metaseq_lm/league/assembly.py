@@ -202,10 +202,10 @@ class LeagueRuns:
         remarks = describe_excluded(plan, plan.objectives, prices, planned)
         if begun:
             remarks.append(
-                f"Not all seeds are over here, so the rows that ship stand: {', '.join(begun)}."
+                f"Some seeds are unfinished here, so rows that ship stand: {', '.join(begun)}."
             )
         if missing:
-            remarks.append(f"Of the plan there are no runs yet of {', '.join(missing)}.")
+            remarks.append(f"The plan has no runs yet of {', '.join(missing)}.")
         return remarks
 
     @property
@@ -268,21 +268,21 @@ class LeagueRuns:
         notes = []
         if guessed := [name for name in self.plan.metrics if self.metric(name).guessed]:
             notes.append(
-                f"Of {', '.join(guessed)} the larger value counts as the better one, which the "
-                "name does not say."
+                f"Of {', '.join(guessed)} the larger value counts as better, although the name "
+                "does not say so."
             )
         if self.corpus is None:
             notes.append(
-                "The word frequencies of the data are not known, so the gates ceiling and plateau "
-                "are silent."
+                "The word frequencies of the data are not known, so the gates ceiling and "
+                "plateau judge nothing."
             )
         if self.plan.comparison.items:
             name = self.plan.comparison.metric
             missing = [row.objective for row in self.rows() if items_of(row.runs, name) is None]
             if missing:
                 notes.append(
-                    f"How many items {name} is a share of is not known of "
-                    f"{', '.join(dict.fromkeys(missing))}, so intervals know nothing of them."
+                    f"The number of items behind {name} is not known for "
+                    f"{', '.join(dict.fromkeys(missing))}, so intervals leave it out."
                 )
         return [*notes, *self.tuning_notes(), *self.choice_notes(), *self.provenance()]
 
@@ -357,7 +357,7 @@ def _predict_rung(
     if a prediction is impossible.
     """
     if league.of_rung(objective, budget):
-        raise UsageError("there are runs of it")
+        raise UsageError("it has runs already")
     for earlier in league.predictions:
         if (earlier.objective, earlier.budget) == (objective.name, budget):
             value = standings.primary.text(earlier.value)

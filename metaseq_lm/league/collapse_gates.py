@@ -27,12 +27,12 @@ def collapse(row: Row, context: Context) -> Iterator[GateFinding]:
     """Seeds collapsed; one is enough, since the mean with it describes neither kind of seed."""
     narrow, gaps, strayed = _narrow_seeds(row), _layer_gaps(row), _strayed_seeds(row)
     least = f"{min(narrow.values(), default=0.0):.1%} of the most possible"
-    most = f"{100 * max(gaps.values(), default=0.0):.1f} points less than from the embedding"
+    most = f"{100 * max(gaps.values(), default=0.0):.1f} points less than the embedding"
     above = f"{number(max(strayed.values(), default=0.0))} above the median"
     clauses = []
     for seeds, clause in (
         (narrow, f"the effective rank of states is {least}"),
-        (gaps, f"labels of words are told from the last layer by up to {most}"),
+        (gaps, f"the last layer tells the labels of words by up to {most}"),
         (strayed, f"the last loss is {above}"),
     ):
         if seeds:

@@ -190,8 +190,8 @@ def check_domain(corpus: CorpusFacts, data: Path) -> None:
     valid = corpus.valid
     if valid is not None and valid.shift > FOREIGN and not corpus.shifted:
         raise UsageError(
-            f"{data}: valid is of another domain than train: its token frequencies diverge by "
-            f"{valid.divergence:.3f} nats, those of documents drawn from train by "
+            f"{data}: valid comes from another domain than train: its token frequencies diverge "
+            f"by {valid.divergence:.3f} nats, those of documents drawn from train by "
             f"{valid.usual:.3f}. Rates would be chosen, and losses compared, on text that no run "
             "sees. Hold out documents from everywhere in the text, or write shifted_valid: true "
             "among the controls of the plan"

@@ -161,9 +161,9 @@ def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder:
     ]
     if differing:
         raise UsageError(
-            f"{folder}: its data were made of something else than the plan says now (other "
-            f"{', '.join(differing)}); choose another --out, or delete this folder if nothing was "
-            "trained on it"
+            f"{folder}: its data do not match what the plan says now (other "
+            f"{', '.join(differing)}); choose another --out, or delete this folder if nothing "
+            "was trained on it"
         )
 
 

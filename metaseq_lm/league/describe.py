@@ -61,12 +61,12 @@ def _describe_rule(standings: Standings) -> str:
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     choice = (
-        " The score is that of all plausible settings; what tuning might have chosen otherwise, "
-        f"pooled over the rows of a budget, is part of the error ({standings.tuning_seeds} tuning "
+        " The score covers all plausible settings; its error includes what tuning might have "
+        f"chosen otherwise, pooled over the rows of a budget ({standings.tuning_seeds} tuning "
         "seeds)."
     )
     items = (
-        " The error of the test items is part of it, too: paired where runs recorded in which "
+        " The error of the test items is included, too: paired where runs recorded in which "
         "blocks of items they are right, else binomial."
     )
     return (
@@ -84,12 +84,12 @@ def describe_gains(standings: Standings) -> str:
     rule = standings.rule
     count = sum(entry.gain_decision is not None for entry in standings.entries)
     return (
-        f"The plan decides by the score; the verdict on the gain is secondary, and tells a head "
-        "start from what was learnt. The difference is that of two gains, those of the row and of "
-        f"{standings.baseline}, each over its own untrained models: Welch's t test and interval of "
-        "four means, and a permutation test of the scores less the means of the untrained ones, "
-        f"corrected among themselves for {max(rule.comparisons, count)} comparisons. Seeds that "
-        "would decide are runs and untrained models of each."
+        "The plan decides by the score; the verdict on the gain is secondary, and tells a head "
+        "start from what was learnt. The difference is between two gains, of the row and of "
+        f"{standings.baseline}, each over its own untrained models: Welch's t test and interval "
+        "of four means, and a permutation test of the scores less the means of the untrained "
+        f"ones, corrected among themselves for {max(rule.comparisons, count)} comparisons. Seeds "
+        "that would decide are runs and untrained models of each."
     )
 
 

@@ -180,8 +180,8 @@ class _Examination:
         terms = [term for term in sorted(self.terms) if kinds.get(term) in bounds]
         if terms and not has_targets:
             self.refuse(
-                f"{', '.join(terms)} is no cross-entropy of torch, so what it sees is not "
-                "known; compute it by torch.nn.functional.cross_entropy, or name it otherwise"
+                f"{', '.join(terms)} is not a cross-entropy of torch, so what it sees is not "
+                "known; compute it by torch.nn.functional.cross_entropy, or give it another name"
             )
 
     def check_changes(self, name: str, stream: Stream, number: int) -> None:
@@ -195,7 +195,7 @@ class _Examination:
         for call, (log_probs, targets) in enumerate(base):
             sums = log_probs.logsumexp(-1)[targets >= 0]
             if len(sums) and float(sums.abs().max()) > _TOLERANCE:
-                self.refuse("its losses are of no probabilities that sum to one")
+                self.refuse("its losses do not come from probabilities that sum to one")
             for place, observed in changed.items():
                 of_place = targets == int(self.rows[0][place])
                 of_place &= observed[call][1] == int(self.rows[place + 1][place])

@@ -118,7 +118,7 @@ def text_plan(
             f"{', '.join(sorted(known))}. 'metaseq-lm league --out L --with' adds one of your own"
         )
     if len(set(names)) < 2:
-        raise UsageError("--objectives: name two or more, the one to compare with first")
+        raise UsageError("--objectives: name two or more, the baseline first")
     seeds = seeds or _fewest_seeds(len(set(names)) - 1)
     objectives = {name: _objective(known[name], names) for name in dict.fromkeys(names)}
     changes: dict[str, Any] = {

@@ -206,8 +206,8 @@ class LeagueFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise MetaseqError(
-                    f"{self.path}: another 'league' command runs here; wait for it, or stop it and "
-                    "give it again later: it goes on"
+                    f"{self.path}: another 'league' command is running here; wait for it, or "
+                    "stop it and give it again later: it goes on"
                 ) from None
             yield
 
@@ -258,7 +258,7 @@ def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     objectives, most = list(plan.objectives), plan.comparison.attempts
     if most is not None and len(added) > most:
         listed = ", ".join(item.name for item in added)
-        raise UsageError(f"the plan allows {most} added objectives, and these are more: {listed}")
+        raise UsageError(f"the plan allows {most} added objectives; there are more: {listed}")
     for item in added:
         objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
         if objective.name.lower() in [other.name.lower() for other in objectives]:
@@ -269,7 +269,7 @@ def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
         if objective.control not in (None, *names):
             raise UsageError(
                 f"{objective.name} has --control {objective.control}: the league has no such "
-                f"objective (or has it no more). Objectives: {', '.join(names)}"
+                f"objective (any more). Objectives: {', '.join(names)}"
             )
     return replace(plan, objectives=tuple(objectives))
 

@@ -183,14 +183,14 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     if len(tuning.seeds) >= needed:
         return
     text = (
-        f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of "
-        f"{effect:g} among {plan.comparisons} comparisons where trials "
-        f"have a sd of {noise:g} ({source}): which setting is chosen may alone make as much. "
-        f"{needed} would be enough, or fewer comparisons, or a larger smallest_effect"
+        f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of {effect:g} among "
+        f"{plan.comparisons} comparisons where trials have a sd of {noise:g} ({source}): the "
+        f"choice of a setting alone may make as much. {needed} would be enough, or fewer "
+        "comparisons, or a larger smallest_effect"
     )
     if not known:
         raise UsageError(text)
-    say(f"{text}; the plan has rows, so it stays as it is, and small differences are undecided")
+    say(f"{text}; the plan has rows, so it stays, and small differences remain undecided")
 
 
 def estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:
@@ -217,5 +217,5 @@ def measure_prices(runner: Runner, known: Prices) -> dict[str, float]:
         try:
             prices[objective.name] = estimate_update(runner, objective, "cpu").flops
         except MetaseqError as error:
-            show_progress(f"{objective.name}: what an update costs is not known here: {error}")
+            show_progress(f"{objective.name}: the cost of an update is not known here: {error}")
     return prices

@@ -26,7 +26,7 @@ GATES: Registry[Gate] = Registry("gate")
 _stages: dict[str, int] = {}
 # Meaning of a finding and what its row lacks, by the name of the finding.
 _findings: dict[str, tuple[str, str]] = {
-    "baseline": ("the baseline has no number that it could be compared with", "")
+    "baseline": ("the baseline has no number to compare it with", "")
 }
 
 

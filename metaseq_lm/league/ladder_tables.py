@@ -34,7 +34,7 @@ _Row = Sequence[str | Cell]
 _EXPECTED = ("predicted", "predicted_last", "predicted_line")  # numbers of a record
 _HELD_OUT_NOTE = (
     "Held out: the objectives whose last budget, predicted by the same form from those below, "
-    "showed how far it errs; where there were too few the interval knows seeds alone (-)."
+    "showed how far it errs; with too few of them the interval covers seeds alone (-)."
 )
 
 
@@ -83,7 +83,7 @@ def curves_table(standings: Standings) -> Table:
         rows.append([name, *texts.values()])
     title = f"Ladders: {metric.title}, mean with its {interval_name(standings)}"
     note = (
-        "Intervals are of a bootstrap over seeds, stretched for their number, here and below. "
+        "Intervals here and below come from a bootstrap over seeds, widened for their number. "
         "Between budgets the mean is a line over log FLOPs."
     )
     return _table(title, ["objective", *map(flops_text, standings.budgets)], rows, [note])
@@ -143,12 +143,13 @@ def crossover_table(standings: Standings) -> Table:
     head += ["probability of none", "p (Holm)", "the order changes"]
     left = len(pairs) - len(rows)
     note = (
-        "The means change their order, for the last time, at the crossover; its interval is of the "
-        "draws that have one between the first and the last budget, the share of the others is the "
-        "probability of none. Established: the differences at the first and at the last budget "
-        f"have different signs, both with p below {standings.rule.level:g} after Holm's correction "
-        f"for {len(pairs)} pairs of objectives, and the one that is ahead has learnt something. "
-        "Budgets at which neither has are left out. No crossover was planned."
+        "The means change their order, for the last time, at the crossover; its interval comes "
+        "from the draws that have one between the first and the last budget; the share of the "
+        "other draws is the probability of none. Established: the differences at the first and "
+        f"at the last budget have different signs, both with p below {standings.rule.level:g} "
+        f"after Holm's correction for {len(pairs)} pairs of objectives, and the one that is "
+        "ahead has learnt something. Budgets at which neither has are left out. No crossover "
+        "was planned."
     )
     if left:
         note += f" {left} further pair{'s' * (left > 1)} without the baseline do not cross."
@@ -173,8 +174,8 @@ def decision_table(standings: Standings) -> Table:
     top = flops_text(standings.budgets[-1])
     note = (
         f"Of the pairs of objectives that differ at {top} FLOPs, with p below "
-        f"{standings.rule.level:g} after Holm's correction for all pairs there. Guessing has half "
-        "of them. Pairs share objectives, so they are fewer than they seem."
+        f"{standings.rule.level:g} after Holm's correction for all pairs there. Guessing gets "
+        "half of them right. Pairs share objectives, so fewer are independent than it seems."
     )
     title = f"Decision accuracy: {standings.primary.title}, pairs in the order of {top} FLOPs"
     return _table(title, ["FLOPs", "same order", "%"], rows, [note])

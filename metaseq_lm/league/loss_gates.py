@@ -196,7 +196,7 @@ def first_best(row: Row, context: Context) -> Iterator[GateFinding]:
     """The first validation is the best one: the run diverges, or hardly trained."""
     curves = [values for _, values in map(curve, row.scored) if len(values) > 1]
     if not curves:
-        reason = "the runs have one validation or none, so that their course is not known; set "
+        reason = "the runs have one validation or none, so their course is not known; set "
         yield GateFinding("validations", NOTE, f"{reason}trainer.validate_interval_updates")
     affected = [values[0] == values.min() for values in curves]
     reason = "the first validation is the best one: undertrained, or diverging"

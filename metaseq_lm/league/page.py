@@ -95,8 +95,8 @@ def other_tables(standings: Standings) -> list[Table]:
 def kinds_table(standings: Standings) -> Table:
     """Return score and verdict of each kind of labels and row."""
     note = (
-        "Each kind of labels has verdicts of its own, by the rule of the primary metric, corrected "
-        "among those of the kind."
+        "Each kind of labels has its own verdicts, by the rule of the primary metric, corrected "
+        "within the kind."
     )
     rows = []
     for budget in standings.budgets:
@@ -117,7 +117,7 @@ def gains_table(standings: Standings) -> Table:
 
 def secondary_table(standings: Standings) -> Table:
     """Return the other metrics of the same rows, without tests."""
-    notes = ["The best is marked, nothing is tested: the plan decides by its primary metric."]
+    notes = ["The best is marked, but nothing is tested: the plan decides by its primary metric."]
     for metric in standings.metrics[1:]:
         lines = describe_findings(standings.about(metric), about_all=False)
         notes += [f"{metric.name}: {line}" for line in lines]

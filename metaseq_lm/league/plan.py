@@ -209,8 +209,8 @@ class Comparison:
             leaves = self.parts_of(name)
             if len({Metric.of(leaf, ()).lower_is_better for leaf in leaves}) > 1:
                 raise UsageError(
-                    f"means.{name}: of {', '.join(leaves)} the smaller value of some, and the "
-                    "larger one of others is the better; their mean says nothing"
+                    f"means.{name}: of {', '.join(leaves)} some are better when smaller, others "
+                    "when larger; their mean says nothing"
                 )
         for name, bound in self.bounds.items():
             if not math.isfinite(bound):

@@ -244,8 +244,8 @@ class Runner:
                 if last and not is_same_plugin(folder.path / "code" / last, str(user_dir)):
                     say(
                         f"metaseq-lm: warning: {user_dir} has changed since the first runs of "
-                        f"{objective.name}, which stay and go on with the copy that they began "
-                        "with; for the changed one give another --name"
+                        f"{objective.name}, which keep the copy that they began with; give "
+                        "another --name for the changed one"
                     )
                     break
 
@@ -270,8 +270,8 @@ class Runner:
             if runs and all(run.status == "failed" for run in runs):
                 raise MetaseqError(
                     f"all untrained models of {objective.name} failed, so nothing is tuned: "
-                    f"{runs[0].why_unended()}. Mend it, in the plan with another --out, or go on "
-                    "without it: --objectives"
+                    f"{runs[0].why_unended()}. Correct it in the plan and choose another --out, "
+                    "or go on without it: --objectives"
                 )
             for run in finished(runs):
                 if doubled := [name for name in comparison.means if name in run.metrics]:

@@ -117,7 +117,7 @@ def embedding_layer(row: Row, context: Context) -> Iterator[GateFinding]:
         count = layers.count(0)
         if 2 * count > len(layers):
             reason = f"{part} is read from the embedding layer in {count / len(layers):.0%} of the "
-            reason += "runs of all rows: it tells nothing of the layers above"
+            reason += "runs of all rows: it says nothing about the layers above"
             yield GateFinding("embedding layer", NOTE, reason, metric)
 
 
@@ -132,7 +132,7 @@ def reach(row: Row, context: Context) -> Iterator[GateFinding]:
                     rows[suite.facts["reach"]][other.objective] = None
         before, both = map(", ".join, rows.values())
         if before and both:
-            reason = f"{part} is of surprisals given what stands before a region in the rows of "
-            reason += f"{before}, and given what follows it, too, in those of {both}: what is "
-            reason += "compared is how well formulas hold, not surprisals of one kind"
+            reason = f"{part} uses surprisals given the text before a region in the rows of "
+            reason += f"{before}, and the text after it, too, in those of {both}: rows are "
+            reason += "compared by how well formulas hold, not by surprisals of one kind"
             yield GateFinding("reach", NOTE, reason, metric)

@@ -81,8 +81,9 @@ def make_text(
     scored = None if PROBE_TEST in data else _SCORED
     if scored is not None:
         show_progress(
-            f"{probe}: its valid split is scored, every {scored.every}th of it (of more than "
-            f"{scored.every * scored.most:,} so many that {scored.most:,} are scored)"
+            f"{probe}: its valid split is scored, every {scored.every}th item (or fewer, so that "
+            f"at most {scored.most:,} are scored, if there are more than "
+            f"{scored.every * scored.most:,})"
         )
     for name in sets:
         options = {"labelled" if name == LABELLED else "tagged": name, **_OPTIONS.get(name, {})}
@@ -132,9 +133,9 @@ def _check_order(probe: str, folder: Path) -> None:
     for name, count, count_in_last in zip(train.label_names, counts, last):
         if count >= 5 * _EXPECTED and not count_in_last:
             raise UsageError(
-                f"{probe}: its rows are sorted: {count} texts have the label {name!r}, but none of "
-                "its last fifth, which chooses what is learnt from the others; shuffle the rows "
-                "(below a head, by shuf)"
+                f"{probe}: its rows are sorted: {count} texts have the label {name!r}, but none "
+                "in its last fifth, which chooses what is learnt from the others; shuffle the "
+                "rows (below the header, with shuf)"
             )
 
 

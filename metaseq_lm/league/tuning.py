@@ -75,9 +75,9 @@ def describe_other_choices(plan: Plan, trials: Sequence[Trials[Trial]]) -> list[
         changing = differing_functions(item.metric, item.runs).keys() & item.space.keys()
         if changing:
             sentences.append(
-                f"{item.metric} is another function for other values of "
-                f"{', '.join(sorted(changing))}, so that it chose those of {item.name} "
-                f"at {flops_text(item.budget)} says little."
+                f"{item.metric} is a different function for other values of "
+                f"{', '.join(sorted(changing))}, so its choice for {item.name} at "
+                f"{flops_text(item.budget)} says little."
             )
     if other:
         sentences.append(f"Another metric would have chosen other values: {'; '.join(other)}.")
@@ -85,8 +85,8 @@ def describe_other_choices(plan: Plan, trials: Sequence[Trials[Trial]]) -> list[
         sentences.append(f"The same values would have been chosen: {', '.join(same)}.")
     for metric, names in unknown.items():
         sentences.append(
-            f"What {metric} would have chosen is not known of {', '.join(names)}: their trials are "
-            "not scored by it."
+            f"What {metric} would have chosen is not known of {', '.join(names)}: their trials "
+            "are not scored by it."
         )
     return sentences
 

@@ -55,7 +55,7 @@ class DecisionRule:
         if not 0 < self.level < 0.5:
             raise ValueError(f"level={self.level}: it must be between 0 and 0.5")
         if self.comparisons < 1:
-            raise ValueError(f"comparisons={self.comparisons}: there must be one at least")
+            raise ValueError(f"comparisons={self.comparisons}: it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,10 @@ class Decision(_Contrast):
     def remedy(self) -> str:
         """What would decide an undecided row."""
         if self.sd is None:
-            return "one seed of each has no spread"
+            return "one seed each has no spread"
         seeds = self.seeds
         if self.errors and not self.is_within_reach:
-            return "more seeds alone would not decide, for the errors of tuning and items"
+            return "more seeds alone would not decide, because of the errors of tuning and items"
         if seeds is None:
             return f"more than {MOST_SEEDS} seeds each would be needed"
         if seeds <= min(self.sizes):

@@ -114,7 +114,7 @@ def _missing_phases(league: LeagueRuns, objective: Objective) -> Iterator[Compla
         (TUNE, b) for b in dict.fromkeys(map(plan.tuning.nearest, budgets)) if objective.grid
     ]
     if not budgets:
-        yield Complaint("runs", objective.name, "no final run: the attempt is registered, no more")
+        yield Complaint("runs", objective.name, "no final run: the attempt is only registered")
     for phase, budget in needed:
         if (label_of(phase, objective.name), budget) not in whole:
             at = f" at {flops_text(budget)}" if budget else ""

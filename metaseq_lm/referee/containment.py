@@ -105,8 +105,8 @@ def run(
     """
     if is_foreign and not is_possible():
         raise MetaseqError(
-            "code of others runs only where it can be contained, which needs Linux 5.13 or later "
-            "with Landlock and user namespaces, on x86-64 or ARM"
+            "other people's code runs only where it can be contained, which needs Linux 5.13 or "
+            "later with Landlock and user namespaces, on x86-64 or ARM"
         )
     folder = folder.resolve()
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
@@ -258,5 +258,5 @@ def _check(result: int, mechanism: str) -> int:
     """Return the result of a system call; MetaseqError if it failed."""
     if result < 0:
         reason = os.strerror(ctypes.get_errno())
-        raise MetaseqError(f"code of others cannot be contained here: {mechanism}: {reason}")
+        raise MetaseqError(f"other people's code cannot be contained here: {mechanism}: {reason}")
     return result

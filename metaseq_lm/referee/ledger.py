@@ -183,8 +183,8 @@ def read_ledger(folder: Path) -> LeagueRuns:
     plan, content = read_plan(folder / PLAN)
     if plan.hash != record["plan"]:
         raise MetaseqError(
-            f"{folder / PLAN}: its hash is {plan.hash}, that of the ledger {record['plan']}; a "
-            "changed plan is another ledger"
+            f"{folder / PLAN}: its hash is {plan.hash}, the ledger's is {record['plan']}; a "
+            "changed plan needs another ledger"
         )
     if "number" in record and content != _with_seeds(
         content, record["registered"], record["number"]

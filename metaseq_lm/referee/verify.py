@@ -239,7 +239,7 @@ def scored_by_plugin(
         ended = (read_run(path) for path in targets if (path / "results.json").is_file())
         others = [_scores_of(other) for other in finished(ended)]
         if _scores_of(read_run(finals[run])) not in others:
-            reason = "its weights have other scores where its plug-in is not loaded"
+            reason = "its weights score differently without its plug-in"
             yield Complaint("plug-in", name_in_league(run), reason)
 
 
@@ -301,7 +301,7 @@ def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> _
     if has_same_weights and judged <= _ROUNDING:
         return _Repetition(name, EQUAL if _weights_of(run) or not judged else CLOSE, "", largest)
     if has_same_weights and _weights_of(run):
-        return _Repetition(name, DIFFERENT, f"the same weights have other scores: {worst}", largest)
+        return _Repetition(name, DIFFERENT, f"the same weights score differently: {worst}", largest)
     return _Repetition(name, CLOSE if excess <= 1 else DIFFERENT, worst, largest)
 
 

@@ -366,7 +366,7 @@ def check_different(values: Sequence[Any], place: str) -> None:
     repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
     if repeats:
         is_truth = repeats[0] in ("True", "False")
-        hint = "; YAML takes yes, on, no and off for truth values, quote words" * is_truth
+        hint = "; YAML reads yes, on, no and off as truth values, so quote words" * is_truth
         raise UsageError(f"{place}: {repeats[0]} is given twice{hint}")
 
 

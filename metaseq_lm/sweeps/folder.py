@@ -251,7 +251,7 @@ class SweepFolder:
         rows: list[dict[str, Any]] = []
         for number, row in self._jobs.rows():
             if "checksum" in row and row in rows:
-                self._warn(f"{file}:{number}: warning: a line that is there already, left out")
+                self._warn(f"{file}:{number}: warning: a line is repeated and left out")
             else:
                 rows.append(row)
         self._jobs.warn_of_torn_line()

@@ -82,7 +82,7 @@ class Launch:
         for item in fields(self):
             name, value, pattern = item.name, getattr(self, item.name), item.metadata.get("pattern")
             if value is not None and pattern is not None and not pattern.fullmatch(value):
-                raise UsageError(f"{flag_of(name)} {value!r}: not a {name} that Slurm can have")
+                raise UsageError(f"{flag_of(name)} {value!r}: not a {name} that Slurm accepts")
         for line in self.setup:
             if not _SETUP.fullmatch(line):
                 raise UsageError(
@@ -91,8 +91,8 @@ class Launch:
                 )
             if masked(line.split()) != shlex.join(line.split()):
                 raise UsageError(
-                    "--setup: a secret in it would stand in the job's script for all to read; "
-                    "export it before you give this command (Slurm passes the environment on), or "
+                    "--setup: the job's script would show a secret in it to all; export it "
+                    "before you give this command (Slurm passes the environment on), or "
                     "'source' a file of yours"
                 )
         if self.runs_per_gpu > 1 and (self.gpus != 1 or self.executor == "slurm"):
@@ -137,8 +137,8 @@ def check_out(out: Path, executor: str) -> None:
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
     if executor == "slurm" and (match := _NO_SLURM_PATH.search(text)):
         raise UsageError(
-            f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose "
-            "another path"
+            f"--out {text!r}: has {match[0]!r} in it, which cannot be in a name for Slurm; "
+            "choose another path"
         )
 
 

@@ -201,7 +201,7 @@ class Searched:
         if lines := differences(earlier, current):
             raise UsageError(
                 f"{folder.path} holds another search ({'; '.join(lines[:5])}); choose another "
-                "--out, or continue it with the same definition; more --search-flops are possible "
+                "--out, or continue it with the same definition; --search-flops can be raised "
                 "until the runs with the chosen values have begun"
             )
 
@@ -295,8 +295,8 @@ class Searched:
                 raise error(str(outcome.get("message")))
             if outcome.get("state") != "finished":
                 raise MetaseqError(
-                    f"{job.name} ended without a word ({folder.path / entry.folder}); the same "
-                    "command goes on with the search"
+                    f"{job.name} ended without a message ({folder.path / entry.folder}); the "
+                    "same command goes on with the search"
                 )
 
     def choose(self) -> list[dict[str, Any]]:
@@ -332,9 +332,9 @@ class Searched:
             return []
         return [
             f"note: {metric} chooses values by items on which reports compare the runs, so their "
-            "scores are too good. Choose by others: a suite in trainer.final_suites twice, such as "
-            "'blimp blimp name=dev first=200' with --search-metric dev.accuracy, and 'blimp blimp "
-            "skip=200' for reports"
+            "scores are too good. Choose by other items: a suite in trainer.final_suites twice, "
+            "such as 'blimp blimp name=dev first=200' with --search-metric dev.accuracy, and "
+            "'blimp blimp skip=200' for reports"
         ]
 
     def record_tuning(self, runs: Sequence[PlannedRun]) -> None:

@@ -15,7 +15,7 @@ class TokenizerFromOptions:
 
     tokenizer_from: Path | None = option(
         None,
-        "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
+        "use the tokenizer of this folder (default: train one; for labelled sets: that of D)",
         metavar="DIR",
     )
 
@@ -67,8 +67,8 @@ class TableOptions:
     )
     quoting: str = option(
         QUOTING[0],
-        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, "
-        "and in TSV files in which all are written so",
+        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV "
+        "files, and in TSV files that write all of them so",
         choices=QUOTING,
     )
 
@@ -82,9 +82,9 @@ class WordColumnOptions:
     )
     drop_overlap_with: tuple[str, ...] = option(
         (),
-        "leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files (CoNLL columns or .conllu); only letters, lower-cased, and digits, all as 0, "
-        "are compared",
+        "leave out training sentences that occur in an evaluation split of these sets of D, or "
+        "in these files (CoNLL columns or .conllu); the comparison reads only letters, "
+        "lower-cased, and digits, all as 0",
         metavar="SET",
         nargs="+",
     )

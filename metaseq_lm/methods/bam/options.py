@@ -73,7 +73,7 @@ class BamConfig(
         0.75, "a set is seen in proportion to its size to this power", at_least=0, at_most=1
     )
     copies_over: list[str] = option(
-        [], "with legacy_copies: further sets in DATA to include in computing copies and weights"
+        [], "with legacy_copies: further sets in DATA that count in copies and weights"
     )
     group_by_length: bool = with_default(
         LengthGroupsConfig,

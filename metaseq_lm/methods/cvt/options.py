@@ -31,7 +31,7 @@ class UnlabelledWeightConfig:
 
     unlabelled_weight: float = option(1.0, "weight of the loss on unlabelled batches", above=0)
     unlabelled_warmup: int = option(
-        0, "updates after task.labelled_first in which this weight rises to its value", at_least=0
+        0, "updates after task.labelled_first over which this weight rises to its value", at_least=0
     )
 
 
@@ -48,11 +48,11 @@ class UnlabelledConfig(UnlabelledWeightConfig, TaggingConfig):
     # Not 0.2 if the primary module is the student: it would recognise unlabelled text by its lower
     # dropout and collapse to one class for every word of it, as would the teacher.
     unlabelled_dropout: float | None = _student_dropout(None)
-    mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
+    mean_teacher: bool = option(False, "teach with the averaged weights, not the current ones")
     hard_targets: bool = option(False, "targets are the teacher's best classes")
     confidence: float = option(0.0, "least probability of a target", at_least=0, at_most=1)
-    weigh_confidence: bool = option(False, "a word weighs as much as its best class is probable")
-    all_sets: bool = option(True, "all sets learn from an unlabelled batch; false: a random one")
+    weigh_confidence: bool = option(False, "weight each word by the probability of its best class")
+    all_sets: bool = option(True, "all sets learn from an unlabelled batch; false: a random set")
 
 
 @dataclass
@@ -77,8 +77,8 @@ class WordDropoutConfig(UnlabelledConfig):
 class VATConfig(UnlabelledConfig):
     """Virtual adversarial training (constants except norms are from memory of Miyato et al.)."""
 
-    tagging_norm: float = option(0.5, "perturbation's norm for tagged sets (CCG: 1.5)", at_least=0)
-    parsing_norm: float = option(1.0, "norm of a sentence's perturbation for treebanks", at_least=0)
+    tagging_norm: float = option(0.5, "perturbation norm for tagged sets (CCG: 1.5)", at_least=0)
+    parsing_norm: float = option(1.0, "perturbation norm of a sentence for treebanks", at_least=0)
     xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
 
 
@@ -155,7 +155,7 @@ class ConsistencyConfig:
     xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
     weight: float = option(1.0, "weight of the consistency loss")
     unlabelled_dropout: float | None = _student_dropout(None)
-    mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
+    mean_teacher: bool = option(False, "teach with the averaged weights, not the current ones")
 
 
 @dataclass
@@ -178,13 +178,13 @@ class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
         0.0, "share of labelled images (0 = unused)", at_least=0, at_most=1
     )
     valid_count: int = option(1000, "training images held out as valid (0 = none)", at_least=0)
-    split_seed: int = option(1, "seed of both choices; a smaller set is a part of a larger one")
+    split_seed: int = option(1, "seed of both choices; a smaller set is a subset of a larger one")
     batch_size: int = with_default(BatchConfig, "batch_size", 32, "labelled images of a batch")
     unlabelled_batch_size: int = option(
         128, "unlabelled images of a batch", at_least=1, reset="data"
     )
-    joint: bool = option(False, "update on labelled and unlabelled batches together, not by turns")
-    translate: int = option(0, "shift training images by so many pixels (CIFAR-10+: 2)", at_least=0)
+    joint: bool = option(False, "update on labelled and unlabelled batches together, not in turn")
+    translate: int = option(0, "pixels to shift training images by (CIFAR-10+: 2)", at_least=0)
 
 
 TASKS.declare(

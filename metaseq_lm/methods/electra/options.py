@@ -53,8 +53,8 @@ class RTDConfig(NoiseConfig):
     contrast_weight: float = option(1.0, "weight of the loss of that head", at_least=0)
     pll_formula: str = option(
         "corrected",
-        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can "
-        "be given to these commands for any finished run",
+        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); "
+        "these commands accept it for any finished run",
         choices=("corrected", "dissertation"),
     )
 
@@ -165,7 +165,7 @@ class _ModernElectraConfig(ModernConfig, NoiseModelConfig):
 class StrategicConfig:
     """The net that predicts difficulty, and its influence on the choice of tokens."""
 
-    difficulty_weight: float = option(1.0, "weight of that net's own loss", at_least=0)
+    difficulty_weight: float = option(1.0, "weight of the loss of that network", at_least=0)
     sharpness: float = option(
         1.0, "tokens are drawn in proportion to the guess to this power (0: all alike)", at_least=0
     )

@@ -62,7 +62,7 @@ class MetaPretrainPairsConfig(
     """Options of the labelled sets, their batches, and the inner steps."""
 
     batch_size: int = with_default(
-        BatchConfig, "batch_size", 32, "rows of a batch, equally many from each set"
+        BatchConfig, "batch_size", 32, "rows of a batch, the same number from each set"
     )
 
 

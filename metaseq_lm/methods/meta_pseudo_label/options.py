@@ -58,7 +58,7 @@ class SoftConfig:
         choices=("learned", "flat", "shifted", "unigram", "uniform"),
     )
     support: float = option(
-        0.9, "probability that the tokens of flat targets hold", above=0, at_most=1
+        0.9, "probability mass that the tokens of flat targets cover", above=0, at_most=1
     )
     inner_steps: int = option(
         1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
@@ -99,8 +99,8 @@ class MetaPseudoLabelConfig(
     )
     task_tokens: list[int] = option(
         [],
-        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers "
-        "of sets where one is left out",
+        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the "
+        "numbers of the other sets when you leave one out",
     )
     include_mlm_task: bool | None = option(
         None,
@@ -156,8 +156,8 @@ class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
         EvaluationConfig,
         "valid_size",
         128,
-        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they "
-        "are the split 'mini', and all rows of 'valid' are used",
+        "rows of the validation split to use (0 = all); with trainer.valid_split=mini they are "
+        "the split 'mini', and all rows of 'valid' are used",
     )
     shuffle: bool = option(
         True, "shuffle the training rows in every epoch; the authors' code does not"

@@ -48,7 +48,7 @@ class SpanCorruptionConfig(UnpackedConfig):
     mean_span: float = option(3.0, "mean tokens of a span of noise", at_least=1)
     denoisers: list[str] = option(
         [],
-        "a mixture in place of these, MODE:DENSITY:MEAN_SPAN or S:DENSITY each, such as "
+        "a mixture instead of these, MODE:DENSITY:MEAN_SPAN or S:DENSITY each, such as "
         "[R:0.15:3,S:0.25,X:0.5:8]; rows begin with a token of the mode (UL2 has task=ul2)",
     )
     inputs_length: int = option(
@@ -59,8 +59,8 @@ class SpanCorruptionConfig(UnpackedConfig):
     )
     random_roll: bool = option(
         False,
-        "turn the spans of a text by a random offset, so that it need not end with noise; without "
-        "it a single span is the end of the text",
+        "rotate the spans of a text by a random offset, so that it need not end with noise; "
+        "without it a single span is the end of the text",
     )
 
 

@@ -140,7 +140,7 @@ def test_where_selects_runs(runs, capsys):
             ["--control", "label=soft", "--where", "label=soft", "--out", "o"],
             "none left to compare",
         ),
-        (["--control", "label=soft"], "say with --out DIR"),
+        (["--control", "label=soft"], "--out DIR"),
         (["--curve", "valid.acc", "--out", "o"], "Did you mean 'valid.accuracy'"),
         (["--format", "pdf"], "--format has 'pdf'"),
         (["--format", "png"], "--out DIR"),

@@ -131,9 +131,9 @@ CHEATS = {
     PeekingAhead: "depends on token 2, which stands behind it",
     PeekingInScores: "scores before token",
     Unnormalised: "all symbols at token 1 sum to",
-    UnnormalisedLoss: "no probabilities that sum to one",
+    UnnormalisedLoss: "probabilities that sum to one",
     Crowded: "the rows and the padding beside it",
-    Hidden: "next_token is no cross-entropy of torch",
+    Hidden: "cross-entropy of torch",
 }
 
 
