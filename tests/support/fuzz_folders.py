@@ -81,7 +81,7 @@ CANARY = "canary"
 CHANGING = re.compile(
     r"[\d.]+( seconds| s\b|s/it| MB| GB| MiB| GiB)|\d{4}-\d\d-\d\d[T ][\d:+]+"
     r"|(?<=seconds\": )[\d.]+"
-    r"|submission_file_\w+|pid \d+|[\d.,]+ (sentences|tokens)/s"
+    r"|submission_file_\w+|pid \d+|[\d.,]+ (sentences|tokens|updates)/s"
 )
 
 

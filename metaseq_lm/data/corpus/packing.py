@@ -75,7 +75,7 @@ def _assign_sentences(
 
         >>> targets, generator = Targets(longest=12, short=0.0), np.random.default_rng(0)
         >>> sizes, last = np.array([3, 2, 4, 5, 1]), np.array([False, False, True, False, True])
-        >>> begins, second, lengths = assign_sentences(sizes, last, targets, generator)
+        >>> begins, second, lengths = _assign_sentences(sizes, last, targets, generator)
         >>> begins.astype(int), second.astype(int), lengths
         (array([1, 0, 0, 1, 0]), array([0, 1, 1, 0, 0]), array([12, 12]))
     """

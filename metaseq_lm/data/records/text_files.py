@@ -209,7 +209,8 @@ class TextFile:
                 rest = [b"".join(rest)]
                 # The last piece may not have ended yet.
                 ready = sum(map(len, pieces(rest[0])[:-1]))
-                if begun or rest[0][:ready].strip():
+                # Not bytes.strip, to which U+2028 is no blank.
+                if begun or rest[0][:ready].decode("utf-8", "replace").strip():
                     yield rest[0][:ready], number, begun > 0, False
                     begun, rest = begun + ready, [rest[0][ready:]]
         if any(rest):

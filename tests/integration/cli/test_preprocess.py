@@ -211,6 +211,7 @@ def test_workers_report_what_fails(run, monkeypatch):
 @example(b"abc abc \xff abc abc abc abc\nx\n", 1, "skip")
 @example(b"abc abc \xff abc abc abc abc\nx\n", 1, "replace")
 @example(b"                              \nx\n", 1, "replace")
+@example(2 * "\u2028".encode(), 1, "replace")
 def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size, policy):
     monkeypatch.setattr(text_files, "PIECE", 4)
     (tmp_path / "f").write_bytes(b"x\n" + content)

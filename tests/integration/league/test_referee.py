@@ -405,14 +405,14 @@ def test_seeds_of_a_ledger_follow_from_its_number(copied: Path, tmp_path: Path) 
 def test_attempt_is_registered_before_its_runs(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger, plugin = tmp_path / "ledger", tmp_path / "mine.py"
+    ledger, plugin = tmp_path / "ledger", tmp_path / "registered_attempt.py"
     make_ledger(ledger, copied / "plan.yaml")
     plugin.write_text("")
     sent = str(ledger / "submissions" / "mine")
     words = ["submit", str(ledger / "plan.yaml"), "--name", "mine", "--out", sent]
     added = ["--with", "criterion=masked_lm", "task.mask_prob=0.25", "--user-dir", str(plugin)]
     assert main(["league", *words, *added]) == 0
-    assert (Path(sent) / "plugin" / "mine.py").is_file()
+    assert (Path(sent) / "plugin" / plugin.name).is_file()
     planned = read_league(copied / "plan.yaml").plan.comparisons
     assert read_ledger(ledger).plan.comparisons == planned + 1
     capsys.readouterr()
