@@ -7,7 +7,7 @@ import numpy as np
 
 from metaseq_lm.league.corpus import ERRORS
 from metaseq_lm.league.gate import STATES, gate
-from metaseq_lm.league.loss_gates import curve, number
+from metaseq_lm.league.loss_gates import curve, number, scores_best
 from metaseq_lm.league.standings import FLAG, Context, GateFinding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, finished
@@ -33,7 +33,7 @@ def collapse(row: Row, context: Context) -> Iterator[GateFinding]:
     for seeds, clause in (
         (narrow, f"the effective rank of states is {least}"),
         (gaps, f"the last layer tells the labels of words by up to {most}"),
-        (strayed, f"the last loss is {above}"),
+        (strayed, f"the loss is {above}"),
     ):
         if seeds:
             names = ", ".join(map(str, sorted(seeds, key=lambda seed: seed or 0)))
@@ -97,7 +97,7 @@ def _word_layers(run: Run) -> tuple[float, float, float] | None:
 
 
 def _strayed_seeds(row: Row) -> _Seeds:
-    """Return how far the last loss of each outlying seed is above the median of all seeds.
+    """Return how far the scored loss of each outlying seed is above the median of all seeds.
 
     The gap has to exceed a share of the row's gain, too: it is smaller where some seeds have passed
     a phase transition and others have not.
@@ -105,9 +105,13 @@ def _strayed_seeds(row: Row) -> _Seeds:
     curves = {run.seed: values for run in row.scored if len(values := curve(run)[1]) > 1}
     if len(curves) < _FEWEST:
         return {}
-    first, last = np.array([(values[0], values[-1]) for values in curves.values()]).T
-    median = float(np.median(last))
-    gained = max(0.0, float(np.median(first)) - median)
-    least = max(_DEVIATIONS * float(np.median(np.abs(last - median))), _LOST * gained)
-    gaps = {seed: float(values[-1]) - median for seed, values in curves.items()}
+    best = {run.seed for run in row.scored if scores_best(run)}
+    scored = {
+        seed: float(values.min() if seed in best else values[-1]) for seed, values in curves.items()
+    }
+    losses = np.array([*scored.values()])
+    median = float(np.median(losses))
+    gained = max(0.0, float(np.median([values[0] for values in curves.values()])) - median)
+    least = max(_DEVIATIONS * float(np.median(np.abs(losses - median))), _LOST * gained)
+    gaps = {seed: loss - median for seed, loss in scored.items()}
     return {seed: gap for seed, gap in gaps.items() if gap > least}

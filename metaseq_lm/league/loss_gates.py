@@ -56,6 +56,11 @@ def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return np.array(updates), sign * np.array(values)
 
 
+def scores_best(run: Run) -> bool:
+    """Return whether the weights of the best validation are scored, in place of the last ones."""
+    return bool(run.values.get("trainer.best_checkpoint_metric"))
+
+
 def _entry_of(run: Run, term: str) -> ObjectiveEntry | None:
     """Return the objective of a mixture that owns a term OBJECTIVE.TERM, None for other terms."""
     return objective_entries(run.values).get(term.rpartition(".")[0])
@@ -209,10 +214,11 @@ def diverged(row: Row, context: Context) -> Iterator[GateFinding]:
 
     It has to be worse by more than a share of the gain since the first validation, which alone is
     noise if the loss hardly falls, and by more than some steps from one validation to the next,
-    which alone a noisy loss exceeds that has fallen.
+    which alone a noisy loss exceeds that has fallen. Weights of the best validation do not diverge.
     """
     affected, lost = [], []
-    for values in (values for _, values in map(curve, row.scored) if len(values) > 2):
+    curves = [curve(run)[1] for run in row.scored if not scores_best(run)]
+    for values in (values for values in curves if len(values) > 2):
         loss, step = float(values[-1] - values.min()), np.median(np.abs(np.diff(values)))
         affected.append(bool(loss > max(_LOST * (values[0] - values.min()), _STEPS * step)))
         lost += [loss] * affected[-1]

@@ -344,7 +344,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     assert main(["league", "predict", str(folder.path), "--name", "x"]) == 2
     assert main(["league", "predict"]) == 2
     assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[4]:g}"]) == 2
-    expect_facts(capsys.readouterr().err, "there are runs")
+    expect_facts(capsys.readouterr().err, "runs already")
     assert main(["league", "predict", str(folder.path), "--json"]) == 0
     (row,) = document_in(capsys.readouterr().out, "league-predictions")["predictions"]
     assert row["unscored"] == "open"

@@ -45,6 +45,13 @@ def test_noise_at_the_end_is_no_divergence(row: Row, losses: list[float]) -> Non
     assert not list(diverged(row, make.make_context(row)))
 
 
+def test_weights_of_the_best_validation_do_not_diverge(row: Row) -> None:
+    row = make.change(row, make.with_losses(lambda _: [4.2, 2.5, 2.4, 2.42, 2.41, 2.43, 3.9]))
+    assert list(diverged(row, make.make_context(row)))
+    row = make.change(row, make.with_values(trainer__best_checkpoint_metric="loss"))
+    assert not list(diverged(row, make.make_context(row)))
+
+
 def falling(first: list[float], last: list[float], schedule: dict[str, object]) -> Callable:
     """Return an edit: losses that fall until the rate decays, and after that, by a schedule."""
     values = make.with_values(**{f"schedule__{key}": value for key, value in schedule.items()})
