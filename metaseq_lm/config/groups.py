@@ -128,6 +128,6 @@ def check_roles(parameters: NamedParameters, reader: str) -> None:
         raise UsageError(
             f"{reader} needs the roles of matrices, and no module declares one for "
             f"{abbreviated(unknown)}; declare it in the module that has it, as in "
-            f"parameter_roles = {'weight': Role.HIDDEN}, EMBEDDING or HEAD "
+            f"parameter_roles = {{'weight': Role.HIDDEN}}, EMBEDDING or HEAD "
             "(docs/how_to/plugins.md#roles)"
         )
