@@ -205,6 +205,8 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
         if not args.added:
             _check_unused(args, ("user_dir", *_WITH[1:]), "submit without --with")
             return referee.submit(places[0], options.name, options.out)
+        if Path(places[0]).is_dir():
+            raise UsageError(f"{places[0]}: a folder; to register an objective, name the plan")
         contents = _contents_of(list(places), args.added, options)
         return referee.register(
             contents, Path(places[0]), options.name, options.out, options.user_dir

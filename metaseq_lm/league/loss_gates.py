@@ -217,8 +217,10 @@ def diverged(row: Row, context: Context) -> Iterator[GateFinding]:
     which alone a noisy loss exceeds that has fallen. Weights of the best validation do not diverge.
     """
     affected, lost = [], []
-    curves = [curve(run)[1] for run in row.scored if not scores_best(run)]
-    for values in (values for values in curves if len(values) > 2):
+    for run in row.scored:
+        values = curve(run)[1]
+        if scores_best(run) or len(values) < 3:
+            continue
         loss, step = float(values[-1] - values.min()), np.median(np.abs(np.diff(values)))
         affected.append(bool(loss > max(_LOST * (values[0] - values.min()), _STEPS * step)))
         lost += [loss] * affected[-1]

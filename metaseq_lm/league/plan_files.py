@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ def _readings(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     sets, split = probe_sets(data[PROBE]), "test" if PROBE_TEST in data else "valid"
     templates = _OF_TEXTS if sets == (LABELLED,) else _OF_WORDS
-    suites = [text.format(set=name, split=split) for text in templates for name in sets]
+    pairs = product(templates, sets)
+    suites = [template.format(set=name, split=split) for template, name in pairs]
     means = {
         "frozen": [f"{name}.accuracy" for name in sets],
         "tuned": [f"{name}_tuned.accuracy" for name in sets],

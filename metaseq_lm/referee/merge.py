@@ -46,12 +46,12 @@ def merge(leagues: Sequence[LeagueRuns], names: Sequence[str]) -> LeagueRuns:
                     "them needs another name"
                 )
         for run in league.runs:
-            place = name_in_league(run)
-            known, source = runs.setdefault(place, (run, name))
+            run_name = name_in_league(run)
+            known, source = runs.setdefault(run_name, (run, name))
             if known.course != run.course:
                 raise UsageError(
-                    f"{name} and {source} have different runs {place}; at most one of them is what "
-                    "the plan says: verify them"
+                    f"{name} and {source} have different runs {run_name}; at most one of them is "
+                    "what the plan says: verify them"
                 )
         prices = {**league.contents.prices, **prices}
     predictions = chain.from_iterable(league.predictions for league in leagues)

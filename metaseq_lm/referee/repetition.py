@@ -128,8 +128,9 @@ def take_code(source: Path, drawn: Sequence[Run], user_dir: str | None, out: Pat
             source / _PACKAGE, out / _PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
         )
     digest = hashlib.sha256()
-    for folder in (out / _PACKAGE, *(Path(path) for path in (user_dir,) if path)):
-        add_source(digest, folder)
+    add_source(digest, out / _PACKAGE)
+    if user_dir:
+        add_source(digest, Path(user_dir))
     if codes_of(drawn) != [digest.hexdigest()[:16]]:
         raise UsageError(
             f"{source}: its code is {digest.hexdigest()[:16]}, that of the drawn runs "

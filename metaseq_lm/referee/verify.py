@@ -262,8 +262,11 @@ def _scores_of(run: Run) -> dict[str, float]:
 def _sds_beside(run: Run, league: LeagueRuns) -> dict[str, float]:
     """Return the sd of each metric over the finished runs of the same phase, row and setting."""
     keys = ("label", BUDGET, *league.plan.objective(run.path.parts[-2]).grid)
-    setting = [run.values.get(key) for key in keys]
-    runs = [x for x in finished(league.runs) if [x.values.get(key) for key in keys] == setting]
+
+    def setting_of(run: Run) -> list[Any]:
+        return [run.values.get(key) for key in keys]
+
+    runs = [other for other in finished(league.runs) if setting_of(other) == setting_of(run)]
     sds = {}
     for name in run.metrics if len(runs) >= _FEWEST else ():
         sd = float(np.std([x.metrics.get(name, math.nan) for x in runs], ddof=1))

@@ -348,7 +348,8 @@ def _likeness(subject: Subject) -> Iterator[Finding]:
     if subject.tokenizer is None or "train" not in sound:
         return
     train = subject.sets["train"]
-    for split in [split for split in sound if split != "train"]:
+    sound.remove("train")
+    for split in sound:
         name, data = f"{subject.folder}: {split}", subject.sets[split]
         likeness = compare(train, data, subject.tokenizer.vocabulary)
         yield passages(name, likeness)

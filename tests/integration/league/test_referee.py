@@ -425,6 +425,8 @@ def test_attempt_is_registered_before_its_runs(
     for unknown in ("no_such", "electric_nce"):  # which is for another task
         code = main(["league", *words, "--with", f"criterion={unknown}"])
         expect_error(capsys, code, 2, "mine", unknown)
+    code = main(["league", "submit", str(copied), *words[2:], "--with", "criterion=masked_lm"])
+    expect_error(capsys, code, 2, str(copied), "plan")
     code = main(["league", *words, "--grid", "optimizer.lr=1,2"])
     expect_error(capsys, code, 2, "--grid", "--with")
 
@@ -437,14 +439,14 @@ def test_check_of_a_ledger_names_the_plug_in(copied: Path, tmp_path: Path) -> No
     program.chmod(0o755)
     environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
     command = [tmp_path / "ledger" / "check", "submissions/mine"]
-    given = []
+    commands = []
     for plugin in ("", "submissions/mine/plugin/mine.py"):
         (tmp_path / "ledger" / plugin).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "ledger" / plugin).touch()
-        given.append(subprocess.check_output(command, env=environment, text=True).splitlines())
+        commands.append(subprocess.check_output(command, env=environment, text=True).splitlines())
     verify = "league verify submissions/mine --rows 2"
-    assert given[0] == ["league submit submissions/mine", f"{verify} --out verified/mine"]
-    assert given[1][1] == f"{verify} --user-dir {plugin} --out verified/mine"
+    assert commands[0] == ["league submit submissions/mine", f"{verify} --out verified/mine"]
+    assert commands[1][1] == f"{verify} --user-dir {plugin} --out verified/mine"
 
 
 def test_attempts_count_without_runs_and_have_a_quota(two: list[Path]) -> None:
