@@ -104,8 +104,8 @@ def test_a_lost_node(
 ) -> None:
     """Slurm requeues the job, `status` says after what, and the end is the same."""
     out = tmp_path / "out"
-    # Its nodes are its own: jobs of other tests there would be lost too, and wait for two minutes.
-    monkeypatch.setenv("SBATCH_EXCLUSIVE", "")
+    # Jobs of other tests on the lost node would be lost too, and wait for two minutes.
+    monkeypatch.setenv("SBATCH_PARTITION", "spare")
     watched = start(moons, out)
     nodes = subprocess.check_output(
         ["squeue", "-h", "-o", "%N", "-j", states_of(out)["seed=1"].job], text=True
