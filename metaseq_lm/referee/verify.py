@@ -5,11 +5,10 @@ Each verification adds a line to OUT/verified.jsonl.
 
 from __future__ import annotations
 
-import math
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from metaseq_lm.league.expansion import BUDGET, FINAL, DataSource
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import Complaint, audit, describe_complaints
+from metaseq_lm.referee.comparison import CLOSE, DIFFERENT, EQUAL, MISSING, Repetition, compare
 from metaseq_lm.referee.merge import name_in_league
 from metaseq_lm.referee.repetition import EXAMINED, LOG, codes_of, draw, repeat, take_code
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.reporting.settings import finished
 from metaseq_lm.runs import manifests
@@ -38,34 +38,11 @@ from metaseq_lm.runs.folder import code_hash
 
 FILE = "verified.jsonl"
 FORMAT = "metaseq-lm verification 1"
-EQUAL, CLOSE, DIFFERENT, MISSING = "equal", "close", "different", "missing"
-# Largest differences of a run and its repetition with other code or on another processor, after
-# which training takes another course; see docs/how_to/referee.md.
-_TOLERANCE = {"loss": 0.05, "score": 0.1}
-_SDS, _FEWEST = 5.0, 3  # or this many standard deviations over seeds, of at least as many seeds
-_ROUNDING = 1e-6  # largest difference of scores of the same weights
 # One process trains all, because its start takes longer than an update.
 _RESCORE = (
     "import json; from metaseq_lm.cli import main; "
     "[main(words) for words in json.load(open('commands.json'))]"
 )
-
-
-@dataclass(frozen=True)
-class _Repetition:
-    """A run of an archive and its repetition.
-
-    Attributes:
-        run: The name of the run, PHASE/OBJECTIVE/NAME.
-        outcome: EQUAL (the same weights and scores), CLOSE, DIFFERENT or MISSING.
-        reason: What differs; "" for equal ones.
-        largest: The largest difference of a loss and of a score.
-    """
-
-    run: str
-    outcome: str
-    reason: str = ""
-    largest: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +62,7 @@ class Verification:
     plan: str
     seed: int
     rows: Sequence[str]
-    repetitions: Sequence[_Repetition]
+    repetitions: Sequence[Repetition]
     complaints: Sequence[Complaint]
     host: Mapping[str, Any]
     code: Mapping[str, Any]
@@ -134,15 +111,14 @@ def verify_league(
     drawn = draw(league, rows, seed)
     data = make_data(league.contents.plan, out / "data")
     complaints = [*_altered(league), *audit(league, data)]
-    repetitions: list[_Repetition] = []
+    repetitions: list[Repetition] = []
     if drawn:
         _check_plugins(league, drawn, user_dir)
         show_progress(f"training {len(drawn)} runs again; their output: {out / LOG}")
         source = DataSource(data, user_dir)
         copied = take_code(code, drawn, user_dir, out / "runs" / "code") if code else None
         folders = repeat(league, drawn, source, out, parallel, copied)
-        for run, folder in folders.items():
-            repetitions.append(compare(run, folder, _sds_beside(run, league)))
+        repetitions = compare(league, folders)
         complaints += scored_by_plugin(league, folders, data, out)
         complaints += _refused_criterions(out / "runs" / EXAMINED)
     verification = Verification(
@@ -254,70 +230,6 @@ def _scores_of(run: Run) -> dict[str, float]:
     for suite in run.suites:
         scores |= suite.metrics
     return {name: round(value, 5) for name, value in scores.items()}
-
-
-# ---------------------------------------------------------------- comparing
-
-
-def _sds_beside(run: Run, league: LeagueRuns) -> dict[str, float]:
-    """Return the sd of each metric over the finished runs of the same phase, row and setting."""
-    keys = ("label", BUDGET, *league.plan.objective(run.path.parts[-2]).grid)
-
-    def setting_of(run: Run) -> list[Any]:
-        return [run.values.get(key) for key in keys]
-
-    runs = [other for other in finished(league.runs) if setting_of(other) == setting_of(run)]
-    sds = {}
-    for name in run.metrics if len(runs) >= _FEWEST else ():
-        sd = float(np.std([x.metrics.get(name, math.nan) for x in runs], ddof=1))
-        if math.isfinite(sd):
-            sds[name] = sd
-    return sds
-
-
-def compare(run: Run, folder: Path, sds: Mapping[str, float] | None = None) -> _Repetition:
-    """Return how a run and its repetition in a folder differ; `sds` are those over seeds."""
-    name = name_in_league(run)
-    if not (folder / "results.json").is_file():
-        return _Repetition(name, MISSING, "it could not be trained again")
-    other = replace(read_run(folder), means=run.means)
-    if other.status != run.status:
-        return _Repetition(name, DIFFERENT, f"{run.status}, and {other.status} here")
-    largest: dict[str, float] = {}
-    worst, excess = "", 0.0
-    for metric in sorted(run.metrics):  # later versions may have further ones
-        values = [one.metrics.get(metric, math.nan) for one in (run, other)]
-        difference = abs(values[0] - values[1])
-        if not difference <= math.inf:
-            return _Repetition(name, DIFFERENT, f"only one of the two has a finite {metric}")
-        kind = _kind_of(metric)
-        largest[kind] = max(largest.get(kind, 0.0), difference)
-        allowed = max(_TOLERANCE.get(kind, math.inf), _SDS * (sds or {}).get(metric, 0.0))
-        if difference / allowed > excess:
-            excess = difference / allowed
-            worst = f"{metric} {values[0]:.6g}, and {values[1]:.6g} here"
-    updates = [(one.results or {}).get("updates") for one in (run, other)]
-    if updates[0] != updates[1]:
-        return _Repetition(name, DIFFERENT, f"{updates[0]} updates, and {updates[1]} here", largest)
-    has_same_weights = _weights_of(run) == _weights_of(other)
-    judged = max((largest.get(kind, 0.0) for kind in _TOLERANCE), default=0.0)
-    if has_same_weights and judged <= _ROUNDING:
-        return _Repetition(name, EQUAL if _weights_of(run) or not judged else CLOSE, "", largest)
-    if has_same_weights and _weights_of(run):
-        return _Repetition(name, DIFFERENT, f"the same weights score differently: {worst}", largest)
-    return _Repetition(name, CLOSE if excess <= 1 else DIFFERENT, worst, largest)
-
-
-def _kind_of(metric: str) -> str:
-    """Return the kind of a metric in TOLERANCE; "other" for those that follow from others."""
-    if metric.endswith("loss"):
-        return "loss"
-    return "score" if Metric.of(metric, ()).percent else "other"
-
-
-def _weights_of(run: Run) -> set[str]:
-    """Return the hash of the weights that the suites of a run scored."""
-    return {suite.weights for suite in run.suites}
 
 
 def host() -> dict[str, Any]:

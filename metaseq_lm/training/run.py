@@ -253,7 +253,8 @@ class TrainingRun:
                 "corpus": corpus_fingerprint(config.data),
                 "code": code_hash(config.user_dir),
                 "versions": versions(),
-                "architecture": platform.machine(),
+                # Bits of results depend on the vector instructions.
+                "architecture": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
                 "threads": torch.get_num_threads(),
                 "replicas": process_group.world_size(),
                 "pretraining": lineage_cost.total(ancestors, config.init_from),

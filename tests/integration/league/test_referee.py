@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from documents import document_in
@@ -22,12 +23,13 @@ from outcomes import expect_error
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import checksum, to_json, with_checksum
-from metaseq_lm.league.assembly import read_league
+from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import audit
+from metaseq_lm.referee.comparison import CLOSE, DIFFERENT, EQUAL, LEVEL, compare, deviation
 from metaseq_lm.referee.ledger import make_ledger, read_ledger, read_place
 from metaseq_lm.referee.merge import name_in_league
-from metaseq_lm.referee.verify import CLOSE, DIFFERENT, EQUAL, compare, scored_by_plugin
+from metaseq_lm.referee.verify import scored_by_plugin
 
 Line = dict[str, Any]
 BUDGET = 1.49e8  # 62 updates of causal, 88 of masked, within 2 %
@@ -271,14 +273,14 @@ def test_cheat_is_found_by_a_repetition(
 ) -> None:
     rewrite(copied / "plan.jsonl.gz", cheat)
     changed, honest = (read_league(path / "plan.yaml") for path in (copied, place))
-    assert {repeated(run, place).outcome for run in honest.runs} == {EQUAL}
-    outcomes = [repeated(run, place).outcome for run in changed.runs]
-    assert [outcome for outcome in outcomes if outcome != EQUAL] == [DIFFERENT]
+    assert set(repeated(honest, place)) == {EQUAL}
+    assert [outcome for outcome in repeated(changed, place) if outcome != EQUAL] == [DIFFERENT]
 
 
-def repeated(run: Any, place: Path) -> Any:
-    """Compare a run with the folder that it came from."""
-    return compare(run, place / "L" / Path(*run.path.parts[-3:]))
+def repeated(league: LeagueRuns, place: Path) -> list[str]:
+    """Compare the runs of a league with the folders that they came from."""
+    folders = {run: place / "L" / Path(*run.path.parts[-3:]) for run in league.runs}
+    return [item.outcome for item in compare(league, folders)]
 
 
 def test_small_difference_of_weights_is_close(copied: Path, place: Path) -> None:
@@ -289,8 +291,40 @@ def test_small_difference_of_weights_is_close(copied: Path, place: Path) -> None
         line["log"][-1]["loss"] += 1e-4
 
     rewrite(copied / "plan.jsonl.gz", change)
-    outcomes = {repeated(run, place).outcome for run in read_league(copied / "plan.yaml").runs}
-    assert outcomes == {EQUAL, CLOSE}
+    assert set(repeated(read_league(copied / "plan.yaml"), place)) == {EQUAL, CLOSE}
+
+
+def test_repetitions_of_another_course_are_compared_with_the_seeds() -> None:
+    """Honest rows are called different at the level; four sd in all seeds are found."""
+    rng, seeds, tests = np.random.default_rng(1), 8, 3
+    limit = LEVEL / tests
+    honest = raised = lucky = 0
+    for _ in range(4000):
+        archived, again = rng.normal(size=seeds), rng.normal(size=2)
+        row = deviation(archived, again, archived)[1]
+        alone = [deviation(archived[i : i + 1], again[i : i + 1], archived[2:])[1] for i in (0, 1)]
+        honest += min(row, *alone) < limit
+        raised += deviation(archived + 5, again, archived)[1] < limit
+        lucky += deviation([archived[0] + 12], again[:1], archived[1:])[1] < limit
+    assert honest < 1.3 * LEVEL * 4000
+    assert raised > 0.8 * 4000 and lucky > 0.8 * 4000
+    assert deviation([1, 1], [1], [1, 1])[1] == 1 and deviation([2, 2], [1], [2, 2])[1] == 0
+
+
+def test_course_of_a_row_with_its_seeds(copied: Path, place: Path) -> None:
+    """Weights differ in all seeds of a row: the spread decides, or, with few, a tolerance."""
+
+    def change(lines: list[Line], by: float) -> None:
+        for line in lines:
+            if line["name"].startswith(FINAL):
+                line["suites"][0]["weights"] = "0" * 64
+                for values in (line["results"]["metrics"]["valid"], line["log"][-1]):
+                    values["loss"] += by
+
+    for by, expected in ((1e-3, CLOSE), (0.2, DIFFERENT)):
+        rewrite(copied / "plan.jsonl.gz", lambda lines: change(lines, by))
+        outcomes = repeated(read_league(copied / "plan.yaml"), place)
+        assert outcomes.count(expected) == 3 and outcomes.count(EQUAL) == len(outcomes) - 3
 
 
 # ---------------------------------------------------------------- plans, submissions, ledgers
