@@ -71,12 +71,20 @@ EXPECTED = {
             for budget in (MIDDLE, LARGE)
             for kind in ("right", "both", "balanced")
         ),
+        *(Ordered(kind, LARGE, "masked_40", "causal") for kind in ("right", "both", "balanced")),
         *(Ordered("either", budget, "causal", "masked_15") for budget in (MIDDLE, LARGE)),
+        Ordered("either", LARGE, "causal", "masked_40"),
         *(Ordered("adapted", MIDDLE, name, UNTRAINED) for name in TRAINED),
         Ordered("balanced", LARGE, "causal_then_masked", "masked_40"),
         Ordered("balanced", LARGE, "replaced", "rtd"),
         Ordered("balanced", LARGE, "masked_15", "rtd"),
         Ordered("balanced", LARGE, "masked_15", "electric"),
+    ],
+    # Looking up needs one side, or both; facts are what a causal model predicts.
+    "recall": [
+        *(Ordered(kind, LARGE, "masked_40", "causal") for kind in ("right", "both")),
+        *(Ordered(kind, LARGE, "causal", "masked_40") for kind in ("left", "either")),
+        *(Ordered("left", LARGE, name, UNTRAINED) for name in ("causal", "masked_40")),
     ],
     # Where 100 documents repeat, causal overfits and masked LM does not.
     "few": [
