@@ -81,9 +81,10 @@ def _compare_alone(run: Run, folder: Path) -> Repetition:
         difference = abs(values[0] - values[1])
         if not difference <= math.inf:
             return Repetition(name, DIFFERENT, f"only one of the two has a finite {metric}")
-        kind = _kind_of(metric)
+        if not (kind := _kind_of(metric)):
+            continue
         largest[kind] = max(largest.get(kind, 0.0), difference)
-        if kind in _TOLERANCE and difference > size:
+        if difference > size:
             size = difference
             worst = f"{metric} {values[0]:.6g}, and {values[1]:.6g} here"
     updates = [(one.results or {}).get("updates") for one in (run, other)]
@@ -100,10 +101,10 @@ def _compare_alone(run: Run, folder: Path) -> Repetition:
 
 
 def _kind_of(metric: str) -> str:
-    """Return the kind of a metric in `_TOLERANCE`; "other" for those that follow from others."""
+    """Return the kind of a metric in `_TOLERANCE`; "" for rates and what follows from others."""
     if metric.endswith("loss"):
         return "loss"
-    return "score" if Metric.of(metric, ()).percent else "other"
+    return "score" if Metric.of(metric, ()).percent else ""
 
 
 def _weights_of(run: Run) -> set[str]:
