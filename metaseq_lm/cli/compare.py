@@ -53,6 +53,9 @@ class _CompareOptions:
     task_test: str | None = option(
         None, "labelled data to score (default: a fifth of --task)", metavar="TABLE"
     )
+    columns: tuple[str, ...] = option(
+        (), "names of the columns, for a TABLE without a header row", metavar="A,B"
+    )
     text_column: str | None = option(None, "column of the texts in TABLE (default: text)")
     label_column: str | None = option(None, "column of the labels (default: label)")
     tag_column: str | None = option(
@@ -92,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         "text_column": "text" if all(name.endswith(".jsonl") for name in args.text) else None,
         "probe": options.task,
         "probe_test": options.task_test,
+        "columns": list(options.columns) or None,
         "text_columns": [options.text_column] if options.text_column else None,
         "label_column": options.label_column,
         "tag_column": options.tag_column,

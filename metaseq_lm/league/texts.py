@@ -32,12 +32,13 @@ _OPTIONS = {
     RELATION: {"tag_column": "deprel", "tag_scheme": "none"},
     TAGS: {"tag_scheme": "none"},
 }
+_FEW_LABELS = 20  # a table of few rows may have as many
 _EXPECTED = 10  # texts with a label that a part must be expected to have, if it may not lack it
 # Options of preprocess that apply to a set of the probe, not to the text.
 _OF_SET = {
     RELATION: ("relation_subtypes",),
     TAGS: ("tag_column",),
-    LABELLED: ("text_columns", "label_column"),
+    LABELLED: ("columns", "text_columns", "label_column"),
 }
 OF_PROBE = (PROBE, PROBE_TEST, *chain.from_iterable(_OF_SET.values()))  # keys for the probe
 
@@ -90,7 +91,7 @@ def make_text(
         options |= {key: data[key] for key in _OF_SET.get(name, ()) if key in data}
         make(options, pipeline.Request(folder, files, overwrite=True, hold_out=scored))
     if LABELLED in sets:
-        _check_order(probe, folder / LABELLED)
+        _check_labels(probe, folder / LABELLED)
 
 
 def _check_files(data: Mapping[str, Any]) -> None:
@@ -101,7 +102,7 @@ def _check_files(data: Mapping[str, Any]) -> None:
     for file in chain.from_iterable(files_of(data, key) for key in FILES):
         if not Path(file).is_file():
             kind = "is a folder; name its files" if Path(file).is_dir() else "no such file"
-            raise UsageError(f"{file}: {kind}; the data are {', '.join(FILES)}")
+            raise UsageError(f"{file}: {kind}")
     probe, sets = data[PROBE], probe_sets(data[PROBE])
     if PROBE_TEST in data and probe_sets(data[PROBE_TEST]) != sets:
         raise UsageError(
@@ -120,15 +121,23 @@ def _check_files(data: Mapping[str, Any]) -> None:
         )
 
 
-def _check_order(probe: str, folder: Path) -> None:
-    """Raise UsageError for labelled texts that are sorted by label.
+def _check_labels(probe: str, folder: Path) -> None:
+    """Raise UsageError for labelled texts from which no probe can learn.
 
-    Probes learn from the first texts of train, and the last ones choose layers and epochs.
+    Probes learn from the first texts of train, and the last ones choose layers and epochs, so texts
+    must not be sorted by label.
     """
     train = LabelledSet(folder, "train")
     if train.labels is None or train.labels.ndim > 1:
         return
     counts = np.bincount(train.labels)
+    if len(counts) == 1:
+        raise UsageError(f"{probe}: all rows have the label {train.label_names[0]!r}")
+    if len(counts) > max(_FEW_LABELS, len(train.labels) / 2):
+        raise UsageError(
+            f"{probe}: {len(train.labels)} rows to learn from have {len(counts)} labels, so most have a "
+            "single row at most; choose another column (label_column)"
+        )
     last = np.bincount(train.labels[-len(train.labels) // 5 :], minlength=len(counts))
     for name, count, count_in_last in zip(train.label_names, counts, last):
         if count >= 5 * _EXPECTED and not count_in_last:

@@ -76,7 +76,7 @@ def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(
     assert Manifest.load(tmp_path / "data/labels").splits["test"]["rows"] == 2
 
 
-def test_without_a_file_to_score_every_fifth_row_is_scored_and_sorted_rows_are_refused(
+def test_without_a_file_to_score_every_fifth_row_is_scored_if_the_labels_can_be_learnt(
     files: dict[str, str], tmp_path: Path
 ) -> None:
     data = {"text": [files["text"]] * 2, "vocab_size": 300, "task_tokens": 1}
@@ -91,9 +91,17 @@ def test_without_a_file_to_score_every_fifth_row_is_scored_and_sorted_rows_are_r
         assert {split: of[unit] for split, of in splits.items()} == {"train": 160, "valid": 40}
     with pytest.raises(UsageError, match=r"words.txt: .*\.conll"):
         make_text({**data, "probe": str(words.rename(tmp_path / "words.txt"))}, tmp_path / "data")
-    table.write_text("".join(["text,label\n", *sorted(rows)]))
-    with pytest.raises(UsageError, match="table.csv: .*good.*shuf"):
-        make_text({**data, "probe": str(table)}, tmp_path / "data")
+    for changed, message in (
+        (sorted(rows), "table.csv: .*good.*shuf"),
+        (["a cat,good\n"] * 200, "table.csv: .*'good'"),
+        ([f"a cat,{i}\n" for i in range(200)], "table.csv: 160 .*label_column"),
+    ):
+        table.write_text("".join(["text,label\n", *changed]))
+        with pytest.raises(UsageError, match=message):
+            make_text({**data, "probe": str(table)}, tmp_path / "data")
+    table.write_text("".join(rows))
+    make_text({**data, "probe": str(table), "columns": ["text", "label"]}, tmp_path / "data")
+    assert Manifest.load(tmp_path / "data/labels").splits["train"]["rows"] == 160
 
 
 def test_the_plan_of_a_text_names_files_but_not_folders(files: dict[str, str]) -> None:
