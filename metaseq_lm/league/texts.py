@@ -135,8 +135,8 @@ def _check_labels(probe: str, folder: Path) -> None:
         raise UsageError(f"{probe}: all rows have the label {train.label_names[0]!r}")
     if len(counts) > max(_FEW_LABELS, len(train.labels) / 2):
         raise UsageError(
-            f"{probe}: {len(train.labels)} rows to learn from have {len(counts)} labels, so most have a "
-            "single row at most; choose another column (label_column)"
+            f"{probe}: {len(train.labels)} rows to learn from have {len(counts)} labels, so most "
+            "have a single row at most; choose another column (label_column)"
         )
     last = np.bincount(train.labels[-len(train.labels) // 5 :], minlength=len(counts))
     for name, count, count_in_last in zip(train.label_names, counts, last):
