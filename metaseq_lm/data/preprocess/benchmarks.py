@@ -59,8 +59,6 @@ _HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 @dataclass(frozen=True)
 class _BenchmarkOptions(TokenizerFromOptions):
-    """Options of benchmarks."""
-
     NOUN: ClassVar[str] = "benchmarks"
 
     benchmark: str = option(
@@ -143,8 +141,11 @@ def _open_superglue(
 ) -> superglue.SuperglueReader:
     """Return the reader of a file of objects, `required` to have labels."""
     task = (benchmark.original or benchmark.name).rpartition("/")[2]
-    forms = as_text.FORMS[as_text_form] if as_text_form else superglue.EXAMPLES
-    forms = as_text.BABYLM if benchmark.reader == BABYLM else forms
+    forms = superglue.EXAMPLES
+    if benchmark.reader == BABYLM:
+        forms = as_text.BABYLM
+    elif as_text_form:
+        forms = as_text.FORMS[as_text_form]
     if task not in forms:
         raise UsageError(
             f"{benchmark.name}: reader {benchmark.reader} knows the objects of {', '.join(forms)}; "
@@ -186,12 +187,12 @@ def _official_files(benchmark: Benchmark, source: Path) -> dict[str, list[Path]]
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
         published = source / split  # as CLOTH is published
-        if (
-            benchmark.reader == CLOTH
-            and any(published.rglob("*.json"))
-            and not _is_saved(published)
-        ):
-            files[split] = sorted(published.rglob("*.json"))
+        articles = []
+        # A split that `datasets` saved is a folder of JSON files as well.
+        if benchmark.reader == CLOTH and not (published / "state.json").is_file():
+            articles = sorted(published.rglob("*.json"))
+        if articles:
+            files[split] = articles
         elif official := find_packed(source / file):
             files[split] = [official]
         elif not is_challenge and (paths := _exported_files(source, split)):
@@ -233,14 +234,9 @@ def _exported_files(source: Path, split: str) -> list[Path]:
     groups: dict[tuple[Path, str, str], list[Path]] = {}
     for path in chain(*(sorted(f.iterdir()) for f in (source, source / "data") if f.is_dir())):
         if path.is_dir() and path.name.casefold() in stems:
-            inside = [
-                file for file in text_files([path]) if format_suffix(file) in _RECORD_SUFFIXES
-            ]
-            if inside:
+            if inside := list(filter(_holds_records, text_files([path]))):
                 groups[path, "", ""] = inside
-        elif (
-            path.is_file() and format_suffix(path) in _RECORD_SUFFIXES and path.name[0] not in "._"
-        ):
+        elif path.is_file() and _holds_records(path) and path.name[0] not in "._":
             name = path.name.casefold().partition(format_suffix(path))[0]
             match = _SHARD.fullmatch(name)
             assert match is not None
@@ -263,8 +259,11 @@ def _exported_files(source: Path, split: str) -> list[Path]:
     return []
 
 
+def _holds_records(path: Path) -> bool:
+    return format_suffix(path) in _RECORD_SUFFIXES
+
+
 def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
-    """Yield a row and a copy with its two texts swapped, as in ELECTRA's fine-tuning."""
     yield row
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
@@ -328,8 +327,3 @@ def _columns(benchmark: Benchmark, split: str, file: TextFile) -> TableColumns:
 
 def _letters(name: str) -> str:
     return re.sub(r"\W|_", "", name).casefold()
-
-
-def _is_saved(folder: Path) -> bool:
-    """Return whether a folder is a split that `datasets` saved."""
-    return (folder / "state.json").is_file()

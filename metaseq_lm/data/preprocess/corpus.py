@@ -98,8 +98,9 @@ class TokenPipeline(Pipeline[Record, Written]):
         unk = self.tokenizer.vocabulary.unk
         counts.unknown = 0 if unk is None else int(frequencies[unk])
         split.counts = vars(counts)
-        suffixes = [".bin", ".idx", *[WORDS] * has_words]
-        split.files = [f"{split.name}{suffix}" for suffix in suffixes]
+        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
+        if has_words:
+            split.files.append(f"{split.name}{WORDS}")
         if split.name == TRAIN:
             self.train_frequencies = frequencies
 
@@ -154,10 +155,15 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
 
     def _column(self, file: TextFile) -> str | None:
         """Return the column of the text; None if the lines are the text."""
-        if self.options.text_column is None and not self.options.plain_text:
-            is_plug_in = recognise(file).kind is Kind.OTHER
-            return TEXT if is_plug_in else None
-        return self.options.text_column
+        options = self.options
+        # A reader of a plug-in gives its texts as records.
+        if (
+            options.text_column is None
+            and not options.plain_text
+            and recognise(file).kind is Kind.OTHER
+        ):
+            return TEXT
+        return options.text_column
 
     def _blocks(self, path: Path, split: str = "") -> Iterator[Block]:
         """Yield the lines of the part of a file that belongs to a split, "" for all."""
@@ -280,8 +286,10 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             return
         for path in chain.from_iterable(self.request.splits.values()):
             file = self.request.text_file(path)
-            head = next(file.chunks(HEAD)) if self._column(file) is None else b""
-            if width := wrapped_width(head.decode("utf-8", "replace").splitlines()):
+            if self._column(file) is not None:
+                continue
+            head = next(file.chunks(HEAD)).decode("utf-8", "replace")
+            if width := wrapped_width(head.splitlines()):
                 yield (
                     f"warning: {path}: its lines look wrapped at {width} characters, and each is a "
                     "document; give --documents paragraphs (the lines up to a blank one, joined by "

@@ -50,7 +50,9 @@ class HoldOut:
                     f"{count} {unit}; every {self.every}th is held out, so {2 * self.every} are "
                     "needed: add some, or break long ones into several"
                 )
-            step = max(self.every, count // self.most) if self.most else self.every
+            step = self.every
+            if self.most:
+                step = max(step, count // self.most)
             return np.asarray(np.arange(1, count + 1) % step == 0)
         if self.size.endswith("%"):
             share = round(count * float(self.size[:-1]) / 100)

@@ -64,8 +64,6 @@ _COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
 
 @dataclass(frozen=True)
 class _LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
-    """Options of labelled sets."""
-
     NOUN: ClassVar[str] = "labelled sets"
     UNUSED_WITH: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -135,12 +133,10 @@ class LabelledForm:
 
 
 def _names_in(label: Label) -> tuple[str, ...]:
-    """Return the labels of a row."""
     return label if isinstance(label, tuple) else (str(label),)
 
 
 def _count_labels(labels: Iterable[Label]) -> Counter[str]:
-    """Return how many rows have each label."""
     return Counter(chain.from_iterable(map(_names_in, labels)))
 
 
@@ -163,7 +159,9 @@ def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
 
     if isinstance(row.label, tuple):
         return replace(row, label=tuple(map(name, row.label)))
-    return replace(row, label=name(row.label)) if isinstance(row.label, str) else row
+    if isinstance(row.label, str):
+        return replace(row, label=name(row.label))
+    return row
 
 
 _OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
@@ -212,12 +210,11 @@ def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeli
 
 def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
     """Return the form of a set; UsageError for options that do not go together."""
-    labels = list(options.labels) if options.labels is not None else None
-    form = ""
+    labels, form = options.labels, ""
     if options.label_columns is not None:
-        labels, form = list(options.label_columns), MULTI_LABEL
+        labels, form = options.label_columns, MULTI_LABEL
     if options.labels_from is not None:
-        labels = classes_of(options.labels_from)
+        labels = tuple(classes_of(options.labels_from))
         if Manifest.load(options.labels_from).details.get("form") == MULTI_LABEL:
             form = MULTI_LABEL
     details: dict[str, Any] = {"text_columns": list(columns.texts or ())}
@@ -234,7 +231,7 @@ def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
         raise UsageError("--first-label needs --labels A,B,... that are no numbers")
 
     return LabelledForm(
-        labels,
+        None if labels is None else list(labels),
         columns.regression,
         form,
         details=details,
@@ -413,21 +410,14 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             for row in reader:
                 if self._is_elsewhere(split.name, path, row) or self.skips(split, row.bad):
                     continue
-                row = row if row.label in classes else _with_names(row, self._spellings)
+                if row.label not in classes:
+                    row = _with_names(row, self._spellings)
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:
+                    if not counts["no_gold_label"]:
+                        self._warn_of_no_gold(path, row)
                     counts["no_gold_label"] += 1
-                    if counts["no_gold_label"] == 1:
-                        text = (
-                            f"label {row.label!r} means" if row.label else "the empty label means"
-                        )
-                        may_be_class = row.label and self.form.labels is None
-                        remedy = " (--labels can make it a class)" if may_be_class else ""
-                        self._warnings.append(
-                            f"{path}:{row.line}: {text} that the row has no gold label; it and "
-                            f"others like it are left out{remedy}"
-                        )
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)
@@ -444,19 +434,33 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             counts.update(reader.counts)
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 
+    def _warn_of_no_gold(self, path: Path, row: LabelledRow) -> None:
+        label, remedy = "the empty label", ""
+        if row.label:
+            label = f"label {row.label!r}"
+            if self.form.labels is None:
+                remedy = " (--labels can make it a class)"
+        self._warnings.append(
+            f"{path}:{row.line}: {label} means that the row has no gold label; it and others like "
+            f"it are left out{remedy}"
+        )
+
     def _check_number(self, path: Path, row: LabelledRow) -> None:
         """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
-        several = isinstance(row.label, tuple)
-        if several and not any(self._labels.values()):
-            self._multi_label = True
-        if several != self._multi_label:
-            label = list(_names_in(row.label)) if several else row.label
+        label, expected = row.label, "one label"
+        if isinstance(label, tuple):
+            # The first label of the first split decides what all rows have.
+            if not any(self._labels.values()):
+                self._multi_label = True
+            label = list(label)
+        if self._multi_label:
+            expected = "a list of labels"
+        if isinstance(label, list) != self._multi_label:
             raise MetaseqError(
-                f"{path}:{row.line}: label {label!r} where "
-                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in "
-                "the rows before; write all labels as lists, or give --label-separator"
+                f"{path}:{row.line}: label {label!r} where {expected} should stand, as in the rows "
+                "before; write all labels as lists, or give --label-separator"
             )
 
     def encode(
@@ -520,10 +524,10 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
                     for places in spans:
                         span_writer.add(np.array(places, np.int32))
                 if append_facts is not None:
-                    facts = (
-                        json.dumps(row.facts, ensure_ascii=False, sort_keys=True) for row in rows
-                    )
-                    append_facts("".join(f"{line}\n" for line in facts))
+                    lines = []
+                    for row in rows:
+                        lines.append(json.dumps(row.facts, ensure_ascii=False, sort_keys=True))
+                    append_facts("\n".join([*lines, ""]))
             split.counts["tokens"] = [writer.tokens for writer in writers]
 
     def nothing(self, split: Split) -> str:

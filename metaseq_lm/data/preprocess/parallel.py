@@ -42,8 +42,6 @@ _MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 @dataclass(frozen=True)
 class _ParallelOptions(TokenizerOptions, PlainTextOptions):
-    """Options of parallel text."""
-
     NOUN: ClassVar[str] = "parallel text"
 
     parallel: str = option(
@@ -111,8 +109,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         return [*aligned, *self.options.unlabelled]
 
     def is_read_first(self, path: Path) -> bool:
-        learns = [*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled]
-        return path in learns
+        return path in (*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled)
 
     def prepare(self) -> dict[str, Any]:
         """Train the tokenizer of each side; the manifest names the source's and hashes both."""
@@ -121,13 +118,14 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             self._held = self._held_out_pairs(self.request.hold_out)
         for column, side in enumerate(SIDES):
             files = []
-            for path in (pair[column] for pair in self._pairs[TRAIN]):
-                file = self.request.text_file(path)
+            for pair in self._pairs[TRAIN]:
+                file = self.request.text_file(pair[column])
                 blocks = file.blocks()
-                files.append((file, self._held.part(path, blocks, False) if self._held else blocks))
+                if self._held is not None:
+                    blocks = self._held.part(pair[column], blocks, False)
+                files.append((file, blocks))
             if side == SOURCE:
-                for path in options.unlabelled:
-                    file = self.request.text_file(path)
+                for file in map(self.request.text_file, options.unlabelled):
                     files.append((file, file.blocks()))
             min_frequency = getattr(options, f"{side}_min_frequency")
             if min_frequency is None:
@@ -152,9 +150,9 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         return HeldOutLines(lines)
 
     def splits(self) -> Iterable[Split]:
-        unlabelled = self.options.unlabelled
-        extra = [Split(UNLABELLED, list(unlabelled))] if unlabelled else []
-        return [*super().splits(), *extra]
+        yield from super().splits()
+        if self.options.unlabelled:
+            yield Split(UNLABELLED, list(self.options.unlabelled))
 
     def read(self, split: Split) -> Iterator[list[str]]:
         if split.name == UNLABELLED:
@@ -166,8 +164,8 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             for _, text, bad in self.request.text_file(path).lines():
                 if self.skips(split, bad):
                     continue
-                if text.strip():
-                    yield [text.strip()]
+                if text := text.strip():
+                    yield [text]
                 else:
                     split.counts["empty"] += 1
 

@@ -472,18 +472,16 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
         if not owners or chosen in owners:
             continue
         selectors = [items[kind][kind] for kind in owners if kind in items[kind]]
-        flags = [
-            f"{flag_of(item.name)} {item.metadata.get('metavar', '')}".rstrip()
-            for item in selectors
-        ]
+        flags = []
+        for item in selectors:
+            flags.append(f"{flag_of(item.name)} {item.metadata.get('metavar', '')}".rstrip())
         nouns = _joined([kinds[kind].NOUN for kind in owners], "and")
         option, remedy = flag_of(name), _joined(flags, "or")
         if not selected:
             raise UsageError(f"{option} only applies to {nouns}; give {remedy} as well")
-        remedy = f" ({remedy})" if remedy else ""
-        raise UsageError(
-            f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}{remedy}"
-        )
+        if remedy:
+            nouns += f" ({remedy})"
+        raise UsageError(f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}")
     values = {name: value for name, value in passed.items() if name in items[chosen]}
     return DATASET_KINDS.entries[chosen], _make_options(kinds[chosen], values)
 
@@ -494,7 +492,9 @@ def _joined(words: list[str], conjunction: str) -> str:
 
 def _make_options(kind: Any, values: dict[str, Any]) -> Any:
     for other, names in getattr(kind, "UNUSED_WITH", {}).items():
-        for name in names.split() if other in values else ():
+        if other not in values:
+            continue
+        for name in names.split():
             if name in values:
                 raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
     return read_options(kind, values)

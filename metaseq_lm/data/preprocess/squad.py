@@ -21,8 +21,6 @@ from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
 _COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
-
-
 # A paragraph, and the tokens of its context and of each question.
 _EncodedParagraph = tuple[Paragraph, Offsets, list[list[int]]]
 
@@ -143,7 +141,9 @@ def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[in
 
     These are the tokens that the characters of the answer touch, the shortest span that holds them.
     """
-    span = find_answer(context, question.answers[0], question.start) if question.answers else None
+    if not question.answers:
+        return -1, -1
+    span = _find_answer(context, question.answers[0], question.start)
     if span is None:
         return -1, -1
     _, starts, ends = offsets
@@ -152,7 +152,7 @@ def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[in
     return (first, last) if first <= last else (-1, -1)
 
 
-def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
+def _find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
 
     If the text is not there, it is searched for as in BERT's code, within the words that the place
@@ -165,7 +165,8 @@ def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None
         return start, end
     # A place between words belongs to the word before it.
     first = len(context[: start + 1].rstrip())
-    first -= len(context[:first].split()[-1]) if context[:first].split() else 0
+    if words_before := context[:first].split():
+        first -= len(words_before[-1])
     after = re.compile(r"\S*").match(context, end - 1)
     assert after is not None
     words = r"\s+".join(map(re.escape, answer.split()))

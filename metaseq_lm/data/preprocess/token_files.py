@@ -67,7 +67,6 @@ _TokenFile = IndexedDataset | _DatatroveFile
 
 
 def _open_token_file(path: Path) -> _TokenFile:
-    """Open NAME.ds, or the pair NAME.bin and NAME.idx."""
     return _DatatroveFile(path) if path.suffix == ".ds" else open_integers(path)
 
 
@@ -83,11 +82,11 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
             continue
         if path.is_dir():
             inside = [p for p in sorted(path.iterdir()) if p.suffix in (".bin", ".ds")]
+        elif path.suffix in _SUFFIXES:
+            inside = [path]
         else:
-            inside = (
-                [path] if path.suffix in _SUFFIXES else [Path(f"{path}.bin"), Path(f"{path}.ds")]
-            )
-            inside = [p for p in inside if p.is_file()]
+            inside = [Path(f"{path}.bin"), Path(f"{path}.ds")]
+        inside = list(filter(Path.is_file, inside))
         if not inside:
             raise UsageError(
                 f"{path}: no token files here; give NAME of NAME.bin and NAME.idx, NAME.ds, or a "
@@ -187,7 +186,9 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                     words = word_starts.read(int(offsets[first]), int(offsets[last]))
                 if len(self.stripped):
                     chosen = ranges(starts, lengths)
-                    values, words = values[chosen], None if words is None else words[chosen]
+                    values = values[chosen]
+                    if words is not None:
+                        words = words[chosen]
                 filled = lengths > 0
                 split.counts["no_tokens"] += int((~filled).sum())
                 begin, end = np.searchsorted(data.documents, [first, last])
@@ -210,7 +211,9 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
         """Return where sequences start and their sizes, (sequences,), without special symbols."""
         for at_end in (False, True):
             filled = np.flatnonzero(sizes)
-            places = starts[filled] + (sizes[filled] - 1 if at_end else 0)
+            places = starts[filled]
+            if at_end:
+                places = places + sizes[filled] - 1
             chosen = filled[np.isin(values[places], self.stripped)]
             sizes = sizes.copy()
             sizes[chosen] -= 1
@@ -283,8 +286,8 @@ def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
             raise MetaseqError(f"{faults[0]}; copy {shard} again or preprocess it again")
         for name, counts in manifest.splits.items():
             splits.setdefault(name, []).append(shard / name)
-            names = set(vars(Counts()))
+            known = vars(Counts()).keys() & counts.keys()
             total = lines.setdefault(name, Counts())
-            total.add(Counts(**{key: n for key, n in counts.items() if key in names}))
+            total.add(Counts(**{key: counts[key] for key in known}))
     request.splits.update(splits)
     return TokenFiles(request, load_tokenizer(shards[0]), lines=lines)

@@ -56,8 +56,6 @@ _KEEP = "keep"
 
 @dataclass(frozen=True)
 class _WordSetOptions(WordColumnOptions, ClassOptions):
-    """Options of all labelled sets of sentences."""
-
     tag_column: str = option(
         "",
         "column of the tags, or of HEAD-RELATION (default: -1, the last); of .conllu files with "
@@ -103,8 +101,6 @@ class TaggedOptions(_WordSetOptions, TokenizerFromOptions):
 
 @dataclass(frozen=True)
 class _TreebankOptions(_WordSetOptions):
-    """Options of treebanks."""
-
     NOUN: ClassVar[str] = "treebanks"
 
     treebank: str = option("", "the files are dependency trees, written to D/NAME", metavar="NAME")
@@ -151,7 +147,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return True
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
-        """Return the vocabulary of words of the data folder."""
         return WordVocabulary.load(self.data_folder)
 
     def open_file(self, path: Path) -> SentenceReader:
@@ -170,7 +165,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return "\n".join([self.classes(), *self.warnings()])
 
     def prepare(self) -> dict[str, Any]:
-        """Read all sentences and decide on the classes."""
         self._read_all()
         if self.request.hold_out is not None:
             self._hold_out(self.request.hold_out)
@@ -208,7 +202,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         self.sentences[TRAIN] = list(compress(train, ~held))
 
     def all_sentences(self) -> Iterator[Sentence]:
-        """Return the sentences of all splits, one after the other."""
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
@@ -304,9 +297,11 @@ class TagsPipeline(_WordSetPipeline):
         file, tag_field = self.request.text_file(path), self.options.tag_column
         name = reader_name(file, COLUMNS)
         if name not in (COLUMNS, CONLLU):
-            names, keeps_numbers = self.options.tag_names or (), self.options.tag_scheme == "none"
             return TokenListReader(
-                file, tag_field=tag_field, tag_names=names, keeps_numbers=keeps_numbers
+                file,
+                tag_field=tag_field,
+                tag_names=self.options.tag_names or (),
+                keeps_numbers=self.options.tag_scheme == "none",
             )
         if name == COLUMNS:
             return self.column_reader(ColumnReader, file)
@@ -357,9 +352,9 @@ class TagsPipeline(_WordSetPipeline):
             other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
             self._spelling = f" (with {other!r} as {standard[other]!r})"
             for sentences in self.sentences.values():
-                sentences[:] = [
-                    replace(s, labels=list(map(standard.__getitem__, s.labels))) for s in sentences
-                ]
+                for number, sentence in enumerate(sentences):
+                    labels = [standard[tag] for tag in sentence.labels]
+                    sentences[number] = replace(sentence, labels=labels)
 
     def _to_bioes(self, sentence: Sentence) -> Sentence:
         try:

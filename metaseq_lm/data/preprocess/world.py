@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,7 @@ _VALID, _TEST = "valid", "test"
 _BATCH = 4096  # documents
 _RARE = 1000  # most documents drawn for one with a label, or one that makes a pair
 _COUNTED = 20_000  # most documents on which n-grams are counted
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,9 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         dest = self.request.destdir
         if is_half_published(dest):
             return True
-        names = [*self.world.label_sets, *([_PAIRS] if self.world.pair_kinds else [])]
+        names = list(self.world.label_sets)
+        if self.world.pair_kinds:
+            names.append(_PAIRS)
         if all((dest / name / MANIFEST_FILE).exists() for name in names):
             return False
         # With other options the sets may be missing on purpose.
@@ -295,7 +298,10 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         return f"{split.name}: {n_documents:,} documents, {n_tokens:,} tokens"
 
     def report(self) -> str:
-        return "\n".join([super().report(), *([] if is_quiet() else _table_of_needs(self._exact))])
+        lines = [super().report()]
+        if not is_quiet():
+            lines += _table_of_needs(self._exact)
+        return "\n".join(lines)
 
     def companions(self) -> Iterator[Pipeline[Any, Any]]:
         for name, sets in self._labelled.items():
@@ -304,7 +310,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             if sets[TRAIN].labels[name].ndim == 1:
                 yield _DocumentLabels(documents, request)
             else:
-                yield _WorldLabels(documents, request)
+                yield _WordLabels(documents, request)
         if self._pairs:
             yield _PairsPipeline(self.world, self._pairs, self.request)
 
@@ -337,32 +343,42 @@ class _LabelledDocuments:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes."""
         return list(self.world.label_sets[self.name])
+
+    def rows(self, split: str) -> Iterator[LabelledRow]:
+        """Yield the documents of a split, which have a label each."""
+        data = self.splits[split]
+        for number, (tokens, label) in enumerate(zip(data.tokens, data.labels[self.name]), 1):
+            yield LabelledRow(number, (self.world.text(tokens),), self.classes[label], False)
+
+    def sentences(self, split: str) -> Iterator[Sentence]:
+        """Yield the documents of a split, whose words have labels; UNLABELLED for the others."""
+        data, tags = self.splits[split], [*self.classes, UNLABELLED]
+        for number, (tokens, labels) in enumerate(zip(data.tokens, data.labels[self.name]), 1):
+            words = [self.world.symbols[token] for token in tokens if token != NO_TOKEN]
+            numbers = np.where(labels == NO_LABEL, len(tags) - 1, labels)[: len(words)]
+            of_words = [tags[number] for number in numbers]
+            yield Sentence(Path(split), [number] * len(words), words, of_words)
 
 
 @dataclass
-class _DocumentRows:
-    """The rows of a split whose documents have a label."""
+class _Reader(Generic[Row]):
+    """Rows of a split where a pipeline expects the reader of a file; nothing is passed over."""
 
-    documents: _LabelledDocuments
-    split: str
+    rows: Iterator[Row]
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[LabelledRow]:
-        data, name = self.documents.splits[self.split], self.documents.name
-        for number, (tokens, label) in enumerate(zip(data.tokens, data.labels[name]), 1):
-            text = self.documents.world.text(tokens)
-            yield LabelledRow(number, (text,), self.documents.classes[label], False)
+    def __iter__(self) -> Iterator[Row]:
+        return self.rows
 
 
 class _DocumentLabels(LabelledPipeline):
     """Makes the labelled set of documents with one label each."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
-        def open_rows(split: str, path: Path) -> _DocumentRows:
-            return _DocumentRows(documents, split)
+        def open_rows(split: str, path: Path) -> _Reader[LabelledRow]:
+            return _Reader(documents.rows(split))
 
         inside = request.inside(documents.name)
         form = LabelledForm(documents.classes, details={"world": documents.world.name})
@@ -375,7 +391,7 @@ class _DocumentLabels(LabelledPipeline):
         return f"{self.request.destdir.name}/{super().summary(split)}"
 
 
-class _WorldLabels(TagsPipeline):
+class _WordLabels(TagsPipeline):
     """Makes the tagged set of documents with labelled words; other words are UNLABELLED."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
@@ -389,8 +405,7 @@ class _WorldLabels(TagsPipeline):
         return []
 
     def open_file(self, path: Path) -> Any:
-        """Return the sentences of the split that a source stands for."""
-        return _WordRows(self.documents, path)
+        return _Reader(self.documents.sentences(path.name))  # a source is named like its split
 
     def choose_labels(self) -> None:
         self.scheme = "none"
@@ -402,29 +417,6 @@ class _WorldLabels(TagsPipeline):
 
     def summary(self, split: Split) -> str:
         return f"{self.documents.name}/{super().summary(split)}"
-
-
-@dataclass
-class _WordRows:
-    """The sentences of a split whose words have labels."""
-
-    documents: _LabelledDocuments
-    path: Path  # named like the split
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Sentence]:
-        data, world = self.documents.splits[self.path.name], self.documents.world
-        tags = [*self.documents.classes, UNLABELLED]
-        labels = np.where(
-            data.labels[self.documents.name] == NO_LABEL,
-            len(tags) - 1,
-            data.labels[self.documents.name],
-        )
-        for number, (tokens, numbers) in enumerate(zip(data.tokens, labels), 1):
-            words = [world.symbols[token] for token in tokens if token != NO_TOKEN]
-            of_words = [tags[number] for number in numbers[: len(words)]]
-            yield Sentence(self.path, [number] * len(words), words, of_words)
 
 
 class _PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
