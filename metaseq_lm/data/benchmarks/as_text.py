@@ -96,12 +96,12 @@ def _spans_text(record: Record) -> str:
 def _wsc_of_author(record: Record) -> Iterator[Example]:
     text, target = record.text("text"), record.record("target")
     queries = [(target.text(f"span{n}_text"), target.number(f"span{n}_index")) for n in "12"]
-    spans = [searched_span(text, words, index) for words, index in queries]
+    spans = [_searched_span(text, words, index) for words, index in queries]
     marked_text, _ = marked(text, spans, every=True)
     yield (_spans_text(record), marked_text), record.label(), (), {"idx": record.number("idx")}
 
 
-def searched_span(text: str, query: str, index: int) -> tuple[int, int]:
+def _searched_span(text: str, query: str, index: int) -> tuple[int, int]:
     """Return (first character, character after the last) of WSC's words by the author's rule.
 
     The span is `query` if it begins at word `index` of `text`, ignoring case; else it goes from the

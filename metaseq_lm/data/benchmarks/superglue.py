@@ -172,7 +172,7 @@ def _wsc(record: Record) -> Iterator[Example]:
     spans = []
     for number in "12":
         words, index = target.text(f"span{number}_text"), target.number(f"span{number}_index")
-        start, end, remark = find_words(text, words, index)
+        start, end, remark = _find_words(text, words, index)
         if start == end:
             raise MetaseqError(f"{record.where}: target.span{number}_index {index}: {remark}")
         if remark:
@@ -183,7 +183,7 @@ def _wsc(record: Record) -> Iterator[Example]:
     yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
 
 
-def find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
+def _find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
     """Return (first character, character after the last, remark) of the words `query` of WSC.
 
     They should begin with word `index` of `text`, counted between white space. Case, punctuation

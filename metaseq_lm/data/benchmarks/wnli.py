@@ -68,7 +68,7 @@ def words_of(text: str) -> list[Word]:
     return [Word(match.group(), *match.span()) for match in WORD.finditer(text)]
 
 
-def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
+def _align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
     """Return the number of the word that the hypothesis replaces and its replacement, or None.
 
     The pronoun with the most equal words before it (up to the beginning of the hypothesis) and
@@ -127,7 +127,7 @@ def _last_phrase(words: list[Word]) -> list[Word]:
     return words if good else []
 
 
-def noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
+def _noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
     """Yield the first word and the word after the last of each noun phrase by rule 2."""
     at = 0
     while at < len(words):
@@ -189,7 +189,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     missing.
     """
     words = words_of(sentence)
-    aligned = align(words, words_of(hypothesis))
+    aligned = _align(words, words_of(hypothesis))
     if aligned is None:
         return {"sentence": sentence, "pronoun": None}
     position, query = aligned
@@ -197,7 +197,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     possessive = pronoun.lower in _POSSESSIVE and (pronoun.lower != "her" or _is_possessive(query))
     query_key = key([word.text for word in query])
     texts: dict[tuple[str, ...], str] = {}
-    for first, end in noun_phrases(words):
+    for first, end in _noun_phrases(words):
         name = key([word.text for word in words[first:end]])
         if not first <= position < end and name and not overlap(name, query_key):
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])

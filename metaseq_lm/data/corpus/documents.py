@@ -15,7 +15,7 @@ from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
-def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
+def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Return a row for each piece, int64 (N,), so that the pieces of a row fit into `capacity`.
 
     The largest piece goes first; each goes into the row with the least room that suffices, or into
@@ -26,7 +26,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
         capacity: The size of a row.
 
     Example:
-        >>> best_fit(np.array([3, 5, 2, 6]), 8)
+        >>> _best_fit(np.array([3, 5, 2, 6]), 8)
         array([1, 1, 0, 0])
     """
     order = np.argsort(-sizes, kind="stable")
@@ -87,7 +87,7 @@ class PackedDocuments(Samples):
         document = np.repeat(np.arange(len(sizes)), counts)
         starts = bounds[document] + part * room
         lengths = np.minimum(room, sizes[document] - part * room)
-        rows = best_fit(lengths + 2, tokens_per_sample)
+        rows = _best_fit(lengths + 2, tokens_per_sample)
         order = np.argsort(rows, kind="stable")
         self._starts: np.ndarray = starts[order]
         self._lengths: np.ndarray = lengths[order]

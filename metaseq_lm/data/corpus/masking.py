@@ -164,7 +164,7 @@ def _pick_by_weight(
     return np.where(counted, positions, 0), counted
 
 
-def pick_by_weight_with_replacement(
+def _pick_by_weight_with_replacement(
     weights: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose chosen[i] times one of a row's tokens by `weights` (B, S); as `_pick_by_weight`."""
@@ -246,7 +246,7 @@ def choose(
     chosen, most = budget(masking, candidates, lengths, keys)
     if weights is not None:
         by_weight = (
-            pick_by_weight_with_replacement if masking.legacy_duplicates else _pick_by_weight
+            _pick_by_weight_with_replacement if masking.legacy_duplicates else _pick_by_weight
         )
         return by_weight(weights * candidates, chosen, most, keys)
     draw = _pick_with_replacement if masking.legacy_duplicates else pick

@@ -80,7 +80,7 @@ def divide_rows(weights: Sequence[float], key: int, rows: int) -> list[np.ndarra
     return [np.sort(part) for part in np.split(order, ends[:-1])]
 
 
-def loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.ndarray:
+def _loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the weights of the losses of a batch, which sum to 1.
 
     An objective without rows, in a batch of fewer rows than objectives, leaves its weight to the
@@ -121,7 +121,7 @@ class _MixedStream(Stream):
         batches: list[Batch] = []
         # Each objective is divided among the replicas separately, so that they have equal work.
         for (name, stream), rows, weight in zip(
-            self.parts.items(), divided, loss_weights(weights, divided)
+            self.parts.items(), divided, _loss_weights(weights, divided)
         ):
             for part in shard.parts(len(rows)):
                 batch = stream.micro_batch(number, samples, rows[part], width, rows)

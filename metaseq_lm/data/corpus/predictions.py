@@ -91,7 +91,7 @@ def draw_times(key: int, rows: int) -> np.ndarray:
     return np.asarray(1 - generator.permutation(cells))
 
 
-def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
+def _diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
     """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1].
 
     "bell" has the density 6 t (1 - t), Beta(2, 2), by its quantile function. Bell-shaped densities
@@ -115,7 +115,7 @@ class MaskNoise:
     (Nie et al. 2025, code).
 
     Attributes:
-        distribution: "uniform" or "bell", see `diffusion_times`.
+        distribution: "uniform" or "bell", see `_diffusion_times`.
         is_flat: Whether all weights are 1.
         by_count: Whether a row's number determines k instead of t; distribution and is_flat are
             then ignored.
@@ -139,7 +139,7 @@ class MaskNoise:
         """
         if self.by_count:
             return masked_by_count(candidates, times, keys)
-        t = diffusion_times(times, self.distribution)
+        t = _diffusion_times(times, self.distribution)
         u = uniforms(subkeys(keys, "diffusion"), 0, candidates.shape[1])
         chosen = candidates & (u < (1 - LEAST_TIME) * t[:, None])
         return chosen, np.ones(len(t)) if self.is_flat else 1 / t

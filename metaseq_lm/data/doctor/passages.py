@@ -26,7 +26,7 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
     values = np.random.default_rng(0).integers(1, 1 << 64, len(vocabulary), np.uint64)
     values[list(vocabulary.specials)] = 0
     blocks = [encode(block, values) for block in sample(other.tokens)]
-    hashes = [window_hashes(block) for block in blocks]
+    hashes = [_window_hashes(block) for block in blocks]
     distinct = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     if not len(distinct):
         return 0.0
@@ -67,11 +67,11 @@ def _train_windows(tokens: np.ndarray, values: np.ndarray) -> Iterator[np.ndarra
     end = np.zeros(0, np.uint64)
     for start in range(0, len(tokens), PIECE):
         piece = np.append(end, encode(tokens[start : start + PIECE], values))
-        yield window_hashes(piece)
+        yield _window_hashes(piece)
         end = piece[-(WINDOW - 1) :]
 
 
-def window_hashes(numbers: np.ndarray) -> np.ndarray:
+def _window_hashes(numbers: np.ndarray) -> np.ndarray:
     """Return the hash of each window, sum of numbers[i + j] * BASE**j modulo 2**64 for j < WINDOW.
 
     It is a difference of two sums from the start (Karp and Rabin 1987). (n,) to (n - WINDOW + 1,),

@@ -57,7 +57,7 @@ Written = TypeVar("Written")
 
 
 @dataclass(frozen=True)
-class CorpusOptions(
+class _CorpusOptions(
     TokenizerOptions, DocumentOptions, VocabularyOptions, TableOptions, PlainTextOptions
 ):
     """Options of a corpus."""
@@ -116,7 +116,7 @@ class TokenPipeline(Pipeline[Record, Written]):
         return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
 
 
-@register_dataset_kind("corpus", CorpusOptions)
+@register_dataset_kind("corpus", _CorpusOptions)
 class CorpusPipeline(TokenPipeline[Block, Encoded]):
     """Text in blocks, encoded in one or several processes.
 
@@ -129,7 +129,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
     holds_out = True
     _held: HeldOutLines | None = None
 
-    def __init__(self, options: CorpusOptions, request: Request) -> None:
+    def __init__(self, options: _CorpusOptions, request: Request) -> None:
         super().__init__(request.expanded().with_valid())
         if options.text_columns is not None:
             if len(options.text_columns) > 1:

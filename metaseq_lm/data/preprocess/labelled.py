@@ -449,15 +449,13 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
-        label, expected = row.label, "one label"
+        label: Any = row.label
         if isinstance(label, tuple):
-            # The first label of the first split decides what all rows have.
-            if not any(self._labels.values()):
-                self._multi_label = True
             label = list(label)
-        if self._multi_label:
-            expected = "a list of labels"
+            if not any(self._labels.values()):  # the first row decides
+                self._multi_label = True
         if isinstance(label, list) != self._multi_label:
+            expected = "a list of labels" if self._multi_label else "one label"
             raise MetaseqError(
                 f"{path}:{row.line}: label {label!r} where {expected} should stand, as in the rows "
                 "before; write all labels as lists, or give --label-separator"

@@ -272,7 +272,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         tokenizer = pipeline.prepare()
         splits = list(pipeline.splits())
         for split in splits:
-            write_split(pipeline, split)
+            _write_split(pipeline, split)
         manifest = Manifest(pipeline.kind, tokenizer, {}, request.command, pipeline.finish(splits))
         for split in splits:
             manifest.splits[split.name] = {
@@ -287,7 +287,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
                     text += f"; {100 * share:.3g} % of the tokens are [UNK]"
             show_progress(text)
         manifest.add_files(folder, pipeline.shared_files)
-        publish(folder, request.destdir, manifest)
+        _publish(folder, request.destdir, manifest)
     if text := pipeline.report():
         show(text)
     if text := describe_unknown(shares):
@@ -312,7 +312,7 @@ def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path
     return {other: paths for other, paths in splits.items() if other != name}
 
 
-def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
+def _write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
     """Run the files of a split through the pipeline; MetaseqError if they are empty."""
     encoded = pipeline.encode(split, pipeline.read(split))
     try:
@@ -374,7 +374,7 @@ def is_half_published(dest: Path) -> bool:
     return (dest / _STAGING / MANIFEST_FILE).exists() and not (dest / MANIFEST_FILE).exists()
 
 
-def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
+def _publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     """Move the files of `manifest` from the staging `folder` to `dest`, replacing old files.
 
     An index is moved after its tokens, the manifest last; an old index is removed before new tokens

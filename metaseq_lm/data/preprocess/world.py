@@ -137,7 +137,7 @@ def _collect(
     return Documents(np.concatenate([batch.tokens for batch in batches])[:count], labels)
 
 
-def collect_labelled(world: World, name: str, split: str, count: int) -> Documents:
+def _collect_labelled(world: World, name: str, split: str, count: int) -> Documents:
     """Return `count` documents that have a label of the set `name`."""
 
     def labelled(keys: np.ndarray) -> Documents:
@@ -189,7 +189,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         self._ids = np.array([self.tokenizer.vocabulary.index(word) for word in world.symbols])
         for name in world.label_sets:
             self._labelled[name] = {
-                split: collect_labelled(world, name, split, options.world_labelled)
+                split: _collect_labelled(world, name, split, options.world_labelled)
                 for split in (TRAIN, _VALID, _TEST)
             }
         for kind in world.pair_kinds:

@@ -26,7 +26,7 @@ csv.field_size_limit(LONGEST)
 
 
 @dataclass(frozen=True)
-class TableFormat:
+class _TableFormat:
     """The character between the fields of a row, and whether quotes around a field are syntax.
 
     `remark` says whether the quotes of a TSV file, if any, were read as marks or as text.
@@ -92,7 +92,7 @@ def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
 
 
 @functools.lru_cache(maxsize=16)
-def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
+def table_format(file: TextFile, quoting: str, has_header: bool) -> _TableFormat:
     """Return the format of a file of rows.
 
     The delimiter is a tab if the first row has one, else the most frequent of DELIMITERS in the
@@ -101,8 +101,8 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
     """
     delimiter = table_delimiter(file, has_header)
     if quoting == "auto":
-        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
-    return TableFormat(delimiter, quoting == "csv")
+        return _tsv_format(file) if delimiter == "\t" else _TableFormat(delimiter, True)
+    return _TableFormat(delimiter, quoting == "csv")
 
 
 def table_delimiter(file: TextFile, has_header: bool = True) -> str:
@@ -122,7 +122,7 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
     return delimiter
 
 
-def _tsv_format(file: TextFile) -> TableFormat:
+def _tsv_format(file: TextFile) -> _TableFormat:
     """Return the format of a TSV file, decided by the whole file.
 
     It is quoted if every quotation mark follows RFC 4180 and the rows have equal widths only when
@@ -147,22 +147,22 @@ def _tsv_format(file: TextFile) -> TableFormat:
             tabs += _QUOTED.sub("", line).count("\t") - text.count("\t")
             is_open = _OPEN_ROW.fullmatch(line) is not None
             if not is_open and not _ROW.fullmatch(line):
-                return TableFormat()
+                return _TableFormat()
         if not is_open:
             widths.add(tabs)
             if len(widths) > 1:
-                return TableFormat()
+                return _TableFormat()
             rows, tabs = rows + 1, 0
     if is_open or not quoted_rows:
-        return TableFormat()
+        return _TableFormat()
     if len(plain_widths) > 1 or (evident and not has_joined):
         remark = "is read without the quotes around fields (--quoting none keeps them)"
-        return TableFormat(quoted=True, remark=remark)
+        return _TableFormat(quoted=True, remark=remark)
     if has_joined or 2 * quoted_rows >= rows:
-        return TableFormat(
+        return _TableFormat(
             remark="has quotes around fields, which are read as text (--quoting csv)"
         )
-    return TableFormat()
+    return _TableFormat()
 
 
 def _joins_rows(fields: Sequence[str], delimiter: str) -> bool:
@@ -176,7 +176,7 @@ def repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1 and name]
 
 
-def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[str], bool]]:
+def table_rows(file: TextFile, form: _TableFormat) -> Iterator[tuple[int, list[str], bool]]:
     """Yield (number of the first line, fields, held bad UTF-8) of each row, blank ones included.
 
     MetaseqError with file and line for quotes that RFC 4180 does not allow.

@@ -59,8 +59,9 @@ class _ZstdReader:
             while packed:
                 self._frame = self._frame or self._new_frame()
                 content += self._frame.decompress(packed)
-                packed = self._frame.unused_data if self._frame.eof else b""
-                self._frame = None if self._frame.eof else self._frame
+                if not self._frame.eof:
+                    break
+                packed, self._frame = self._frame.unused_data, None
         if not content and self._frame is not None:
             raise EOFError("the zstd data end before their end marker")
         return bytes(content)
@@ -131,7 +132,7 @@ class TextFile:
     @functools.cached_property
     def head(self) -> bytes:
         """The first HEAD bytes, unpacked, not converted."""
-        return next((chunk for chunk in self._raw_chunks(HEAD)), b"")
+        return next(self._raw_chunks(HEAD), b"")
 
     @functools.cached_property
     def first_lines(self) -> list[str]:
@@ -156,8 +157,9 @@ class TextFile:
         try:
             for chunk in self._raw_chunks(size):
                 text = decoder.decode(chunk)
-                yield (text.removeprefix("\ufeff") if begins else text).encode("utf-8")
-                begins = begins and not text
+                if begins and text:
+                    text, begins = text.removeprefix("\ufeff"), False
+                yield text.encode("utf-8")
             yield decoder.decode(b"", True).encode("utf-8")
         except UnicodeError as error:
             raise MetaseqError(
@@ -187,7 +189,6 @@ class TextFile:
 
     def _parts(self, in_pieces: bool) -> Iterator[tuple[bytes, int, bool, bool]]:
         """Yield lines or a piece of one, the number of the first, whether it goes on, and ends.
-
 
         The first piece of a line has text unless all of the line is blank.
         """
@@ -242,8 +243,10 @@ class TextFile:
 
     def judge(self) -> None:
         """Read the whole file for the damage in it alone, unless it has been judged."""
+        if self.is_judged:
+            return
         damage = Damage()
-        for data, number, *_ in () if self.is_judged else self._parts(False):
+        for data, number, *_ in self._parts(False):
             if b"\0" in data or not is_utf8(data):
                 self._block(data, number, damage, True)
             damage.lines += data.count(b"\n") + (not data.endswith(b"\n"))
@@ -253,9 +256,8 @@ class TextFile:
     def lines(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line number, text without line end, held bad UTF-8) for each line."""
         for block in self.blocks():
-            bad = block.bad
             for at, text in enumerate(block.texts):
-                yield block.first + at, text, at in bad
+                yield block.first + at, text, at in block.bad
 
 
 @dataclass
@@ -366,8 +368,8 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
             if path.suffix.lower() in _TAR_SUFFIXES:
                 raise MetaseqError(f"{path}: is a packed tar archive; unpack it first")
             raise MetaseqError(f"{path}: is {name} data; give it the suffix {suffix}")
-    for sign, meaning in SIGNS.items() if is_utf8 else ():
-        if head.startswith(sign):
+    for sign, meaning in SIGNS.items():
+        if is_utf8 and head.startswith(sign):
             raise MetaseqError(f"{path}: is {meaning}")
 
 

@@ -222,7 +222,9 @@ def tokenizer_hash(folder: str | Path) -> str | None:
 
     if (Path(folder) / MANIFEST_FILE).is_file():
         return str(Manifest.load(folder).tokenizer["hash"])
-    return load_tokenizer(folder).fingerprint if (Path(folder) / OPTIONS_FILE).is_file() else None
+    if not (Path(folder) / OPTIONS_FILE).is_file():
+        return None
+    return load_tokenizer(folder).fingerprint
 
 
 def require_tokenizer(folder: Path, fingerprint: str) -> None:
@@ -333,6 +335,8 @@ def _texts(value: Any) -> Iterator[str]:
     """Yield every text in nested mappings and lists."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (dict, list)):
-        for part in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for part in value:
             yield from _texts(part)

@@ -24,7 +24,7 @@ _BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
 
 
 @dataclass(frozen=True)
-class Source:
+class _Source:
     """The parts to restore a tokenizer from: kind, the file to name in messages, model, options."""
 
     kind: str
@@ -39,7 +39,7 @@ def tokenizer_class(name: str) -> type[Tokenizer]:
     return kind
 
 
-def _saved_source(folder: Path, prefix: str) -> Source:
+def _saved_source(folder: Path, prefix: str) -> _Source:
     """Return the content of the options file of a folder and of the model file that it names."""
     path = folder / (prefix + OPTIONS_FILE)
     try:
@@ -53,7 +53,7 @@ def _saved_source(folder: Path, prefix: str) -> Source:
     path = folder / (prefix + (name or DICT_FILE))
     if not path.is_file():
         raise MetaseqError(f"{path}: no such file, but {kind} needs it")
-    return Source(kind, path, path.read_bytes() if name else b"", options)
+    return _Source(kind, path, path.read_bytes() if name else b"", options)
 
 
 def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
@@ -92,7 +92,7 @@ def _check_rows(dictionary: Path, rows: Vocabulary, model: Vocabulary, path: Pat
             )
 
 
-def transformers_source(folder: Path) -> Source:
+def transformers_source(folder: Path) -> _Source:
     """Return the tokenizer of a folder without our options file; MetaseqError if it has none.
 
     `tokenizer.json` comes first, then `vocab.txt` (BERT), `vocab.json` and `merges.txt` (RoBERTa),
@@ -105,22 +105,22 @@ def transformers_source(folder: Path) -> Source:
         model = whole.read_bytes()
         kind = _kind(model)
         if kind == "byte_bpe":
-            return Source(kind, whole, model)
+            return _Source(kind, whole, model)
         if kind == "unigram" and not pieces.is_file():
             raise MetaseqError(
                 f"{whole}: a unigram model; it can be used only with its spm.model beside it"
             )
     try:
         if whole.is_file() and kind == "wordpiece":
-            return Source(kind, whole, _as_configured(model, _settings(folder)))
+            return _Source(kind, whole, _as_configured(model, _settings(folder)))
         if words.is_file():
-            return Source("wordpiece", words, _wordpiece(words, _settings(folder)))
+            return _Source("wordpiece", words, _wordpiece(words, _settings(folder)))
         if symbols.is_file() and merges.is_file():
-            return Source("byte_bpe", symbols, _byte_bpe(symbols, merges, _settings(folder)))
+            return _Source("byte_bpe", symbols, _byte_bpe(symbols, merges, _settings(folder)))
     except (ValueError, OSError) as error:
         raise MetaseqError(f"{folder}: its tokenizer cannot be read: {error}") from error
     if pieces.is_file():
-        return Source("sentencepiece_unigram", pieces, pieces.read_bytes())
+        return _Source("sentencepiece_unigram", pieces, pieces.read_bytes())
     raise MissingError(
         f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json, vocab.txt, vocab.json with "
         "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled, "

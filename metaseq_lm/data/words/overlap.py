@@ -24,7 +24,7 @@ from metaseq_lm.data.words.vocabulary import normalise
 CHUNK = 4096
 
 
-class Overlap:
+class _Overlap:
     """A set of sentences, lists of words."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
@@ -47,14 +47,14 @@ class Overlap:
 
 def evaluation_overlap(
     names: Sequence[str], data: Path, open_file: Callable[[Path], SentenceReader]
-) -> Overlap:
+) -> _Overlap:
     """Return the sentences to keep out of training.
 
     Each name is a set of the data folder (DATA/NAME) or another folder of a set, whose splits
     except train count, or a file in CoNLL columns or CoNLL-U, which `open_file` reads. UsageError
     for anything else.
     """
-    return Overlap(chain.from_iterable(_sentences(name, data, open_file) for name in names))
+    return _Overlap(chain.from_iterable(_sentences(name, data, open_file) for name in names))
 
 
 def _sentences(

@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(_CLITIC.sub(r" \1 ", text))
 
 
-def sentences_of(words: list[str]) -> Iterator[list[str]]:
+def _sentences_of(words: list[str]) -> Iterator[list[str]]:
     """Yield the sentences of a text in words: they end at . ! ? and the quotes and brackets after.
 
     A full stop before a word in lower case does not end one. A straight quotation mark closes if
@@ -84,7 +84,7 @@ class TextReader:
             return
         for text in self._paragraphs() if self.paragraphs else self._lines():
             words = words_of(text) if self.splitting == "raw" else text.split()
-            yield from sentences_of(words)
+            yield from _sentences_of(words)
 
     def _lines(self) -> Iterator[str]:
         for block in self.file.blocks() if self.blocks is None else self.blocks:

@@ -7,7 +7,7 @@ with NO_TOKEN, without the symbol that ends them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 
 import numpy as np
@@ -44,6 +44,28 @@ class Symbols:
     def token(self, item: np.ndarray, form: np.ndarray | int = 0) -> np.ndarray:
         """Return the token of an item in a form."""
         return np.asarray(self.first + item * self.forms + form)
+
+
+class Alphabet:
+    """The symbols of a world, in the order of their numbers, to which blocks are added.
+
+    Attributes:
+        words: The symbols so far.
+    """
+
+    def __init__(self, *words: str) -> None:
+        self.words = list(words)
+
+    def block(self, items: Sequence[str], forms: Sequence[str] = ("",)) -> Symbols:
+        """Append a block: each of `items` in each of `forms`, which are endings."""
+        block = Symbols(len(self.words), len(items), len(forms))
+        self.words += map("".join, product(items, forms))
+        return block
+
+
+def numbered(word: str, count: int) -> list[str]:
+    """Return `count` names: word0, word1, ..."""
+    return [f"{word}{number}" for number in range(count)]
 
 
 def _pick(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -91,15 +113,16 @@ class NumberAgreement:
         phrases = _pick(self.phrase_probs, uniforms[:, 0])
         has_object = uniforms[:, 1] < _OBJECT
         rows = np.arange(len(topics))
-        numbers = whole(uniforms[:, 2], 2)
+        numbers = noun_numbers = whole(uniforms[:, 2], 2)
         verbs = _pick(self.verb_probs[topics], uniforms[:, 3])
         for i in range(most + 2):
-            # The last iteration is the object.
-            column, present = (2 * i, phrases >= i) if i <= most else (2 * phrases + 2, has_object)
+            columns, present = np.full(len(topics), 2 * i), phrases >= i
+            if i > most:  # the last iteration is the object
+                columns, present = 2 * phrases + 2, has_object
             item = _pick(self.noun_probs[topics], uniforms[:, 4 + 3 * i])
-            number = numbers if i == 0 else whole(uniforms[:, 5 + 3 * i], 2)
-            noun = self.nouns.token(item, number)
-            columns = np.broadcast_to(column, len(topics))
+            if i > 0:
+                noun_numbers = whole(uniforms[:, 5 + 3 * i], 2)
+            noun = self.nouns.token(item, noun_numbers)
             clauses[rows[present], columns[present]] = noun[present]
             if 0 < i <= most:
                 preposition = self.prepositions.token(whole(uniforms[:, 6 + 3 * i], 2))
@@ -124,8 +147,8 @@ class NumberAgreement:
         return phrases >= 0, phrases
 
     def _noun_columns(self, length: int) -> list[int]:
-        phrases = (length - 2) // 2
-        return [*range(0, 2 * phrases + 1, 2), *([length - 1] if length % 2 else [])]
+        # A noun stands in every second column; an odd length ends with an object.
+        return [*range(0, length - 1, 2), *[length - 1] * (length % 2)]
 
     def log_probs(self, clauses: np.ndarray) -> np.ndarray:
         """Return the log-probability of each clause under each topic, (M, Z)."""
@@ -246,9 +269,8 @@ class Chain:
         forward = np.empty_like(emitted)
         forward[:, 0] = emitted[:, 0] / len(self.transitions)
         for position in range(1, self.length):
-            forward[:, position] = (
-                forward[:, position - 1] @ self.transitions * emitted[:, position]
-            )
+            reached = forward[:, position - 1] @ self.transitions
+            forward[:, position] = reached * emitted[:, position]
         return np.asarray(forward)
 
     def backward(self, clauses: np.ndarray) -> np.ndarray:
@@ -256,9 +278,8 @@ class Chain:
         emitted = self.emitted(clauses)
         backward = np.ones_like(emitted)
         for position in range(self.length - 2, -1, -1):
-            backward[:, position] = (emitted[:, position + 1] * backward[:, position + 1]) @ (
-                self.transitions.T
-            )
+            after = emitted[:, position + 1] * backward[:, position + 1]
+            backward[:, position] = after @ self.transitions.T
         return np.asarray(backward)
 
     def log_probs(self, clauses: np.ndarray) -> np.ndarray:
@@ -310,10 +331,8 @@ class Copy:
 
     def parse(self, clauses: np.ndarray) -> np.ndarray:
         """Return which clauses are of this kind, (M,)."""
-        first, second = (
-            clauses[:, 1 : self.length + 1],
-            clauses[:, self.length + 2 : self.longest],
-        )
+        first = clauses[:, 1 : self.length + 1]
+        second = clauses[:, self.length + 2 : self.longest]
         good = self.names.contains(first).all(axis=1) & (first == second).all(axis=1)
         good &= clauses[:, 0] == self.marks.first
         good &= clauses[:, self.length + 1] == self.marks.first + 1
@@ -343,14 +362,14 @@ class Copy:
         return columns, others
 
 
-def balanced(pairs: int) -> list[str]:
+def _balanced(pairs: int) -> list[str]:
     """Return the balanced sequences of `pairs` pairs of brackets, sorted."""
     if not pairs:
         return [""]
     shapes = []
     for inner in range(pairs):
-        for left in balanced(inner):
-            shapes += [f"({left}){right}" for right in balanced(pairs - 1 - inner)]
+        for left, right in product(_balanced(inner), _balanced(pairs - 1 - inner)):
+            shapes.append(f"({left}){right}")
     return sorted(shapes)
 
 
@@ -381,15 +400,13 @@ class Brackets:
         number, a filler as `pairs`.
         """
         rows = []
-        for shape in balanced(self.pairs):
+        for shape in _balanced(self.pairs):
             stack: list[int] = []
             roles = []
-            opened = 0
-            for sign in shape:
+            for at, sign in enumerate(shape):
                 if sign == "(":
-                    stack.append(opened)
-                    roles.append(opened)
-                    opened += 1
+                    stack.append(shape.count("(", 0, at))
+                    roles.append(stack[-1])
                 else:
                     roles.append(-1 - stack.pop())
             for positions in combinations(range(self.longest), _FILLERS):

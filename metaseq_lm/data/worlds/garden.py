@@ -24,6 +24,7 @@ Shapes: N documents, S tokens, C sentences of a document, L words of the longest
 preterminals, V symbols.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -107,13 +108,12 @@ def mirrored(symbol: str) -> str:
 
 
 def _rules() -> dict[tuple[str, str, str], float]:
-    """Return the rules and their probabilities."""
-    weights: dict[tuple[str, str, str], float] = {}
+    weights: dict[tuple[str, str, str], float] = defaultdict(float)
 
     def add(parent: str, left: str, right: str, weight: float, both_ways: bool = False) -> None:
         mirror_image = mirrored(parent), mirrored(right), mirrored(left)
-        for rule in [(parent, left, right), *([mirror_image] if both_ways else [])]:
-            weights[rule] = weights.get(rule, 0) + weight
+        for rule in ((parent, left, right), mirror_image)[: 1 + both_ways]:
+            weights[rule] += weight
 
     add("S", "S", "S", 1.5)
     for kind in "12":
@@ -148,9 +148,9 @@ def _rules() -> dict[tuple[str, str, str], float]:
             add("S", f"verb{left}", f"LinkV{right}", 2 * weight)
         add(f"Frame{left}", f"inner{kind}", f"close{right}", _CLOSE * weight)
         add(f"Frame{left}", f"Core{kind}", f"close{right}", (1 - _CLOSE) * weight)
-    sums: dict[str, float] = {}
+    sums: dict[str, float] = defaultdict(float)
     for (parent, _, _), weight in weights.items():
-        sums[parent] = sums.get(parent, 0) + weight
+        sums[parent] += weight
     return {rule: weight / sums[rule[0]] for rule, weight in weights.items()}
 
 
@@ -250,9 +250,8 @@ class Garden(World):
             for label, preterminal in enumerate(preterminals):
                 values[self._is_homonym(name, tokens) & (leaves == preterminal)] = label
             at_end = labels[name + _AT_END] = np.full(shape, NO_LABEL)
-            first = np.take_along_axis(
-                values, (values != NO_LABEL).argmax(axis=2)[..., None], axis=2
-            )
+            first_labelled = (values != NO_LABEL).argmax(axis=2)[..., None]
+            first = np.take_along_axis(values, first_labelled, axis=2)
             lengths = (tokens != NO_TOKEN).sum(axis=2, keepdims=True)
             np.put_along_axis(at_end, lengths, first, axis=2)
         joined, of_tokens = join_segments(tokens, **labels)
@@ -324,9 +323,8 @@ class Garden(World):
         is_end = tokens[rows, positions] == 0
         column = np.minimum(positions - starts[rows, number], config.longest - 1)
         weights = outer[rows * config.sentences + number, column] @ self.probs[:, :-1]
-        weights[is_end] = (np.arange(len(self.symbols)) == 0) * ~impossible[rows, number, None][
-            is_end
-        ]
+        weights[is_end] = 0
+        weights[is_end, 0] = ~impossible[rows, number][is_end]
         weights[~good[rows] | (others > 0)] = 0
         with np.errstate(divide="ignore"):
             return normalised(np.log(weights))
@@ -347,9 +345,8 @@ class Garden(World):
             joint = np.broadcast_to(self._prior_of_first(of_word), (*flat[rows].shape, 2))
         else:
             _, outer = self.sums(flat[rows], BOTH if at_end else sees)
-            joint = outer[..., preterminals] * self.probs[preterminals][:, flat[rows]].transpose(
-                1, 2, 0
-            )
+            of_words = self.probs[preterminals][:, flat[rows]].transpose(1, 2, 0)
+            joint = outer[..., preterminals] * of_words
         row, column = np.nonzero(is_labelled[rows])
         if at_end:
             row, first = np.unique(row, return_index=True)

@@ -33,21 +33,22 @@ from metaseq_lm.data.worlds.base import (
 from metaseq_lm.data.worlds.clauses import (
     PHRASES,
     UNIFORMS,
+    Alphabet,
     Brackets,
     Chain,
     Clause,
     Copy,
     NumberAgreement,
-    Symbols,
     emission_probs,
     lexeme_probs,
+    numbered,
     transition_probs,
     whole,
 )
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
 END = "."
-NUMBERS = ("singular", "plural")
+NUMBERS, NUMBER_ENDINGS = ("singular", "plural"), ("s", "p")
 _ATTRACTOR, PLAIN, _COPY, _BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
 TOPIC, HALF, STATE, DEPTH, HEAD = "topic", "topic_half", "state", "depth", "head_number"
 
@@ -71,31 +72,6 @@ class QuadConfig:
     pairs: int = option(3, "pairs of brackets of a clause", at_least=1, at_most=5)
 
 
-class _Alphabet:
-    """The symbols of the world in blocks, in the order of their numbers."""
-
-    def __init__(self, config: QuadConfig) -> None:
-        self.words: list[str] = [END]
-        self.marks = self._block(["CP", "EQ"])
-        self.prepositions = self._block(["P1", "P2"])
-        self.opening = self._block(["(", "[", "{"])
-        self.closing = self._block([")", "]", "}"])
-        self.nouns = self._block(_numbered("noun", config.nouns), ("s", "p"))
-        self.verbs = self._block(_numbered("verb", config.verbs), ("s", "p"))
-        self.fillers = self._block(_numbered("fill", config.fillers))
-        self.state_words = self._block(_numbered("state", config.state_words))
-        self.names = self._block(_numbered("name", config.names))
-
-    def _block(self, items: list[str], forms: tuple[str, ...] = ("",)) -> Symbols:
-        block = Symbols(len(self.words), len(items), len(forms))
-        self.words += [item + form for item in items for form in forms]
-        return block
-
-
-def _numbered(word: str, count: int) -> list[str]:
-    return [f"{word}{number}" for number in range(count)]
-
-
 @register_world("quad", dataclass=QuadConfig)
 class Quad(World):
     """Agreement, a hidden chain, copies and brackets under a topic: 99 words, 4 clauses."""
@@ -105,14 +81,24 @@ class Quad(World):
 
     def __init__(self, config: QuadConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        words = _Alphabet(config)
-        self.symbols = words.words
-        nouns, verbs, fillers = self._lexemes()
+        alphabet = Alphabet(END)
+        self.symbols = alphabet.words
+        # The order of the blocks is that of the symbols' numbers.
+        marks, prepositions = alphabet.block(["CP", "EQ"]), alphabet.block(["P1", "P2"])
+        opening, closing = alphabet.block("([{"), alphabet.block(")]}")
+        nouns = alphabet.block(numbered("noun", config.nouns), NUMBER_ENDINGS)
+        verbs = alphabet.block(numbered("verb", config.verbs), NUMBER_ENDINGS)
+        fillers = alphabet.block(numbered("fill", config.fillers))
+        state_words = alphabet.block(numbered("state", config.state_words))
+        names = alphabet.block(numbered("name", config.names))
+        noun_probs, verb_probs, filler_probs = self._lexemes()
+        phrase_probs = np.array(PHRASES[: config.phrases + 1])
+        phrase_probs /= phrase_probs.sum()
         self.agreement = NumberAgreement(
-            words.nouns, words.verbs, words.prepositions, nouns, verbs, _phrases(config.phrases)
+            nouns, verbs, prepositions, noun_probs, verb_probs, phrase_probs
         )
         self.chain = Chain(
-            words.state_words,
+            state_words,
             config.chain,
             transition_probs(config.states),
             emission_probs(
@@ -122,17 +108,17 @@ class Quad(World):
             ),
             config.topics,
         )
-        self.copy = Copy(words.marks, words.names, config.topics, config.copies)
-        self.brackets = Brackets(words.opening, words.closing, words.fillers, fillers, config.pairs)
+        self.copy = Copy(marks, names, config.topics, config.copies)
+        self.brackets = Brackets(opening, closing, fillers, filler_probs, config.pairs)
         self.width = max(
             self.agreement.longest, self.chain.length, self.copy.longest, self.brackets.longest
         )
         self.longest = config.clauses * (self.width + 1)
         self.label_sets = {
-            TOPIC: _numbered("topic", config.topics),
+            TOPIC: numbered("topic", config.topics),
             # Objectives that learn from labels can take two classes.
             HALF: ("lower", "upper"),
-            STATE: _numbered("s", config.states),
+            STATE: numbered("s", config.states),
             DEPTH: [str(depth) for depth in range(config.pairs + 1)],
             HEAD: NUMBERS,
         }
@@ -184,7 +170,6 @@ class Quad(World):
         return Documents(joined, {TOPIC: topics, HALF: halves, **flat})
 
     def _half(self, topics: np.ndarray) -> np.ndarray:
-        """Return 0 for the topics below the middle, 1 for the others."""
         return np.asarray(2 * topics >= self.config.topics).astype(np.int64)
 
     def _sample_clauses(
@@ -324,12 +309,6 @@ class Quad(World):
             "transitions": self.chain.transitions.tolist(),
             "emissions": self.chain.emissions.tolist(),
         }
-
-
-def _phrases(most: int) -> np.ndarray:
-    """Return the probability of 0, ..., `most` phrases, (most + 1,)."""
-    probabilities = np.array(PHRASES[: most + 1])
-    return np.asarray(probabilities / probabilities.sum())
 
 
 def in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -39,7 +39,7 @@ from metaseq_lm.data.worlds.base import (
     World,
     register_world,
 )
-from metaseq_lm.data.worlds.clauses import Symbols, whole
+from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, numbered, whole
 
 END, HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
@@ -47,14 +47,7 @@ _UNIT = 3  # tokens of a unit
 _COLOUR, _PAIR, _MATCH = "colour", "pair", "match"  # questions about a key
 _NOWHERE, _BEFORE, _AFTER = 0, 1, 2  # the only side on which a hidden value is shown
 _PLACES = {"before": (_BEFORE, _BEFORE), "after": (_AFTER, _AFTER), "across": (_BEFORE, _AFTER)}
-_OF_KEYS = (
-    "colour_before",
-    "colour_after",
-    "pair_before",
-    "pair_after",
-    "pair_across",
-    "match_across",
-)
+_OF_KEYS = "colour_before colour_after pair_before pair_after pair_across match_across".split()
 _FACT, _LATER = "fact", "_end"
 _FACTS, _RECALL = "facts", {"recall_left": _BEFORE, "recall_right": _AFTER}
 _GROUPS = {"train": (0, 2), "valid": (1,), "test": (3,)}  # ranks modulo 4 of a split's entities
@@ -134,20 +127,17 @@ class Recall(World):
 
     def __init__(self, config: _RecallConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        words = [END, HIDDEN]
-
-        def block(items: list[str], forms: tuple[str, ...] = ("",)) -> Symbols:
-            symbols = Symbols(len(words), len(items), len(forms))
-            words.extend(item + form for item in items for form in forms)
-            return symbols
-
-        self.key_words = block(_numbered("key", config.keys))
-        self.shown_words = tuple(block(_numbered(n, config.values)) for n in ("colour", "size"))
-        self.entity_words = block(_numbered("entity", config.entities))
-        self.attribute_words = block(_numbered("attribute", config.attributes))
-        forms = tuple(_numbered("_", config.fact_values))
-        self.value_words = block(_numbered("value", config.attributes), forms)
-        self.symbols = words
+        alphabet = Alphabet(END, HIDDEN)
+        self.symbols = words = alphabet.words
+        self.key_words = alphabet.block(numbered("key", config.keys))
+        self.shown_words = tuple(
+            alphabet.block(numbered(name, config.values)) for name in ("colour", "size")
+        )
+        self.entity_words = alphabet.block(numbered("entity", config.entities))
+        self.attribute_words = alphabet.block(numbered("attribute", config.attributes))
+        self.value_words = alphabet.block(
+            numbered("value", config.attributes), numbered("_", config.fact_values)
+        )
         self.width = _UNIT * config.units + 1  # tokens of a section
         self.longest = config.sections * self.width
         weights = np.arange(1, config.entities + 1.0) ** -config.zipf
@@ -191,7 +181,6 @@ class Recall(World):
         return Documents(tokens, {name: labels})
 
     def _draw(self, keys: np.ndarray) -> np.ndarray:
-        """Return the tokens of a document for each key, (N, S)."""
         config, rows = self.config, np.arange(len(keys))[:, None]
         streams = [random_streams.subkeys(keys, name) for name in ("units", "bindings")]
         uniforms = random_streams.uniforms(streams[0], 0, 5 * config.sections * config.units)
@@ -285,9 +274,8 @@ class Recall(World):
         good &= (~is_shown | (units.shown == units.of_key(units.bound))).all(axis=(0, 2))
         shown, hidden = is_shown.sum(axis=(0, 2)), (is_key & ~is_shown).sum(axis=(0, 2))
         of_facts = np.log(config.facts * self.frequencies / config.attributes)[units.entities]
-        of_keys = np.log(
-            (1 - config.facts) * self._steps(units.keys, self._keys_before(units.keys))
-        )
+        steps = self._steps(units.keys, self._keys_before(units.keys))
+        of_keys = np.log((1 - config.facts) * steps)
         log_probs = np.where(is_key, of_keys, of_facts).sum(axis=1)
         log_probs += shown * np.log(config.shown) + hidden * np.log(1 - config.shown)
         log_probs -= (units.bound != NO_TOKEN).sum(axis=(0, 2)) * np.log(config.values)
@@ -411,7 +399,6 @@ class Recall(World):
         return row, unit, section * self.width + column
 
     def _labels(self, units: _RecallUnits, name: str) -> np.ndarray:
-        """Return the labels of a set, (N, S)."""
         labels = np.full((len(units.good), self.longest), NO_LABEL)
         row, unit, column = self._labelled(units, name)
         labels[row, column] = self._answers(units, name, (row, unit), BOTH).argmax(axis=-1)
@@ -517,9 +504,8 @@ class Recall(World):
             size, values = self.config.values, np.moveaxis(units.shown, 0, 2)
         flat = choices.reshape(len(keys), -1)
         counts = flat.sum(axis=1)
-        chosen = (
-            flat.cumsum(axis=1) > whole(uniforms[:, 0], np.maximum(counts, 1))[:, None]
-        ).argmax(1)
+        rank = whole(uniforms[:, 0], np.maximum(counts, 1))
+        chosen = (flat.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
         unit, slot = np.divmod(chosen, choices.shape[2])
         section, inside = np.divmod(unit, self.config.units)
         offset = 2 if kind == _FACTS else 1 + slot
@@ -571,7 +557,3 @@ class Recall(World):
             "facts": [[self.symbols[value] for value in row] for row in self.fact_units()[..., 2]],
             **self.references()["facts"],
         }
-
-
-def _numbered(word: str, count: int) -> list[str]:
-    return [f"{word}{number}" for number in range(count)]
