@@ -20,7 +20,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, superglue
-from metaseq_lm.data.benchmarks.superglue import Example, Examples
+from metaseq_lm.data.benchmarks.examples import Example, Examples
 from metaseq_lm.data.records.record import Record
 
 MARK = "*"

@@ -112,10 +112,9 @@ def _last_phrase(words: list[Word]) -> list[Word]:
     """
     for at in range(len(words) - 1, -1, -1):
         lower = words[at].lower
-        inner = lower in _LINKS and 0 < at < len(words) - 1
-        if (lower in _FUNCTION_WORDS and not inner) or (
-            not lower[0].isalnum() and lower[0] not in "'’"
-        ):
+        is_inner = lower in _LINKS and 0 < at < len(words) - 1
+        is_sign = not lower[0].isalnum() and lower[0] not in "'’"
+        if is_sign or (lower in _FUNCTION_WORDS and not is_inner):
             words = words[at + 1 :]
             break
         if lower in _DETERMINERS and at and words[at - 1].lower not in _LINKS:
@@ -145,7 +144,7 @@ def _noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
             first = at + (words[at].lower in _DETERMINERS)
             if first > at or not _VERB_ENDING.search(words[at].lower):
                 yield from _runs(words, at, first)
-            at = first + 1 if _belongs(words, first, first) else max(first, at + 1)
+            at = max(first + _belongs(words, first, first), at + 1)
 
 
 def _runs(words: Sequence[Word], start: int, first: int) -> Iterator[tuple[int, int]]:
@@ -203,7 +202,9 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
 
     def fitted(text: str) -> str:
-        return _as_pronoun(_with_s(text) if possessive else text, pronoun.text)
+        if possessive:
+            text = _with_s(text)
+        return _as_pronoun(text, pronoun.text)
 
     return {
         "sentence": sentence,
@@ -246,12 +247,13 @@ def _is_possessive(words: Sequence[Word]) -> bool:
 def _with_s(text: str) -> str:
     if _is_possessive(words_of(text)):
         return text
-    return text + ("'" if text.endswith("s") else "'s")
+    return f"{text}'" if text.endswith("s") else f"{text}'s"
 
 
 def _as_pronoun(text: str, pronoun: str) -> str:
     """Capitalise a text if the pronoun is; otherwise put its first determiner in lower case."""
     if pronoun[0].isupper():
         return text[0].upper() + text[1:]
-    small = text.split()[0].lower() in _DETERMINERS
-    return text[0].lower() + text[1:] if small else text
+    if text.split()[0].lower() in _DETERMINERS:
+        return text[0].lower() + text[1:]
+    return text

@@ -21,11 +21,12 @@ from metaseq_lm.data.benchmarks import (
     Benchmark,
     as_text,
     benchmark_names,
+    cloth,
     find_benchmark,
     hub_forms,
     superglue,
 )
-from metaseq_lm.data.benchmarks.cloth import ClothReader
+from metaseq_lm.data.benchmarks.examples import ExampleReader
 from metaseq_lm.data.benchmarks.wnli import with_coreference
 from metaseq_lm.data.labelled.files import (
     LabelledRow,
@@ -110,7 +111,8 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
     def open_rows(split: str, path: Path) -> Rows:
         file = request.text_file(path)
         if benchmark.reader == CLOTH:
-            return ClothReader(file, benchmark.levels)
+            passages = cloth.passages_of(benchmark.levels)
+            return ExampleReader(passages, file, True, "Is this a file of CLOTH?")
         if benchmark.reader == TABLE:
             expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
             if benchmark.expand == COREFERENCE:
@@ -138,7 +140,7 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
 
 def _open_superglue(
     benchmark: Benchmark, as_text_form: str | None, file: TextFile, required: bool
-) -> superglue.SuperglueReader:
+) -> ExampleReader:
     """Return the reader of a file of objects, `required` to have labels."""
     task = (benchmark.original or benchmark.name).rpartition("/")[2]
     forms = superglue.EXAMPLES
@@ -156,7 +158,7 @@ def _open_superglue(
         "labelled set is made with --labelled NAME and --text-columns"
     )
     read = hub_forms.accepts_both(benchmark, task, forms[task])
-    return superglue.SuperglueReader(read, file, required, remedy)
+    return ExampleReader(read, file, required, remedy)
 
 
 def _questions(options: _BenchmarkOptions, request: Request) -> SquadPipeline:

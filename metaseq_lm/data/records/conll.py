@@ -80,10 +80,10 @@ def _record(
     rows: list[tuple[int, list[str]]],
     is_bad: bool,
 ) -> Record:
-    columns = zip(*(fields for _, fields in rows)) if rows else ()
-    fields = dict(zip(names, map(list, columns)))
+    fields = dict(zip(names, map(list, zip(*(fields for _, fields in rows)))))
     numbers = [number for number, _ in rows]
-    where, first = f"{file}:{numbers[0] if rows else 0}", numbers[0] if rows else 0
+    first = next(iter(numbers), 0)
+    where = f"{file}:{first}"
     return Record(fields, where, reading.counts, is_bad=is_bad, line=first, lines=numbers)
 
 
@@ -174,12 +174,10 @@ class _Columns:
         firsts: Counter[str] = Counter()
         for (first, _), count in unshared.items():
             firsts[first] += count
-        lone = [
-            place
-            for tag, place in inside.items()
-            if any(map(str.isalnum, tag)) and tag not in others
-        ]
-        self.remarks += [f"{where} {_LONE_TAG}" for where in lone[:1]]
+        for tag, place in inside.items():
+            if any(map(str.isalnum, tag)) and tag not in others:
+                self.remarks.append(f"{place} {_LONE_TAG}")
+                break
         if not firsts:
             return
         first, count = firsts.most_common(1)[0]

@@ -71,7 +71,8 @@ _WESTERN_LANGUAGES = tuple(
         "éëïöüèêáíóú",  # Dutch
     )
 )
-_OTHERS = (
+_LANGUAGES = (
+    *_WESTERN_LANGUAGES,
     _Language(_CENTRAL, "ąćęłńóśźż"),  # Polish
     _Language(_CENTRAL, "áčďéěíňóřšťúůýž"),  # Czech
     _Language(_CENTRAL, "áäčďéíĺľňóôŕšťúýž"),  # Slovak
@@ -145,7 +146,7 @@ def guess_encodings(sample: bytes) -> list[str]:
         text = _decoded(sample, encoding)
         if text is not None and _borrows(text):
             candidates.setdefault(text, encoding)
-    for language in (*_WESTERN_LANGUAGES, *_OTHERS):
+    for language in _LANGUAGES:
         for encoding in language.encodings:
             text = _decoded(sample, encoding)
             if text is not None and text not in candidates and _fits(text, language, encoding):
@@ -157,15 +158,13 @@ def guess_seven_bits(head: bytes) -> str:
     """Return the seven-bit encoding of bytes that are all ASCII, "" if they are plain ASCII."""
     for encoding, sign in _SEVEN_BITS.items():
         marks = sign.findall(head)
-        if marks and encoding.startswith("iso2022"):  # an escape reveals it
+        if not marks:
+            continue
+        if encoding.startswith("iso2022"):  # an escape reveals it
             return encoding
         # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
         text = _decoded(b" ".join(marks) if encoding == "hz" else head, encoding)
-        if (
-            marks
-            and text
-            and any(_fits(text, language) for language in (*_WESTERN_LANGUAGES, *_OTHERS))
-        ):
+        if text and any(_fits(text, language) for language in _LANGUAGES):
             return encoding
     return ""
 

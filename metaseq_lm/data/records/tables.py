@@ -42,7 +42,8 @@ def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the rows; their fields are texts, under the names in the header row."""
     names, first_joined, counts = reading.names, 0, reading.counts
     form = table_format(file, reading.quoting, names is None)
-    reading.remarks += [form.remark] if form.remark else []
+    if form.remark:
+        reading.remarks.append(form.remark)
     for number, fields, is_bad in table_rows(file, form):
         if not any(map(str.strip, fields)):
             counts["blank"] += 1
@@ -100,9 +101,9 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> _TableFormat
     with tabs as quoted only if all of it is, as pandas, R and spreadsheets write it.
     """
     delimiter = table_delimiter(file, has_header)
-    if quoting == "auto":
-        return _tsv_format(file) if delimiter == "\t" else _TableFormat(delimiter, True)
-    return _TableFormat(delimiter, quoting == "csv")
+    if quoting == "auto" and delimiter == "\t":
+        return _tsv_format(file)
+    return _TableFormat(delimiter, quoting != "none")
 
 
 def table_delimiter(file: TextFile, has_header: bool = True) -> str:
@@ -118,7 +119,8 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
     delimiter = "," if is_csv else "\t"
     if is_csv or (has_header and "\t" not in line):
         best = max(_DELIMITERS, key=outside.count)
-        delimiter = best if best in outside else delimiter
+        if best in outside:
+            return best
     return delimiter
 
 
@@ -231,9 +233,10 @@ class _RowLines:
             self.first, self.is_bad, self._size = number, False, 0
         if ' "' in text:
             # Blanks before quotes do not belong to the field, others do.
-            text = self._quoted_field.sub(r"\1\2", f'"{text}' if is_inside else text)[is_inside:]
+            opened = '"' * is_inside
+            text = self._quoted_field.sub(r"\1\2", opened + text).removeprefix(opened)
         self.is_bad = self.is_bad or bad
-        self._size += 1 + (len(text) if text.isascii() else len(text.encode()))
+        self._size += 1 + len(text.encode())
         if number > self.first:
             check_length(self._size, "field", f"{self._file}:{self.first}")
         return f"{text}\n"

@@ -173,14 +173,13 @@ def _describe_bytes(head: bytes) -> str:
 
 
 def _describe_nuls(head: bytes) -> str:
+    count, others = head.count(b"\0"), head.replace(b"\0", b"")
     # Text with a few NULs would pass as East Asian UTF-16.
-    is_text = head.count(b"\0") < _MANY_HIGH * len(head) and _decodes(
-        head.replace(b"\0", b""), "utf-8"
-    )
+    is_text = count < _MANY_HIGH * len(head) and _decodes(others, "utf-8")
     if not is_text and (encoding := _detect(head, _UNICODE)):
         kind = "-".join(encoding.upper().split("-")[:2])
         return f"{kind} without a byte order mark; convert it with --encoding {encoding}"
-    if head.count(b"\0") > DAMAGED_SHARE * len(head) or not is_utf8(head[: head.index(b"\0")]):
+    if count > DAMAGED_SHARE * len(head) or not is_utf8(head[: head.index(b"\0")]):
         return "binary data, not text (it holds NUL bytes)"
     return ""
 

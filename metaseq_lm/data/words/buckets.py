@@ -73,7 +73,7 @@ class Bucketed:
         if pieces > 1:
             random_streams.generator(seed, name, "pieces").shuffle(chosen)
         self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
-        self._ends = np.cumsum([_number_of_batches(buckets) for buckets in self._buckets])
+        self._ends = np.cumsum(list(map(_count_batches, self._buckets)))
         self.per_epoch = int(self._ends[-1])
         # A number of sentences that no batch falls below in any epoch.
         self.smallest = self.count
@@ -89,8 +89,7 @@ class Bucketed:
         )
 
     def _weights(self, sentences: np.ndarray) -> np.ndarray:
-        weights: np.ndarray = np.sqrt(self._lengths[sentences].astype(np.float64))
-        return weights
+        return np.asarray(np.sqrt(self._lengths[sentences].astype(np.float64)))
 
     def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
@@ -117,7 +116,7 @@ class Bucketed:
         plan = []
         for members, batches in buckets:
             order = generator.permutation(members)
-            plan += np.split(order, cuts(self._weights(order), batches))
+            plan += np.split(order, _cuts(self._weights(order), batches))
         return [plan[i] for i in generator.permutation(len(plan))]
 
     def batch(self, number: int) -> np.ndarray:
@@ -128,17 +127,16 @@ class Bucketed:
         return self._batches(epoch, piece)[at - before].astype(np.int64)
 
 
-def _number_of_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
-    """Return how many batches the buckets of a piece make."""
+def _count_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
     return sum(batches for _, batches in buckets)
 
 
-def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
+def _cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     """Return where to cut items of these weights into `batches` runs of about equal weight.
 
     int64 (batches - 1,); no run is empty.
 
-        >>> cuts(np.array([1.0, 1.0, 1.0, 1.0, 4.0, 4.0]), batches=3)
+        >>> _cuts(np.array([1.0, 1.0, 1.0, 1.0, 4.0, 4.0]), batches=3)
         array([4, 5])
     """
     numbers = np.arange(1, batches)
@@ -147,5 +145,4 @@ def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     places = np.searchsorted(totals - weights / 2, totals[-1] * numbers / batches)
     # Room for one item in each run before and after.
     places = np.maximum.accumulate(np.maximum(places, numbers) - numbers) + numbers
-    bounded: np.ndarray = np.minimum(places, len(weights) - batches + numbers)
-    return bounded
+    return np.asarray(np.minimum(places, len(weights) - batches + numbers))

@@ -50,14 +50,13 @@ def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch
     of_forms[np.arange(len(forms)), counts + 2] = WORD_END
     characters = np.zeros((*scored.shape, CHARACTERS), np.int64)
     characters[scored] = of_forms[form_of_word.ravel()]
-    characters[:, 0, 1:3] = characters[np.arange(len(rows)), lengths + 1, 1:3] = [
-        WORD_START,
-        WORD_END,
-    ]
-    labels, heads = (
-        None if column is None else _spread(scored, data.flat(column, rows), -1)
-        for column in (data.labels, data.heads)
-    )
+    for column in (0, lengths + 1):
+        characters[np.arange(len(rows)), column, 1:3] = [WORD_START, WORD_END]
+    labels = heads = None
+    if data.labels is not None:
+        labels = _spread(scored, data.flat(data.labels, rows), -1)
+    if data.heads is not None:
+        heads = _spread(scored, data.flat(data.heads, rows), -1)
     return batch.replace(characters=characters, labels=labels, heads=heads)
 
 

@@ -143,9 +143,8 @@ class TaggedRows:
         targets = np.full(tokens.shape, -1)
         tokens[:, 0] = self.vocabulary.cls()
         tokens[np.arange(len(samples)), lengths - 1] = self.vocabulary.sep
-        tokens.reshape(-1)[ranges(row * width + column, sizes)] = self._tokens[
-            ranges(self._starts[words], sizes)
-        ]
+        places = ranges(row * width + column, sizes)
+        tokens.reshape(-1)[places] = self._tokens[ranges(self._starts[words], sizes)]
         targets[row, column] = chosen = self.targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),
