@@ -23,7 +23,7 @@ from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, superglue
 from metaseq_lm.data.benchmarks.examples import Example, Examples
 from metaseq_lm.data.records.record import Record
 
-MARK = "*"
+_MARK = "*"
 
 
 def marked(
@@ -40,7 +40,7 @@ def marked(
     def moved(position: int) -> int:
         return position + sum(border <= position for border in borders)
 
-    return MARK.join(pieces), moved
+    return _MARK.join(pieces), moved
 
 
 def _swapped(task: str) -> Examples:

@@ -46,7 +46,7 @@ _VERB_ENDING = re.compile(r"(?<=..)(ed|ing|ly)$")
 _ENDINGS = ("'s", "’s", "'", "’")
 _MOST_WORDS = 3
 _MOST_QUERY_WORDS = 6
-WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
+_WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Word:
 
 def words_of(text: str) -> list[Word]:
     """Return the words and punctuation marks of a text; "'s" is a word of its own."""
-    return [Word(match.group(), *match.span()) for match in WORD.finditer(text)]
+    return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
 
 
 def _align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
@@ -202,9 +202,14 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
 
     def fitted(text: str) -> str:
-        if possessive:
-            text = _with_s(text)
-        return _as_pronoun(text, pronoun.text)
+        if possessive and not _is_possessive(words_of(text)):
+            text += "'" if text.endswith("s") else "'s"
+        # At the start of a sentence, like the pronoun, or in the middle of one.
+        if pronoun.text[0].isupper():
+            return text[0].upper() + text[1:]
+        if text.split()[0].lower() in _DETERMINERS:
+            return text[0].lower() + text[1:]
+        return text
 
     return {
         "sentence": sentence,
@@ -242,18 +247,3 @@ def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 def _is_possessive(words: Sequence[Word]) -> bool:
     """Return whether a phrase ends as in "Ann's" or "the boys'"."""
     return words[-1].lower in _ENDINGS
-
-
-def _with_s(text: str) -> str:
-    if _is_possessive(words_of(text)):
-        return text
-    return f"{text}'" if text.endswith("s") else f"{text}'s"
-
-
-def _as_pronoun(text: str, pronoun: str) -> str:
-    """Capitalise a text if the pronoun is; otherwise put its first determiner in lower case."""
-    if pronoun[0].isupper():
-        return text[0].upper() + text[1:]
-    if text.split()[0].lower() in _DETERMINERS:
-        return text[0].lower() + text[1:]
-    return text

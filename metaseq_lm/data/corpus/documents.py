@@ -60,8 +60,7 @@ class _RowsByEpoch:
         return len(self.lengths)
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        lengths: np.ndarray = self.lengths[samples % len(self.lengths)]
-        return lengths
+        return np.asarray(self.lengths[samples % len(self.lengths)])
 
 
 class PackedDocuments(Samples):
@@ -103,9 +102,10 @@ class PackedDocuments(Samples):
                 return self._starts
             generator = random_streams.generator(seed, "documents", split, epoch)
             shuffled = np.lexsort((generator.random(len(self._lengths)), self._lengths))
-            result: np.ndarray = np.empty_like(self._starts)
-            result[self._by_length] = self._starts[shuffled]
-            return result
+            starts: np.ndarray = np.empty_like(self._starts)
+            # Only pieces of one length change places, so the columns of the rows stay right.
+            starts[self._by_length] = self._starts[shuffled]
+            return starts
 
         self._starts_of = lru_cache(maxsize=2)(starts_of)
 

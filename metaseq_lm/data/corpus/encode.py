@@ -71,7 +71,9 @@ def _encode_with_words(
     """Return the results of `_encode_documents`, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
     groups = [tokenizer.encode_with_words(group) for group in _groups(parts)]
-    values, sizes, words = map(np.concatenate, zip(*groups)) if len(groups) > 1 else groups[0]
+    values, sizes, words = groups[0]
+    if len(groups) > 1:
+        values, sizes, words = map(np.concatenate, zip(*groups))
     if len(parts) > len(documents):
         starts, at = np.cumsum(sizes) - sizes, 0
         for document in documents:
@@ -92,7 +94,6 @@ def _groups(parts: list[str]) -> list[list[str]]:
 
 
 def _sizes_of_documents(documents: Sequence[Sequence[str]], sizes: np.ndarray) -> np.ndarray:
-    """Return the sizes of documents from the sizes of their parts, int64."""
     ends = np.cumsum([len(parts) for parts in documents], dtype=np.int64)
     total = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], ends])]
     return np.asarray(np.diff(total))

@@ -119,13 +119,12 @@ class _MixedStream(Stream):
         key = random_streams.key(self.seed, self.name, number)
         divided = divide_rows(weights, key, len(samples))
         batches: list[Batch] = []
+        of_losses = _loss_weights(weights, divided).tolist()
         # Each objective is divided among the replicas separately, so that they have equal work.
-        for (name, stream), rows, weight in zip(
-            self.parts.items(), divided, _loss_weights(weights, divided)
-        ):
+        for (name, stream), rows, weight in zip(self.parts.items(), divided, of_losses):
             for part in shard.parts(len(rows)):
                 batch = stream.micro_batch(number, samples, rows[part], width, rows)
-                batches.append(MixtureBatch.of(name, float(weight), batch))
+                batches.append(MixtureBatch.of(name, weight, batch))
         return batches
 
 

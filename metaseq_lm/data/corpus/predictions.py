@@ -204,11 +204,6 @@ def prediction_batch(
     )
 
 
-def _real_tokens(lengths: np.ndarray, width: int) -> np.ndarray:
-    """Return which positions of rows of `lengths` (B,) hold a token, boolean (B, width)."""
-    return np.asarray(np.arange(width) < lengths[:, None])
-
-
 def prefix_batch(
     corpus: Samples,
     samples: np.ndarray,
@@ -226,7 +221,8 @@ def prefix_batch(
     assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
-    is_real, at = _real_tokens(lengths, rows.shape[1]), np.arange(rows.shape[1])
+    at = np.arange(rows.shape[1])
+    is_real = at < lengths[:, None]
     if layout.documents is None:
         prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
         is_target = is_real & (at >= prefix[:, None])

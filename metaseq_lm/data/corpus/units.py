@@ -198,9 +198,8 @@ class MaskRates:
     phases: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.phases and (
-            len(self.phases) != len(self.rates) or abs(sum(self.phases) - 1) > _TOLERANCE
-        ):
+        is_whole = abs(sum(self.phases) - 1) <= _TOLERANCE
+        if self.phases and not (is_whole and len(self.phases) == len(self.rates)):
             raise UsageError(
                 f"task.mask_phases is {list(self.phases)}: give a share of the updates for each of "
                 f"task.mask_rates={list(self.rates)}, 1 together; or leave it out for rates that "
@@ -220,4 +219,6 @@ class MaskRates:
         rates = np.array(self.rates)
         if self.phases:
             return float(rates @ self.phases)
-        return float(np.mean((rates[1:] + rates[:-1]) / 2 if len(rates) > 1 else rates))
+        if len(rates) > 1:
+            rates = (rates[1:] + rates[:-1]) / 2
+        return float(np.mean(rates))

@@ -593,8 +593,7 @@ def _distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
 def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Return how many rows have each class, of labels (N,), or booleans (N, K)."""
     if labels.ndim == 2:
-        counts: np.ndarray = labels.sum(0)
-        return counts
+        return np.asarray(labels.sum(0))
     return np.bincount(labels, minlength=len(names))
 
 

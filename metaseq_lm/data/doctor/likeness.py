@@ -12,7 +12,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 SHIFTED = 0.1  # nats from which on a split may be of another domain,
 FOREIGN = 0.5  # and from which on it is
 FEWEST = 1000  # tokens, below which a split, or half of train, is too small to tell
-MOST = 1 << 22  # most tokens that are compared; more would add nothing
+_MOST = 1 << 22  # most tokens that are compared; more would add nothing
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
 def sample_size(train: IndexedDataset, other: IndexedDataset) -> int:
     """Return how many tokens of a split are compared with the rest of train.
 
-    It is the smaller of the split and half of train, at most MOST. Fewer than FEWEST are too
+    It is the smaller of the split and half of train, at most _MOST. Fewer than FEWEST are too
     few to tell a difference from chance.
     """
-    return min(len(other.tokens), len(train.tokens) // 2, MOST)
+    return min(len(other.tokens), len(train.tokens) // 2, _MOST)
 
 
 def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:

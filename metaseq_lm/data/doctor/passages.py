@@ -10,7 +10,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 WINDOW = 50  # tokens of a passage
 # A split with more tokens is searched in part: blocks of this size at equal distances.
-MOST, BLOCK = 1 << 20, 512
+MOST, _BLOCK = 1 << 20, 512
 PIECE = 1 << 16  # tokens of train at a time, few enough for a processor's cache
 _BASE = 0x9E3779B97F4A7C15  # base of the rolling hash; odd, so that it has an inverse modulo 2**64
 _KEY_BITS = 25  # bits of a hash, by which most windows of train are skipped
@@ -49,8 +49,8 @@ def sample(tokens: np.ndarray) -> list[np.ndarray]:
     """Return the tokens of a split, or blocks of it, at equal distances, with MOST tokens."""
     if len(tokens) <= MOST:
         return [tokens]
-    starts = np.linspace(0, len(tokens) - BLOCK, MOST // BLOCK, dtype=np.int64)
-    return [tokens[start : start + BLOCK] for start in starts]
+    starts = np.linspace(0, len(tokens) - _BLOCK, MOST // _BLOCK, dtype=np.int64)
+    return [tokens[start : start + _BLOCK] for start in starts]
 
 
 def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:

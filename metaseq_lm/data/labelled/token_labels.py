@@ -99,8 +99,7 @@ class TokenLabels:
         """Return one window of each of `samples` (B,), uniform, by the uint64 `keys` (B,)."""
         counts = self.first[samples + 1] - self.first[samples]
         rank = (uniforms(keys, 0, 1)[:, 0] * counts).astype(np.int64)
-        windows: np.ndarray = self.first[samples] + rank
-        return windows
+        return np.asarray(self.first[samples] + rank)
 
     def windows_of(self, samples: np.ndarray) -> np.ndarray:
         """Return all windows of `samples` (B,), in their order."""
@@ -182,8 +181,7 @@ def _tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
                [1, 2]])
     """
     if sizes.shape[1] == 1:
-        bounded: np.ndarray = np.minimum(sizes, room)
-        return bounded
+        return np.asarray(np.minimum(sizes, room))
     longer, shorter = cut_pair(sizes.max(1), sizes.min(1), room)
     first_longer = sizes[:, 0] > sizes[:, 1]
     counts = np.where(first_longer, longer, shorter), np.where(first_longer, shorter, longer)

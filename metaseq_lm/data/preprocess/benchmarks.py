@@ -55,6 +55,7 @@ _RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 _SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
 # Not in the folder of the task in GLUE's own download, so its absence is not reported.
 _OPTIONAL_SPLITS = ("diagnostic",)
+_Expand = Callable[[LabelledRow], Iterable[LabelledRow]]
 _HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 
@@ -91,7 +92,7 @@ class _BenchmarkOptions(TokenizerFromOptions):
 
 
 @register_dataset_kind("benchmark", _BenchmarkOptions)
-def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
+def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
     """Return what makes the labelled set, or the set of questions, of a benchmark."""
     name = options.benchmark
     if name in SQUAD:
@@ -114,7 +115,7 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
             passages = cloth.passages_of(benchmark.levels)
             return ExampleReader(passages, file, True, "Is this a file of CLOTH?")
         if benchmark.reader == TABLE:
-            expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
+            expand: _Expand | None = None
             if benchmark.expand == COREFERENCE:
                 expand = with_coreference
             elif is_doubled and split == TRAIN:
@@ -183,7 +184,11 @@ def _official_files(benchmark: Benchmark, source: Path) -> dict[str, list[Path]]
     name, names = benchmark.name, dict(benchmark.files)
     if not source.is_dir():
         raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
-    is_challenge = name.startswith("babylm/") and _holds_challenge(source)
+    tasks = [task.partition("/")[2] for task in benchmark_names() if task.startswith("babylm/")]
+    # The challenge has the files of all its tasks in one folder.
+    is_challenge = name.startswith("babylm/") and any(
+        find_packed(source / f"{task.lower()}.train.jsonl") for task in tasks
+    )
     if is_challenge:
         names = {split: f"{benchmark.task.lower()}.{split}.jsonl" for split in names}
     files: dict[str, list[Path]] = {}
@@ -218,12 +223,6 @@ def _official_files(benchmark: Benchmark, source: Path) -> dict[str, list[Path]]
             f"{', '.join(_RECORD_SUFFIXES)}){hint}"
         )
     return files
-
-
-def _holds_challenge(source: Path) -> bool:
-    """Return whether a folder has BabyLM's files, of all tasks in one folder."""
-    tasks = [name.partition("/")[2] for name in benchmark_names() if name.startswith("babylm/")]
-    return any(find_packed(source / f"{task.lower()}.train.jsonl") for task in tasks)
 
 
 def _exported_files(source: Path, split: str) -> list[Path]:
@@ -270,9 +269,7 @@ def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
 
-def _renamed(
-    benchmark: Benchmark, expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None
-) -> Callable[[LabelledRow], Iterable[LabelledRow]]:
+def _renamed(benchmark: Benchmark, expand: _Expand | None) -> _Expand:
     """Return `expand` for rows that get the labels of the official file."""
     words = hub_forms.label_words(benchmark)
 

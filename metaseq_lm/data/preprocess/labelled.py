@@ -168,7 +168,7 @@ _OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
 
 
 @register_dataset_kind("labelled", _LabelledOptions)
-def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeline":
+def _labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeline":
     """Return what makes a labelled set of CSV, TSV, JSONL, Parquet or Arrow files."""
     columns = TableColumns(
         names=options.columns,

@@ -72,7 +72,7 @@ _EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 
 @register_dataset_kind("parallel", _ParallelOptions)
-class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
+class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"

@@ -108,7 +108,8 @@ class Request:
                 "--hold-out takes documents of --trainpref for the missing --validpref"
             )
         paths = list(dict.fromkeys(self.splits[TRAIN]))
-        return replace(self, splits={TRAIN: paths, VALID: paths, **_without(self.splits, TRAIN)})
+        others = {name: files for name, files in self.splits.items() if name != TRAIN}
+        return replace(self, splits={TRAIN: paths, VALID: paths, **others})
 
     def inside(self, name: str) -> "Request":
         """Return the same request for the set NAME in the folder."""
@@ -308,10 +309,6 @@ def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
     show_result("preprocess", {**about, **parts})
 
 
-def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path]]:
-    return {other: paths for other, paths in splits.items() if other != name}
-
-
 def _write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
     """Run the files of a split through the pipeline; MetaseqError if they are empty."""
     encoded = pipeline.encode(split, pipeline.read(split))
@@ -338,9 +335,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
     data_files = [path for path in dest.glob("*") if path.suffix in (".bin", ".idx")]
     is_there = (dest / MANIFEST_FILE).exists() or (data_files and not is_half_published(dest))
     if not overwrite and is_there:
-        raise UsageError(
-            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
-        )
+        raise already_there(dest)
     folder = dest / _STAGING
     check_folder(folder)
     new_parents = [parent for parent in dest.parents if not parent.exists()]
@@ -367,6 +362,13 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
             for parent in new_parents:
                 with contextlib.suppress(OSError):  # another process has written into it
                     parent.rmdir()
+
+
+def already_there(dest: Path) -> UsageError:
+    """Return the error for a folder that holds a data set, without --overwrite."""
+    return UsageError(
+        f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
+    )
 
 
 def is_half_published(dest: Path) -> bool:

@@ -18,6 +18,7 @@ from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.storage.indexed import (
     IndexedDataset,
     IndexedWriter,
+    number_outside,
     open_integers,
     ranges,
 )
@@ -27,7 +28,7 @@ from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, transformers_source
 from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP
 
-CHUNK = 1 << 22  # tokens copied at once
+_CHUNK = 1 << 22  # tokens copied at once
 _SUFFIXES = (".bin", ".idx", ".ds")
 
 
@@ -175,7 +176,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
             offsets = np.append(0, np.cumsum(sizes))
             first = 0
             while first < len(sizes):
-                last = int(np.searchsorted(offsets, offsets[first] + CHUNK, side="right")) - 1
+                last = int(np.searchsorted(offsets, offsets[first] + _CHUNK, side="right")) - 1
                 last = max(last, first + 1)
                 values = np.asarray(data.tokens[offsets[first] : offsets[last]])
                 self._check(data, values)
@@ -197,12 +198,12 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                 first = last
 
     def _check(self, data: _TokenFile, values: np.ndarray) -> None:
-        least, most = int(values.min(initial=0)), int(values.max(initial=0))
-        if least < 0 or most >= len(self.tokenizer.vocabulary):
+        size = len(self.tokenizer.vocabulary)
+        token = number_outside(values, size)
+        if token is not None:
             raise MetaseqError(
-                f"{data.prefix}: token id {min(least, 0) or most}, but the tokenizer has "
-                f"{len(self.tokenizer.vocabulary)} symbols; give the tokenizer that the files were "
-                "made with by --tokenizer-from"
+                f"{data.prefix}: token id {token}, but the tokenizer has {size} symbols; give the "
+                "tokenizer that the files were made with by --tokenizer-from"
             )
 
     def _strip(

@@ -1,5 +1,6 @@
 """Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with D's vocabulary of words."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -260,7 +261,7 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
             raise UsageError(
                 f"{file}: --relation-subtypes {self.options.relation_subtypes} is for CoNLL-U"
             )
-        if not _is_number(column):
+        if not re.fullmatch("-?[0-9]{1,8}", column):
             raise UsageError(
                 f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
                 "negative from the right"
@@ -377,7 +378,7 @@ class TagsPipeline(_WordSetPipeline):
 
 
 @register_dataset_kind("treebank", _TreebankOptions)
-class TreesPipeline(_WordSetPipeline):
+class _TreesPipeline(_WordSetPipeline):
     """Sentences with a head and a relation for each word."""
 
     kind = "trees"
@@ -431,7 +432,3 @@ class TreesPipeline(_WordSetPipeline):
 
     def classes(self) -> str:
         return f"{len(self.labels)} relations: {', '.join(self.labels)}"
-
-
-def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 9

@@ -215,7 +215,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
 
 @register_dataset_kind("words", _WordsOptions)
-class WordsPipeline(SentencePipeline[list[str]]):
+class _WordsPipeline(SentencePipeline[list[str]]):
     """Unlabelled sentences; without any split it makes the vocabulary only."""
 
     kind = WORDS

@@ -29,6 +29,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     Pipeline,
     Request,
     Split,
+    already_there,
     is_half_published,
     register_dataset_kind,
 )
@@ -161,7 +162,7 @@ def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.
 
 
 @register_dataset_kind("world", _WorldOptions)
-class WorldPipeline(TokenPipeline[Documents, Documents]):
+class _WorldPipeline(TokenPipeline[Documents, Documents]):
     """Makes the corpus of a world, and what stands beside it."""
 
     def __init__(self, options: _WorldOptions, request: Request) -> None:
@@ -218,10 +219,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         for name in (*self.world.label_sets, _PAIRS):
             folder = self.request.destdir / name
             if (folder / MANIFEST_FILE).exists():
-                raise UsageError(
-                    f"{folder}: already holds a data set; give another --destdir, or --overwrite "
-                    "to replace"
-                )
+                raise already_there(folder)
 
     def splits(self) -> Iterable[Split]:
         return [Split(name, []) for name in (TRAIN, _VALID, _TEST)]

@@ -43,12 +43,8 @@ _PLAIN_FEATURES = (None, "Value", "ClassLabel", "Sequence", "List", "LargeList",
 _Convert = Callable[[Any], Any]
 
 
-def _is_arrow(file: TextFile, head: bytes) -> bool:
-    return head.startswith((_PARQUET, _ARROW_FILE, _ARROW_STREAM))
-
-
-@register_reader(ARROW, _is_arrow)
-def arrow_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+@register_reader(ARROW, lambda file, head: head.startswith((_PARQUET, _ARROW_FILE, _ARROW_STREAM)))
+def _arrow_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the rows; MetaseqError for damage, a cell that is too long, or two equal columns."""
     converter: _RowConverter | None = None
     damage = None if file.is_judged else Damage()
@@ -341,9 +337,10 @@ class _RowConverter:
             return lambda value: None if value is None or math.isnan(value) else float(value)
         if types.is_integer(kind):
             names = feature.get("names")
-            return _class_name(names) if isinstance(names, list) else _unchanged
+            numbered = dict(enumerate(names)) if isinstance(names, list) else {}
+            return lambda value: numbered.get(value, value)
         if types.is_boolean(kind) or types.is_null(kind):
-            return _unchanged
+            return lambda value: value
         return _unless_null(lambda value: unreadable(str(kind)))
 
     def text(self, data: bytes | str) -> str:
@@ -360,17 +357,8 @@ class _RowConverter:
             return decode(data, f"{self._file}:{self._number}", self._file.on_bad_utf8)[0]
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 def _unless_null(convert: _Convert) -> _Convert:
     return lambda value: None if value is None else convert(value)
-
-
-def _class_name(names: list[Any]) -> _Convert:
-    numbered = dict(enumerate(names))
-    return lambda value: numbered.get(value, value)
 
 
 def _number(value: Decimal) -> int | float:

@@ -37,7 +37,7 @@ def _sentences(file: TextFile) -> Iterator[tuple[list[_Line], bool]]:
 
 
 @register_reader(CONLLU)
-def conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the sentences without comments, lines of multi-word tokens (3-4), empty nodes (8.1).
 
     MetaseqError with file and line for rows without exactly ten fields, and ids out of order.
@@ -88,7 +88,7 @@ def _record(
 
 
 @register_reader(COLUMNS)
-def column_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _column_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the sentences without comments, their columns named "0", "1", ...
 
     MetaseqError with file and line for a row with another number of columns than the first one.

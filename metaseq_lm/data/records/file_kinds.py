@@ -18,7 +18,7 @@ from metaseq_lm.data.records.record import ARROW, signed_reader
 from metaseq_lm.data.records.text_content import COLUMN_REMEDY
 from metaseq_lm.data.records.text_files import TextFile, format_suffix
 
-MOST = 0.95  # share of the examined lines
+_MOST = 0.95  # share of the examined lines
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
 FASTTEXT = "__label__"
@@ -115,7 +115,7 @@ def recognise_lines(lines: Sequence[str]) -> _Content:
         return _Content(Kind.TEXT)
     if match := _OPENS_MARKUP.match(filled[0]):
         return _Content(Kind.XML if match[1] else Kind.HTML)
-    if _share(line.startswith(FASTTEXT) for line in filled) >= MOST:
+    if _share(line.startswith(FASTTEXT) for line in filled) >= _MOST:
         return _Content(Kind.FASTTEXT)
     return _json(filled) or _conll(lines) or _table(filled) or _Content(Kind.TEXT)
 
@@ -195,7 +195,7 @@ def _json_value(line: str) -> Any:
 
 def _conll(lines: Sequence[str]) -> _Content | None:
     rows = [line for line in lines if line.strip() and not line.startswith("#")]
-    if rows and _share(bool(_CONLLU_ROW.fullmatch(row)) for row in rows) >= MOST:
+    if rows and _share(bool(_CONLLU_ROW.fullmatch(row)) for row in rows) >= _MOST:
         return _Content(Kind.CONLLU)
     columns = [_BLANK.split(row.strip(" \t\r\f\v")) for row in rows]
     has_breaks = any(not line.strip() for line in lines[1:-1])
@@ -207,10 +207,10 @@ def _conll(lines: Sequence[str]) -> _Content | None:
 
     has_spans, has_classes = is_last(_SPAN_TAG), is_last(_WORD_CLASS)
     # A table may have a column of such values, but it has a header and no breaks.
-    if _share(map(has_spans, columns)) >= MOST and (has_breaks or has_spans(columns[0])):
+    if _share(map(has_spans, columns)) >= _MOST and (has_breaks or has_spans(columns[0])):
         return _Content(Kind.COLUMNS)
-    same_width = _share(len(row) == len(columns[0]) for row in columns) >= MOST
-    if has_breaks and same_width and _share(map(has_classes, columns)) >= MOST:
+    same_width = _share(len(row) == len(columns[0]) for row in columns) >= _MOST
+    if has_breaks and same_width and _share(map(has_classes, columns)) >= _MOST:
         return _Content(Kind.COLUMNS)
     return None
 
@@ -218,14 +218,14 @@ def _conll(lines: Sequence[str]) -> _Content | None:
 def _table(lines: Sequence[str]) -> _Content | None:
     # Tabs at the start of a line indent it.
     tabs = [line.lstrip("\t ").count("\t") for line in lines]
-    if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= MOST:
+    if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= _MOST:
         header = tuple(map(str.strip, lines[0].split("\t")))
         names = header if all(map(_COLUMN_NAME.fullmatch, header)) else ()
         return _Content(Kind.TABLE, names, "\t", tabs[0] + 1)
     for delimiter in (",", ";", "|"):
         if columns := _header(lines, delimiter):
             return _Content(Kind.TABLE, tuple(columns), delimiter, len(columns))
-    if len(lines) > 4 and _share(bool(_FIRST_FIELD.match(line)) for line in lines) >= MOST:
+    if len(lines) > 4 and _share(bool(_FIRST_FIELD.match(line)) for line in lines) >= _MOST:
         return _Content(Kind.TABLE)
     return None
 
@@ -241,4 +241,4 @@ def _header(lines: Sequence[str], delimiter: str) -> list[str]:
         return []
     # The last row may continue after the examined lines.
     rows = rows[1:-1] or rows[1:]
-    return header if _share(len(row) == len(header) for row in rows) >= MOST else []
+    return header if _share(len(row) == len(header) for row in rows) >= _MOST else []

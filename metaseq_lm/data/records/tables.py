@@ -4,7 +4,7 @@ import csv
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class _TableFormat:
 
 
 @register_reader(TABLE)
-def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the rows; their fields are texts, under the names in the header row."""
     names, first_joined, counts = reading.names, 0, reading.counts
     form = table_format(file, reading.quoting, names is None)
@@ -75,7 +75,9 @@ def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
             if counts["malformed"] <= _MALFORMED_NAMED:
                 show(f"{message}; the row is left out")
             continue
-        if form.quoted and _joins_rows(fields, form.delimiter):
+        lines = form.delimiter.join(fields).split("\n") if form.quoted else ()
+        # Each line of such a row would be a row by itself without the quotes.
+        if len(lines) > 1 and all(line.count(form.delimiter) == len(names) - 1 for line in lines):
             counts["joined_rows"] += 1
             first_joined = first_joined or number
         values: dict[str, Any] = dict(zip(names, fields))
@@ -165,12 +167,6 @@ def _tsv_format(file: TextFile) -> _TableFormat:
             remark="has quotes around fields, which are read as text (--quoting csv)"
         )
     return _TableFormat()
-
-
-def _joins_rows(fields: Sequence[str], delimiter: str) -> bool:
-    """Return whether each line of a row of several would be a row by itself without quotes."""
-    lines = delimiter.join(fields).split("\n")
-    return len(lines) > 1 and all(line.count(delimiter) == len(fields) - 1 for line in lines)
 
 
 def repeated(names: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ _HEAD_LINES = 200
 PIECE = 1 << 16
 LONGEST = 1 << 28  # most bytes of a line, a field or a cell that is held whole
 BOM = b"\xef\xbb\xbf"
-SURROGATES = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 STANDARD_INPUT = "-"
 
 
@@ -490,7 +490,7 @@ def decode(data: bytes, where: str, policy: str) -> tuple[str, bool]:
 
 def without_surrogates(text: str) -> str:
     """Replace halves of characters, which JSON can spell ("\\ud800") but no UTF-8 text can hold."""
-    return SURROGATES.sub("\ufffd", text)
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def text_pieces(text: str) -> list[str]:

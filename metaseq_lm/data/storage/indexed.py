@@ -271,6 +271,19 @@ def open_integers(prefix: str | Path) -> IndexedDataset:
     return data
 
 
+def number_outside(values: np.ndarray, count: int) -> int | None:
+    """Return the least value if it is negative, or the greatest from `count` on; None for neither.
+
+    Values are whole numbers, such as token ids for a vocabulary of `count` symbols.
+    """
+    if not len(values):
+        return None
+    least, most = int(values.min()), int(values.max())
+    if least < 0:
+        return least
+    return most if most >= count else None
+
+
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
     shifts = starts - (np.cumsum(counts) - counts)

@@ -15,7 +15,7 @@ from metaseq_lm.core.files import read_json, write_atomic
 MANIFEST_FILE = "manifest.json"
 WORDS = ".words"  # suffix of the files that store where words begin
 _HERE = "."  # stands for the folder itself among the names of sets in a data folder
-FORMAT = 1
+_FORMAT = 1
 VALID_REMEDY = "preprocess with --validpref FILE, or with --hold-out 5% to take it out of train"
 _BLOCK_BYTES = 64 << 20
 ALWAYS_VERIFIED = 64 << 20  # most bytes of a data set whose checksums are read at each use
@@ -64,7 +64,7 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     block_bytes: int = _BLOCK_BYTES
     made_by: str = f"metaseq-lm {__version__}"
-    version: int = FORMAT
+    version: int = _FORMAT
 
     def add_files(self, folder: Path, names: Iterable[str]) -> None:
         """Record size and checksums of the files `names` in `folder`."""
@@ -94,9 +94,9 @@ class Manifest:
             actual = _checksum(content)
         except (ValueError, KeyError, RecursionError) as error:
             raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
-        if version != FORMAT:
+        if version != _FORMAT:
             shown = repr(version)[:20]
-            raise MetaseqError(f"{path}: format {shown}; this program reads format {FORMAT}")
+            raise MetaseqError(f"{path}: format {shown}; this program reads format {_FORMAT}")
         if checksum != actual:
             raise MetaseqError(f"{path}: damaged or edited: its own checksum does not match")
         try:

@@ -75,11 +75,10 @@ class WordStarts:
     @property
     def total(self) -> int:
         """The number of words in all tokens."""
-        starts = np.arange(0, self.tokens, CHUNK)
-        return sum(
-            int(self.count(start, np.minimum(CHUNK, self.tokens - start)).sum())
-            for start in starts[:, None]
-        )
+        total = 0
+        for start in np.arange(0, self.tokens, CHUNK)[:, None]:
+            total += int(self.count(start, np.minimum(CHUNK, self.tokens - start)).sum())
+        return total
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Return how many words begin in each token from `first` to before `last`, int32."""

@@ -65,8 +65,9 @@ def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     folder = Path(folder)
     has_options = bool(prefix) or (folder / OPTIONS_FILE).is_file()
     source = _saved_source(folder, prefix) if has_options else transformers_source(folder)
-    dictionary = folder / (prefix + DICT_FILE)
-    vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
+    dictionary, vocabulary = folder / (prefix + DICT_FILE), None
+    if dictionary.is_file():
+        vocabulary = Vocabulary.load(dictionary)
     kind = tokenizer_class(source.kind)
     try:
         tokenizer = kind.restore(source.model, vocabulary, source.options)
@@ -139,8 +140,9 @@ def _kind(model: bytes) -> str:
         return "byte_bpe"
     if part.get("type") == "Unigram":
         return "unigram"
-    wordpiece = part.get("type") == "WordPiece" or "max_input_chars_per_word" in part
-    return "wordpiece" if wordpiece else "byte_bpe"
+    if part.get("type") == "WordPiece" or "max_input_chars_per_word" in part:
+        return "wordpiece"
+    return "byte_bpe"
 
 
 def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
@@ -151,12 +153,10 @@ def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
     """
     content = json.loads(model)
     normalizer = content.get("normalizer")
-    known = str(settings.get("tokenizer_class", "Bert")).startswith(
-        ("Bert", "DistilBert", "Electra")
-    )
-    if not settings or not known or not isinstance(normalizer, dict):
+    name = str(settings.get("tokenizer_class", "Bert"))
+    if not settings or not name.startswith(("Bert", "DistilBert", "Electra")):
         return model
-    if normalizer.get("type") != "BertNormalizer":
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
         return model
     lower, accents, cjk = _bert_flags(settings)
     flags = {"lowercase": lower, "strip_accents": accents, "handle_chinese_chars": cjk}

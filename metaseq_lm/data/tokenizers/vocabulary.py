@@ -22,7 +22,7 @@ FAMILIES = {
 
 def special_symbols(task_tokens: int = TASK_TOKENS, unk: bool = False) -> list[str]:
     """Return the special symbols in id order: [PAD] [MASK] [SEP] [CLS0] ... and [UNK] if asked."""
-    return [PAD, MASK, SEP, *(f"[CLS{n}]" for n in range(task_tokens)), *([UNK] if unk else [])]
+    return [PAD, MASK, SEP, *(f"[CLS{n}]" for n in range(task_tokens)), *[UNK] * unk]
 
 
 # Symbols may hold any character, so the line break, and the sign that escapes it, are escaped.

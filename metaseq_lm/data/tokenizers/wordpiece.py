@@ -22,7 +22,7 @@ _INSIDE = "##"
 _LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
 _LEAST_ALPHABET = 1000  # least number of characters with a piece of their own
 _WORDS_PER_LINE = 1 << 10
-PRIVATE = 0xF0000  # the first of 131,068 characters that no text has after BERT's normaliser
+_PRIVATE = 0xF0000  # the first of 131,068 characters that no text has after BERT's normaliser
 
 
 def wordpiece_library(
@@ -85,9 +85,8 @@ class WordPiece(PackedTokenizer):
         """
         ids = {symbol: i for i, symbol in enumerate(specials)}
         library = wordpiece_library(ids, _LONGEST_WORD, cased)
-        pieces = _learn_pieces(
-            _count_words(lines, library), vocab_size - len(specials), min_frequency
-        )
+        words = _count_words(lines, library)
+        pieces = _learn_pieces(words, vocab_size - len(specials), min_frequency)
         ids = {symbol: i for i, symbol in enumerate([*specials, *pieces])}
         library = wordpiece_library(ids, _LONGEST_WORD, cased)
         library.add_special_tokens(specials)
@@ -148,7 +147,6 @@ def _valid(text: str) -> str:
 
 
 def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter[str]:
-    """Return how often each word occurs after normalising and cutting at punctuation."""
     texts: Counter[str] = Counter()
     for line in lines:
         texts.update(line.split(" "))
@@ -169,7 +167,7 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     place of the characters after the first.
     """
     # Code point -> the private character that stands for it inside a word.
-    marks: dict[int, int] = defaultdict(count(PRIVATE).__next__)
+    marks: dict[int, int] = defaultdict(count(_PRIVATE).__next__)
     marked = {word: word[0] + word[1:].translate(marks) for word in sorted(words)}
     frequency: Counter[str] = Counter()
     for word, text in marked.items():

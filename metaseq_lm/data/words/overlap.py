@@ -21,7 +21,7 @@ from metaseq_lm.data.words.sets import KINDS, WordSet
 from metaseq_lm.data.words.token_lists import TokenListReader
 from metaseq_lm.data.words.vocabulary import normalise
 
-CHUNK = 4096
+_CHUNK = 4096
 
 
 class _Overlap:
@@ -75,8 +75,8 @@ def _sentences(
                 )
             for split in splits:
                 content = WordSet(folder, split)
-                for first in range(0, len(content), CHUNK):
-                    yield from content.surface(np.arange(first, min(first + CHUNK, len(content))))
+                for first in range(0, len(content), _CHUNK):
+                    yield from content.surface(np.arange(first, min(first + _CHUNK, len(content))))
             return
     if not Path(name).is_file():
         raise UsageError(

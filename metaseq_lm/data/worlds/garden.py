@@ -47,7 +47,7 @@ from metaseq_lm.data.worlds.base import (
 from metaseq_lm.data.worlds.grammar import Categorical, Grammar
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
-END = "."
+_END = "."
 MIRROR = {
     "open": "close",
     "late": "early",
@@ -63,7 +63,7 @@ _CLOSE = 0.3  # the probability of none
 _TAGGED = 0.3  # the probability of one more tag of its kind after (mirrored: before) such a word
 _SIDES = (0.4, 0.25, 0.25, 0.1)  # probabilities of cues on both sides: kinds 1 1, 1 2, 2 1 and 2 2
 
-WORDS = 300
+_WORDS = 300
 # Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in sentences.
 _LEXICON = {
     "open": (6, 4, 0.1),
@@ -74,7 +74,7 @@ _LEXICON = {
     "link": (4, 8, 0.5),
     "tag": (6, 0, 0.0),
 }
-PLAIN = {"noun": 32, "mod": 28}
+_PLAIN = {"noun": 32, "mod": 28}
 SETS = {
     "sense_left": "late",
     "sense_right": "early",
@@ -84,7 +84,7 @@ SETS = {
     "attachment_both": "link",
 }
 _AT_END = "_end"
-SENTENCES = 128  # sentences summed over at once
+_SENTENCES = 128  # sentences summed over at once
 # Where nothing reveals the kind, the posterior is 1/2: the order of a sum must not break the tie.
 _EXACT_DIGITS = 12
 
@@ -93,7 +93,7 @@ _EXACT_DIGITS = 12
 class _GardenConfig:
     """The size of the language; a small one can be enumerated."""
 
-    words: int = option(WORDS, "words, about; each class of them has one at least", at_least=1)
+    words: int = option(_WORDS, "words, about; each class of them has one at least", at_least=1)
     exponent: float = option(1.0, "of Zipf's law for the words of a class", at_least=0)
     sentences: int = option(2, "sentences of a document", at_least=1, at_most=64)
     shortest: int = option(6, "words of a sentence, at least", at_least=2, at_most=40)
@@ -169,7 +169,7 @@ class _Lexicon:
     """
 
     def __init__(self, preterminals: list[str], config: _GardenConfig) -> None:
-        self.symbols = [END]
+        self.symbols = [_END]
         self.blocks: dict[str, np.ndarray] = {}
         self._config = config
         shares = {}
@@ -181,7 +181,7 @@ class _Lexicon:
                     shares[f"{stem}{kind}"] = {f"{stem}{kind}": 1 - share}
                     if homonyms:
                         shares[f"{stem}{kind}"][stem] = share
-        for name, count in PLAIN.items():
+        for name, count in _PLAIN.items():
             self._add(name, count)
             shares[name] = {name: 1.0}
         self.probs = np.zeros((len(preterminals), len(self.symbols) + 1))
@@ -191,7 +191,7 @@ class _Lexicon:
                 row[self.blocks[block]] = share * weights / weights.sum()
 
     def _add(self, block: str, count: int) -> None:
-        size = max(1, round(count * self._config.words / WORDS)) if count else 0
+        size = max(1, round(count * self._config.words / _WORDS)) if count else 0
         self.blocks[block] = np.arange(size) + len(self.symbols)
         self.symbols += [f"{block}_{number}" for number in range(size)]
 
@@ -287,8 +287,8 @@ class Garden(World):
         probs = np.zeros(count)
         outer = np.zeros((count, longest, len(grammar.preterminals)) if sees else 0)
         order = np.argsort(lengths, kind="stable")
-        for start in range(0, count, SENTENCES):
-            rows = order[start : start + SENTENCES]
+        for start in range(0, count, _SENTENCES):
+            rows = order[start : start + _SENTENCES]
             width = max(1, lengths[rows[-1]])
             weights = self.probs[:, sentences[rows, :width].T].swapaxes(0, 1)
             inner = grammar.inside(np.ascontiguousarray(weights))

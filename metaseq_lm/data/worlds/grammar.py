@@ -65,14 +65,12 @@ class Grammar:
         self.preterminals = sorted(children - set(nonterminals))
         numbers = {name: i for i, name in enumerate([*nonterminals, *self.preterminals])}
         self._size = len(nonterminals)
-        self._parent, self._left, self._right = np.array(
-            [[numbers[name] for name in rule] for rule in rules]
-        ).T
+        of_rules = [list(map(numbers.__getitem__, rule)) for rule in rules]
+        self._parent, self._left, self._right = np.array(of_rules).T
         self._probs = np.array(list(rules.values()))
-        self._by_kind = {
-            (left, right): self._select(left, right, len(numbers))
-            for left, right in product((False, True), repeat=2)
-        }
+        self._by_kind = {}
+        for left, right in product((False, True), repeat=2):
+            self._by_kind[left, right] = self._select(left, right, len(numbers))
         self.of_length = self._lengths(len(numbers))
         self.total = float(self.of_length[shortest:, 0].sum())
         self._corners = self._left_corners(len(numbers))

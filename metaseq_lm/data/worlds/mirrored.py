@@ -30,12 +30,10 @@ from metaseq_lm.data.worlds.quad import (
     DEPTH,
     HALF,
     HEAD,
-    NUMBERS,
     STATE,
     TOPIC,
     Quad,
     QuadConfig,
-    in_documents,
     one_hot,
 )
 
@@ -89,7 +87,7 @@ class Mirrored(Quad):
         tokens[is_hidden] = self.symbols.index(_BLANK)
         labels[STATE] = np.where(is_hidden, labels[STATE], NO_LABEL)
         for name in (*_PHRASES, *_PAIRS, KIND):
-            certain = self._at_words(name, tokens, BOTH)
+            certain = self.at_words(name, tokens, BOTH)
             has_label = ~np.isnan(certain[..., 0])
             labels[name] = np.where(has_label, certain.argmax(axis=-1), NO_LABEL)
         for name, of_word in self.asked_later.items():
@@ -109,33 +107,26 @@ class Mirrored(Quad):
         if name in (TOPIC, HALF):
             return super().posterior(name, tokens)
         if name not in self.asked_later:
-            return self._at_words(name, tokens, sees)
+            return self.at_words(name, tokens, sees)
         of_word = self.asked_later[name]
-        at_words = self._at_words(of_word, tokens, BOTH)
+        at_words = self.at_words(of_word, tokens, BOTH)
         row, word, end = _asked_at_ends(~np.isnan(at_words[..., 0]), tokens, of_word == _LAST)
         posterior = np.full_like(at_words, np.nan)
         posterior[row, end] = self._prior(of_word) if sees == RIGHT else at_words[row, word]
         return posterior
 
-    def _at_words(self, name: str, tokens: np.ndarray, sees: str) -> np.ndarray:
-        """Return the probability of each class at the labelled words, (N, S, K), NaN elsewhere."""
-        _, clauses, starts = self.split(tokens)
-        flat = clauses.reshape(-1, self.width)
+    def at_words_of(self, name: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         if name in _PHRASES:
-            values = self._phrases(_PHRASES[name], flat, sees)
-        elif name in _PAIRS:
-            values = self._pairs(_PAIRS[name], flat, sees)
-        elif name == KIND:
-            values = self._round_pairs(flat, sees)
-        elif name == STATE:
-            values = self.chain.posteriors(flat, sees)
-            values[~self.chain.is_blank(flat)] = np.nan
-        elif name == DEPTH:
-            # Brackets that are open were opened before the word and are closed after it.
-            values = one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
-        else:
-            values = one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
-        return in_documents(values, starts, tokens.shape)
+            return self._phrases(_PHRASES[name], clauses, sees)
+        if name in _PAIRS:
+            return self._pairs(_PAIRS[name], clauses, sees)
+        if name == KIND:
+            return self._round_pairs(clauses, sees)
+        # Open brackets were opened before a word and are closed after it: each side tells DEPTH.
+        values = super().at_words_of(name, clauses, sees)
+        if name == STATE:
+            values[~self.chain.is_blank(clauses)] = np.nan
+        return values
 
     def _phrases(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         """Return the probability of a clause's number of phrases, (M, L, K).

@@ -47,8 +47,8 @@ from metaseq_lm.data.worlds.clauses import (
 )
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
-END = "."
-NUMBERS, NUMBER_ENDINGS = ("singular", "plural"), ("s", "p")
+_END = "."
+NUMBERS, _NUMBER_ENDINGS = ("singular", "plural"), ("s", "p")
 _ATTRACTOR, PLAIN, _COPY, _BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
 TOPIC, HALF, STATE, DEPTH, HEAD = "topic", "topic_half", "state", "depth", "head_number"
 
@@ -81,13 +81,13 @@ class Quad(World):
 
     def __init__(self, config: QuadConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        alphabet = Alphabet(END)
+        alphabet = Alphabet(_END)
         self.symbols = alphabet.words
         # The order of the blocks is that of the symbols' numbers.
         marks, prepositions = alphabet.block(["CP", "EQ"]), alphabet.block(["P1", "P2"])
         opening, closing = alphabet.block("([{"), alphabet.block(")]}")
-        nouns = alphabet.block(numbered("noun", config.nouns), NUMBER_ENDINGS)
-        verbs = alphabet.block(numbered("verb", config.verbs), NUMBER_ENDINGS)
+        nouns = alphabet.block(numbered("noun", config.nouns), _NUMBER_ENDINGS)
+        verbs = alphabet.block(numbered("verb", config.verbs), _NUMBER_ENDINGS)
         fillers = alphabet.block(numbered("fill", config.fillers))
         state_words = alphabet.block(numbered("state", config.state_words))
         names = alphabet.block(numbered("name", config.names))
@@ -264,15 +264,21 @@ class Quad(World):
                 return topics
             upper = topics @ self._half(np.arange(self.config.topics))
             return np.stack([1 - upper, upper], axis=-1)
+        return self.at_words(name, tokens, sees)
+
+    def at_words(self, name: str, tokens: np.ndarray, sees: str) -> np.ndarray:
+        """Return the probability of each class at the labelled words, (N, S, K), NaN elsewhere."""
         _, clauses, starts = self.split(tokens)
-        flat = clauses.reshape(-1, self.width)
+        values = self.at_words_of(name, clauses.reshape(-1, self.width), sees)
+        return _in_documents(values, starts, tokens.shape)
+
+    def at_words_of(self, name: str, clauses: np.ndarray, sees: str) -> np.ndarray:
+        """Return the same for clauses, (M, L, K)."""
         if name == STATE:
-            values = self.chain.posteriors(flat, sees)
-        elif name == DEPTH:
-            values = one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
-        else:
-            values = one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
-        return in_documents(values, starts, tokens.shape)
+            return self.chain.posteriors(clauses, sees)
+        if name == DEPTH:
+            return one_hot(self.brackets.filler_depths(clauses), len(self.label_sets[DEPTH]))
+        return one_hot(self.agreement.head_numbers(clauses), len(NUMBERS))
 
     # ---------------------------------------------------------------- minimal pairs
 
@@ -311,7 +317,7 @@ class Quad(World):
         }
 
 
-def in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return values of clauses, (N * C, L, K), at the words of their documents, (N, S, K).
 
     Args:

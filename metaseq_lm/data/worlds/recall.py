@@ -41,7 +41,7 @@ from metaseq_lm.data.worlds.base import (
 )
 from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, numbered, whole
 
-END, HIDDEN = ".", "?"
+_END, _HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
 _UNIT = 3  # tokens of a unit
 _COLOUR, _PAIR, _MATCH = "colour", "pair", "match"  # questions about a key
@@ -127,7 +127,7 @@ class Recall(World):
 
     def __init__(self, config: _RecallConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        alphabet = Alphabet(END, HIDDEN)
+        alphabet = Alphabet(_END, _HIDDEN)
         self.symbols = words = alphabet.words
         self.key_words = alphabet.block(numbered("key", config.keys))
         self.shown_words = tuple(
