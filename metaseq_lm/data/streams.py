@@ -90,7 +90,9 @@ class Shuffled:
         def permuted(epoch: int) -> np.ndarray:
             generator = random_streams.generator(seed, name, "epoch", epoch)
             order = generator.permutation(count)
-            return order if lengths is None else by_length(order, lengths, batch_size, generator)
+            if lengths is None:
+                return order
+            return by_length(order, lengths, batch_size, generator)
 
         whole = count // batch_size
 

@@ -65,11 +65,14 @@ def unknown_shares(folder: Path, most: int = _COUNTED_BYTES) -> dict[str, float 
 
 
 def _counted(folder: Path, files: list[Path]) -> float | None:
-    has_tokenizer = (folder / OPTIONS_FILE).is_file()
+    if not (folder / OPTIONS_FILE).is_file():
+        folder = folder.parent  # a set has the tokenizer of the corpus around it
     try:
-        unk = load_tokenizer(folder if has_tokenizer else folder.parent).vocabulary.unk
+        unk = load_tokenizer(folder).vocabulary.unk
         tokens = [IndexedDataset(path.with_suffix("")).tokens for path in files]
     except MetaseqError:  # doctor and the task report what is wrong with them
         return None
     total = sum(map(len, tokens))
-    return sum(count_unknown(values, unk) for values in tokens) / total if total else None
+    if not total:
+        return None
+    return sum(count_unknown(values, unk) for values in tokens) / total

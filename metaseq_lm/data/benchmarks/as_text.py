@@ -34,7 +34,9 @@ def marked(
     Returns the new text and the function that maps a character's old place to its new one. Equal
     spans are marked once, with `every` as often as they are given.
     """
-    borders: list[int] = sorted(chain.from_iterable(spans if every else set(spans)))
+    if not every:
+        spans = list(set(spans))
+    borders = sorted(chain.from_iterable(spans))
     pieces = [text[i:j] for i, j in zip([0, *borders], [*borders, len(text)])]
 
     def moved(position: int) -> int:

@@ -142,7 +142,9 @@ class MaskNoise:
         t = _diffusion_times(times, self.distribution)
         u = uniforms(subkeys(keys, "diffusion"), 0, candidates.shape[1])
         chosen = candidates & (u < (1 - LEAST_TIME) * t[:, None])
-        return chosen, np.ones(len(t)) if self.is_flat else 1 / t
+        if self.is_flat:
+            return chosen, np.ones(len(t))
+        return chosen, 1 / t
 
 
 def masked_by_count(

@@ -75,12 +75,10 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     # n and m, fails for samples of unequal size, because of rare symbols and the added one.
     rest = token_counts(train, len(vocabulary))[is_text] - chance
     value, usual = divergence(sample, rest), divergence(chance, rest)
-    return Likeness(
-        value,
-        value if tokens < FEWEST else usual,
-        _shared_tokens(train, other),
-        shared_passages(train, other, vocabulary),
-    )
+    if tokens < FEWEST:
+        usual = value  # too few to tell, so the shift is 0
+    passages = shared_passages(train, other, vocabulary)
+    return Likeness(value, usual, _shared_tokens(train, other), passages)
 
 
 def sample_size(train: IndexedDataset, other: IndexedDataset) -> int:

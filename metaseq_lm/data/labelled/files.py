@@ -151,8 +151,10 @@ class RowReader:
         null_cells = _NULL_CELLS if self._is_table and is_plain else set()
         for record in read_records:
             row = self._row(record, null_cells)
-            if row is not None:
-                yield from (row,) if self.expand is None else self.expand(row)
+            if row is not None and self.expand is not None:
+                yield from self.expand(row)
+            elif row is not None:
+                yield row
 
     def _resolve(self, names: tuple[str, ...], number: int) -> None:
         """Decide on the columns once, from the names of the header or first object."""

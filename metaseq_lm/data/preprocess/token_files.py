@@ -49,7 +49,8 @@ class _DatatroveFile:
                 "them with save_index=True"
             )
         ends = np.fromfile(index, "<u8").astype(np.int64)
-        size, total = path.stat().st_size, int(ends[-1]) if len(ends) else 0
+        size = path.stat().st_size
+        total = int(ends[-1]) if len(ends) else 0
         width = size // total if total else 2
         if width not in (2, 4) or size != width * total or (np.diff(ends, prepend=0) < 0).any():
             raise MetaseqError(
@@ -93,7 +94,8 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
                 f"{path}: no token files here; give NAME of NAME.bin and NAME.idx, NAME.ds, or a "
                 "folder of them"
             )
-        files += [p if p.suffix == ".ds" else p.with_suffix("") for p in inside]
+        for file in inside:
+            files.append(file if file.suffix == ".ds" else file.with_suffix(""))
     return files
 
 

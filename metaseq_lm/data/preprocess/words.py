@@ -239,9 +239,12 @@ class _WordsPipeline(SentencePipeline[list[str]]):
 
     def input_files(self) -> Iterable[Path]:
         options = self.options
-        splits = super().input_files() if self.request.splits or options.tokenizer_from else []
-        vectors = [options.word_vectors] if options.word_vectors else []
-        return [*splits, *options.tokenizer_corpus, *options.labelled_corpus, *vectors]
+        files = [*options.tokenizer_corpus, *options.labelled_corpus]
+        if options.word_vectors:
+            files.append(options.word_vectors)
+        if self.request.splits or options.tokenizer_from:
+            return [*super().input_files(), *files]
+        return files
 
     def check_file(self, path: Path) -> None:
         if path in self.options.labelled_corpus and signed_reader(self.request.text_file(path)):

@@ -145,7 +145,9 @@ def _collect_labelled(world: World, name: str, split: str, count: int) -> Docume
         documents = world.sample_labelled(name, split, keys)
         check_documents(world, documents, len(keys))
         has_label = documents.labels[name] != NO_LABEL
-        return documents.select(has_label if has_label.ndim == 1 else has_label.any(axis=1))
+        if has_label.ndim > 1:  # labels of words
+            has_label = has_label.any(axis=1)
+        return documents.select(has_label)
 
     return _collect(world, f"{name} {split}", count, labelled)
 

@@ -415,7 +415,8 @@ def _values(column: Any, kind: Any) -> list[Any]:
         return [None if at is None else texts[at] for at in column.indices.to_pylist()]
     # This version of pyarrow may not convert nested types; invalid UTF-8 is an error then.
     with contextlib.suppress(pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid):
-        column = column if column.type == kind else column.cast(kind)
+        if column.type != kind:
+            column = column.cast(kind)
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError as error:

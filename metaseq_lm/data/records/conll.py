@@ -48,8 +48,11 @@ def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
             if text.startswith("#") or (is_bad and file.skips_bad):
                 continue
             fields = _conllu_fields(text, f"{file}:{number}")
-            if "-" in fields[ID] or "." in fields[ID]:
-                reading.counts["multi_word" if "-" in fields[ID] else "empty_nodes"] += 1
+            if "-" in fields[ID]:
+                reading.counts["multi_word"] += 1
+                continue
+            if "." in fields[ID]:
+                reading.counts["empty_nodes"] += 1
                 continue
             if fields[ID] != str(len(rows) + 1):
                 raise MetaseqError(

@@ -110,7 +110,7 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> _TableFormat
 
 def table_delimiter(file: TextFile, has_header: bool = True) -> str:
     """Return the character between the fields of a table, see `table_format`."""
-    line = file.first_lines[0] if file.first_lines else ""
+    line = next(iter(file.first_lines), "")
     if "\r" in line.rstrip("\r") and len(file.first_lines) == 1:
         raise MetaseqError(
             f"{file}: its lines end in CR alone; convert them, for example with "

@@ -177,9 +177,11 @@ class TextFile:
         # A line that is skipped if it is bad has to be known whole.
         for data, number, goes_on, ends in self._parts(in_pieces and not self.skips_bad):
             block = self._block(data, number, damage, ends)
-            if goes_on:
+            found_bad = block.bad
+            if goes_on:  # a line counts as bad once, at its first bad piece
                 block.after, block.bad = after, block.bad - bad
-            after, bad = block.texts[-1][-1:], block.bad | (bad if goes_on else set())
+                found_bad = block.bad | bad
+            after, bad = block.texts[-1][-1:], found_bad
             if damage is not None:
                 damage.lines += len(block.texts) - goes_on
             yield block

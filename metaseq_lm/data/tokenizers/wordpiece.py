@@ -185,7 +185,9 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     symbols = []
     for symbol in learnt:
         text = "".join(original.get(character, character) for character in symbol)
-        symbols.append(_INSIDE + text if symbol[0] in original else text)
+        if symbol[0] in original:
+            text = _INSIDE + text
+        symbols.append(text)
     return symbols
 
 

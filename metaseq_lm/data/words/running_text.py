@@ -82,12 +82,14 @@ class TextReader:
                 if words := text.split():
                     yield words
             return
-        for text in self._paragraphs() if self.paragraphs else self._lines():
+        texts = self._paragraphs() if self.paragraphs else self._lines()
+        for text in texts:
             words = words_of(text) if self.splitting == "raw" else text.split()
             yield from _sentences_of(words)
 
     def _lines(self) -> Iterator[str]:
-        for block in self.file.blocks() if self.blocks is None else self.blocks:
+        blocks = self.file.blocks() if self.blocks is None else self.blocks
+        for block in blocks:
             self.counts["lines"] += len(block.texts)
             self.counts["bad_utf8"] += len(block.bad)
             for at, text in enumerate(block.texts):

@@ -57,8 +57,8 @@ def missing_breaks(lengths: np.ndarray, form: str) -> str:
         form: "text", "tags" or "trees".
     """
     longest, count = int(lengths.max(initial=0)), len(lengths)
-    mean = lengths.mean() if count else 0
-    if longest <= _LONG_SENTENCE and mean <= (_LONG_SINGLE if count == 1 else _LONG_MEAN):
+    most = _LONG_SINGLE if count == 1 else _LONG_MEAN
+    if longest <= _LONG_SENTENCE and lengths.sum() <= most * count:
         return ""
     cause = "a blank line ends a sentence, and some seem to be missing"
     if form == TEXT:

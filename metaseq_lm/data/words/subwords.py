@@ -174,6 +174,6 @@ class TaggedRows:
             return [numbers(tag) for tag in bioes_tags(spans_of(names), len(names))]
         length = int(self.data.lengths[sentence])
         first = int(self.data.lengths[:sentence].sum())
-        chosen = iter(names)
-        targets = self.targets[first : first + length].tolist()
-        return [numbers(UNLABELLED if target < 0 else next(chosen)) for target in targets]
+        words = np.full(length, UNLABELLED, object)
+        words[self.targets[first : first + length] >= 0] = names
+        return list(map(numbers, words))

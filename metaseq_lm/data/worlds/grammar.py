@@ -85,15 +85,14 @@ class Grammar:
         size = self._size
         kinds = (self._left >= size) == left_is_word, (self._right >= size) == right_is_word
         rows = np.flatnonzero(kinds[0] & kinds[1])
-        left, right = (
-            side[rows] - size * is_word
-            for side, is_word in ((self._left, left_is_word), (self._right, right_is_word))
-        )
-        symbols = np.arange(max(size, n_symbols - size))[:, None]
         probs = (np.arange(size)[:, None] == self._parent[rows]) * self._probs[rows]
-        sizes = [n_symbols - size if is_word else size for is_word in (left_is_word, right_is_word)]
-        one_hot = [(symbols[:n] == child) * 1.0 for n, child in zip(sizes, (left, right))]
-        return _Rules(left, right, probs, *one_hot)
+        children, one_hot = [], []
+        for side, is_word in ((self._left, left_is_word), (self._right, right_is_word)):
+            child = side[rows] - size * is_word  # preterminals are numbered after nonterminals
+            symbols = np.arange(n_symbols - size if is_word else size)[:, None]
+            children.append(child)
+            one_hot.append((symbols == child) * 1.0)
+        return _Rules(children[0], children[1], probs, *one_hot)
 
     def _lengths(self, n_symbols: int) -> np.ndarray:
         lengths = np.zeros((self.longest + 1, n_symbols))
@@ -218,9 +217,8 @@ class Grammar:
                 parents = rules.probs.T @ spine[begin, i + 2 :]
                 spine[i, i + 2 :] += rules.to_right @ (parents * seen[rules.left])
                 rules = self._by_kind[i - begin == 1, True]
-                words[i] += rules.to_right @ (
-                    (rules.probs.T @ spine[begin, i + 1]) * seen[rules.left]
-                )
+                parents = rules.probs.T @ spine[begin, i + 1]
+                words[i] += rules.to_right @ (parents * seen[rules.left])
             for end in range(longest - 1, i, -1):
                 later = spine[i, end + 1 :].reshape(-1, batch)
                 if end == i + 1:

@@ -468,7 +468,9 @@ class Recall(World):
         for order in sorted(orders):
             # The tokens after the word show no colour or size that only tokens before it show.
             excluded = follows & (np.array(order) == _BEFORE)[:, None, None]
-            weights = ~(excluded[0] if word == _COLOUR else excluded.any(axis=0))
+            if word == _COLOUR:
+                excluded = excluded[:1]
+            weights = ~excluded.any(axis=0)
             total += (weights[..., None] * self._classes(word, values)).sum(axis=1)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
