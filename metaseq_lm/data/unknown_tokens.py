@@ -60,11 +60,11 @@ def unknown_shares(folder: Path, most: int = _COUNTED_BYTES) -> dict[str, float 
     for split in [split for split, share in shares.items() if share is None]:
         files = sorted(path for p in patterns for path in folder.glob(f"{p.format(split)}.bin"))
         if files and sum(path.stat().st_size for path in files) <= most:
-            shares[split] = _counted(folder, files)
+            shares[split] = _count_share(folder, files)
     return shares
 
 
-def _counted(folder: Path, files: list[Path]) -> float | None:
+def _count_share(folder: Path, files: list[Path]) -> float | None:
     if not (folder / OPTIONS_FILE).is_file():
         folder = folder.parent  # a set has the tokenizer of the corpus around it
     try:

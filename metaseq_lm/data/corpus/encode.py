@@ -70,7 +70,7 @@ def _encode_with_words(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the results of `_encode_documents`, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
-    groups = [tokenizer.encode_with_words(group) for group in _groups(parts)]
+    groups = [tokenizer.encode_with_words(group) for group in _cut_into_groups(parts)]
     values, sizes, words = groups[0]
     if len(groups) > 1:
         values, sizes, words = map(np.concatenate, zip(*groups))
@@ -84,7 +84,7 @@ def _encode_with_words(
     return values, _sizes_of_documents(documents, sizes), words
 
 
-def _groups(parts: list[str]) -> list[list[str]]:
+def _cut_into_groups(parts: list[str]) -> list[list[str]]:
     """Divide the parts of long lines, because the library's tokens take much memory."""
     size = sum(map(len, parts))
     if size <= 2 * BLOCK:
@@ -164,7 +164,7 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _work(block: Block, skips_bad: bool) -> Encoded:
+def _encode_in_worker(block: Block, skips_bad: bool) -> Encoded:
     assert _worker is not None
     return encode_block(_worker, block, skips_bad)
 
@@ -187,7 +187,7 @@ def encode_blocks(
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:
-            waiting.append(pool.submit(_work, block, skips_bad))
+            waiting.append(pool.submit(_encode_in_worker, block, skips_bad))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:

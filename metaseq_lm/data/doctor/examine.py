@@ -101,7 +101,7 @@ def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding
         yield from _tokenizer(subject)
     elif not set_folders or token_files(folder) or not all(map(_stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
-        yield from _run(subject, CORPUS)
+        yield from _run_checks(subject, CORPUS)
     # A set that lost its manifest is also reported.
     without = [path for path in folder.iterdir() if path.is_dir() and token_files(path)]
     for set_folder in sorted({*set_folders, *without}):
@@ -122,13 +122,13 @@ def _examine_set(subject: Subject) -> Iterator[Finding]:
     except MetaseqError as error:
         yield Finding(ERROR, str(error))
         return
-    yield from _run(subject, "")
+    yield from _run_checks(subject, "")
     # Without its files, every reader of a set would repeat the error; a corpus is read as it is.
     if subject.manifest.kind == CORPUS or not check_sizes(subject.folder):
-        yield from _run(subject, subject.manifest.kind)
+        yield from _run_checks(subject, subject.manifest.kind)
 
 
-def _run(subject: Subject, kind: str) -> Iterator[Finding]:
+def _run_checks(subject: Subject, kind: str) -> Iterator[Finding]:
     for run in checks_of(kind):
         yield from run(subject)
 
@@ -255,14 +255,14 @@ def _splits(subject: Subject) -> Iterator[Finding]:
     messages: list[str] = []
     for name in sorted(names, key=lambda name: (name != "train", name)):
         try:
-            subject.sets[name] = _open(subject, name)
+            subject.sets[name] = _open_split(subject, name)
         except MetaseqError as error:
             if str(error) not in messages:
                 messages.append(str(error))
                 yield Finding(ERROR, str(error))
 
 
-def _open(subject: Subject, split: str) -> Any:
+def _open_split(subject: Subject, split: str) -> Any:
     """Return a split; a damaged file of its rows is an error here, not at the end of a run."""
     folder, kind = subject.folder, subject.kind
     if kind in KINDS:
@@ -399,7 +399,7 @@ def _size(subject: Subject) -> Iterator[Finding]:
         if subject.kind == LABELLED:
             text = f"{len(data):,} rows; {_distribution(data.labels, data.label_names)}"
         elif subject.kind == IMAGES:
-            text = f"{len(data):,} images {_described(data.images.shape[1:])}; "
+            text = f"{len(data):,} images {_describe_shape(data.images.shape[1:])}; "
             text += _distribution(data.labels, data.label_names)
         elif subject.kind == SQUAD:
             text = f"{len(data):,} questions on {len(data.contexts):,} paragraphs; "
@@ -505,8 +505,9 @@ def _shapes(subject: Subject) -> Iterator[Finding]:
     for split, data in subject.sets.items():
         shape, first_shape = data.images.shape[1:], subject.sets[first].images.shape[1:]
         if shape != first_shape:
-            text = f"{split} has images {_described(shape)}, but {first} {_described(first_shape)}"
-            yield Finding(ERROR, f"{subject.folder}: {text}; make all of one size")
+            text = f"{split} has images {_describe_shape(shape)}"
+            text = f"{text}, but {first} {_describe_shape(first_shape)}; make all of one size"
+            yield Finding(ERROR, f"{subject.folder}: {text}")
 
 
 @check("answers", SQUAD)
@@ -597,7 +598,7 @@ def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return np.bincount(labels, minlength=len(names))
 
 
-def _described(shape: Sequence[int]) -> str:
+def _describe_shape(shape: Sequence[int]) -> str:
     """Return in words the shape (H, W, C) of images."""
     height, width, channels = shape
     return f"of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"

@@ -67,13 +67,12 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     """Return how a split compares with train; special symbols do not count."""
     is_text = ~np.isin(np.arange(len(vocabulary)), vocabulary.specials)
     tokens = sample_size(train, other)
-    sample, chance = (
-        token_counts(drawn(data, tokens), len(vocabulary))[is_text] for data in (other, train)
-    )
+    texts = _draw_tokens(other, tokens), _draw_tokens(train, tokens), train
+    sample, chance, whole = (token_counts(text, len(vocabulary))[is_text] for text in texts)
     # Not train itself, which contains the sample: the larger the sample, the less it would diverge,
     # and not at all if it is all of train. A formula, such as (V - 1) / 2 (1 / n + 1 / m) for sizes
     # n and m, fails for samples of unequal size, because of rare symbols and the added one.
-    rest = token_counts(train, len(vocabulary))[is_text] - chance
+    rest = whole - chance
     value, usual = divergence(sample, rest), divergence(chance, rest)
     if tokens < FEWEST:
         usual = value  # too few to tell, so the shift is 0
@@ -99,7 +98,7 @@ def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
     return counts
 
 
-def drawn(data: IndexedDataset, tokens: int) -> np.ndarray:
+def _draw_tokens(data: IndexedDataset, tokens: int) -> np.ndarray:
     """Return `tokens` tokens of documents in random order, the same each time.
 
     The last document is cut; there are fewer tokens only if the data have fewer.

@@ -33,11 +33,11 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
     is_present = find(distinct, _train_windows(train.tokens, values))
     # A token is covered if a window that it lies in is in train.
     hits = (is_present[np.searchsorted(distinct, block)] for block in hashes)
-    covered = sum(int(_dilated(hit).sum()) for hit in hits if hit.any())
+    covered = sum(int(_covered_tokens(hit).sum()) for hit in hits if hit.any())
     return covered / sum(map(len, blocks))
 
 
-def _dilated(hits: np.ndarray) -> np.ndarray:
+def _covered_tokens(hits: np.ndarray) -> np.ndarray:
     """Return which tokens lie in one of some windows, bool (n,), of windows (n - WINDOW + 1,)."""
     edges = np.zeros(len(hits) + WINDOW, np.int64)
     edges[: len(hits)] += hits

@@ -102,7 +102,7 @@ class SentenceRows:
         offset = np.where(column == 0, 1, 2 + n_tokens[:, :1])
         return np.stack([start + offset, end + offset], 2)
 
-    def _fill(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read_row(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return one row of each sample, tokens and segments (B, width)."""
         n_tokens = self.n_tokens[row][samples]
         columns = [self.data.inputs[column] for column in self.layouts[row]]
@@ -117,7 +117,7 @@ class SentenceRows:
         """
         lengths = self.row_lengths[samples]
         width = max(width, int(lengths.max()))
-        rows = [self._fill(row, samples, width) for row in range(len(self.layouts))]
+        rows = [self._read_row(row, samples, width) for row in range(len(self.layouts))]
         tokens, segments = zip(*rows)
         shape = (*lengths.shape, width) if self.choices else (len(samples), width)
         labels, spans = self.data.labels, self.spans

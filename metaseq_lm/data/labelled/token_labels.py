@@ -126,10 +126,10 @@ class TokenLabels:
         if not self.token_level:
             label = self.class_tokens[self.labels[self.sample[windows]]]
             return np.where(inside, label[:, None], -1)
-        answer = self._answers(windows, tokens.shape)
+        answer = self._is_answer(windows, tokens.shape)
         return np.where(inside, np.where(answer, tokens, self.vocabulary.sep), -1)
 
-    def _answers(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _is_answer(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Return which tokens of the rows belong to an answer, boolean (B, S)."""
         answers = np.zeros(shape, bool)
         assert self.data.places is not None

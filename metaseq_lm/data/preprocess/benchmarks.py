@@ -122,7 +122,9 @@ def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any
                 expand = _with_swapped
             columns = _columns(benchmark, split, file)
             required = not may_lack_labels(split)
-            return RowReader(file, columns, required, expand=_renamed(benchmark, expand))
+            return RowReader(
+                file, columns, required, expand=_with_official_labels(benchmark, expand)
+            )
         return _open_superglue(benchmark, options.as_text, file, not may_lack_labels(split))
 
     details: dict[str, Any] = {"doubled": is_doubled, "text_columns": list(benchmark.texts)}
@@ -269,7 +271,7 @@ def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
 
-def _renamed(benchmark: Benchmark, expand: _Expand | None) -> _Expand:
+def _with_official_labels(benchmark: Benchmark, expand: _Expand | None) -> _Expand:
     """Return `expand` for rows that get the labels of the official file."""
     words = hub_forms.label_words(benchmark)
 

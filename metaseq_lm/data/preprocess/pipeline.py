@@ -477,8 +477,8 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
         flags = []
         for item in selectors:
             flags.append(f"{flag_of(item.name)} {item.metadata.get('metavar', '')}".rstrip())
-        nouns = _joined([kinds[kind].NOUN for kind in owners], "and")
-        option, remedy = flag_of(name), _joined(flags, "or")
+        nouns = _enumerated([kinds[kind].NOUN for kind in owners], "and")
+        option, remedy = flag_of(name), _enumerated(flags, "or")
         if not selected:
             raise UsageError(f"{option} only applies to {nouns}; give {remedy} as well")
         if remedy:
@@ -488,7 +488,7 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
     return DATASET_KINDS.entries[chosen], _make_options(kinds[chosen], values)
 
 
-def _joined(words: list[str], conjunction: str) -> str:
+def _enumerated(words: list[str], conjunction: str) -> str:
     return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 

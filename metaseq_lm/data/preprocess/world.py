@@ -112,7 +112,7 @@ def rounded(content: Any) -> Any:
     return float(f"{content:.{_DIGITS}g}") if isinstance(content, float) else content
 
 
-def _collect(
+def _collect_documents(
     world: World, purpose: str, count: int, select: Callable[[np.ndarray], Documents]
 ) -> Documents:
     """Return the first `count` documents that `select` makes of keys (N,) of a purpose.
@@ -149,7 +149,7 @@ def _collect_labelled(world: World, name: str, split: str, count: int) -> Docume
             has_label = has_label.any(axis=1)
         return documents.select(has_label)
 
-    return _collect(world, f"{name} {split}", count, labelled)
+    return _collect_documents(world, f"{name} {split}", count, labelled)
 
 
 def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +159,7 @@ def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.
         good, bad = world.minimal_pairs(kind, keys)
         return Documents(good, {"bad": bad})
 
-    documents = _collect(world, f"pairs {kind}", count, pairs)
+    documents = _collect_documents(world, f"pairs {kind}", count, pairs)
     return documents.tokens, documents.labels["bad"]
 
 

@@ -144,12 +144,16 @@ def guess_encodings(sample: bytes) -> list[str]:
     candidates: dict[str, str] = {}
     for encoding in _WESTERN:
         text = _decoded(sample, encoding)
-        if text is not None and _borrows(text):
+        if text is not None and _has_borrowed_words(text):
             candidates.setdefault(text, encoding)
     for language in _LANGUAGES:
         for encoding in language.encodings:
             text = _decoded(sample, encoding)
-            if text is not None and text not in candidates and _fits(text, language, encoding):
+            if (
+                text is not None
+                and text not in candidates
+                and _is_plausible(text, language, encoding)
+            ):
                 candidates[text] = encoding
     return list(candidates.values())
 
@@ -164,7 +168,7 @@ def guess_seven_bits(head: bytes) -> str:
             return encoding
         # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
         text = _decoded(b" ".join(marks) if encoding == "hz" else head, encoding)
-        if text and any(_fits(text, language) for language in _LANGUAGES):
+        if text and any(_is_plausible(text, language) for language in _LANGUAGES):
             return encoding
     return ""
 
@@ -186,7 +190,7 @@ def _words(text: str) -> Iterator[str]:
             yield word
 
 
-def _fits(text: str, language: _Language, encoding: str = "") -> bool:
+def _is_plausible(text: str, language: _Language, encoding: str = "") -> bool:
     """Return whether text is of a language by its letters and where capitals stand."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
@@ -217,7 +221,7 @@ def _is_word(word: str, language: _Language) -> bool:
     return word[1:].islower() or word.isupper() or word.upper() == word.lower() or len(word) == 1
 
 
-def _borrows(text: str) -> bool:
+def _has_borrowed_words(text: str) -> bool:
     """Return whether text is ASCII except for signs and a few words of some Western language."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]

@@ -21,7 +21,7 @@ _LISTS = (
 _Object = tuple[int, dict[str, Any], bool]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of an object; ValueError if a name has two different values."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -31,7 +31,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_fields)
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:

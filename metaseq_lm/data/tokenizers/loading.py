@@ -104,7 +104,7 @@ def transformers_source(folder: Path) -> _Source:
     )
     if whole.is_file():
         model = whole.read_bytes()
-        kind = _kind(model)
+        kind = _guess_kind(model)
         if kind == "byte_bpe":
             return _Source(kind, whole, model)
         if kind == "unigram" and not pieces.is_file():
@@ -129,7 +129,7 @@ def transformers_source(folder: Path) -> _Source:
     )
 
 
-def _kind(model: bytes) -> str:
+def _guess_kind(model: bytes) -> str:
     """Return the kind of a `tokenizer.json`, in older files by fields that only one kind has."""
     try:
         content = json.loads(model)

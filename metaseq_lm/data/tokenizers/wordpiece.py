@@ -93,7 +93,7 @@ class WordPiece(PackedTokenizer):
         return cls(library)
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        encoding = self._library.encode(_valid(text), add_special_tokens=False)
+        encoding = self._library.encode(_without_lone_surrogates(text), add_special_tokens=False)
         offsets = encoding.offsets
         return encoding.ids, [start for start, _ in offsets], [end for _, end in offsets]
 
@@ -119,7 +119,9 @@ class WordPiece(PackedTokenizer):
         return values, sizes, words
 
     def _encode(self, text: str) -> bytes:
-        return self._packed(self._library.encode(_valid(text), add_special_tokens=False).ids)
+        return self._packed(
+            self._library.encode(_without_lone_surrogates(text), add_special_tokens=False).ids
+        )
 
     def join(self, symbols: Iterable[str]) -> str:
         """Return the words, as they were normalised, with a space between them."""
@@ -141,7 +143,7 @@ class WordPiece(PackedTokenizer):
             raise ValueError(f"its pieces do not begin with {_INSIDE} or its unknown is not {UNK}")
 
 
-def _valid(text: str) -> str:
+def _without_lone_surrogates(text: str) -> str:
     """Replace halves of surrogate pairs, which the library refuses, each by one character."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 

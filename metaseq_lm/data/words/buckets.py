@@ -72,7 +72,9 @@ class Bucketed:
         pieces = max(1, round(len(chosen) / chunk)) if chunk else 1
         if pieces > 1:
             random_streams.generator(seed, name, "pieces").shuffle(chosen)
-        self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
+        self._buckets = [
+            self._fill_buckets(part, per_batch) for part in np.array_split(chosen, pieces)
+        ]
         self._ends = np.cumsum(list(map(_count_batches, self._buckets)))
         self.per_epoch = int(self._ends[-1])
         # A number of sentences that no batch falls below in any epoch.
@@ -83,7 +85,7 @@ class Bucketed:
             self.smallest = min(self.smallest, max(1, fewest))
         # A cached method would keep the object alive; a cached closure does not.
         self._batches = lru_cache(maxsize=2)(
-            lambda epoch, piece: self._plan(
+            lambda epoch, piece: self._shuffle_batches(
                 self._buckets[piece], random_streams.generator(seed, name, "epoch", epoch, piece)
             )
         )
@@ -91,7 +93,7 @@ class Bucketed:
     def _weights(self, sentences: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(self._lengths[sentences].astype(np.float64)))
 
-    def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
+    def _fill_buckets(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
         bucket_numbers = np.searchsorted(self._begins, self._lengths[samples], side="right")
         buckets: list[np.ndarray] = []
@@ -110,7 +112,7 @@ class Bucketed:
         counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in buckets]
         return [(members, min(n, len(members))) for members, n in zip(buckets, counts)]
 
-    def _plan(
+    def _shuffle_batches(
         self, buckets: list[tuple[np.ndarray, int]], generator: np.random.Generator
     ) -> list[np.ndarray]:
         plan = []

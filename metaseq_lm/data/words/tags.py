@@ -136,7 +136,7 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
             elif prefix != OUTSIDE:
                 span_tag = span_tag or tag
         for scheme in fits:
-            fits[scheme] = fits[scheme] and _fault(parts, scheme) is None
+            fits[scheme] = fits[scheme] and _find_fault(parts, scheme) is None
     if word_tag and not span_tag:
         return "none"
     for scheme, good in fits.items():
@@ -154,7 +154,7 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
     )
 
 
-def _fault(parts: Sequence[tuple[str, str]], scheme: str) -> tuple[int, str] | None:
+def _find_fault(parts: Sequence[tuple[str, str]], scheme: str) -> tuple[int, str] | None:
     """Return the first word whose tag the scheme does not allow, and why, or None."""
     before = (OUTSIDE, "")
     for word, (prefix, kind) in enumerate(parts):
@@ -193,7 +193,7 @@ def read_spans(tags: Sequence[str], scheme: str) -> list[Span]:
     TagError with the word for a tag that the scheme does not allow.
     """
     parts = [split_tag(tag) for tag in tags]
-    fault = _fault(parts, scheme)
+    fault = _find_fault(parts, scheme)
     if fault is not None:
         raise TagError(*fault)
     spans: list[Span] = []

@@ -112,7 +112,7 @@ class Mirrored(Quad):
         at_words = self.at_words(of_word, tokens, BOTH)
         row, word, end = _asked_at_ends(~np.isnan(at_words[..., 0]), tokens, of_word == _LAST)
         posterior = np.full_like(at_words, np.nan)
-        posterior[row, end] = self._prior(of_word) if sees == RIGHT else at_words[row, word]
+        posterior[row, end] = self._class_prior(of_word) if sees == RIGHT else at_words[row, word]
         return posterior
 
     def at_words_of(self, name: str, clauses: np.ndarray, sees: str) -> np.ndarray:
@@ -171,7 +171,7 @@ class Mirrored(Quad):
             labels[row, counts.partners[row, closing]] = counts.inside[row, closing]
             unopened, height, side = self.config.pairs - counts.opened, counts.depths, LEFT
         if sees == side:
-            return _looked_up(_inside_probs(self.config.pairs), labels, unopened, height)
+            return _probs_at(_inside_probs(self.config.pairs), labels, unopened, height)
         return one_hot(labels, self.config.pairs)
 
     def _round_pairs(self, clauses: np.ndarray, sees: str) -> np.ndarray:
@@ -189,9 +189,9 @@ class Mirrored(Quad):
         if sees == RIGHT:
             seen, unseen = total - closing.cumsum(axis=1), counts.closed
         table = _kind_probs(brackets.pairs, brackets.opening.items)
-        return _looked_up(table, labels, seen, unseen)
+        return _probs_at(table, labels, seen, unseen)
 
-    def _prior(self, name: str) -> np.ndarray:
+    def _class_prior(self, name: str) -> np.ndarray:
         """Return the probability of each class, (K,), of the label that X_end asks for."""
         if name in _PHRASES:
             least = int(_PHRASES[name] == _AROUND and self.config.phrases > 0)
@@ -271,7 +271,7 @@ def _kind_probs(pairs: int, kinds: int) -> np.ndarray:
     return probs
 
 
-def _looked_up(
+def _probs_at(
     table: np.ndarray, labels: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
     """Return table[first, second], (M, L, K), where there is a label, NaN elsewhere."""

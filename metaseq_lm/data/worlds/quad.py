@@ -40,10 +40,10 @@ from metaseq_lm.data.worlds.clauses import (
     Copy,
     NumberAgreement,
     emission_probs,
+    integers_below,
     lexeme_probs,
     numbered,
     transition_probs,
-    whole,
 )
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
@@ -150,8 +150,8 @@ class Quad(World):
     def sample(self, keys: np.ndarray) -> Documents:
         config, count = self.config, len(keys)
         first = random_streams.uniforms(random_streams.subkeys(keys, "document"), 0, 65)
-        topics = whole(first[:, 0], config.topics)
-        kinds = whole(first[:, 1 : 1 + config.clauses], len(self.kinds))
+        topics = integers_below(first[:, 0], config.topics)
+        kinds = integers_below(first[:, 1 : 1 + config.clauses], len(self.kinds))
         shape = (count, config.clauses, self.width + 1)
         tokens = np.full(shape, NO_TOKEN)
         labels = {name: np.full(shape, NO_LABEL) for name in (STATE, DEPTH, HEAD)}
@@ -166,10 +166,10 @@ class Quad(World):
                 for name, values in labelled.items():
                     labels[name][rows, position, :-1] = values
         joined, flat = join_segments(tokens, **labels)
-        halves = self._half(topics)
+        halves = self._topic_halves(topics)
         return Documents(joined, {TOPIC: topics, HALF: halves, **flat})
 
-    def _half(self, topics: np.ndarray) -> np.ndarray:
+    def _topic_halves(self, topics: np.ndarray) -> np.ndarray:
         return np.asarray(2 * topics >= self.config.topics).astype(np.int64)
 
     def _sample_clauses(
@@ -262,7 +262,7 @@ class Quad(World):
             topics = normalised(self.topic_log_probs(tokens))
             if name == TOPIC:
                 return topics
-            upper = topics @ self._half(np.arange(self.config.topics))
+            upper = topics @ self._topic_halves(np.arange(self.config.topics))
             return np.stack([1 - upper, upper], axis=-1)
         return self.at_words(name, tokens, sees)
 

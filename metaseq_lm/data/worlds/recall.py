@@ -39,7 +39,7 @@ from metaseq_lm.data.worlds.base import (
     World,
     register_world,
 )
-from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, numbered, whole
+from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, integers_below, numbered
 
 _END, _HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
@@ -146,7 +146,7 @@ class Recall(World):
             random_streams.key("recall", seed, "facts"), np.arange(config.entities)
         )
         uniforms = random_streams.uniforms(keys, 0, config.attributes)
-        self.facts = whole(uniforms, config.fact_values)
+        self.facts = integers_below(uniforms, config.fact_values)
         classes = {
             _COLOUR: words[self.shown_words[0].first :][: config.values],
             _PAIR: ["low-low", "low-high", "high-low", "high-high"],
@@ -161,7 +161,7 @@ class Recall(World):
     # ---------------------------------------------------------------- documents
 
     def sample(self, keys: np.ndarray) -> Documents:
-        tokens = self._draw(keys)
+        tokens = self._draw_documents(keys)
         units = self.parse(tokens)
         return Documents(tokens, {name: self._labels(units, name) for name in self.label_sets})
 
@@ -171,7 +171,7 @@ class Recall(World):
         Facts are asked of other entities in each split (GROUPS), so that a probe cannot learn them
         from its own training set.
         """
-        tokens = self._draw(keys)
+        tokens = self._draw_documents(keys)
         units = self.parse(tokens)
         labels = self._labels(units, name)
         if name.startswith(_FACT):
@@ -180,15 +180,15 @@ class Recall(World):
             labels[rows[other], columns[other]] = NO_LABEL
         return Documents(tokens, {name: labels})
 
-    def _draw(self, keys: np.ndarray) -> np.ndarray:
+    def _draw_documents(self, keys: np.ndarray) -> np.ndarray:
         config, rows = self.config, np.arange(len(keys))[:, None]
         streams = [random_streams.subkeys(keys, name) for name in ("units", "bindings")]
         uniforms = random_streams.uniforms(streams[0], 0, 5 * config.sections * config.units)
         kind, item, first, second, again = np.moveaxis(uniforms.reshape(len(keys), -1, 5), 2, 0)
         bindings = random_streams.uniforms(streams[1], 0, 2 * config.keys)
-        bound = whole(bindings, config.values).reshape(len(keys), 2, config.keys)
+        bound = integers_below(bindings, config.values).reshape(len(keys), 2, config.keys)
         is_fact = kind < config.facts
-        drawn = whole(item, config.keys)
+        drawn = integers_below(item, config.keys)
         # A unit draws its key, or repeats the previous key of its section.
         is_first = self._keys_before(np.where(is_fact, NO_TOKEN, drawn)) == NO_TOKEN
         is_drawn = ~is_fact & (is_first | (again >= config.again))
@@ -201,7 +201,7 @@ class Recall(World):
             words.append(np.where(is_shown, symbols.token(bound[rows, slot, key]), _HIDDEN_TOKEN))
         entity = np.searchsorted(self.frequencies.cumsum(), item, side="right")
         entity = np.minimum(entity, config.entities - 1)  # sums of rounded numbers may miss 1
-        attribute = whole(first, config.attributes)
+        attribute = integers_below(first, config.attributes)
         fact = [
             self.entity_words.token(entity),
             self.attribute_words.token(attribute),
@@ -226,7 +226,7 @@ class Recall(World):
         """Return the next key after each unit of keys (N, U) in its section, or NO_TOKEN."""
         return self._keys_before(keys[:, ::-1])[:, ::-1]
 
-    def _steps(self, keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    def _transition_probs(self, keys: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Return the probability of keys given neighbouring keys; of a draw next to NO_TOKEN."""
         again, drawn = self.config.again, 1 / self.config.keys
         return np.where(others == NO_TOKEN, drawn, (1 - again) * drawn + again * (keys == others))
@@ -274,7 +274,7 @@ class Recall(World):
         good &= (~is_shown | (units.shown == units.of_key(units.bound))).all(axis=(0, 2))
         shown, hidden = is_shown.sum(axis=(0, 2)), (is_key & ~is_shown).sum(axis=(0, 2))
         of_facts = np.log(config.facts * self.frequencies / config.attributes)[units.entities]
-        steps = self._steps(units.keys, self._keys_before(units.keys))
+        steps = self._transition_probs(units.keys, self._keys_before(units.keys))
         of_keys = np.log((1 - config.facts) * steps)
         log_probs = np.where(is_key, of_keys, of_facts).sum(axis=1)
         log_probs += shown * np.log(config.shown) + hidden * np.log(1 - config.shown)
@@ -334,16 +334,18 @@ class Recall(World):
             fits = np.where(bound == NO_TOKEN, 1 / config.values, bound == shown[..., None])
             weights = np.where((shown == NO_TOKEN)[..., None], 1, fits).prod(axis=0)
             for others in (self._keys_before(units.keys), self._keys_after(units.keys)):
-                weights *= self._steps(np.arange(config.keys), others[rows, unit][:, None])
+                weights *= self._transition_probs(
+                    np.arange(config.keys), others[rows, unit][:, None]
+                )
             probs[:, self.key_words.first :][:, : config.keys] = weights
             return np.asarray(probs / weights.sum(axis=1, keepdims=True))
         probs[:, _HIDDEN_TOKEN] = 1 - config.shown
-        values = self._certain(bound[offset - 1, count, key])
+        values = self._value_probs(bound[offset - 1, count, key])
         block = self.shown_words[offset - 1]
         probs[:, block.first : block.first + config.values] = config.shown * values
         return probs
 
-    def _certain(self, values: np.ndarray) -> np.ndarray:
+    def _value_probs(self, values: np.ndarray) -> np.ndarray:
         """Return probabilities of colours or sizes, (..., V), that are uniform for NO_TOKEN."""
         certain = np.eye(self.config.values)[values]
         return np.where((values == NO_TOKEN)[..., None], 1 / self.config.values, certain)
@@ -356,7 +358,7 @@ class Recall(World):
         """Return the units that a set might ask about, and the units that it labels, (N, U)."""
         if word == _FACT:
             is_fact = units.entities != NO_TOKEN
-            is_stated = self._stated(units.entities, units.attributes == 0)
+            is_stated = self._is_mentioned(units.entities, units.attributes == 0)
             stated = np.take_along_axis(is_stated, np.maximum(units.entities, 0), axis=1)
             return is_fact, is_fact & (units.attributes > 0) & ~stated
         is_hidden = (units.keys != NO_TOKEN) & (units.shown == NO_TOKEN)
@@ -366,7 +368,7 @@ class Recall(World):
         fits = ((colours == one) & (sizes == other)) | ((colours == other) & (sizes == one))
         return is_hidden.all(axis=0), fits
 
-    def _stated(self, entities: np.ndarray, of_units: np.ndarray) -> np.ndarray:
+    def _is_mentioned(self, entities: np.ndarray, of_units: np.ndarray) -> np.ndarray:
         """Return whether one of some units, all (N, U), is about an entity, (N, E)."""
         is_stated = np.zeros((len(of_units), self.config.entities), bool)
         row, unit = np.nonzero(of_units)
@@ -432,7 +434,7 @@ class Recall(World):
         if sees == RIGHT or (sees == LEFT and name not in self.asked_later):
             side = units.hidden_sides[:, row, unit]
             bound = np.where(side == (_BEFORE if sees == LEFT else _AFTER), bound, NO_TOKEN)
-        return self._classes(word, self._certain(bound))
+        return self._classes(word, self._value_probs(bound))
 
     def _classes(self, word: str, values: np.ndarray) -> np.ndarray:
         """Return class probabilities (..., C) from the probabilities of values, (2, ..., V)."""
@@ -457,12 +459,14 @@ class Recall(World):
         word, _, place = name.removesuffix(_LATER).partition("_")
         if word == _FACT:
             follows = np.arange(units.keys.shape[1]) >= ends[:, None]
-            stated = self._stated(units.entities[rows], follows & (units.attributes[rows] == 0))
+            stated = self._is_mentioned(
+                units.entities[rows], follows & (units.attributes[rows] == 0)
+            )
             weights = self._fact_weights()[sections] * ~stated
             weights /= weights.sum(axis=1, keepdims=True)
             return np.asarray(weights @ np.eye(config.fact_values)[self.facts[:, 0]])
         follows = units.last[:, rows] >= ends[:, None]
-        values = self._certain(np.where(follows, units.bound[:, rows], NO_TOKEN))
+        values = self._value_probs(np.where(follows, units.bound[:, rows], NO_TOKEN))
         total = np.zeros((len(rows), len(self.label_sets[name])))
         orders = {_PLACES[place], _PLACES[place][::-1]}
         for order in sorted(orders):
@@ -495,7 +499,7 @@ class Recall(World):
         One value is replaced. The bad document has probability 0: it contradicts a fact, or the
         only other units that show the value, which stand before it (recall_left) or after it.
         """
-        tokens = self._draw(keys)
+        tokens = self._draw_documents(keys)
         units, rows = self.parse(tokens), np.arange(len(keys))
         uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
         if kind == _FACTS:
@@ -506,14 +510,14 @@ class Recall(World):
             size, values = self.config.values, np.moveaxis(units.shown, 0, 2)
         flat = choices.reshape(len(keys), -1)
         counts = flat.sum(axis=1)
-        rank = whole(uniforms[:, 0], np.maximum(counts, 1))
+        rank = integers_below(uniforms[:, 0], np.maximum(counts, 1))
         chosen = (flat.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
         unit, slot = np.divmod(chosen, choices.shape[2])
         section, inside = np.divmod(unit, self.config.units)
         offset = 2 if kind == _FACTS else 1 + slot
         column = section * self.width + _UNIT * inside + offset
         value = values[rows, unit, slot]
-        other = (value + 1 + whole(uniforms[:, 1], size - 1)) % size
+        other = (value + 1 + integers_below(uniforms[:, 1], size - 1)) % size
         bad = tokens.copy()
         bad[rows, column] += other - value
         makes_one = counts > 0
