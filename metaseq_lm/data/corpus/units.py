@@ -94,6 +94,7 @@ def choose_words(
         fits = (sizes[at] > 0) & (used + sizes[at] <= counts)
         is_chosen[at] = fits
         used += np.where(fits, sizes[at], 0)
+        # Most rows reach their number long before their last word.
         if (used == counts).all():
             break
     return np.asarray(is_chosen[rows, word])
@@ -125,6 +126,7 @@ def choose_spans(
         left = counts - is_chosen.sum(1)
         if not left.any():
             break
+        # Numbers of its own for each span, whatever other rows of the batch still need.
         uniform = uniforms(keys, 2 * span, 2)
         free = (candidates if by_tokens else starts) & ~is_chosen
         rank = (uniform[:, 0] * free.sum(1)).astype(np.int64)

@@ -76,6 +76,7 @@ class TokenLabels:
                 "SuperGLUE"
             )
         self.token_level = data.form == "tokens"  # the answer is tokens of the text, not a class
+        # The label tokens of further classes must not count as predictions.
         self.class_tokens = self.class_tokens[: len(self.data.label_names)]
         self.labels = self.data.labels
         sizes = np.stack([column.sizes for column in self.data.inputs], 1)

@@ -105,6 +105,7 @@ def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any
     target = request.inside(options.labelled or benchmark.task)
     if options.source is not None:
         files = _official_files(benchmark, options.source)
+        # Files that are named take the place of those of the folder.
         target = replace(target, splits={**files, **request.splits})
     elif not request.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
@@ -266,6 +267,7 @@ def _holds_records(path: Path) -> bool:
     return format_suffix(path) in _RECORD_SUFFIXES
 
 
+# ELECTRA's fine-tuning doubles the train rows of these tasks so.
 def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
     yield row
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})

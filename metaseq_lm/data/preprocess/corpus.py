@@ -230,6 +230,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             paths, split = text_files(options.tokenizer_corpus), ""
             if not paths:
                 paths, split = train, TRAIN
+            # For train these are its own lines: held-out documents must not shape the tokenizer.
             files = [(request.text_file(path), self._blocks(path, split)) for path in paths]
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
@@ -273,6 +274,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
                 words.extend(part.words)
                 if blank_ends:
                     writer.end_documents(np.asarray(part.breaks, np.int64) + before)
+                # If the disk gets full, it tells how much space the rest needs.
                 writer.fraction = fraction
             counts.documents = writer.documents
         self.note(split, counts, frequencies)

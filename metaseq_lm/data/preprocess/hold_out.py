@@ -61,6 +61,7 @@ class HoldOut:
             size = int(self.size)
         if size >= count:
             raise UsageError(f"--hold-out {self.size}: train has {count} {unit}")
+        # One order for all sizes: a larger share holds out the documents of a smaller one, too.
         order = random_streams.generator(self.seed, "hold out").permutation(count)
         held = np.zeros(count, bool)
         held[order[:size]] = True

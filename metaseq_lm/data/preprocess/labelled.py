@@ -337,7 +337,9 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         first = self.form.first
         if first is None:
             last, counted = len(names), sorted(seen - {-1})
+            # Labels up to the number of names, without 0, count from 1.
             first = int(last in seen and 0 not in seen)
+            # Numbers that fit either way of counting leave a doubt, which a wrong guess would hide.
             other = int(bool(counted) and 0 < counted[0] <= counted[-1] < last)
             if seen == {-1, 1} and last == 2:
                 raise UsageError(
@@ -506,6 +508,7 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             span_writer = append_facts = None
             unk = self.tokenizer.vocabulary.unk
             for rows, columns, spans in encoded:
+                # The first rows tell how many columns there are, and whether rows have facts.
                 if not writers:
                     for i in range(len(columns)):
                         name, dtype = f"{split.name}.input{i}", self.tokenizer.dtype
@@ -546,6 +549,7 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         if self._multi_label and not self._classes:
             raise MetaseqError(f"{self.request.destdir}: no row of the train split has a label")
         count = n_columns[splits[0].name]
+        # Only after all rows is it known whether each row of a split has a label.
         for split in splits:
             self._write_labels(split)
         save_tokenizer(self.tokenizer, self.request.destdir.parent)

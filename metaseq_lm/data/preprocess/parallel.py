@@ -121,6 +121,7 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             for pair in self._pairs[TRAIN]:
                 file = self.request.text_file(pair[column])
                 blocks = file.blocks()
+                # Text that is held out must not shape the vocabulary.
                 if self._held is not None:
                     blocks = self._held.part(pair[column], blocks, False)
                 files.append((file, blocks))

@@ -265,6 +265,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         raise UsageError(f"--workers {request.workers}: at least 1")
     if request.hold_out is not None and not pipeline.holds_out:
         raise UsageError(f"--hold-out does not apply to {pipeline.kind} data")
+    # All files before any work: the last of many may be the damaged one.
     for path in pipeline.input_files():
         pipeline.check_file(path)
     shares: dict[str, float | None] = {}
@@ -296,6 +297,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     # A league makes sets for its probes, which are not trained on.
     if request.command and pipeline.holds_out and not manifest.has_valid:
         show_progress(f"no valid split, which training needs: {VALID_REMEDY}")
+    # They open the tokenizer of the folder, which is published now.
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest

@@ -45,6 +45,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
         if self.request.hold_out is not None:
             files = map(self.request.text_file, self.request.splits[TRAIN])
             readers = chain.from_iterable(SquadReader(file, self.version) for file in files)
+            # All questions on a context go to one side, or valid would be about texts of train.
             contexts = list(dict.fromkeys(hash(paragraph.context) for paragraph in readers))
             held = self.request.hold_out.choose(len(contexts), "contexts")
             self._held = set(compress(contexts, held))
@@ -87,6 +88,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
                 for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
             ]
             append_row = self.open_text(stack, split, f"{split.name}.{ROWS}")
+            # The characters of each token, because answers are cut out of the context.
             *context_writers, question_writer, span_writer = writers
             for paragraph, context, questions in encoded:
                 for writer, values in zip(context_writers, context):

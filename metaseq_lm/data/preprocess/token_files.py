@@ -179,6 +179,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
             first = 0
             while first < len(sizes):
                 last = int(np.searchsorted(offsets, offsets[first] + _CHUNK, side="right")) - 1
+                # A sequence of more tokens is copied whole.
                 last = max(last, first + 1)
                 values = np.asarray(data.tokens[offsets[first] : offsets[last]])
                 self._check(data, values)
@@ -228,6 +229,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
     def write(self, split: Split, encoded: Iterator[_Piece]) -> None:
         frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
         files = list(map(_open_token_file, split.sources))
+        # Where each sequence is a document, no ends are stored.
         documents = any(len(data.documents) != len(data) + 1 for data in files)
         prefix, total = self.folder / split.name, 0
         with contextlib.ExitStack() as stack:

@@ -325,6 +325,7 @@ class TagsPipeline(_WordSetPipeline):
                 f"{first}: each tag is '{_UNKNOWN_FIELD}'; choose another column with --tag-column"
             )
         if self.scheme != "none":
+            # Schemes are told apart by their prefixes, so the spelling comes first.
             self._respell(standard_tags(counts))
         if self.scheme == "auto":
             try:

@@ -304,6 +304,7 @@ class _WordsPipeline(SentencePipeline[list[str]]):
             words = [*SPECIAL_WORDS, *words]
         else:
             frequent = set(words)
+            # A file of vectors may hold millions of words, so only those of the text are kept.
             needed = frequent if options.word_places == "text" else None
             vectors = read_vectors(open_file(options.word_vectors), needed)
             words = [*SPECIAL_WORDS, *words, *(word for word in vectors if word not in frequent)]

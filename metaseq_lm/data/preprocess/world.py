@@ -174,6 +174,7 @@ class _WorldPipeline(TokenPipeline[Documents, Documents]):
             raise UsageError(f"a world makes its own text; leave out {flags} and --split")
         self.options = options
         self.world = build_world(options.world, options.world_seed, options.world_options)
+        # What a killed command has written is replaced without being asked.
         if self._was_cut_short():
             self.request = replace(self.request, overwrite=True)
         self._samples: dict[str, Documents] = {}
@@ -254,6 +255,7 @@ class _WorldPipeline(TokenPipeline[Documents, Documents]):
                 size, n = len(documents), len(values)
                 counts.add(Counts(lines=size, sequences=size, documents=size, words=n, tokens=n))
                 frequencies += np.bincount(values, minlength=len(frequencies))
+                # The first documents serve for the baselines in world.json.
                 if len(seen) * _BATCH < _COUNTED:
                     seen.append(Documents(documents.tokens))
         self._samples[split.name] = Documents(np.concatenate([d.tokens for d in seen])[:_COUNTED])

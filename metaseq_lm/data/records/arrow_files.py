@@ -110,6 +110,7 @@ def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[t
         opened = pyarrow.ipc.open_file(raw)
         batches = map(opened.get_batch, range(opened.num_record_batches))
     else:
+        # pyarrow takes a stream that is cut off between two messages for a whole one.
         raw.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if raw.read() != _END_OF_STREAM:
             raise OSError("it has no end mark")
@@ -157,6 +158,7 @@ def _parquet_batches(raw: IO[bytes], where: str, column: str | None) -> Iterator
             if chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page and not is_map:
                 dictionaries.add(path)
         counts.append(max(1, min(ROWS, LONGEST // bytes_of_row)))
+    # With pre_buffer pyarrow would read the columns of a whole row group ahead.
     file = pyarrow.parquet.ParquetFile(
         raw, read_dictionary=sorted(dictionaries), pre_buffer=False, buffer_size=1 << 20
     )

@@ -223,6 +223,7 @@ class TextFile:
         """Return the block of some lines, of which `number` is the first."""
         bad: set[int] = set()
         try:
+            # Nearly all blocks are valid, and to decode line by line is slow.
             text = data.decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError:
             texts = []

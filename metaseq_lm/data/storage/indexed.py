@@ -409,6 +409,7 @@ class IndexedWriter:
         with open(self._temporary[1], "xb") as file:
             file.write(MAGIC + struct.pack("<QBQQ", _VERSION, self._code, count, documents + 1))
             file.write(sizes.astype("<i4").data if count else b"")
+            # In pieces, because a corpus may have very many sequences.
             offset = 0
             for first in range(0, count, CHUNK):
                 part = sizes[first : first + CHUNK].astype(np.int64) * self.dtype.itemsize

@@ -94,6 +94,7 @@ class Manifest:
             actual = _checksum(content)
         except (ValueError, KeyError, RecursionError) as error:
             raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
+        # Before the checksum, which another version may compute in another way.
         if version != _FORMAT:
             shown = repr(version)[:20]
             raise MetaseqError(f"{path}: format {shown}; this program reads format {_FORMAT}")

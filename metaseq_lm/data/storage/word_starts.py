@@ -36,6 +36,7 @@ class WordStarts:
         size = path.stat().st_size
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
+        # A file that is cut off in its header has a wrong magic rather than no header.
         magic, version, count, extra = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
         if magic != _MAGIC or version != _VERSION:
             raise MetaseqError(

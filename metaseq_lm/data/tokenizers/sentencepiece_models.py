@@ -77,6 +77,7 @@ class SentencePiece(Tokenizer):
                 pad_piece=PAD,
                 unk_id=len(specials) - 1,
                 unk_piece=UNK,
+                # Tasks put special symbols around texts themselves.
                 bos_id=-1,
                 eos_id=-1,
                 control_symbols=specials[1:-1],

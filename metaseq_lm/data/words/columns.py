@@ -112,6 +112,7 @@ class ColumnReader(SentenceReader):
         if words[0].lower() in _WORD_NAMES and labels[0].lower() in _LABEL_NAMES:
             self.counts["header"] += 1
             lines = record.lines[1:]
+            # The names of the columns stand at the top of the first sentence.
             sentence = replace(sentence, lines=lines, words=words[1:], labels=labels[1:])
         if sentence.words:
             self._check_words(sentence, len(columns))

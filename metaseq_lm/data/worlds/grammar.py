@@ -145,6 +145,7 @@ class Grammar:
             chosen = draws.draw(symbol * (self.longest + 1) + width, uniforms[rows, step])
             rule, split = choices[chosen].T
             for nodes in (
+                # The left child is on top of the stack, so that nodes are drawn from left to right.
                 np.stack([self._right[rule], begin + split, width - split], axis=1),
                 np.stack([self._left[rule], begin, split], axis=1),
             ):

@@ -160,6 +160,7 @@ class Quad(World):
                 random_streams.subkeys(keys, f"clause {position}"), 0, UNIFORMS
             )
             for number in range(len(self.kinds)):
+                # Rows have uniform numbers of their own, so this order does not change a document.
                 rows = np.flatnonzero(kinds[:, position] == number)
                 clauses, labelled = self._sample_clauses(number, topics[rows], uniforms[rows])
                 tokens[rows, position, :-1] = clauses
