@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spell
 from metaseq_lm.data.records.literals import read_literal
 from metaseq_lm.data.records.reading import reader_name, records
 from metaseq_lm.data.records.record import QUOTING, TABLE, TEXT, Reading, Record, label_word
-from metaseq_lm.data.records.text_files import BOM, STANDARD_INPUT, TextFile, decode
+from metaseq_lm.data.records.text_files import STANDARD_INPUT, TextFile
 
 NO_COLUMN = "\0"  # the label column of a file that is read for its texts alone
 # A missing value in a table, as pandas and the library datasets read it.
@@ -123,12 +122,12 @@ class RowReader:
     expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
     label_file: TextFile | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    text_columns: tuple[str, ...] | None = None
-    label_columns: tuple[str, ...] = ()
-    labelled: bool = True
     remarks: list[str] = field(default_factory=list)
-    _seen: set[int] = field(default_factory=set)
-    _is_table: bool = False
+    text_columns: tuple[str, ...] | None = field(default=None, init=False)
+    label_columns: tuple[str, ...] = field(default=(), init=False)
+    labelled: bool = field(default=True, init=False)
+    _seen: set[int] = field(default_factory=set, init=False)
+    _is_table: bool = field(default=False, init=False)
 
     def __iter__(self) -> Iterator[LabelledRow]:
         columns = self.columns
@@ -335,18 +334,10 @@ class SourceSentence:
 
 def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     """Yield (place, text, held bad UTF-8) for each line of a file or of standard input."""
-    if source != STANDARD_INPUT:
-        for number, text, bad in TextFile(Path(source), policy).lines():
-            yield f"{source}:{number}", text, bad
-        return
-    number = 0
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        if number == 1:
-            line = line.removeprefix(BOM)
-        location = f"standard input:{number}"
-        yield location, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), location, policy)
-    if not number:
-        raise MetaseqError("standard input: is empty (0 bytes)")
+    file = TextFile(Path(source), policy)
+    name = str(file) if source == STANDARD_INPUT else source
+    for number, text, bad in file.lines():
+        yield f"{name}:{number}", text, bad
 
 
 def read_sentences(source: str, policy: str) -> tuple[list[SourceSentence], int]:
