@@ -75,6 +75,7 @@ def _record(record: Record) -> Iterator[Example]:
     passage = record.record("passage")
     text = passage.text("text")
     spans = [inclusive(entity, text) for entity in passage.records("entities")]
+    # An entity that is named twice is one candidate.
     entities = dict.fromkeys(text[start:end] for start, end in spans)
     for _, query, facts in record_queries(record):
         answers = facts.get("answers")

@@ -143,6 +143,7 @@ class Pairs:
         """
         documents = len(self._documents) - 1
         document = (draws[:, 0] * (documents - 1)).astype(np.int64)
+        # Numbers from the own document on are one higher, so that it is never drawn.
         document += document >= self._document[samples]
         first, behind = self._documents[document], self._documents[document + 1]
         sentence = first + (draws[:, 1] * (behind - first)).astype(np.int64)

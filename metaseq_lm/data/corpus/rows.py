@@ -140,6 +140,7 @@ def shuffle_tokens(rows: np.ndarray, vocabulary: Vocabulary, keys: np.ndarray) -
     """
     is_text = ~np.isin(rows, list(vocabulary.unwritten), kind="table")
     draws = random_streams.words(keys, 0, rows.shape[1])
+    # Special tokens come last in the order, behind all of the text.
     draws[~is_text] = np.iinfo(np.uint64).max
     order = np.argsort(draws, axis=1, kind="stable")
     first = np.arange(rows.shape[1]) < is_text.sum(1)[:, None]

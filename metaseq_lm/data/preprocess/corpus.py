@@ -106,6 +106,7 @@ class TokenPipeline(Pipeline[Record, Written]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         if self.train_frequencies is not None:
+            # Masking by rarity needs the counts of train, whatever the tokenizer learnt from.
             symbols, counts = self.tokenizer.vocabulary.symbols, self.train_frequencies.tolist()
             self.tokenizer.vocabulary = Vocabulary(symbols, counts)
         self.shared_files = self.tokenizer.save(self.folder)

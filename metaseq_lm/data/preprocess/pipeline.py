@@ -87,6 +87,7 @@ class Request:
 
     def text_file(self, path: Path) -> TextFile:
         """Return a file, to be read as the request says; one object for each path."""
+        # What is found out about a file, such as its kind or its damage, stays with the object.
         if path not in self.files:
             is_judged = self.on_bad_utf8 is not None
             policy = self.on_bad_utf8 or "replace"

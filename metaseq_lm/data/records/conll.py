@@ -187,6 +187,7 @@ class _Columns:
         tags = {tag for mark, tag in unshared if mark == first}
         where = next(places[key] for key in unshared if key[0] == first)
         self._opens_all = sentences > 1 and count >= _COMMENTED * sentences
+        # Last fields that no word has, each once, are names rather than tags.
         has_own_tags = first.startswith("#") and _FEWEST_COMMENTS <= count == len(tags)
         if self._opens_all or has_own_tags:
             self._comment = first

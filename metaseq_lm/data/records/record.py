@@ -79,6 +79,7 @@ class Record:
     def get(self, key: str, kind: type | None = None) -> Any:
         """Return a field, of type `kind` if that is given."""
         outer, point, inner = key.partition(".")
+        # A dot may be a part of a name, which comes before a field of an object.
         if key not in self.fields and point and type(self.fields.get(outer)) is dict:
             return self.record(outer).get(inner, kind)
         name = self.path(key)

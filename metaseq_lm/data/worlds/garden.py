@@ -117,6 +117,7 @@ def _rules() -> dict[tuple[str, str, str], float]:
 
     add("S", "S", "S", 1.5)
     for kind in "12":
+        # The word that a cue decides follows at once, or after material.
         add("S", f"open{kind}", f"late{kind}", _CLOSE, True)
         add("S", f"open{kind}", f"Rest{kind}", 1 - _CLOSE, True)
         add(f"Rest{kind}", f"Rest{kind}", f"tag{kind}", _TAGGED, True)
@@ -130,15 +131,18 @@ def _rules() -> dict[tuple[str, str, str], float]:
     for item, share in _INSERTED:
         add("NP", item, "noun", share * (1 - _LONGER), True)
         add("NP", item, "NP", share * _LONGER, True)
+    # A verb decides what a postposition attaches to; mirrored, a preposition.
     for noun, weight in (("noun", _CLOSE), ("NP", 1 - _CLOSE)):
         add("VP", "verb1", noun, weight, True)
         add("NPost", noun, "post2", weight, True)
+    # Both verbs together decide what a link between them attaches to.
     for kind, (link, weight) in product("12", (("link", _CLOSE), ("Link", 1 - _CLOSE))):
         add(f"VLink{kind}", f"verb{kind}", f"{link}1", weight)
         add(f"LinkV{kind}", f"{link}2", f"final{kind}", weight)
     add("NPost", "NPost", "tag2", _TAGGED * 1.5, True)
     add("S", "VP", "post1", 1, True)
     add("S", "verb2", "NPost", 1, True)
+    # Equal kinds on both sides make an inner word of kind 1, and attach a link to the first verb.
     for (left, right), weight in zip(product("12", repeat=2), _SIDES):
         kind = "1" if left == right else "2"
         add("S", f"open{left}", f"Frame{left}", 2 * weight)
