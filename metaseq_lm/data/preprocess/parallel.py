@@ -140,8 +140,10 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         """Draw from the pairs of train without an empty side."""
         lines: dict[Path, np.ndarray] = {}
         for pair in self._pairs[TRAIN]:
-            full = [all(text.strip() for _, text, _ in sides) for _, sides in self._lines(pair)]
-            lines |= dict.fromkeys(pair, np.array(full, bool))
+            is_full = []
+            for _, sides in self._lines(pair):
+                is_full.append(all(text.strip() for _, text, _ in sides))
+            lines |= dict.fromkeys(pair, np.array(is_full, bool))
         counts = [int(lines[source].sum()) for source, _ in self._pairs[TRAIN]]
         held = np.split(hold_out.choose(sum(counts), "pairs"), np.cumsum(counts)[:-1])
         for pair, part in zip(self._pairs[TRAIN], held):

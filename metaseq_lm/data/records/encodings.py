@@ -199,7 +199,7 @@ def _is_plausible(text: str, language: _Language, encoding: str = "") -> bool:
     good = [word for word in foreign if _is_word(word, language)]
     if 2 * sum(map(str.isupper, foreign)) > len(foreign):
         return False  # as text in KOI8-R looks in cp1251
-    letters = [c for word in foreign for c in word.lower() if not c.isascii()]
+    letters = [c for c in "".join(map(str.lower, foreign)) if not c.isascii()]
     frequent = sum(c in language.frequent for c in letters)
     return len(good) >= _FITTING * len(foreign) and frequent >= language.share * len(letters)
 
@@ -225,6 +225,9 @@ def _has_borrowed_words(text: str) -> bool:
     """Return whether text is ASCII except for signs and a few words of some Western language."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
-    good = [word for word in foreign if any(_is_word(word, one) for one in _WESTERN_LANGUAGES)]
-    is_rare = len(foreign) <= _FEW_WORDS * len(words)
-    return is_rare and len(good) >= _FITTING * len(foreign) and any(map(str.isascii, words))
+    if len(foreign) > _FEW_WORDS * len(words) or not any(map(str.isascii, words)):
+        return False
+    count = 0
+    for word in foreign:
+        count += any(_is_word(word, language) for language in _WESTERN_LANGUAGES)
+    return count >= _FITTING * len(foreign)

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
@@ -43,6 +42,7 @@ from metaseq_lm.data.worlds.base import (
     World,
     normalised,
     register_world,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.grammar import Categorical, Grammar
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
@@ -219,10 +219,10 @@ class Garden(World):
         self.symbols, self.blocks, self.probs = lexicon.symbols, lexicon.blocks, lexicon.probs
         self.longest = config.sentences * (config.longest + 1)
         self.asked_later = {name + _AT_END: name for name in SETS}
-        self._preterminals = {
-            name: [self.grammar.preterminals.index(f"{stem}{kind}") for kind in "12"]
-            for name, stem in SETS.items()
-        }
+        self._preterminals = {}
+        for name, stem in SETS.items():
+            kinds = f"{stem}1", f"{stem}2"
+            self._preterminals[name] = list(map(self.grammar.preterminals.index, kinds))
         senses, attachments = ("kind1", "kind2"), ("verb", "noun")
         classes = {name: senses if "sense" in name else attachments for name in SETS}
         classes["attachment_both"] = ("before", "behind")
@@ -239,9 +239,7 @@ class Garden(World):
         shape = (len(keys), config.sentences, longest + 1)
         leaves, tokens = np.full(shape, -1), np.full(shape, NO_TOKEN)
         for number in range(config.sentences):
-            uniforms = random_streams.uniforms(
-                random_streams.subkeys(keys, f"sentence {number}"), 0, 2 * longest
-            )
+            uniforms = uniforms_for(keys, f"sentence {number}", 2 * longest)
             none = np.zeros(len(keys), np.int64)
             widths = config.shortest + self._lengths.draw(none, uniforms[:, 0])
             leaves[:, number, :-1] = self.grammar.sample(widths, uniforms[:, 1:longest])
@@ -393,11 +391,8 @@ class Garden(World):
         return tokens[rows[is_pair]], bad[is_pair]
 
     def parameters(self) -> dict[str, Any]:
-        names = self.grammar.preterminals
-        return {
-            "rules": {" ".join(rule): p for rule, p in self.grammar.rules.items()},
-            "words": {
-                name: {word: p for word, p in zip(self.symbols, row) if p}
-                for name, row in zip(names, self.probs.tolist())
-            },
-        }
+        words = {}
+        for name, row in zip(self.grammar.preterminals, self.probs.tolist()):
+            words[name] = {word: p for word, p in zip(self.symbols, row) if p}
+        rules = {" ".join(rule): p for rule, p in self.grammar.rules.items()}
+        return {"rules": rules, "words": words}

@@ -15,7 +15,6 @@ from math import comb
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -24,6 +23,7 @@ from metaseq_lm.data.worlds.base import (
     RIGHT,
     Documents,
     register_world,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.clauses import Brackets
 from metaseq_lm.data.worlds.quad import (
@@ -81,8 +81,7 @@ class Mirrored(Quad):
     def sample(self, keys: np.ndarray) -> Documents:
         documents = super().sample(keys)
         tokens, labels = documents.tokens, dict(documents.labels)
-        streams = random_streams.subkeys(keys, "hidden")
-        is_hidden = random_streams.uniforms(streams, 0, tokens.shape[1]) < self.config.hidden
+        is_hidden = uniforms_for(keys, "hidden", tokens.shape[1]) < self.config.hidden
         is_hidden &= self.chain.words.contains(tokens)
         tokens[is_hidden] = self.symbols.index(_BLANK)
         labels[STATE] = np.where(is_hidden, labels[STATE], NO_LABEL)

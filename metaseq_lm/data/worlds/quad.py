@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -29,6 +28,8 @@ from metaseq_lm.data.worlds.base import (
     World,
     normalised,
     register_world,
+    seeded_uniforms,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.clauses import (
     PHRASES,
@@ -129,10 +130,7 @@ class Quad(World):
         return self.agreement, self.chain, self.copy, self.brackets
 
     def _constants(self, purpose: str, rows: int, columns: int) -> np.ndarray:
-        """Return uniform numbers (rows, columns) that depend on the world's seed."""
-        root = random_streams.key("quad", self.seed, purpose)
-        keys = random_streams.row_keys(root, np.arange(rows))
-        return random_streams.uniforms(keys, 0, columns)
+        return seeded_uniforms("quad", self.seed, purpose, shape=(rows, columns))
 
     def _lexemes(self) -> list[np.ndarray]:
         """Return the probabilities of nouns, verbs and fillers by topic, (Z, items) each."""
@@ -149,16 +147,14 @@ class Quad(World):
 
     def sample(self, keys: np.ndarray) -> Documents:
         config, count = self.config, len(keys)
-        first = random_streams.uniforms(random_streams.subkeys(keys, "document"), 0, 65)
+        first = uniforms_for(keys, "document", 65)
         topics = integers_below(first[:, 0], config.topics)
         kinds = integers_below(first[:, 1 : 1 + config.clauses], len(self.kinds))
         shape = (count, config.clauses, self.width + 1)
         tokens = np.full(shape, NO_TOKEN)
         labels = {name: np.full(shape, NO_LABEL) for name in (STATE, DEPTH, HEAD)}
         for position in range(config.clauses):
-            uniforms = random_streams.uniforms(
-                random_streams.subkeys(keys, f"clause {position}"), 0, UNIFORMS
-            )
+            uniforms = uniforms_for(keys, f"clause {position}", UNIFORMS)
             for number in range(len(self.kinds)):
                 # Rows have uniform numbers of their own, so this order does not change a document.
                 rows = np.flatnonzero(kinds[:, position] == number)
@@ -290,7 +286,7 @@ class Quad(World):
         """
         tokens = self.sample(keys).tokens
         _, clauses, starts = self.split(tokens)
-        uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
+        uniforms = uniforms_for(keys, f"pair {kind}", 2)
         flat = clauses.reshape(-1, self.width)
         repeated = np.repeat(uniforms, self.config.clauses, axis=0)
         if kind == _COPY:

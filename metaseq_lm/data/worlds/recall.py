@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -38,6 +37,8 @@ from metaseq_lm.data.worlds.base import (
     Documents,
     World,
     register_world,
+    seeded_uniforms,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, integers_below, numbered
 
@@ -142,10 +143,9 @@ class Recall(World):
         self.longest = config.sections * self.width
         weights = np.arange(1, config.entities + 1.0) ** -config.zipf
         self.frequencies = weights / weights.sum()
-        keys = random_streams.row_keys(
-            random_streams.key("recall", seed, "facts"), np.arange(config.entities)
+        uniforms = seeded_uniforms(
+            "recall", seed, "facts", shape=(config.entities, config.attributes)
         )
-        uniforms = random_streams.uniforms(keys, 0, config.attributes)
         self.facts = integers_below(uniforms, config.fact_values)
         classes = {
             _COLOUR: words[self.shown_words[0].first :][: config.values],
@@ -182,10 +182,9 @@ class Recall(World):
 
     def _draw_documents(self, keys: np.ndarray) -> np.ndarray:
         config, rows = self.config, np.arange(len(keys))[:, None]
-        streams = [random_streams.subkeys(keys, name) for name in ("units", "bindings")]
-        uniforms = random_streams.uniforms(streams[0], 0, 5 * config.sections * config.units)
+        uniforms = uniforms_for(keys, "units", 5 * config.sections * config.units)
         kind, item, first, second, again = np.moveaxis(uniforms.reshape(len(keys), -1, 5), 2, 0)
-        bindings = random_streams.uniforms(streams[1], 0, 2 * config.keys)
+        bindings = uniforms_for(keys, "bindings", 2 * config.keys)
         bound = integers_below(bindings, config.values).reshape(len(keys), 2, config.keys)
         is_fact = kind < config.facts
         drawn = integers_below(item, config.keys)
@@ -501,7 +500,7 @@ class Recall(World):
         """
         tokens = self._draw_documents(keys)
         units, rows = self.parse(tokens), np.arange(len(keys))
-        uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
+        uniforms = uniforms_for(keys, f"pair {kind}", 2)
         if kind == _FACTS:
             choices = (units.values != NO_TOKEN)[:, :, None]
             size, values = self.config.fact_values, units.values[:, :, None]
