@@ -106,10 +106,8 @@ def _align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, l
 
 
 def _last_phrase(words: list[Word]) -> list[Word]:
-    """Return the noun phrase at the end of `words`, empty if there is none of a fair length.
-
-    A hypothesis may begin with words of its own: "She saw that Janie" is about Janie.
-    """
+    """Return the noun phrase at the end of `words`, empty if there is none of a fair length."""
+    # A hypothesis may begin with words of its own: "She saw that Janie" is about Janie.
     for at in range(len(words) - 1, -1, -1):
         lower = words[at].lower
         is_inner = lower in _LINKS and 0 < at < len(words) - 1

@@ -105,10 +105,7 @@ def _is_inside(character: str) -> bool:
 
 
 def _join_words(words: np.ndarray) -> None:
-    """Remove the first word of a text from `words` (tokens,), the words that begin in each token.
-
-    It is the rest of a word that began in the previous text.
-    """
+    # The first word of the text is the rest of a word that began in the text before.
     words[np.flatnonzero(words)[:1]] -= 1
 
 

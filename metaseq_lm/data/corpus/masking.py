@@ -106,10 +106,8 @@ def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.n
 
 
 def _nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
-    """Return how many tokens "nearest" chooses in rows of `lengths`, int64 of the same shape.
-
-    Halves are rounded to even by numpy, as by TensorFlow and Python.
-    """
+    """Return how many tokens "nearest" chooses in rows of `lengths`, int64 of the same shape."""
+    # Halves are rounded to even by numpy, as by TensorFlow and Python.
     counts = np.rint(masking.rate * lengths).astype(np.int64)
     return np.maximum(1, np.minimum(counts, masking.most_chosen or counts))
 

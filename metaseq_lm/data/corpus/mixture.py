@@ -81,11 +81,8 @@ def divide_rows(weights: Sequence[float], key: int, rows: int) -> list[np.ndarra
 
 
 def _loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the weights of the losses of a batch, which sum to 1.
-
-    An objective without rows, in a batch of fewer rows than objectives, leaves its weight to the
-    others.
-    """
+    """Return the weights of the losses of a batch, which sum to 1."""
+    # With fewer rows than objectives, an objective without rows leaves its weight to the others.
     present = np.array([weight * bool(len(part)) for weight, part in zip(weights, parts)])
     return np.asarray(present / present.sum())
 

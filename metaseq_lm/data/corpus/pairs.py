@@ -137,10 +137,7 @@ class Pairs:
     def _elsewhere(
         self, samples: np.ndarray, sizes: np.ndarray, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a text of another document begins and ends in the token stream, (B,).
-
-        It has whole sentences, at least one, and `sizes` tokens unless its document ends before.
-        """
+        """Return where a text of another document begins and ends in the token stream, (B,)."""
         documents = len(self._documents) - 1
         document = (draws[:, 0] * (documents - 1)).astype(np.int64)
         # Numbers from the own document on are one higher, so that it is never drawn.
@@ -148,6 +145,7 @@ class Pairs:
         first, behind = self._documents[document], self._documents[document + 1]
         sentence = first + (draws[:, 1] * (behind - first)).astype(np.int64)
         start = self._starts[sentence]
+        # Whole sentences, at least one, of `sizes` tokens unless the document ends before.
         last = np.searchsorted(self._ends, start + np.maximum(sizes, 1))
         return start, self._ends[np.minimum(last, behind - 1)]
 

@@ -92,12 +92,10 @@ def draw_times(key: int, rows: int) -> np.ndarray:
 
 
 def _diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
-    """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1].
-
-    "bell" has the density 6 t (1 - t), Beta(2, 2), by its quantile function. Bell-shaped densities
-    are the idea of Hong et al. 2026; this one is our choice.
-    """
+    """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1]."""
     if distribution == BELL:
+        # The quantiles of Beta(2, 2), with density 6 t (1 - t). Bell-shaped densities are the idea
+        # of Hong et al. 2026; this one is our choice.
         times = 0.5 - np.sin(np.arcsin(1 - 2 * times) / 3)
     return LEAST_TIME + (1 - LEAST_TIME) * times
 

@@ -99,10 +99,7 @@ def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
 
 
 def _draw_tokens(data: IndexedDataset, tokens: int) -> np.ndarray:
-    """Return `tokens` tokens of documents in random order, the same each time.
-
-    The last document is cut; there are fewer tokens only if the data have fewer.
-    """
+    """Return `tokens` tokens, or all, of documents in random order, the same each time."""
     offsets = token_offsets(data, data.documents)
     order = np.random.default_rng(0).permutation(len(offsets) - 1)
     needed = int(np.searchsorted(np.cumsum(np.diff(offsets)[order]), tokens)) + 1

@@ -359,10 +359,8 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         return {str(number): name for number, name in enumerate(names, first)}
 
     def _held_out_records(self, hold_out: HoldOut) -> set[tuple[Path, int]]:
-        """Return file and line of records drawn from the labelled ones of train.
-
-        A record may be several rows, which stay together.
-        """
+        """Return file and line of records drawn from the labelled ones of train."""
+        # A record may be several rows, which stay together.
         records: dict[tuple[Path, int], None] = {}
         no_gold, skips_bad = self._no_gold(), self.request.on_bad_utf8 == "skip"
         for path in self.request.splits[TRAIN]:

@@ -139,16 +139,14 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
 
 
 def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int, int]:
-    """Return the first and the last token of the first gold answer, (-1, -1) if it has none.
-
-    These are the tokens that the characters of the answer touch, the shortest span that holds them.
-    """
+    """Return the first and the last token of the first gold answer, (-1, -1) if it has none."""
     if not question.answers:
         return -1, -1
     span = _find_answer(context, question.answers[0], question.start)
     if span is None:
         return -1, -1
     _, starts, ends = offsets
+    # The tokens that the characters of the answer touch: the shortest span that holds it.
     first = int(np.searchsorted(ends, span[0], side="right"))
     last = int(np.searchsorted(starts, span[1], side="left")) - 1
     return (first, last) if first <= last else (-1, -1)

@@ -108,10 +108,7 @@ class _TreebankOptions(_WordSetOptions):
 
 
 class _WordSetPipeline(SentencePipeline[Sentence]):
-    """Sentences with labels for each word.
-
-    All sentences are read first, because the classes depend on all splits.
-    """
+    """Sentences with labels for each word."""
 
     reads_records = holds_out = True
     # Rows with blanks between the columns can look like text; an object of lists can be one
@@ -166,6 +163,7 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return "\n".join([self.classes(), *self.warnings()])
 
     def prepare(self) -> dict[str, Any]:
+        # All sentences are read first, because the classes depend on all splits.
         self._read_all()
         if self.request.hold_out is not None:
             self._hold_out(self.request.hold_out)
@@ -404,11 +402,7 @@ class _TreesPipeline(_WordSetPipeline):
         return self.conllu_reader(file)
 
     def choose_labels(self) -> None:
-        """Take the relations of all sentences, root first.
-
-        MetaseqError with the place unless the words with head 0, and no others, have the relation
-        root.
-        """
+        """Take the relations of all sentences, root first."""
         relations = set()
         for sentence in self.all_sentences():
             assert sentence.heads is not None

@@ -115,11 +115,7 @@ def rounded(content: Any) -> Any:
 def _collect_documents(
     world: World, purpose: str, count: int, select: Callable[[np.ndarray], Documents]
 ) -> Documents:
-    """Return the first `count` documents that `select` makes of keys (N,) of a purpose.
-
-    Raises:
-        MetaseqError: None of many keys makes one.
-    """
+    """Return the first `count` documents that `select` makes of keys (N,) of a purpose."""
     batches, size, start = [], 0, 0
     while size < count:
         step = min(_BATCH, max(64, 2 * (count - size)))

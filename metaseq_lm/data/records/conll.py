@@ -103,14 +103,11 @@ def _column_records(file: TextFile, reading: Reading) -> Iterator[Record]:
 
 
 class _Columns:
-    """Tells the rows of a file from its comments, and divides them.
-
-    Tabs separate if each examined row has some, so that a word may contain blanks; else white space
-    does.
-    """
+    """Tells the rows of a file from its comments, and divides them."""
 
     def __init__(self, file: TextFile, reading: Reading) -> None:
         self.file, self._counts, self.remarks = file, reading.counts, reading.remarks
+        # Where tabs separate, a word may contain blanks.
         self._separator = separator(file.first_lines)
         self.width = 0  # columns of the first row
         self._comment = ""  # the first field of comments with as many columns as the rows

@@ -447,11 +447,9 @@ def format_suffix(path: Path) -> str:
 
 
 def _cut_point(line: bytes) -> int:
-    """Return where to cut a line longer than PIECE: before a word if possible.
-
-    It depends on the first PIECE + 1 bytes alone. Every tokenizer here starts a new token at a
-    single space in front of an ASCII character, so the ids are the same as for the uncut line.
-    """
+    """Return where to cut a line longer than PIECE, by its first PIECE + 1 bytes alone."""
+    # Every tokenizer here starts a new token at a single space in front of an ASCII character, so
+    # the ids are the same as for the uncut line.
     at = line.rfind(b" ", 1, PIECE)
     while at > 0 and not 0x20 < line[at + 1] < 0x7F:
         at = line.rfind(b" ", 1, at)

@@ -157,10 +157,8 @@ class Mirrored(Quad):
         return np.asarray(tails / tails.sum(axis=1, keepdims=True))
 
     def _pairs(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
-        """Return the probability of the number of pairs inside a pair of brackets, (M, L, K).
-
-        It is asked at its opening or closing bracket. From right to left closing brackets open.
-        """
+        """Return the probability of the number of pairs inside a pair of brackets, (M, L, K)."""
+        # It is asked at its opening or closing bracket. From right to left closing brackets open.
         counts = _BracketCounts.of(self.brackets, clauses)
         labels = np.where(counts.is_closing, counts.inside, NO_LABEL)
         unopened, height, side = counts.closed - 1, counts.depths + 1, RIGHT
@@ -174,10 +172,8 @@ class Mirrored(Quad):
         return one_hot(labels, self.config.pairs)
 
     def _round_pairs(self, clauses: np.ndarray, sees: str) -> np.ndarray:
-        """Return the probability of the number of pairs ( ) in a clause at its fillers, (M, L, K).
-
-        A pair of which a reader has seen no bracket is of each kind with equal probability.
-        """
+        """Return the probability of a number of pairs ( ) in a clause at its fillers, (M, L, K)."""
+        # A pair of which a reader has seen no bracket is of each kind with equal probability.
         counts, brackets = _BracketCounts.of(self.brackets, clauses), self.brackets
         opening, closing = clauses == brackets.opening.first, clauses == brackets.closing.first
         total = opening.sum(axis=1, keepdims=True)
@@ -282,14 +278,12 @@ def _probs_at(
 def _asked_at_ends(
     is_labelled: np.ndarray, tokens: np.ndarray, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return document, labelled word and end of each clause with a label, (A,) each.
-
-    If a clause has several labelled words, the first one counts, or with `last` the last one.
-    """
+    """Return document, labelled word and end of each clause with a label, (A,) each."""
     width = tokens.shape[1]
     ends = np.where(tokens == 0, np.arange(width), width)
     ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
     row, word = np.nonzero(is_labelled & (ends < width))
+    # np.unique keeps the first of several labelled words of a clause.
     if last:
         row, word = row[::-1], word[::-1]
     _, chosen = np.unique(row * width + ends[row, word], return_index=True)

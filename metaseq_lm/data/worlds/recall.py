@@ -450,10 +450,8 @@ class Recall(World):
     def _answers_unseen(
         self, units: _RecallUnits, name: str, rows: np.ndarray, sections: np.ndarray
     ) -> np.ndarray:
-        """Return class probabilities at the end of sections for a reader of what follows, (M, C).
-
-        The reader does not know which key or entity is asked about; all keys are alike.
-        """
+        """Return class probabilities at the end of sections, seen from what follows, (M, C)."""
+        # The reader does not know which key or entity is asked about; all keys are alike.
         config, ends = self.config, (sections + 1) * self.config.units
         word, _, place = name.removesuffix(_LATER).partition("_")
         if word == _FACT:
@@ -478,11 +476,9 @@ class Recall(World):
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
     def _fact_weights(self) -> np.ndarray:
-        """Return the probability that the end of each section asks for an entity, (sections, E).
-
-        The first fact of the section is another fact of the entity, and no fact before the end
-        states the one that is asked for.
-        """
+        """Return the probability that the end of each section asks for an entity, (sections, E)."""
+        # The first fact of the section is another fact of the entity, and no fact before the end
+        # states the one that is asked for.
         config, inside = self.config, np.arange(self.config.units)[:, None]
         stated = config.facts * self.frequencies / config.attributes
         first = (1 - config.facts) ** inside * (config.attributes - 1) * stated
