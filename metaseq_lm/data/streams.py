@@ -90,7 +90,9 @@ class Shuffled:
         def permuted(epoch: int) -> np.ndarray:
             generator = random_streams.generator(seed, name, "epoch", epoch)
             order = generator.permutation(count)
-            return order if lengths is None else by_length(order, lengths, batch_size, generator)
+            if lengths is None:
+                return order
+            return by_length(order, lengths, batch_size, generator)
 
         whole = count // batch_size
 
@@ -99,10 +101,8 @@ class Shuffled:
             last = min((pool + 1) * POOL, whole) * batch_size
             places = np.arange(pool * POOL * batch_size, last)
             samples = Permutation(count, seed, name, "epoch", epoch)(places)
-            batches: np.ndarray = samples[np.argsort(lengths[samples], kind="stable")].reshape(
-                -1, batch_size
-            )
-            return batches
+            by_size = np.argsort(lengths[samples], kind="stable")
+            return np.asarray(samples[by_size].reshape(-1, batch_size))
 
         # A method cached per object would keep the object alive; a cached closure does not.
         self._order = lru_cache(maxsize=2)(permuted)
@@ -118,8 +118,7 @@ class Shuffled:
             return self.part(epoch, first, last)
         moved = Permutation(whole, *self._key, "batches", epoch)(np.array([at]))
         pool, position = divmod(int(moved[0]), POOL)
-        batch: np.ndarray = self._pool(epoch, pool)[position]
-        return batch
+        return np.asarray(self._pool(epoch, pool)[position])
 
     def part(self, epoch: int, first: int, last: int) -> np.ndarray:
         """Return samples [first, last) of an epoch, sorted by length only in at most TABLE."""
@@ -139,7 +138,9 @@ class Ramp:
 
     def at(self, number: int) -> int:
         """Return the value at `number`."""
-        return self.last - self._missing[number] if number < self.length else self.last
+        if number >= self.length:
+            return self.last
+        return self.last - self._missing[number]
 
     def before(self, number: int) -> int:
         """Return the sum of the values at all numbers below `number`."""
@@ -388,7 +389,9 @@ class Stream:
     def width(self, number: int, samples: np.ndarray) -> int:
         """Return the width that the rows of global batch `number`, `samples`, are padded to."""
         longest = int(self.lengths[samples].max())
-        return longest if self.widths is None else min(longest, self.widths.at(number))
+        if self.widths is None:
+            return longest
+        return min(longest, self.widths.at(number))
 
     def one_epoch(self, shard: Shard) -> Iterator[list[Batch]]:
         """Yield all global batches of a Sequential order."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.data.preprocess.pipeline import publish, staging
+from metaseq_lm.data.preprocess.pipeline import _publish, staging
 from metaseq_lm.data.storage import manifest
 from metaseq_lm.runs import checkpoint, manifests
 
@@ -157,7 +157,7 @@ def preprocess(dest: Path, content: str) -> None:
         for name in ("train.bin", "train.idx", "vocabulary.txt"):
             (folder / name).write_text(content + name)
         about.add_files(folder, ["train.bin", "train.idx", "vocabulary.txt"])
-        publish(folder, dest, about)
+        _publish(folder, dest, about)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replacing"])

@@ -173,7 +173,6 @@ def _read(
     content: Mapping[str, Any],
     definition: dict[str, Any] | None = None,
 ) -> Benchmark:
-    """Return the task that a mapping of keys, from a file or a manifest, describes."""
     with naming_place(path, always=True):
         return read_structured(Benchmark, dict(content), name=name, definition=definition)
 

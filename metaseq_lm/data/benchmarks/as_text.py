@@ -20,10 +20,10 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, superglue
-from metaseq_lm.data.benchmarks.superglue import Example, Examples
+from metaseq_lm.data.benchmarks.examples import Example, Examples
 from metaseq_lm.data.records.record import Record
 
-MARK = "*"
+_MARK = "*"
 
 
 def marked(
@@ -34,13 +34,15 @@ def marked(
     Returns the new text and the function that maps a character's old place to its new one. Equal
     spans are marked once, with `every` as often as they are given.
     """
-    borders: list[int] = sorted(chain.from_iterable(spans if every else set(spans)))
+    if not every:
+        spans = list(set(spans))
+    borders = sorted(chain.from_iterable(spans))
     pieces = [text[i:j] for i, j in zip([0, *borders], [*borders, len(text)])]
 
     def moved(position: int) -> int:
         return position + sum(border <= position for border in borders)
 
-    return MARK.join(pieces), moved
+    return _MARK.join(pieces), moved
 
 
 def _swapped(task: str) -> Examples:
@@ -96,12 +98,12 @@ def _spans_text(record: Record) -> str:
 def _wsc_of_author(record: Record) -> Iterator[Example]:
     text, target = record.text("text"), record.record("target")
     queries = [(target.text(f"span{n}_text"), target.number(f"span{n}_index")) for n in "12"]
-    spans = [searched_span(text, words, index) for words, index in queries]
+    spans = [_searched_span(text, words, index) for words, index in queries]
     marked_text, _ = marked(text, spans, every=True)
     yield (_spans_text(record), marked_text), record.label(), (), {"idx": record.number("idx")}
 
 
-def searched_span(text: str, query: str, index: int) -> tuple[int, int]:
+def _searched_span(text: str, query: str, index: int) -> tuple[int, int]:
     """Return (first character, character after the last) of WSC's words by the author's rule.
 
     The span is `query` if it begins at word `index` of `text`, ignoring case; else it goes from the

@@ -4,48 +4,38 @@ The texts of a row are the passage and four candidates; its spans are the blanks
 fill first.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import LabelledRow
-from metaseq_lm.data.records.reading import records
-from metaseq_lm.data.records.record import Reading, Record, structured
-from metaseq_lm.data.records.text_files import TextFile, without_surrogates
+from metaseq_lm.data.benchmarks.examples import Example, Examples
+from metaseq_lm.data.records.record import Record, structured
+from metaseq_lm.data.records.text_files import without_surrogates
 
 _BLANK = "_"
 _LETTERS = ("A", "B", "C", "D")
 _LEVELS = ("middle", "high")  # of schools; the field "source" of a passage begins with one
 
 
-@dataclass
-class ClothReader:
-    """Iterates over the rows of a file of passages of some `levels`, a JSON object on each line."""
+def passages_of(levels: Collection[str]) -> Examples:
+    """Return the reader of a passage, an object, which takes those of some `levels`."""
 
-    file: TextFile
-    levels: Sequence[str]
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
+    def examples(record: Record) -> Iterator[Example]:
+        record = replace(record, fields=structured(record.fields, ("options", "answers")))
+        source = record.text("source")
+        level = next(filter(source.startswith, _LEVELS), "")
+        if not level:
+            raise MetaseqError(
+                f"{record.where}: source {source[:40]!r} begins neither with middle nor with high"
+            )
+        if level in levels:
+            yield from _blanks(record, level)
 
-    def __iter__(self) -> Iterator[LabelledRow]:
-        reading = Reading(counts=self.counts, remarks=self.remarks)
-        for record in records(self.file, reading):
-            fields = structured(record.fields, ("options", "answers"))
-            record = replace(record, fields=fields, remedy="Is this a file of CLOTH?")
-            source = record.text("source")
-            level = next((name for name in _LEVELS if source.startswith(name)), "")
-            if not level:
-                raise MetaseqError(
-                    f"{record.where}: source {source[:40]!r} begins neither with middle nor with "
-                    "high"
-                )
-            if level in self.levels:
-                yield from _rows(record, level)
+    return examples
 
 
-def _rows(record: Record, level: str) -> Iterator[LabelledRow]:
+def _blanks(record: Record, level: str) -> Iterator[Example]:
     passage = " ".join(record.text("article").split())
     positions = [position for position, character in enumerate(passage) if character == _BLANK]
     options, answers = record.get("options", list), record.get("answers", list)
@@ -64,6 +54,4 @@ def _rows(record: Record, level: str) -> Iterator[LabelledRow]:
         words = (f" {without_surrogates(text).strip()}" for text in candidates)
         others = (other for other in positions if other != position)
         spans = tuple((0, blank, blank + 1) for blank in chain([position], others))
-        texts = (passage, *words)
-        facts = {"level": level}
-        yield LabelledRow(record.line, texts, answer, record.is_bad, spans, facts)
+        yield (passage, *words), answer, spans, {"level": level}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from metaseq_lm.data.benchmarks import Benchmark
-from metaseq_lm.data.benchmarks.superglue import Example, Examples
+from metaseq_lm.data.benchmarks.examples import Example, Examples
 from metaseq_lm.data.labelled.classes import NO_LABEL, spelling_key
 from metaseq_lm.data.labelled.files import LabelledRow
 from metaseq_lm.data.records.record import Record, structured
@@ -44,7 +44,9 @@ def label_words(benchmark: Benchmark) -> dict[str, str]:
 def _official_label(label: str, words: dict[str, str]) -> str:
     """Return the label of the official file for a label of an export; "-1" means none."""
     key = spelling_key(label)
-    return "-1" if key == _NO_NUMBER else words.get(key, label)
+    if key == _NO_NUMBER:
+        return "-1"
+    return words.get(key, label)
 
 
 def with_official_label(row: LabelledRow, words: dict[str, str]) -> LabelledRow:
@@ -63,7 +65,9 @@ def accepts_both(benchmark: Benchmark, task: str, examples: Examples) -> Example
         if isinstance(label := fields.get("label"), (int, float, str)):
             fields["label"] = _official_label(str(label), words) or None
         record = replace(record, fields=fields)
-        return examples(replace(record, fields=fields | nest(record)) if nest else record)
+        if nest is not None:
+            record = replace(record, fields=fields | nest(record))
+        return examples(record)
 
     return read
 
@@ -78,7 +82,8 @@ def _multirc(record: Record) -> dict[str, Any]:
         return {}
     places = record.record("idx")
     answer = {"text": record.text("answer"), "idx": places.number("answer")}
-    answer |= {"label": record.fields["label"]} if "label" in record.fields else {}
+    if "label" in record.fields:
+        answer["label"] = record.fields["label"]
     question = {"question": record.text("question"), "idx": places.number("question")}
     questions = [{**question, "answers": [answer]}]
     passage = {"text": record.text("paragraph"), "questions": questions}

@@ -7,61 +7,17 @@ it; WiC two sentences with one span each; WSC a text with two spans.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import show
-from metaseq_lm.core.registry import abbreviated
-from metaseq_lm.data.labelled.files import LabelledRow
-from metaseq_lm.data.records.reading import records
-from metaseq_lm.data.records.record import Reading, Record
-from metaseq_lm.data.records.text_files import TextFile
+from metaseq_lm.data.benchmarks.examples import Example, Examples
+from metaseq_lm.data.records.record import Record
 
 _PLACEHOLDER = "@placeholder"
 # The wording of COPA's own questions (Roemmele et al. 2011).
 _COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-
-
-Span = tuple[int, int, int]
-Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]
-Examples = Callable[[Record], Iterator[Example]]
-
-
-@dataclass
-class SuperglueReader:
-    """Iterates over the rows of a file; `counts` are lines worth a remark, by reason.
-
-    `examples` turns an object of the file into rows, as EXAMPLES do for each task.
-    """
-
-    examples: Examples
-    file: TextFile
-    required: bool
-    remedy: str = ""  # ends the message on a missing field
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[LabelledRow]:
-        seen = set()
-        for record in records(self.file, Reading(counts=self.counts, remarks=self.remarks)):
-            record.remedy = self.remedy
-            for texts, label, spans, facts in self.examples(record):
-                if label is None and self.required:
-                    raise MetaseqError(
-                        f"{record.where}: no field 'label'; there are "
-                        f"{abbreviated(record.fields)}. {self.remedy}"
-                    )
-                # The leaderboard identifies an example by these numbers.
-                names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
-                key = tuple(facts[name] for name in names)
-                if key and key in seen:
-                    shown = ", ".join(f"{name} {facts[name]}" for name in names)
-                    raise MetaseqError(f"{record.where}: {shown} occurs twice")
-                seen.add(key)
-                yield LabelledRow(record.line, texts, label, record.is_bad, spans, facts)
 
 
 def _pair(first: str, second: str, has_pairs: bool = False) -> Examples:
@@ -119,6 +75,7 @@ def _record(record: Record) -> Iterator[Example]:
     passage = record.record("passage")
     text = passage.text("text")
     spans = [inclusive(entity, text) for entity in passage.records("entities")]
+    # An entity that is named twice is one candidate.
     entities = dict.fromkeys(text[start:end] for start, end in spans)
     for _, query, facts in record_queries(record):
         answers = facts.get("answers")
@@ -172,18 +129,17 @@ def _wsc(record: Record) -> Iterator[Example]:
     spans = []
     for number in "12":
         words, index = target.text(f"span{number}_text"), target.number(f"span{number}_index")
-        start, end, remark = find_words(text, words, index)
+        start, end, remark = _find_words(text, words, index)
         if start == end:
             raise MetaseqError(f"{record.where}: target.span{number}_index {index}: {remark}")
         if remark:
             record.counts["span_text_elsewhere"] += 1
-            message = f"{record.where}: target.span{number}_index {index}: {remark}"
-            show(message)
+            show(f"{record.where}: target.span{number}_index {index}: {remark}")
         spans.append((0, start, end))
     yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
 
 
-def find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
+def _find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
     """Return (first character, character after the last, remark) of the words `query` of WSC.
 
     They should begin with word `index` of `text`, counted between white space. Case, punctuation

@@ -46,7 +46,7 @@ _VERB_ENDING = re.compile(r"(?<=..)(ed|ing|ly)$")
 _ENDINGS = ("'s", "’s", "'", "’")
 _MOST_WORDS = 3
 _MOST_QUERY_WORDS = 6
-WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
+_WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Word:
 
 def words_of(text: str) -> list[Word]:
     """Return the words and punctuation marks of a text; "'s" is a word of its own."""
-    return [Word(match.group(), *match.span()) for match in WORD.finditer(text)]
+    return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
 
 
-def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
+def _align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
     """Return the number of the word that the hypothesis replaces and its replacement, or None.
 
     The pronoun with the most equal words before it (up to the beginning of the hypothesis) and
@@ -106,16 +106,13 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
 
 
 def _last_phrase(words: list[Word]) -> list[Word]:
-    """Return the noun phrase at the end of `words`, empty if there is none of a fair length.
-
-    A hypothesis may begin with words of its own: "She saw that Janie" is about Janie.
-    """
+    """Return the noun phrase at the end of `words`, empty if there is none of a fair length."""
+    # A hypothesis may begin with words of its own: "She saw that Janie" is about Janie.
     for at in range(len(words) - 1, -1, -1):
         lower = words[at].lower
-        inner = lower in _LINKS and 0 < at < len(words) - 1
-        if (lower in _FUNCTION_WORDS and not inner) or (
-            not lower[0].isalnum() and lower[0] not in "'’"
-        ):
+        is_inner = lower in _LINKS and 0 < at < len(words) - 1
+        is_sign = not lower[0].isalnum() and lower[0] not in "'’"
+        if is_sign or (lower in _FUNCTION_WORDS and not is_inner):
             words = words[at + 1 :]
             break
         if lower in _DETERMINERS and at and words[at - 1].lower not in _LINKS:
@@ -127,7 +124,7 @@ def _last_phrase(words: list[Word]) -> list[Word]:
     return words if good else []
 
 
-def noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
+def _noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
     """Yield the first word and the word after the last of each noun phrase by rule 2."""
     at = 0
     while at < len(words):
@@ -145,7 +142,7 @@ def noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
             first = at + (words[at].lower in _DETERMINERS)
             if first > at or not _VERB_ENDING.search(words[at].lower):
                 yield from _runs(words, at, first)
-            at = first + 1 if _belongs(words, first, first) else max(first, at + 1)
+            at = max(first + _belongs(words, first, first), at + 1)
 
 
 def _runs(words: Sequence[Word], start: int, first: int) -> Iterator[tuple[int, int]]:
@@ -189,7 +186,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     missing.
     """
     words = words_of(sentence)
-    aligned = align(words, words_of(hypothesis))
+    aligned = _align(words, words_of(hypothesis))
     if aligned is None:
         return {"sentence": sentence, "pronoun": None}
     position, query = aligned
@@ -197,13 +194,20 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     possessive = pronoun.lower in _POSSESSIVE and (pronoun.lower != "her" or _is_possessive(query))
     query_key = key([word.text for word in query])
     texts: dict[tuple[str, ...], str] = {}
-    for first, end in noun_phrases(words):
+    for first, end in _noun_phrases(words):
         name = key([word.text for word in words[first:end]])
         if not first <= position < end and name and not overlap(name, query_key):
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
 
     def fitted(text: str) -> str:
-        return _as_pronoun(_with_s(text) if possessive else text, pronoun.text)
+        if possessive and not _is_possessive(words_of(text)):
+            text += "'" if text.endswith("s") else "'s"
+        # At the start of a sentence, like the pronoun, or in the middle of one.
+        if pronoun.text[0].isupper():
+            return text[0].upper() + text[1:]
+        if text.split()[0].lower() in _DETERMINERS:
+            return text[0].lower() + text[1:]
+        return text
 
     return {
         "sentence": sentence,
@@ -241,17 +245,3 @@ def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 def _is_possessive(words: Sequence[Word]) -> bool:
     """Return whether a phrase ends as in "Ann's" or "the boys'"."""
     return words[-1].lower in _ENDINGS
-
-
-def _with_s(text: str) -> str:
-    if _is_possessive(words_of(text)):
-        return text
-    return text + ("'" if text.endswith("s") else "'s")
-
-
-def _as_pronoun(text: str, pronoun: str) -> str:
-    """Capitalise a text if the pronoun is; otherwise put its first determiner in lower case."""
-    if pronoun[0].isupper():
-        return text[0].upper() + text[1:]
-    small = text.split()[0].lower() in _DETERMINERS
-    return text[0].lower() + text[1:] if small else text

@@ -15,7 +15,7 @@ from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
-def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
+def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Return a row for each piece, int64 (N,), so that the pieces of a row fit into `capacity`.
 
     The largest piece goes first; each goes into the row with the least room that suffices, or into
@@ -26,7 +26,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
         capacity: The size of a row.
 
     Example:
-        >>> best_fit(np.array([3, 5, 2, 6]), 8)
+        >>> _best_fit(np.array([3, 5, 2, 6]), 8)
         array([1, 1, 0, 0])
     """
     order = np.argsort(-sizes, kind="stable")
@@ -60,8 +60,7 @@ class _RowsByEpoch:
         return len(self.lengths)
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        lengths: np.ndarray = self.lengths[samples % len(self.lengths)]
-        return lengths
+        return np.asarray(self.lengths[samples % len(self.lengths)])
 
 
 class PackedDocuments(Samples):
@@ -87,7 +86,7 @@ class PackedDocuments(Samples):
         document = np.repeat(np.arange(len(sizes)), counts)
         starts = bounds[document] + part * room
         lengths = np.minimum(room, sizes[document] - part * room)
-        rows = best_fit(lengths + 2, tokens_per_sample)
+        rows = _best_fit(lengths + 2, tokens_per_sample)
         order = np.argsort(rows, kind="stable")
         self._starts: np.ndarray = starts[order]
         self._lengths: np.ndarray = lengths[order]
@@ -103,9 +102,10 @@ class PackedDocuments(Samples):
                 return self._starts
             generator = random_streams.generator(seed, "documents", split, epoch)
             shuffled = np.lexsort((generator.random(len(self._lengths)), self._lengths))
-            result: np.ndarray = np.empty_like(self._starts)
-            result[self._by_length] = self._starts[shuffled]
-            return result
+            starts: np.ndarray = np.empty_like(self._starts)
+            # Only pieces of one length change places, so the columns of the rows stay right.
+            starts[self._by_length] = self._starts[shuffled]
+            return starts
 
         self._starts_of = lru_cache(maxsize=2)(starts_of)
 

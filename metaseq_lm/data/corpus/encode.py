@@ -70,8 +70,10 @@ def _encode_with_words(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the results of `_encode_documents`, and how many words begin in each token, int32."""
     parts = list(chain.from_iterable(documents))
-    groups = [tokenizer.encode_with_words(group) for group in _groups(parts)]
-    values, sizes, words = map(np.concatenate, zip(*groups)) if len(groups) > 1 else groups[0]
+    groups = [tokenizer.encode_with_words(group) for group in _cut_into_groups(parts)]
+    values, sizes, words = groups[0]
+    if len(groups) > 1:
+        values, sizes, words = map(np.concatenate, zip(*groups))
     if len(parts) > len(documents):
         starts, at = np.cumsum(sizes) - sizes, 0
         for document in documents:
@@ -82,7 +84,7 @@ def _encode_with_words(
     return values, _sizes_of_documents(documents, sizes), words
 
 
-def _groups(parts: list[str]) -> list[list[str]]:
+def _cut_into_groups(parts: list[str]) -> list[list[str]]:
     """Divide the parts of long lines, because the library's tokens take much memory."""
     size = sum(map(len, parts))
     if size <= 2 * BLOCK:
@@ -92,7 +94,6 @@ def _groups(parts: list[str]) -> list[list[str]]:
 
 
 def _sizes_of_documents(documents: Sequence[Sequence[str]], sizes: np.ndarray) -> np.ndarray:
-    """Return the sizes of documents from the sizes of their parts, int64."""
     ends = np.cumsum([len(parts) for parts in documents], dtype=np.int64)
     total = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], ends])]
     return np.asarray(np.diff(total))
@@ -104,10 +105,7 @@ def _is_inside(character: str) -> bool:
 
 
 def _join_words(words: np.ndarray) -> None:
-    """Remove the first word of a text from `words` (tokens,), the words that begin in each token.
-
-    It is the rest of a word that began in the previous text.
-    """
+    # The first word of the text is the rest of a word that began in the text before.
     words[np.flatnonzero(words)[:1]] -= 1
 
 
@@ -163,7 +161,7 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _work(block: Block, skips_bad: bool) -> Encoded:
+def _encode_in_worker(block: Block, skips_bad: bool) -> Encoded:
     assert _worker is not None
     return encode_block(_worker, block, skips_bad)
 
@@ -186,7 +184,7 @@ def encode_blocks(
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:
-            waiting.append(pool.submit(_work, block, skips_bad))
+            waiting.append(pool.submit(_encode_in_worker, block, skips_bad))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:

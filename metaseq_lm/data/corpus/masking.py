@@ -77,8 +77,9 @@ class Masking:
     @property
     def most_chosen(self) -> int | None:
         """The most tokens that "nearest" chooses in a row; None without tokens_per_sample."""
-        length = self.tokens_per_sample
-        return int((self.rate + 0.005) * length) if length else None
+        if not self.tokens_per_sample:
+            return None
+        return int((self.rate + 0.005) * self.tokens_per_sample)
 
 
 def _subkeys(keys: np.ndarray, number: int) -> np.ndarray:
@@ -105,10 +106,8 @@ def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.n
 
 
 def _nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
-    """Return how many tokens "nearest" chooses in rows of `lengths`, int64 of the same shape.
-
-    Halves are rounded to even by numpy, as by TensorFlow and Python.
-    """
+    """Return how many tokens "nearest" chooses in rows of `lengths`, int64 of the same shape."""
+    # Halves are rounded to even by numpy, as by TensorFlow and Python.
     counts = np.rint(masking.rate * lengths).astype(np.int64)
     return np.maximum(1, np.minimum(counts, masking.most_chosen or counts))
 
@@ -164,7 +163,7 @@ def _pick_by_weight(
     return np.where(counted, positions, 0), counted
 
 
-def pick_by_weight_with_replacement(
+def _pick_by_weight_with_replacement(
     weights: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose chosen[i] times one of a row's tokens by `weights` (B, S); as `_pick_by_weight`."""
@@ -184,18 +183,17 @@ def budget(
     """
     is_span = masking.units is not None and masking.units.kind == SPAN
     if masking.rounding == "random":
-        chosen = random_counts(candidates, masking.rate, keys)
         if is_span:
             chosen = span_counts(candidates.sum(1), masking.rate)
+        else:
+            chosen = random_counts(candidates, masking.rate, keys)
         return chosen, max(int(chosen.max(initial=0)), 1)
     # The bound follows from the padded width of the global batch, so that noise drawn for the
     # positions does not depend on which rows share a micro-batch.
     width = np.array(candidates.shape[1])
     if is_span:
-        chosen, width_count = (
-            span_counts(count, masking.rate) for count in (candidates.sum(1), width)
-        )
-        return chosen, max(int(width_count), 1)
+        most = max(int(span_counts(width, masking.rate)), 1)
+        return span_counts(candidates.sum(1), masking.rate), most
     return _nearest_counts(lengths, masking), int(_nearest_counts(width, masking))
 
 
@@ -244,13 +242,12 @@ def choose(
     which of them count (B, M).
     """
     chosen, most = budget(masking, candidates, lengths, keys)
-    if weights is not None:
-        by_weight = (
-            pick_by_weight_with_replacement if masking.legacy_duplicates else _pick_by_weight
-        )
-        return by_weight(weights * candidates, chosen, most, keys)
-    draw = _pick_with_replacement if masking.legacy_duplicates else pick
-    return draw(candidates, chosen, most, keys)
+    draw, weighted = pick, _pick_by_weight
+    if masking.legacy_duplicates:
+        draw, weighted = _pick_with_replacement, _pick_by_weight_with_replacement
+    if weights is None:
+        return draw(candidates, chosen, most, keys)
+    return weighted(weights * candidates, chosen, most, keys)
 
 
 def mask_tokens(

@@ -80,12 +80,9 @@ def divide_rows(weights: Sequence[float], key: int, rows: int) -> list[np.ndarra
     return [np.sort(part) for part in np.split(order, ends[:-1])]
 
 
-def loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the weights of the losses of a batch, which sum to 1.
-
-    An objective without rows, in a batch of fewer rows than objectives, leaves its weight to the
-    others.
-    """
+def _loss_weights(weights: Sequence[float], parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the weights of the losses of a batch, which sum to 1."""
+    # With fewer rows than objectives, an objective without rows leaves its weight to the others.
     present = np.array([weight * bool(len(part)) for weight, part in zip(weights, parts)])
     return np.asarray(present / present.sum())
 
@@ -119,13 +116,12 @@ class _MixedStream(Stream):
         key = random_streams.key(self.seed, self.name, number)
         divided = divide_rows(weights, key, len(samples))
         batches: list[Batch] = []
+        of_losses = _loss_weights(weights, divided).tolist()
         # Each objective is divided among the replicas separately, so that they have equal work.
-        for (name, stream), rows, weight in zip(
-            self.parts.items(), divided, loss_weights(weights, divided)
-        ):
+        for (name, stream), rows, weight in zip(self.parts.items(), divided, of_losses):
             for part in shard.parts(len(rows)):
                 batch = stream.micro_batch(number, samples, rows[part], width, rows)
-                batches.append(MixtureBatch.of(name, float(weight), batch))
+                batches.append(MixtureBatch.of(name, weight, batch))
         return batches
 
 

@@ -79,6 +79,7 @@ def _assign_sentences(
         >>> begins.astype(int), second.astype(int), lengths
         (array([1, 0, 0, 1, 0]), array([0, 1, 1, 0, 0]), array([12, 12]))
     """
+    # 2 where an example begins, 1 in a second segment, 0 elsewhere: a byte for each sentence.
     codes, lengths = bytearray(len(sizes)), []
     target = following = targets.longest
     length = first = limit = 0

@@ -30,7 +30,7 @@ from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
-KEY = 11  # distinct from the keys of masking
+_KEY = 11  # distinct from the keys of masking
 # Rows (B, S), their lengths (B,), segments (B, S) and labels (B,).
 _PairRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -102,9 +102,8 @@ class Pairs:
         texts = [(self.data, starts[0], first), (self.data, starts[1], second)]
         rows, lengths = text_rows(self.vocabulary, 0, texts, width)
         if self.shuffled:
-            rows = shuffle_tokens(
-                rows, self.vocabulary, random_streams.subkeys(keys, "shuffle tokens")
-            )
+            keys = random_streams.subkeys(keys, "shuffle tokens")
+            rows = shuffle_tokens(rows, self.vocabulary, keys)
         return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
 
     @property
@@ -123,7 +122,7 @@ class Pairs:
         self, samples: np.ndarray, keys: np.ndarray
     ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Return where A and B start in the token stream, their lengths, and labels, (B,) each."""
-        draws = random_streams.uniforms(random_streams.mix(keys ^ np.uint64(KEY)), 0, 4)
+        draws = random_streams.uniforms(random_streams.mix(keys ^ np.uint64(_KEY)), 0, 4)
         begin, end = self._examples[samples], self._examples[samples + 1]
         cut = np.minimum(begin + 1 + (draws[:, 0] * (end - begin - 1)).astype(np.int64), end)
         a_start, a_end = self._starts[begin], self._ends[cut - 1]
@@ -138,16 +137,15 @@ class Pairs:
     def _elsewhere(
         self, samples: np.ndarray, sizes: np.ndarray, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a text of another document begins and ends in the token stream, (B,).
-
-        It has whole sentences, at least one, and `sizes` tokens unless its document ends before.
-        """
+        """Return where a text of another document begins and ends in the token stream, (B,)."""
         documents = len(self._documents) - 1
         document = (draws[:, 0] * (documents - 1)).astype(np.int64)
+        # Numbers from the own document on are one higher, so that it is never drawn.
         document += document >= self._document[samples]
         first, behind = self._documents[document], self._documents[document + 1]
         sentence = first + (draws[:, 1] * (behind - first)).astype(np.int64)
         start = self._starts[sentence]
+        # Whole sentences, at least one, of `sizes` tokens unless the document ends before.
         last = np.searchsorted(self._ends, start + np.maximum(sizes, 1))
         return start, self._ends[np.minimum(last, behind - 1)]
 

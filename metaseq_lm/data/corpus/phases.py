@@ -19,10 +19,10 @@ class _HasLengths(Protocol):
     def row_lengths(self) -> Lengths: ...
 
 
-P = TypeVar("P", bound=_HasLengths)
+_P = TypeVar("_P", bound=_HasLengths)
 
 
-def of_phase(parts: Sequence[P], samples: np.ndarray) -> tuple[P, np.ndarray]:
+def of_phase(parts: Sequence[_P], samples: np.ndarray) -> tuple[_P, np.ndarray]:
     """Return the part of the phase that samples belong to, and their numbers in it."""
     phase = int(samples.max(initial=0)) // PHASE
     return parts[phase], samples - phase * PHASE

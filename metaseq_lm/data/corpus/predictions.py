@@ -91,13 +91,11 @@ def draw_times(key: int, rows: int) -> np.ndarray:
     return np.asarray(1 - generator.permutation(cells))
 
 
-def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
-    """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1].
-
-    "bell" has the density 6 t (1 - t), Beta(2, 2), by its quantile function. Bell-shaped densities
-    are the idea of Hong et al. 2026; this one is our choice.
-    """
+def _diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
+    """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1]."""
     if distribution == BELL:
+        # The quantiles of Beta(2, 2), with density 6 t (1 - t). Bell-shaped densities are the idea
+        # of Hong et al. 2026; this one is our choice.
         times = 0.5 - np.sin(np.arcsin(1 - 2 * times) / 3)
     return LEAST_TIME + (1 - LEAST_TIME) * times
 
@@ -115,7 +113,7 @@ class MaskNoise:
     (Nie et al. 2025, code).
 
     Attributes:
-        distribution: "uniform" or "bell", see `diffusion_times`.
+        distribution: "uniform" or "bell", see `_diffusion_times`.
         is_flat: Whether all weights are 1.
         by_count: Whether a row's number determines k instead of t; distribution and is_flat are
             then ignored.
@@ -139,10 +137,12 @@ class MaskNoise:
         """
         if self.by_count:
             return masked_by_count(candidates, times, keys)
-        t = diffusion_times(times, self.distribution)
+        t = _diffusion_times(times, self.distribution)
         u = uniforms(subkeys(keys, "diffusion"), 0, candidates.shape[1])
         chosen = candidates & (u < (1 - LEAST_TIME) * t[:, None])
-        return chosen, np.ones(len(t)) if self.is_flat else 1 / t
+        if self.is_flat:
+            return chosen, np.ones(len(t))
+        return chosen, 1 / t
 
 
 def masked_by_count(
@@ -204,11 +204,6 @@ def prediction_batch(
     )
 
 
-def _real_tokens(lengths: np.ndarray, width: int) -> np.ndarray:
-    """Return which positions of rows of `lengths` (B,) hold a token, boolean (B, width)."""
-    return np.asarray(np.arange(width) < lengths[:, None])
-
-
 def prefix_batch(
     corpus: Samples,
     samples: np.ndarray,
@@ -226,7 +221,8 @@ def prefix_batch(
     assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
-    is_real, at = _real_tokens(lengths, rows.shape[1]), np.arange(rows.shape[1])
+    at = np.arange(rows.shape[1])
+    is_real = at < lengths[:, None]
     if layout.documents is None:
         prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
         is_target = is_real & (at >= prefix[:, None])

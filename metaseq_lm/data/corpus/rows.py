@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.row_words import RowWords
 from metaseq_lm.data.corpus.windows import DocumentWindows, RowLengths, StrideWindows, Windows
-from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset, number_outside, open_integers, ranges
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -140,6 +140,7 @@ def shuffle_tokens(rows: np.ndarray, vocabulary: Vocabulary, keys: np.ndarray) -
     """
     is_text = ~np.isin(rows, list(vocabulary.unwritten), kind="table")
     draws = random_streams.words(keys, 0, rows.shape[1])
+    # Special tokens come last in the order, behind all of the text.
     draws[~is_text] = np.iinfo(np.uint64).max
     order = np.argsort(draws, axis=1, kind="stable")
     first = np.arange(rows.shape[1]) < is_text.sum(1)[:, None]
@@ -175,12 +176,11 @@ def open_tokens(
 
 def check_ids(data: IndexedDataset, vocabulary: Vocabulary, first: int | None = 1 << 20) -> None:
     """Raise MetaseqError if the `first` tokens (None: all) hold an id that the vocabulary lacks."""
-    tokens = data.tokens[:first]
-    least, most = int(tokens.min(initial=0)), int(tokens.max(initial=0))
-    if least < 0 or most >= len(vocabulary):
+    token = number_outside(data.tokens[:first], len(vocabulary))
+    if token is not None:
         raise MetaseqError(
-            f"{data.prefix}.bin holds token id {min(least, 0) or most} but dict.txt has only "
-            f"{len(vocabulary)} symbols; preprocess again with this tokenizer"
+            f"{data.prefix}.bin holds token id {token} but dict.txt has only {len(vocabulary)} "
+            "symbols; preprocess again with this tokenizer"
         )
 
 
@@ -198,9 +198,8 @@ def blank_rows(
     vocabulary: Vocabulary, cls: int, firsts: np.ndarray, lengths: np.ndarray, width: int
 ) -> np.ndarray:
     """Return rows (B, S) with only their special tokens; A has `firsts` (B,) tokens."""
-    rows = np.full(
-        (len(lengths), max(width, int(lengths.max(initial=0)))), vocabulary.pad, np.int64
-    )
+    shape = len(lengths), max(width, int(lengths.max(initial=0)))
+    rows = np.full(shape, vocabulary.pad, np.int64)
     at = np.arange(len(lengths))
     rows[:, 0] = vocabulary.cls(cls)
     rows[at, firsts + 1] = rows[at, lengths - 1] = vocabulary.sep

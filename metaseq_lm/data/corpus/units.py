@@ -94,6 +94,7 @@ def choose_words(
         fits = (sizes[at] > 0) & (used + sizes[at] <= counts)
         is_chosen[at] = fits
         used += np.where(fits, sizes[at], 0)
+        # Most rows reach their number long before their last word.
         if (used == counts).all():
             break
     return np.asarray(is_chosen[rows, word])
@@ -125,6 +126,7 @@ def choose_spans(
         left = counts - is_chosen.sum(1)
         if not left.any():
             break
+        # Numbers of its own for each span, whatever other rows of the batch still need.
         uniform = uniforms(keys, 2 * span, 2)
         free = (candidates if by_tokens else starts) & ~is_chosen
         rank = (uniform[:, 0] * free.sum(1)).astype(np.int64)
@@ -198,9 +200,8 @@ class MaskRates:
     phases: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.phases and (
-            len(self.phases) != len(self.rates) or abs(sum(self.phases) - 1) > _TOLERANCE
-        ):
+        is_whole = abs(sum(self.phases) - 1) <= _TOLERANCE
+        if self.phases and not (is_whole and len(self.phases) == len(self.rates)):
             raise UsageError(
                 f"task.mask_phases is {list(self.phases)}: give a share of the updates for each of "
                 f"task.mask_rates={list(self.rates)}, 1 together; or leave it out for rates that "
@@ -220,4 +221,6 @@ class MaskRates:
         rates = np.array(self.rates)
         if self.phases:
             return float(rates @ self.phases)
-        return float(np.mean((rates[1:] + rates[:-1]) / 2 if len(rates) > 1 else rates))
+        if len(rates) > 1:
+            rates = (rates[1:] + rates[:-1]) / 2
+        return float(np.mean(rates))

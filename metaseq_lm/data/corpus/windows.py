@@ -36,8 +36,7 @@ class StrideWindows:
         return -(-self.total // self.room)
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        lengths: np.ndarray = np.minimum(self.room, self.total - samples * self.room)
-        return lengths
+        return np.asarray(np.minimum(self.room, self.total - samples * self.room))
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
         return samples * self.room
@@ -80,17 +79,16 @@ class DocumentWindows:
         return int(self._before[_WINDOWS, -1])
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        return self._find(samples)[1]
+        return self._locate(samples)[1]
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
-        return self._find(samples)[0]
+        return self._locate(samples)[0]
 
     def sample_at(self, tokens: np.ndarray) -> np.ndarray:
         _, (windows, starts) = self._search(tokens, _TOKENS)
-        result: np.ndarray = windows + (tokens - starts) // self.room
-        return result
+        return np.asarray(windows + (tokens - starts) // self.room)
 
-    def _find(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return starts and lengths of `samples` (n,)."""
         documents, (windows, starts) = self._search(samples, _WINDOWS)
         self.data.check_pointers(documents, starts)

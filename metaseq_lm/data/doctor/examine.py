@@ -70,16 +70,16 @@ from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 _MANY_CLASSES = 20
 _MANY_UNKNOWN = 0.2
-_SAMPLE, _SAMPLE_TOKENS = (
-    200,
-    2000,
-)  # texts of a corpus whose form is examined, and how much of each
+_SAMPLE, _SAMPLE_TOKENS = 200, 2000  # texts of a corpus that are examined, and how much of each
 # Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
 STANDS_ALONE = {PARALLEL, IMAGES}
 _WORDS = tuple(KINDS)
-_READERS: dict[str, Callable[[Path, str], Any]] = dict(
-    zip((LABELLED, SQUAD, PARALLEL, IMAGES), (LabelledSet, SquadSet, ParallelSet, load_images))
-)
+_READERS: dict[str, Callable[[Path, str], Any]] = {
+    LABELLED: LabelledSet,
+    SQUAD: SquadSet,
+    PARALLEL: ParallelSet,
+    IMAGES: load_images,
+}
 _SETS = (*_READERS, *_WORDS)
 _MADE_OF_TEXT = {CORPUS, LABELLED, SQUAD, PARALLEL, *KINDS}  # by preprocess
 
@@ -101,7 +101,7 @@ def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding
         yield from _tokenizer(subject)
     elif not set_folders or token_files(folder) or not all(map(_stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
-        yield from _run(subject, CORPUS)
+        yield from _run_checks(subject, CORPUS)
     # A set that lost its manifest is also reported.
     without = [path for path in folder.iterdir() if path.is_dir() and token_files(path)]
     for set_folder in sorted({*set_folders, *without}):
@@ -117,19 +117,18 @@ def _stands_alone(folder: Path) -> bool:
 
 
 def _examine_set(subject: Subject) -> Iterator[Finding]:
-    """Yield the findings of the checks of a folder with a manifest."""
     try:
         subject.manifest = Manifest.load(subject.folder)
     except MetaseqError as error:
         yield Finding(ERROR, str(error))
         return
-    yield from _run(subject, "")
+    yield from _run_checks(subject, "")
     # Without its files, every reader of a set would repeat the error; a corpus is read as it is.
     if subject.manifest.kind == CORPUS or not check_sizes(subject.folder):
-        yield from _run(subject, subject.manifest.kind)
+        yield from _run_checks(subject, subject.manifest.kind)
 
 
-def _run(subject: Subject, kind: str) -> Iterator[Finding]:
+def _run_checks(subject: Subject, kind: str) -> Iterator[Finding]:
     for run in checks_of(kind):
         yield from run(subject)
 
@@ -162,7 +161,6 @@ def _valid_split(subject: Subject) -> Iterator[Finding]:
 
 @check("damaged text")
 def _damaged_text(subject: Subject) -> Iterator[Finding]:
-    """A split was made of text with much invalid UTF-8."""
     for split, counts in subject.described.splits.items():
         damaged = counts.get("bad_utf8", 0)
         units = ("lines", "rows", "sentences", "paragraphs", "pairs")
@@ -189,12 +187,12 @@ def _tokenizer(subject: Subject) -> Iterator[Finding]:
 
 @check("unknown tokens", CORPUS, LABELLED, SQUAD, PARALLEL)
 def _unknown_tokens(subject: Subject) -> Iterator[Finding]:
-    """The share of [UNK] in the splits of a set with a tokenizer."""
     subject.unknown = unknown_shares(subject.folder, most=sys.maxsize)
     if text := describe_unknown(subject.unknown, 0.0):
-        is_large = bool(describe_unknown(subject.unknown))
-        text = f"{subject.folder}: {text}"
-        yield Finding(WARNING, f"{text}; {REMEDY}") if is_large else Finding(OK, text)
+        level = OK
+        if describe_unknown(subject.unknown):
+            level, text = WARNING, f"{text}; {REMEDY}"
+        yield Finding(level, f"{subject.folder}: {text}")
 
 
 @check("vocabulary", *(kind for kind in KINDS if KINDS[kind] == TEXT))
@@ -245,9 +243,11 @@ def _sides(subject: Subject) -> Iterator[Finding]:
 def _splits(subject: Subject) -> Iterator[Finding]:
     """Open the splits, train first; a problem of the whole set is reported once."""
     names = set(subject.splits)
-    is_text = KINDS.get(subject.kind) == TEXT
-    if (subject.kind == PARALLEL and subject.sides is None) or (is_text and not subject.vocabulary):
-        return  # an error above
+    # An earlier check has reported the error.
+    if subject.kind == PARALLEL and subject.sides is None:
+        return
+    if KINDS.get(subject.kind) == TEXT and not subject.vocabulary:
+        return
     if subject.kind == CORPUS:
         names |= token_files(subject.folder)
         if not names:
@@ -255,14 +255,14 @@ def _splits(subject: Subject) -> Iterator[Finding]:
     messages: list[str] = []
     for name in sorted(names, key=lambda name: (name != "train", name)):
         try:
-            subject.sets[name] = _open(subject, name)
+            subject.sets[name] = _open_split(subject, name)
         except MetaseqError as error:
             if str(error) not in messages:
                 messages.append(str(error))
                 yield Finding(ERROR, str(error))
 
 
-def _open(subject: Subject, split: str) -> Any:
+def _open_split(subject: Subject, split: str) -> Any:
     """Return a split; a damaged file of its rows is an error here, not at the end of a run."""
     folder, kind = subject.folder, subject.kind
     if kind in KINDS:
@@ -299,7 +299,9 @@ def _text(subject: Subject) -> Iterator[Finding]:
     if tokenizer is None:
         return
     for data in subject.sets.values():
-        texts = _first_texts(data, tokenizer) if data.dtype.kind in "iu" else []
+        if data.dtype.kind not in "iu":
+            continue
+        texts = _first_texts(data, tokenizer)
         damaged = sum("\ufffd" in text or "\0" in text for text in texts)
         content = recognise_lines(texts)
         if content.kind is not Kind.TEXT:
@@ -324,7 +326,6 @@ def _first_texts(data: IndexedDataset, tokenizer: Tokenizer) -> list[str]:
 
 @check("documents", CORPUS)
 def _documents(subject: Subject) -> Iterator[Finding]:
-    """Documents repeat each other, or those of another split."""
     hashes: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
     for split, data in subject.sets.items():
@@ -336,8 +337,8 @@ def _documents(subject: Subject) -> Iterator[Finding]:
     yield from overlaps(subject.folder, hashes, sizes=sizes)
 
 
+# Texts that differ look alike where most of their tokens are [UNK].
 def _is_mostly_unknown(subject: Subject, split: str) -> bool:
-    """Return whether texts of a split that differ look alike."""
     return (subject.unknown.get(split) or 0.0) > _MANY_UNKNOWN
 
 
@@ -352,20 +353,17 @@ def _likeness(subject: Subject) -> Iterator[Finding]:
     for split in sound:
         name, data = f"{subject.folder}: {split}", subject.sets[split]
         likeness = compare(train, data, subject.tokenizer.vocabulary)
-        yield passages(name, likeness)
+        yield _passages(name, likeness)
         if sample_size(train, data) >= FEWEST:
-            yield domain(name, likeness, subject.shifted)
+            yield _domain(name, likeness, subject.shifted)
         else:
             text = f"fewer than {FEWEST:,} tokens in it, or in half of train"
             reason = f"is too small to tell whether it is of the domain of train: {text}"
             yield Finding(OK, f"{name} {reason}")
 
 
-def passages(name: str, likeness: Likeness) -> Finding:
-    """Return how much of a split called `name` lies in passages of train.
-
-    Unlike documents, passages of WINDOW tokens are not the same by chance.
-    """
+# Unlike documents, passages of WINDOW tokens are not the same by chance.
+def _passages(name: str, likeness: Likeness) -> Finding:
     share = likeness.passages or 0.0
     text = (
         f"{name}: {100 * share:.1f} % of its tokens, in passages of {WINDOW}, also stand in train"
@@ -376,7 +374,7 @@ def passages(name: str, likeness: Likeness) -> Finding:
     return Finding(ERROR, f"{text}; {remedy}")
 
 
-def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
+def _domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
     """Return whether a split called `name` is of the domain of train."""
     numbers = (
         f"its token frequencies diverge by {likeness.divergence:.3f} nats, those of documents "
@@ -396,14 +394,13 @@ def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
 
 @check("size", *_SETS)
 def _size(subject: Subject) -> Iterator[Finding]:
-    """The size of each split, and how its labels are distributed."""
     for split, data in subject.sets.items():
         level, text = OK, ""
         if subject.kind == LABELLED:
-            text = f"{len(data):,} rows; {distribution(data.labels, data.label_names)}"
+            text = f"{len(data):,} rows; {_distribution(data.labels, data.label_names)}"
         elif subject.kind == IMAGES:
-            text = f"{len(data):,} images {_described(data.images.shape[1:])}; "
-            text += distribution(data.labels, data.label_names)
+            text = f"{len(data):,} images {_describe_shape(data.images.shape[1:])}; "
+            text += _distribution(data.labels, data.label_names)
         elif subject.kind == SQUAD:
             text = f"{len(data):,} questions on {len(data.contexts):,} paragraphs; "
             text += f"{100 * data.impossible.mean():.1f} % impossible"
@@ -415,12 +412,12 @@ def _size(subject: Subject) -> Iterator[Finding]:
             text = f"{len(data):,} sentences, {words:,} words, "
             text += f"{100 * unknown / max(words, 1):.1f} % unknown, "
             text += f"longest {data.lengths.max(initial=0):,}"
-            level = WARNING if unknown > _MANY_UNKNOWN * words else OK
+            if unknown > _MANY_UNKNOWN * words:
+                level = WARNING
         yield Finding(level, f"{subject.folder}: {split} has {text}")
 
 
 def _pairs(data: ParallelSet, manifest: Manifest) -> str:
-    """Describe the sentences of parallel text."""
     languages, n_rows = [manifest.details[side] for side in SIDES], max(len(data), 1)
     source = f"{len(data.source.tokens) / n_rows:.1f}"
     if data.target is None:
@@ -440,7 +437,6 @@ _ROW_FAULTS = {
 
 @check("row faults", LABELLED, IMAGES)
 def _row_faults_of(subject: Subject) -> Iterator[Finding]:
-    """Preprocess left out rows, or found others doubtful."""
     for split in subject.sets:
         counts = subject.described.splits[split]
         for name, meaning in _ROW_FAULTS.items():
@@ -459,8 +455,11 @@ def _tags(subject: Subject) -> Iterator[Finding]:
             continue
         names = data.label_names
         counts = np.bincount(np.asarray(data.labels.tokens), minlength=len(names))
-        kind = "BIOES tags of spans" if data.spans else "tags"
-        kind = "relations" if data.form == TREES else kind
+        kind = "tags"
+        if data.form == TREES:
+            kind = "relations"
+        elif data.spans:
+            kind = "BIOES tags of spans"
         most = np.argsort(-counts, kind="stable")[:5]
         shares = [f"{names[i]} {100 * counts[i] / max(counts.sum(), 1):.1f} %" for i in most]
         text = f"{np.count_nonzero(counts)} of {len(counts)} {kind}: {', '.join(shares)}"
@@ -502,18 +501,17 @@ def _labels_of(data: Any) -> np.ndarray | None:
 
 @check("shapes", IMAGES)
 def _shapes(subject: Subject) -> Iterator[Finding]:
-    """All images must be of one size."""
     first = next(iter(subject.sets), "")
     for split, data in subject.sets.items():
         shape, first_shape = data.images.shape[1:], subject.sets[first].images.shape[1:]
         if shape != first_shape:
-            text = f"{split} has images {_described(shape)}, but {first} {_described(first_shape)}"
-            yield Finding(ERROR, f"{subject.folder}: {text}; make all of one size")
+            text = f"{split} has images {_describe_shape(shape)}"
+            text = f"{text}, but {first} {_describe_shape(first_shape)}; make all of one size"
+            yield Finding(ERROR, f"{subject.folder}: {text}")
 
 
 @check("answers", SQUAD)
 def _answers(subject: Subject) -> Iterator[Finding]:
-    """Answers were not found in their context."""
     for split, data in subject.sets.items():
         if count := int((~data.impossible & (data.first < 0)).sum()):
             text = f"{count:,} answers are not in their context and cannot be trained on"
@@ -530,11 +528,12 @@ def _texts(subject: Subject) -> Iterator[Finding]:
             sides = zip(SIDES, (data.source, data.target))
             columns = [(text, (subject.sides or {}).get(side)) for side, text in sides]
         for column, tokenizer in columns:
-            if column is not None:
-                if len(empty := np.flatnonzero(column.sizes == 0)):
-                    text = f"{len(empty):,} rows without text, first row {empty[0] + 1}"
-                    yield Finding(WARNING, f"{column.prefix}: {text}")
-                yield from (f for f in token_file(column, tokenizer) if f.level == ERROR)
+            if column is None:
+                continue
+            if len(empty := np.flatnonzero(column.sizes == 0)):
+                text = f"{len(empty):,} rows without text, first row {empty[0] + 1}"
+                yield Finding(WARNING, f"{column.prefix}: {text}")
+            yield from (f for f in token_file(column, tokenizer) if f.level == ERROR)
 
 
 @check("repeated rows", *_SETS)
@@ -557,9 +556,9 @@ def _hashes(data: Any) -> np.ndarray | None:
     if isinstance(data, SquadSet):
         return _row_hashes([data.contexts])
     if isinstance(data, ParallelSet):
-        texts = [text for text in (data.source, data.target) if text is not None]
-        is_whole = len(texts) == 2 and all(text.dtype.kind in "iu" for text in texts)
-        return _row_hashes(texts) if is_whole else None
+        if data.target is None or {data.source.dtype.kind, data.target.dtype.kind} - {"i", "u"}:
+            return None
+        return _row_hashes([data.source, data.target])
     if isinstance(data, Images):
         return _byte_hashes(map(np.ndarray.tobytes, data.images))
     # Hash the forms, not the ids: two unknown words need not be the same.
@@ -573,11 +572,12 @@ def _hashes(data: Any) -> np.ndarray | None:
 
 def _row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
     """Return a hash of the texts of each row, sorted, uint64 (rows,)."""
+    # Powers of an odd number tell the columns apart: swapped texts make another row.
     parts = [document_hashes(data) * GOLDEN ** np.uint64(i) for i, data in enumerate(columns)]
     return np.sort(np.sum(parts, axis=0, dtype=np.uint64))
 
 
-def distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
+def _distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
     """Describe the distribution of the labels of a split; without `names` they are real values."""
     if labels is None or not len(labels):
         return "no labels"
@@ -594,12 +594,11 @@ def distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
 def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Return how many rows have each class, of labels (N,), or booleans (N, K)."""
     if labels.ndim == 2:
-        counts: np.ndarray = labels.sum(0)
-        return counts
+        return np.asarray(labels.sum(0))
     return np.bincount(labels, minlength=len(names))
 
 
-def _described(shape: Sequence[int]) -> str:
+def _describe_shape(shape: Sequence[int]) -> str:
     """Return in words the shape (H, W, C) of images."""
     height, width, channels = shape
     return f"of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"

@@ -103,9 +103,10 @@ def checks_of(kind: str) -> list[Check]:
 
 def machine(folders: Iterable[Path]) -> Iterator[Finding]:
     """Yield findings on Python, torch, processors and the disks of some folders."""
-    version = platform.python_version()
-    tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    yield Finding(OK if tested else WARNING, f"Python {version}{'' if tested else ', not tested'}")
+    level, text = OK, f"Python {platform.python_version()}"
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        level, text = WARNING, f"{text}, not tested"
+    yield Finding(level, text)
     try:
         import torch
     except ImportError as error:

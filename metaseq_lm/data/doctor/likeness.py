@@ -12,7 +12,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 SHIFTED = 0.1  # nats from which on a split may be of another domain,
 FOREIGN = 0.5  # and from which on it is
 FEWEST = 1000  # tokens, below which a split, or half of train, is too small to tell
-MOST = 1 << 22  # most tokens that are compared; more would add nothing
+_MOST = 1 << 22  # most tokens that are compared; more would add nothing
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,26 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     """Return how a split compares with train; special symbols do not count."""
     is_text = ~np.isin(np.arange(len(vocabulary)), vocabulary.specials)
     tokens = sample_size(train, other)
-    sample, chance = (
-        token_counts(drawn(data, tokens), len(vocabulary))[is_text] for data in (other, train)
-    )
+    texts = _draw_tokens(other, tokens), _draw_tokens(train, tokens), train
+    sample, chance, whole = (token_counts(text, len(vocabulary))[is_text] for text in texts)
     # Not train itself, which contains the sample: the larger the sample, the less it would diverge,
     # and not at all if it is all of train. A formula, such as (V - 1) / 2 (1 / n + 1 / m) for sizes
     # n and m, fails for samples of unequal size, because of rare symbols and the added one.
-    rest = token_counts(train, len(vocabulary))[is_text] - chance
+    rest = whole - chance
     value, usual = divergence(sample, rest), divergence(chance, rest)
-    return Likeness(
-        value,
-        value if tokens < FEWEST else usual,
-        _shared_tokens(train, other),
-        shared_passages(train, other, vocabulary),
-    )
+    if tokens < FEWEST:
+        usual = value  # too few to tell, so the shift is 0
+    passages = shared_passages(train, other, vocabulary)
+    return Likeness(value, usual, _shared_tokens(train, other), passages)
 
 
 def sample_size(train: IndexedDataset, other: IndexedDataset) -> int:
     """Return how many tokens of a split are compared with the rest of train.
 
-    It is the smaller of the split and half of train, at most MOST. Fewer than FEWEST are too
+    It is the smaller of the split and half of train, at most _MOST. Fewer than FEWEST are too
     few to tell a difference from chance.
     """
-    return min(len(other.tokens), len(train.tokens) // 2, MOST)
+    return min(len(other.tokens), len(train.tokens) // 2, _MOST)
 
 
 def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
@@ -101,11 +98,8 @@ def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
     return counts
 
 
-def drawn(data: IndexedDataset, tokens: int) -> np.ndarray:
-    """Return `tokens` tokens of documents in random order, the same each time.
-
-    The last document is cut; there are fewer tokens only if the data have fewer.
-    """
+def _draw_tokens(data: IndexedDataset, tokens: int) -> np.ndarray:
+    """Return `tokens` tokens, or all, of documents in random order, the same each time."""
     offsets = token_offsets(data, data.documents)
     order = np.random.default_rng(0).permutation(len(offsets) - 1)
     needed = int(np.searchsorted(np.cumsum(np.diff(offsets)[order]), tokens)) + 1

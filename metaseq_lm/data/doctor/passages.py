@@ -10,7 +10,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 WINDOW = 50  # tokens of a passage
 # A split with more tokens is searched in part: blocks of this size at equal distances.
-MOST, BLOCK = 1 << 20, 512
+MOST, _BLOCK = 1 << 20, 512
 PIECE = 1 << 16  # tokens of train at a time, few enough for a processor's cache
 _BASE = 0x9E3779B97F4A7C15  # base of the rolling hash; odd, so that it has an inverse modulo 2**64
 _KEY_BITS = 25  # bits of a hash, by which most windows of train are skipped
@@ -26,18 +26,18 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
     values = np.random.default_rng(0).integers(1, 1 << 64, len(vocabulary), np.uint64)
     values[list(vocabulary.specials)] = 0
     blocks = [encode(block, values) for block in sample(other.tokens)]
-    hashes = [window_hashes(block) for block in blocks]
+    hashes = [_window_hashes(block) for block in blocks]
     distinct = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
     if not len(distinct):
         return 0.0
     is_present = find(distinct, _train_windows(train.tokens, values))
     # A token is covered if a window that it lies in is in train.
     hits = (is_present[np.searchsorted(distinct, block)] for block in hashes)
-    covered = sum(int(_dilated(hit).sum()) for hit in hits if hit.any())
+    covered = sum(int(_covered_tokens(hit).sum()) for hit in hits if hit.any())
     return covered / sum(map(len, blocks))
 
 
-def _dilated(hits: np.ndarray) -> np.ndarray:
+def _covered_tokens(hits: np.ndarray) -> np.ndarray:
     """Return which tokens lie in one of some windows, bool (n,), of windows (n - WINDOW + 1,)."""
     edges = np.zeros(len(hits) + WINDOW, np.int64)
     edges[: len(hits)] += hits
@@ -49,8 +49,8 @@ def sample(tokens: np.ndarray) -> list[np.ndarray]:
     """Return the tokens of a split, or blocks of it, at equal distances, with MOST tokens."""
     if len(tokens) <= MOST:
         return [tokens]
-    starts = np.linspace(0, len(tokens) - BLOCK, MOST // BLOCK, dtype=np.int64)
-    return [tokens[start : start + BLOCK] for start in starts]
+    starts = np.linspace(0, len(tokens) - _BLOCK, MOST // _BLOCK, dtype=np.int64)
+    return [tokens[start : start + _BLOCK] for start in starts]
 
 
 def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -67,11 +67,11 @@ def _train_windows(tokens: np.ndarray, values: np.ndarray) -> Iterator[np.ndarra
     end = np.zeros(0, np.uint64)
     for start in range(0, len(tokens), PIECE):
         piece = np.append(end, encode(tokens[start : start + PIECE], values))
-        yield window_hashes(piece)
+        yield _window_hashes(piece)
         end = piece[-(WINDOW - 1) :]
 
 
-def window_hashes(numbers: np.ndarray) -> np.ndarray:
+def _window_hashes(numbers: np.ndarray) -> np.ndarray:
     """Return the hash of each window, sum of numbers[i + j] * BASE**j modulo 2**64 for j < WINDOW.
 
     It is a difference of two sums from the start (Karp and Rabin 1987). (n,) to (n - WINDOW + 1,),

@@ -15,7 +15,7 @@ _FEW_ROWS = 10  # too few rows to warn about classes of one row
 _FEW_CLASSES = 20
 _SEPARATORS = (",", ";", "|", "+", "/", " ")
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?) ?(%?)")
-_WHOLE = re.compile(r"([+-]?\d+)\.0+")
+_WHOLE = re.compile(r"^([+-]?\d+)\.0+\Z")
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 
 
@@ -42,8 +42,9 @@ def gold_classes(counts: Mapping[str, int]) -> list[str]:
     for label in counts:
         spellings[whole_number(label)].append(label)
     by_class = {}
-    for number, labels in spellings.items():
-        name = number if len(labels) > 1 else labels[0]
+    for name, labels in spellings.items():
+        if len(labels) == 1:
+            name = labels[0]
         by_class[name] = sum(counts[label] for label in labels)
     counts = by_class
     classes = set(counts) - {NO_LABEL}
@@ -58,14 +59,16 @@ def gold_classes(counts: Mapping[str, int]) -> list[str]:
 
 def whole_number(label: str) -> str:
     """Return a whole number without decimals, "1" for "1.0"; any other label as it is."""
-    match = _WHOLE.fullmatch(label)
-    return match[1] if match else label
+    return _WHOLE.sub(r"\1", label)
 
 
 def number_of(label: str) -> float | None:
     """Return the number that a label is, or None; 12 % is 0.12."""
     match = _NUMBER.fullmatch(label)
-    return float(match[1].replace(",", ".")) / (100 if match[2] else 1) if match else None
+    if match is None:
+        return None
+    number = float(match[1].replace(",", "."))
+    return number / 100 if match[2] else number
 
 
 def spelling_key(label: str) -> str:
@@ -74,12 +77,13 @@ def spelling_key(label: str) -> str:
     It is the value of a number or a truth value, else the text without case, quotation marks,
     invisible characters, and the difference between blanks, "_" and "-".
     """
-    text = "".join(
-        c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf"
-    )
+    characters = unicodedata.normalize("NFKC", label)
+    text = "".join(c for c in characters if unicodedata.category(c) != "Cf")
     text = text.strip(" \t'\"").casefold()
     number = _BOOLEANS.get(text, number_of(text))
-    return re.sub(r"[\s_-]+", " ", text) if number is None else repr(number)
+    if number is not None:
+        return repr(number)
+    return re.sub(r"[\s_-]+", " ", text)
 
 
 def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:

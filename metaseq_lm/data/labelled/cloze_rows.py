@@ -64,7 +64,7 @@ class ClozeRows:
     def __len__(self) -> int:
         return len(self.data)
 
-    def _window(self, sample: int) -> tuple[np.ndarray, int]:
+    def _cut_window(self, sample: int) -> tuple[np.ndarray, int]:
         """Return the passage around a blank, with [MASK] at each, and the blank's position."""
         tokens = np.array(self.data.inputs[0][sample], np.int64)
         blanks = self._columns[self._first[sample] : self._first[sample + 1]]
@@ -82,7 +82,7 @@ class ClozeRows:
         rows = blank_rows(self.vocabulary, 0, lengths - 2, lengths, width)
         positions = np.empty((len(samples), 1), np.int64)
         for number, sample in enumerate(samples.tolist()):
-            window, position = self._window(sample)
+            window, position = self._cut_window(sample)
             rows[number, 1 : 1 + len(window)], positions[number] = window, position + 1
         sizes = np.stack([words.sizes[samples] for words in self.data.inputs[1:]], 1)  # (B, K)
         candidates = np.full((*sizes.shape, max(1, int(sizes.max()))), -1, np.int64)

@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,43 +15,25 @@ from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spell
 from metaseq_lm.data.records.literals import read_literal
 from metaseq_lm.data.records.reading import reader_name, records
 from metaseq_lm.data.records.record import QUOTING, TABLE, TEXT, Reading, Record, label_word
-from metaseq_lm.data.records.text_files import BOM, TextFile, decode
+from metaseq_lm.data.records.text_files import STANDARD_INPUT, TextFile
 
-_STANDARD_INPUT = "-"
 NO_COLUMN = "\0"  # the label column of a file that is read for its texts alone
 # A missing value in a table, as pandas and the library datasets read it.
-_NULL_CELLS = frozenset(
-    (
-        *(
-            "",
-            "#N/A",
-            "#N/A N/A",
-            "#NA",
-            "-1.#IND",
-            "-1.#QNAN",
-            "1.#IND",
-            "1.#QNAN",
-            "-NaN",
-            "-nan",
-        ),
-        *("NaN", "nan", "NaT", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "None"),
-    )
-)
+_NULL_CELLS = {
+    *("", "#N/A N/A"),
+    *"#N/A #NA -1.#IND -1.#QNAN 1.#IND 1.#QNAN -NaN -nan NaN nan".split(),
+    *"NaT <NA> N/A n/a NA NULL null None".split(),
+}
 # Names of columns, in lower case, that a message suggests.
-_LIKELY_TEXTS = frozenset(
-    (
-        *("sentence", "sentence1", "sentence2", "content", "contents", "body", "title", "headline"),
-        *("review", "review_text", "review_body", "comment", "comment_text", "tweet", "post"),
-        *("document", "article", "abstract", "message", "utterance", "question", "question1"),
-        *("premise", "hypothesis", "input", "description", "summary", "passage", "question2"),
-    )
-)
-_LIKELY_LABELS = frozenset(
-    (
-        *("labels", "class", "category", "target", "sentiment", "gold_label", "gold", "y", "tag"),
-        *("stars", "rating", "score", "intent", "emotion", "topic", "output", "polarity"),
-    )
-)
+_LIKELY_TEXTS = (
+    "sentence sentence1 sentence2 content contents body title headline review review_text "
+    "review_body comment comment_text tweet post document article abstract message utterance "
+    "question question1 question2 premise hypothesis input description summary passage"
+).split()
+_LIKELY_LABELS = (
+    "labels class category target sentiment gold_label gold y tag stars rating score intent "
+    "emotion topic output polarity"
+).split()
 
 
 @dataclass(frozen=True)
@@ -141,12 +122,12 @@ class RowReader:
     expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
     label_file: TextFile | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    text_columns: tuple[str, ...] | None = None
-    label_columns: tuple[str, ...] = ()
-    labelled: bool = True
     remarks: list[str] = field(default_factory=list)
-    _seen: set[int] = field(default_factory=set)
-    _is_table: bool = False
+    text_columns: tuple[str, ...] | None = field(default=None, init=False)
+    label_columns: tuple[str, ...] = field(default=(), init=False)
+    labelled: bool = field(default=True, init=False)
+    _seen: set[int] = field(default_factory=set, init=False)
+    _is_table: bool = field(default=False, init=False)
 
     def __iter__(self) -> Iterator[LabelledRow]:
         columns = self.columns
@@ -166,19 +147,22 @@ class RowReader:
             read_records = _line_pairs(self.file, self.label_file, self.counts)
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
-        null_cells = _NULL_CELLS if self._is_table and is_plain else frozenset()
+        null_cells = _NULL_CELLS if self._is_table and is_plain else set()
         for record in read_records:
             row = self._row(record, null_cells)
-            if row is not None:
-                yield from (row,) if self.expand is None else self.expand(row)
+            if row is not None and self.expand is not None:
+                yield from self.expand(row)
+            elif row is not None:
+                yield row
 
     def _resolve(self, names: tuple[str, ...], number: int) -> None:
         """Decide on the columns once, from the names of the header or first object."""
         if self.text_columns is not None:
             return
         lower = {name.casefold() for name in names}
-        has_pair = not {"text_a", "text_b"}.isdisjoint(lower) and "text" not in lower
-        texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
+        texts = self.columns.texts or ("text",)
+        if not self.columns.texts and "text" not in lower and lower & {"text_a", "text_b"}:
+            texts = ("text_a", "text_b")
         labels = self.columns.indicators or (self.columns.label,)
         # "labl" is a mistake to point out, not a file without labels.
         is_present = any(
@@ -252,11 +236,10 @@ class RowReader:
     def _indicated(self, record: Record) -> Label:
         """Return the labels whose columns hold 1; no gold label if all are empty or -1."""
         columns = zip(self.columns.indicators, self.label_columns)
-        values = {name: record.get(column) for name, column in columns}
-        words = {
-            name: NO_LABEL if value is None else str(value).strip()
-            for name, value in values.items()
-        }
+        words = {}
+        for name, column in columns:
+            value = record.get(column)
+            words[name] = NO_LABEL if value is None else str(value).strip()
         different = {*words.values()}
         if len(different) == 1 and different <= {NO_LABEL, *NO_GOLD}:
             return different.pop()
@@ -288,13 +271,14 @@ class RowReader:
             value = value.split(self.columns.separator) if value.strip() else []
         elif isinstance(value, str) and value.startswith("[") and value.endswith("]"):
             items = read_literal(value)
-            value = items if isinstance(items, list) else value
+            if isinstance(items, list):
+                value = items
         if isinstance(value, list):
             if self.columns.regression:
                 raise MetaseqError(f"{where}: several labels, but --regression is for one number")
             words = [label_word(word, where) for word in value if word != ""]
             return tuple(sorted(set(words)))
-        nulls = _NULL_CELLS if self.columns.regression else ("",)
+        nulls = _NULL_CELLS if self.columns.regression else {""}
         if value is None or (isinstance(value, str) and value.strip() in nulls):
             return NO_LABEL
         word = label_word(value, where)
@@ -304,8 +288,11 @@ class RowReader:
         try:
             label = float(word.replace("_", " "))  # to Python 1_0 is ten
         except (ValueError, OverflowError) as error:
-            remedy = "; write a decimal point" if number_of(word) is not None else ""
-            remedy = "; write 0.12 for 12 %" if word.endswith("%") else remedy
+            remedy = ""
+            if word.endswith("%"):
+                remedy = "; write 0.12 for 12 %"
+            elif number_of(word) is not None:
+                remedy = "; write a decimal point"
             raise MetaseqError(f"{where}: label {value!r} is not a number{remedy}") from error
         if not math.isfinite(label):
             raise MetaseqError(f"{where}: label {value!r} is not finite")
@@ -347,17 +334,10 @@ class SourceSentence:
 
 def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     """Yield (place, text, held bad UTF-8) for each line of a file or of standard input."""
-    if source != _STANDARD_INPUT:
-        for number, text, bad in TextFile(Path(source), policy).lines():
-            yield f"{source}:{number}", text, bad
-        return
-    number = 0
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        line = line.removeprefix(BOM) if number == 1 else line
-        location = f"standard input:{number}"
-        yield location, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), location, policy)
-    if not number:
-        raise MetaseqError("standard input: is empty (0 bytes)")
+    file = TextFile(Path(source), policy)
+    name = str(file) if source == STANDARD_INPUT else source
+    for number, text, bad in file.lines():
+        yield f"{name}:{number}", text, bad
 
 
 def read_sentences(source: str, policy: str) -> tuple[list[SourceSentence], int]:

@@ -53,7 +53,9 @@ class SentenceRows:
                 "for each"
             )
         # The columns of each row of a sample.
-        self.layouts = [(0, i) for i in range(1, count)] if self.choices else [tuple(range(count))]
+        self.layouts = [tuple(range(count))]
+        if self.choices:
+            self.layouts = [(0, candidate) for candidate in range(1, count)]
         parts = len(self.layouts[0])
         if tokens_per_sample < 3 + 2 * parts:
             raise UsageError(
@@ -63,17 +65,19 @@ class SentenceRows:
         self.room = tokens_per_sample - 1 - parts
         sizes = np.stack([column.sizes for column in data.inputs], 1)
         # How many tokens each part of a row has after the cut, (N, parts).
-        self.n_tokens = [
-            np.minimum(sizes[:, layout], self.room)
-            if parts == 1
-            else np.stack(cut_pair(sizes[:, layout[0]], sizes[:, layout[-1]], self.room), 1)
-            for layout in self.layouts
-        ]
-        pairs = zip(self.layouts, self.n_tokens)
-        cut = [(sizes[:, list(layout)] > n).any(1) for layout, n in pairs]
-        self.is_cut: np.ndarray = np.any(cut, axis=0)
-        # A candidate without tokens is missing.
-        self.absent = sizes[:, 1:] == 0 if self.choices else np.zeros((len(data), 1), bool)
+        self.n_tokens: list[np.ndarray] = []
+        self.is_cut = np.zeros(len(data), bool)
+        for layout in self.layouts:
+            columns = sizes[:, list(layout)]
+            if parts == 1:
+                n_tokens = np.minimum(columns, self.room)
+            else:
+                n_tokens = np.stack(cut_pair(columns[:, 0], columns[:, 1], self.room), 1)
+            self.n_tokens.append(n_tokens)
+            self.is_cut |= (columns > n_tokens).any(1)
+        self.absent = np.zeros((len(data), 1), bool)
+        if self.choices:
+            self.absent = sizes[:, 1:] == 0  # a candidate without tokens is missing
         self.row_lengths = np.stack([n.sum(1) + 1 + n.shape[1] for n in self.n_tokens], 1)
         # The length of the longest row of each sample with special tokens, int64 (N,).
         self.lengths: np.ndarray = self.row_lengths.max(1)
@@ -98,7 +102,7 @@ class SentenceRows:
         offset = np.where(column == 0, 1, 2 + n_tokens[:, :1])
         return np.stack([start + offset, end + offset], 2)
 
-    def _fill(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read_row(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return one row of each sample, tokens and segments (B, width)."""
         n_tokens = self.n_tokens[row][samples]
         columns = [self.data.inputs[column] for column in self.layouts[row]]
@@ -113,9 +117,8 @@ class SentenceRows:
         """
         lengths = self.row_lengths[samples]
         width = max(width, int(lengths.max()))
-        tokens, segments = zip(
-            *(self._fill(row, samples, width) for row in range(len(self.layouts)))
-        )
+        rows = [self._read_row(row, samples, width) for row in range(len(self.layouts))]
+        tokens, segments = zip(*rows)
         shape = (*lengths.shape, width) if self.choices else (len(samples), width)
         labels, spans = self.data.labels, self.spans
         return SentenceBatch(

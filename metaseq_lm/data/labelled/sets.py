@@ -15,7 +15,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.benchmarks import benchmark_of
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.storage.columns import ROWS, ColumnSet
-from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.indexed import IndexedDataset, number_outside
 from metaseq_lm.data.storage.manifest import LABELLED, require_sizes
 
 CLOZE = "cloze"
@@ -96,7 +96,7 @@ class LabelledSet(ColumnSet):
         if self.regression:
             return np.array(stored.tokens, np.float64)
         labels = np.array(stored.tokens, np.int64)
-        if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.label_names):
+        if number_outside(labels, len(self.label_names)) is not None:
             raise MetaseqError(
                 f"{stored.prefix}.bin: a label outside 0..{len(self.label_names) - 1}; preprocess "
                 "again"

@@ -5,7 +5,7 @@ an ordinary token repeated at every position of the row: class 0 is [SEP], class
 [MASK]. In sets of form "tokens" y is instead the token itself where it belongs to the answer, and
 [SEP] elsewhere (Shen 2021, section 4.1 and code).
 
-A row that is too long is cut into several windows, see `cut_windows`.
+A row that is too long is cut into several windows, see `_cut_windows`.
 
 Shapes: N samples, W windows, B rows, S the longest row of the batch, K classes.
 """
@@ -76,6 +76,7 @@ class TokenLabels:
                 "SuperGLUE"
             )
         self.token_level = data.form == "tokens"  # the answer is tokens of the text, not a class
+        # The label tokens of further classes must not count as predictions.
         self.class_tokens = self.class_tokens[: len(self.data.label_names)]
         self.labels = self.data.labels
         sizes = np.stack([column.sizes for column in self.data.inputs], 1)
@@ -85,7 +86,7 @@ class TokenLabels:
                 f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows "
                 "need room for their special tokens and some text, and the stride is at least 0"
             )
-        self.sample, self.starts, self.n_tokens = cut_windows(sizes, room, stride)
+        self.sample, self.starts, self.n_tokens = _cut_windows(sizes, room, stride)
         self.lengths = self.n_tokens.sum(1) + 1 + self.n_tokens.shape[1]
         self.first = np.searchsorted(self.sample, np.arange(len(self.data) + 1))
         self.longest = self.lengths[:0]
@@ -99,8 +100,7 @@ class TokenLabels:
         """Return one window of each of `samples` (B,), uniform, by the uint64 `keys` (B,)."""
         counts = self.first[samples + 1] - self.first[samples]
         rank = (uniforms(keys, 0, 1)[:, 0] * counts).astype(np.int64)
-        windows: np.ndarray = self.first[samples] + rank
-        return windows
+        return np.asarray(self.first[samples] + rank)
 
     def windows_of(self, samples: np.ndarray) -> np.ndarray:
         """Return all windows of `samples` (B,), in their order."""
@@ -127,10 +127,10 @@ class TokenLabels:
         if not self.token_level:
             label = self.class_tokens[self.labels[self.sample[windows]]]
             return np.where(inside, label[:, None], -1)
-        answer = self._answers(windows, tokens.shape)
+        answer = self._is_answer(windows, tokens.shape)
         return np.where(inside, np.where(answer, tokens, self.vocabulary.sep), -1)
 
-    def _answers(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _is_answer(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Return which tokens of the rows belong to an answer, boolean (B, S)."""
         answers = np.zeros(shape, bool)
         assert self.data.places is not None
@@ -169,34 +169,33 @@ class TokenLabels:
         )
 
 
-def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
+def _tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
     """Return how many tokens of each text of rows (N, texts) a window has, at most `room` in all.
 
     This is the closed form of "longest_first" of the tokenizers library: the longer text is cut,
     and if both are too long, each gets half of the room and the longer one (the second of equals)
     an odd token.
 
-        >>> tokens_per_window(np.array([[9, 2], [9, 8], [1, 2]]), room=7)
+        >>> _tokens_per_window(np.array([[9, 2], [9, 8], [1, 2]]), room=7)
         array([[5, 2],
                [4, 3],
                [1, 2]])
     """
     if sizes.shape[1] == 1:
-        bounded: np.ndarray = np.minimum(sizes, room)
-        return bounded
+        return np.asarray(np.minimum(sizes, room))
     longer, shorter = cut_pair(sizes.max(1), sizes.min(1), room)
     first_longer = sizes[:, 0] > sizes[:, 1]
     counts = np.where(first_longer, longer, shorter), np.where(first_longer, shorter, longer)
     return np.stack(counts, 1)
 
 
-def cut_windows(
+def _cut_windows(
     sizes: np.ndarray, room: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut the texts of rows (N, texts) into windows of at most `room` tokens together.
 
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
-    window. A text with m tokens per window (see `tokens_per_window`) is cut into windows of m
+    window. A text with m tokens per window (see `_tokens_per_window`) is cut into windows of m
     tokens that share `stride` tokens with the previous one; the last one is shorter. With two
     texts, every window of A is combined with every window of B. The tokenizers library does the
     same, except that here a window begins at least m / 4 tokens after the previous one: the library
@@ -204,11 +203,11 @@ def cut_windows(
 
     A text of 9 tokens in windows of 4 that share 1, and one of 3 tokens:
 
-        >>> row, starts, counts = cut_windows(np.array([[9], [3]]), room=4, stride=1)
+        >>> row, starts, counts = _cut_windows(np.array([[9], [3]]), room=4, stride=1)
         >>> row, starts[:, 0], counts[:, 0]
         (array([0, 0, 0, 1]), array([0, 3, 6, 0]), array([4, 4, 3, 3]))
     """
-    n_tokens = tokens_per_window(sizes, room)
+    n_tokens = _tokens_per_window(sizes, room)
     step = np.maximum(n_tokens - stride, np.maximum(-(-n_tokens // 4), 1))
     counts = 1 + -(-np.maximum(sizes - n_tokens, 0) // step)
     total = counts.prod(1)

@@ -21,11 +21,12 @@ from metaseq_lm.data.benchmarks import (
     Benchmark,
     as_text,
     benchmark_names,
+    cloth,
     find_benchmark,
     hub_forms,
     superglue,
 )
-from metaseq_lm.data.benchmarks.cloth import ClothReader
+from metaseq_lm.data.benchmarks.examples import ExampleReader
 from metaseq_lm.data.benchmarks.wnli import with_coreference
 from metaseq_lm.data.labelled.files import (
     LabelledRow,
@@ -54,13 +55,12 @@ _RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 _SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
 # Not in the folder of the task in GLUE's own download, so its absence is not reported.
 _OPTIONAL_SPLITS = ("diagnostic",)
+_Expand = Callable[[LabelledRow], Iterable[LabelledRow]]
 _HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 
 @dataclass(frozen=True)
 class _BenchmarkOptions(TokenizerFromOptions):
-    """Options of benchmarks."""
-
     NOUN: ClassVar[str] = "benchmarks"
 
     benchmark: str = option(
@@ -92,7 +92,7 @@ class _BenchmarkOptions(TokenizerFromOptions):
 
 
 @register_dataset_kind("benchmark", _BenchmarkOptions)
-def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
+def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
     """Return what makes the labelled set, or the set of questions, of a benchmark."""
     name = options.benchmark
     if name in SQUAD:
@@ -105,6 +105,7 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
     target = request.inside(options.labelled or benchmark.task)
     if options.source is not None:
         files = _official_files(benchmark, options.source)
+        # Files that are named take the place of those of the folder.
         target = replace(target, splits={**files, **request.splits})
     elif not request.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
@@ -112,16 +113,19 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
     def open_rows(split: str, path: Path) -> Rows:
         file = request.text_file(path)
         if benchmark.reader == CLOTH:
-            return ClothReader(file, benchmark.levels)
+            passages = cloth.passages_of(benchmark.levels)
+            return ExampleReader(passages, file, True, "Is this a file of CLOTH?")
         if benchmark.reader == TABLE:
-            expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
+            expand: _Expand | None = None
             if benchmark.expand == COREFERENCE:
                 expand = with_coreference
             elif is_doubled and split == TRAIN:
                 expand = _with_swapped
             columns = _columns(benchmark, split, file)
             required = not may_lack_labels(split)
-            return RowReader(file, columns, required, expand=_renamed(benchmark, expand))
+            return RowReader(
+                file, columns, required, expand=_with_official_labels(benchmark, expand)
+            )
         return _open_superglue(benchmark, options.as_text, file, not may_lack_labels(split))
 
     details: dict[str, Any] = {"doubled": is_doubled, "text_columns": list(benchmark.texts)}
@@ -140,11 +144,14 @@ def benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any,
 
 def _open_superglue(
     benchmark: Benchmark, as_text_form: str | None, file: TextFile, required: bool
-) -> superglue.SuperglueReader:
+) -> ExampleReader:
     """Return the reader of a file of objects, `required` to have labels."""
     task = (benchmark.original or benchmark.name).rpartition("/")[2]
-    forms = as_text.FORMS[as_text_form] if as_text_form else superglue.EXAMPLES
-    forms = as_text.BABYLM if benchmark.reader == BABYLM else forms
+    forms = superglue.EXAMPLES
+    if benchmark.reader == BABYLM:
+        forms = as_text.BABYLM
+    elif as_text_form:
+        forms = as_text.FORMS[as_text_form]
     if task not in forms:
         raise UsageError(
             f"{benchmark.name}: reader {benchmark.reader} knows the objects of {', '.join(forms)}; "
@@ -155,7 +162,7 @@ def _open_superglue(
         "labelled set is made with --labelled NAME and --text-columns"
     )
     read = hub_forms.accepts_both(benchmark, task, forms[task])
-    return superglue.SuperglueReader(read, file, required, remedy)
+    return ExampleReader(read, file, required, remedy)
 
 
 def _questions(options: _BenchmarkOptions, request: Request) -> SquadPipeline:
@@ -180,18 +187,22 @@ def _official_files(benchmark: Benchmark, source: Path) -> dict[str, list[Path]]
     name, names = benchmark.name, dict(benchmark.files)
     if not source.is_dir():
         raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
-    is_challenge = name.startswith("babylm/") and _holds_challenge(source)
+    tasks = [task.partition("/")[2] for task in benchmark_names() if task.startswith("babylm/")]
+    # The challenge has the files of all its tasks in one folder.
+    is_challenge = name.startswith("babylm/") and any(
+        find_packed(source / f"{task.lower()}.train.jsonl") for task in tasks
+    )
     if is_challenge:
         names = {split: f"{benchmark.task.lower()}.{split}.jsonl" for split in names}
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
         published = source / split  # as CLOTH is published
-        if (
-            benchmark.reader == CLOTH
-            and any(published.rglob("*.json"))
-            and not _is_saved(published)
-        ):
-            files[split] = sorted(published.rglob("*.json"))
+        articles = []
+        # A split that `datasets` saved is a folder of JSON files as well.
+        if benchmark.reader == CLOTH and not (published / "state.json").is_file():
+            articles = sorted(published.rglob("*.json"))
+        if articles:
+            files[split] = articles
         elif official := find_packed(source / file):
             files[split] = [official]
         elif not is_challenge and (paths := _exported_files(source, split)):
@@ -217,12 +228,6 @@ def _official_files(benchmark: Benchmark, source: Path) -> dict[str, list[Path]]
     return files
 
 
-def _holds_challenge(source: Path) -> bool:
-    """Return whether a folder has BabyLM's files, of all tasks in one folder."""
-    tasks = [name.partition("/")[2] for name in benchmark_names() if name.startswith("babylm/")]
-    return any(find_packed(source / f"{task.lower()}.train.jsonl") for task in tasks)
-
-
 def _exported_files(source: Path, split: str) -> list[Path]:
     """Return the files of a split that the library `datasets` exported or saved, or [].
 
@@ -233,14 +238,9 @@ def _exported_files(source: Path, split: str) -> list[Path]:
     groups: dict[tuple[Path, str, str], list[Path]] = {}
     for path in chain(*(sorted(f.iterdir()) for f in (source, source / "data") if f.is_dir())):
         if path.is_dir() and path.name.casefold() in stems:
-            inside = [
-                file for file in text_files([path]) if format_suffix(file) in _RECORD_SUFFIXES
-            ]
-            if inside:
+            if inside := list(filter(_holds_records, text_files([path]))):
                 groups[path, "", ""] = inside
-        elif (
-            path.is_file() and format_suffix(path) in _RECORD_SUFFIXES and path.name[0] not in "._"
-        ):
+        elif path.is_file() and _holds_records(path) and path.name[0] not in "._":
             name = path.name.casefold().partition(format_suffix(path))[0]
             match = _SHARD.fullmatch(name)
             assert match is not None
@@ -263,15 +263,17 @@ def _exported_files(source: Path, split: str) -> list[Path]:
     return []
 
 
+def _holds_records(path: Path) -> bool:
+    return format_suffix(path) in _RECORD_SUFFIXES
+
+
+# ELECTRA's fine-tuning doubles the train rows of these tasks so.
 def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
-    """Yield a row and a copy with its two texts swapped, as in ELECTRA's fine-tuning."""
     yield row
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
 
-def _renamed(
-    benchmark: Benchmark, expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None
-) -> Callable[[LabelledRow], Iterable[LabelledRow]]:
+def _with_official_labels(benchmark: Benchmark, expand: _Expand | None) -> _Expand:
     """Return `expand` for rows that get the labels of the official file."""
     words = hub_forms.label_words(benchmark)
 
@@ -328,8 +330,3 @@ def _columns(benchmark: Benchmark, split: str, file: TextFile) -> TableColumns:
 
 def _letters(name: str) -> str:
     return re.sub(r"\W|_", "", name).casefold()
-
-
-def _is_saved(folder: Path) -> bool:
-    """Return whether a folder is a split that `datasets` saved."""
-    return (folder / "state.json").is_file()

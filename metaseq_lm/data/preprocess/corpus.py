@@ -57,7 +57,7 @@ Written = TypeVar("Written")
 
 
 @dataclass(frozen=True)
-class CorpusOptions(
+class _CorpusOptions(
     TokenizerOptions, DocumentOptions, VocabularyOptions, TableOptions, PlainTextOptions
 ):
     """Options of a corpus."""
@@ -98,13 +98,15 @@ class TokenPipeline(Pipeline[Record, Written]):
         unk = self.tokenizer.vocabulary.unk
         counts.unknown = 0 if unk is None else int(frequencies[unk])
         split.counts = vars(counts)
-        suffixes = [".bin", ".idx", *[WORDS] * has_words]
-        split.files = [f"{split.name}{suffix}" for suffix in suffixes]
+        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
+        if has_words:
+            split.files.append(f"{split.name}{WORDS}")
         if split.name == TRAIN:
             self.train_frequencies = frequencies
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         if self.train_frequencies is not None:
+            # Masking by rarity needs the counts of train, whatever the tokenizer learnt from.
             symbols, counts = self.tokenizer.vocabulary.symbols, self.train_frequencies.tolist()
             self.tokenizer.vocabulary = Vocabulary(symbols, counts)
         self.shared_files = self.tokenizer.save(self.folder)
@@ -115,7 +117,7 @@ class TokenPipeline(Pipeline[Record, Written]):
         return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
 
 
-@register_dataset_kind("corpus", CorpusOptions)
+@register_dataset_kind("corpus", _CorpusOptions)
 class CorpusPipeline(TokenPipeline[Block, Encoded]):
     """Text in blocks, encoded in one or several processes.
 
@@ -128,7 +130,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
     holds_out = True
     _held: HeldOutLines | None = None
 
-    def __init__(self, options: CorpusOptions, request: Request) -> None:
+    def __init__(self, options: _CorpusOptions, request: Request) -> None:
         super().__init__(request.expanded().with_valid())
         if options.text_columns is not None:
             if len(options.text_columns) > 1:
@@ -154,10 +156,15 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
 
     def _column(self, file: TextFile) -> str | None:
         """Return the column of the text; None if the lines are the text."""
-        if self.options.text_column is None and not self.options.plain_text:
-            is_plug_in = recognise(file).kind is Kind.OTHER
-            return TEXT if is_plug_in else None
-        return self.options.text_column
+        options = self.options
+        # A reader of a plug-in gives its texts as records.
+        if (
+            options.text_column is None
+            and not options.plain_text
+            and recognise(file).kind is Kind.OTHER
+        ):
+            return TEXT
+        return options.text_column
 
     def _blocks(self, path: Path, split: str = "") -> Iterator[Block]:
         """Yield the lines of the part of a file that belongs to a split, "" for all."""
@@ -224,6 +231,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             paths, split = text_files(options.tokenizer_corpus), ""
             if not paths:
                 paths, split = train, TRAIN
+            # For train these are its own lines: held-out documents must not shape the tokenizer.
             files = [(request.text_file(path), self._blocks(path, split)) for path in paths]
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
@@ -267,6 +275,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
                 words.extend(part.words)
                 if blank_ends:
                     writer.end_documents(np.asarray(part.breaks, np.int64) + before)
+                # If the disk gets full, it tells how much space the rest needs.
                 writer.fraction = fraction
             counts.documents = writer.documents
         self.note(split, counts, frequencies)
@@ -280,8 +289,10 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             return
         for path in chain.from_iterable(self.request.splits.values()):
             file = self.request.text_file(path)
-            head = next(file.chunks(HEAD)) if self._column(file) is None else b""
-            if width := wrapped_width(head.decode("utf-8", "replace").splitlines()):
+            if self._column(file) is not None:
+                continue
+            head = next(file.chunks(HEAD)).decode("utf-8", "replace")
+            if width := wrapped_width(head.splitlines()):
                 yield (
                     f"warning: {path}: its lines look wrapped at {width} characters, and each is a "
                     "document; give --documents paragraphs (the lines up to a blank one, joined by "

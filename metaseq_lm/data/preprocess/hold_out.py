@@ -50,7 +50,9 @@ class HoldOut:
                     f"{count} {unit}; every {self.every}th is held out, so {2 * self.every} are "
                     "needed: add some, or break long ones into several"
                 )
-            step = max(self.every, count // self.most) if self.most else self.every
+            step = self.every
+            if self.most:
+                step = max(step, count // self.most)
             return np.asarray(np.arange(1, count + 1) % step == 0)
         if self.size.endswith("%"):
             share = round(count * float(self.size[:-1]) / 100)
@@ -59,6 +61,7 @@ class HoldOut:
             size = int(self.size)
         if size >= count:
             raise UsageError(f"--hold-out {self.size}: train has {count} {unit}")
+        # One order for all sizes: a larger share holds out the documents of a smaller one, too.
         order = random_streams.generator(self.seed, "hold out").permutation(count)
         held = np.zeros(count, bool)
         held[order[:size]] = True

@@ -64,8 +64,6 @@ _COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
 
 @dataclass(frozen=True)
 class _LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
-    """Options of labelled sets."""
-
     NOUN: ClassVar[str] = "labelled sets"
     UNUSED_WITH: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -135,12 +133,10 @@ class LabelledForm:
 
 
 def _names_in(label: Label) -> tuple[str, ...]:
-    """Return the labels of a row."""
     return label if isinstance(label, tuple) else (str(label),)
 
 
 def _count_labels(labels: Iterable[Label]) -> Counter[str]:
-    """Return how many rows have each label."""
     return Counter(chain.from_iterable(map(_names_in, labels)))
 
 
@@ -163,14 +159,16 @@ def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
 
     if isinstance(row.label, tuple):
         return replace(row, label=tuple(map(name, row.label)))
-    return replace(row, label=name(row.label)) if isinstance(row.label, str) else row
+    if isinstance(row.label, str):
+        return replace(row, label=name(row.label))
+    return row
 
 
 _OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
 
 
 @register_dataset_kind("labelled", _LabelledOptions)
-def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeline":
+def _labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeline":
     """Return what makes a labelled set of CSV, TSV, JSONL, Parquet or Arrow files."""
     columns = TableColumns(
         names=options.columns,
@@ -212,12 +210,11 @@ def labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipeli
 
 def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
     """Return the form of a set; UsageError for options that do not go together."""
-    labels = list(options.labels) if options.labels is not None else None
-    form = ""
+    labels, form = options.labels, ""
     if options.label_columns is not None:
-        labels, form = list(options.label_columns), MULTI_LABEL
+        labels, form = options.label_columns, MULTI_LABEL
     if options.labels_from is not None:
-        labels = classes_of(options.labels_from)
+        labels = tuple(classes_of(options.labels_from))
         if Manifest.load(options.labels_from).details.get("form") == MULTI_LABEL:
             form = MULTI_LABEL
     details: dict[str, Any] = {"text_columns": list(columns.texts or ())}
@@ -234,7 +231,7 @@ def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
         raise UsageError("--first-label needs --labels A,B,... that are no numbers")
 
     return LabelledForm(
-        labels,
+        None if labels is None else list(labels),
         columns.regression,
         form,
         details=details,
@@ -340,7 +337,9 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         first = self.form.first
         if first is None:
             last, counted = len(names), sorted(seen - {-1})
+            # Labels up to the number of names, without 0, count from 1.
             first = int(last in seen and 0 not in seen)
+            # Numbers that fit either way of counting leave a doubt, which a wrong guess would hide.
             other = int(bool(counted) and 0 < counted[0] <= counted[-1] < last)
             if seen == {-1, 1} and last == 2:
                 raise UsageError(
@@ -360,10 +359,8 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         return {str(number): name for number, name in enumerate(names, first)}
 
     def _held_out_records(self, hold_out: HoldOut) -> set[tuple[Path, int]]:
-        """Return file and line of records drawn from the labelled ones of train.
-
-        A record may be several rows, which stay together.
-        """
+        """Return file and line of records drawn from the labelled ones of train."""
+        # A record may be several rows, which stay together.
         records: dict[tuple[Path, int], None] = {}
         no_gold, skips_bad = self._no_gold(), self.request.on_bad_utf8 == "skip"
         for path in self.request.splits[TRAIN]:
@@ -413,21 +410,14 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             for row in reader:
                 if self._is_elsewhere(split.name, path, row) or self.skips(split, row.bad):
                     continue
-                row = row if row.label in classes else _with_names(row, self._spellings)
+                if row.label not in classes:
+                    row = _with_names(row, self._spellings)
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:
+                    if not counts["no_gold_label"]:
+                        self._warn_of_no_gold(path, row)
                     counts["no_gold_label"] += 1
-                    if counts["no_gold_label"] == 1:
-                        text = (
-                            f"label {row.label!r} means" if row.label else "the empty label means"
-                        )
-                        may_be_class = row.label and self.form.labels is None
-                        remedy = " (--labels can make it a class)" if may_be_class else ""
-                        self._warnings.append(
-                            f"{path}:{row.line}: {text} that the row has no gold label; it and "
-                            f"others like it are left out{remedy}"
-                        )
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)
@@ -444,19 +434,31 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             counts.update(reader.counts)
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 
+    def _warn_of_no_gold(self, path: Path, row: LabelledRow) -> None:
+        label, remedy = "the empty label", ""
+        if row.label:
+            label = f"label {row.label!r}"
+            if self.form.labels is None:
+                remedy = " (--labels can make it a class)"
+        self._warnings.append(
+            f"{path}:{row.line}: {label} means that the row has no gold label; it and others like "
+            f"it are left out{remedy}"
+        )
+
     def _check_number(self, path: Path, row: LabelledRow) -> None:
         """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
-        several = isinstance(row.label, tuple)
-        if several and not any(self._labels.values()):
-            self._multi_label = True
-        if several != self._multi_label:
-            label = list(_names_in(row.label)) if several else row.label
+        label: Any = row.label
+        if isinstance(label, tuple):
+            label = list(label)
+            if not any(self._labels.values()):  # the first row decides
+                self._multi_label = True
+        if isinstance(label, list) != self._multi_label:
+            expected = "a list of labels" if self._multi_label else "one label"
             raise MetaseqError(
-                f"{path}:{row.line}: label {label!r} where "
-                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in "
-                "the rows before; write all labels as lists, or give --label-separator"
+                f"{path}:{row.line}: label {label!r} where {expected} should stand, as in the rows "
+                "before; write all labels as lists, or give --label-separator"
             )
 
     def encode(
@@ -504,6 +506,7 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             span_writer = append_facts = None
             unk = self.tokenizer.vocabulary.unk
             for rows, columns, spans in encoded:
+                # The first rows tell how many columns there are, and whether rows have facts.
                 if not writers:
                     for i in range(len(columns)):
                         name, dtype = f"{split.name}.input{i}", self.tokenizer.dtype
@@ -520,10 +523,10 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
                     for places in spans:
                         span_writer.add(np.array(places, np.int32))
                 if append_facts is not None:
-                    facts = (
-                        json.dumps(row.facts, ensure_ascii=False, sort_keys=True) for row in rows
-                    )
-                    append_facts("".join(f"{line}\n" for line in facts))
+                    lines = []
+                    for row in rows:
+                        lines.append(json.dumps(row.facts, ensure_ascii=False, sort_keys=True))
+                    append_facts("\n".join([*lines, ""]))
             split.counts["tokens"] = [writer.tokens for writer in writers]
 
     def nothing(self, split: Split) -> str:
@@ -544,6 +547,7 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         if self._multi_label and not self._classes:
             raise MetaseqError(f"{self.request.destdir}: no row of the train split has a label")
         count = n_columns[splits[0].name]
+        # Only after all rows is it known whether each row of a split has a label.
         for split in splits:
             self._write_labels(split)
         save_tokenizer(self.tokenizer, self.request.destdir.parent)

@@ -42,8 +42,6 @@ _MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 @dataclass(frozen=True)
 class _ParallelOptions(TokenizerOptions, PlainTextOptions):
-    """Options of parallel text."""
-
     NOUN: ClassVar[str] = "parallel text"
 
     parallel: str = option(
@@ -74,7 +72,7 @@ _EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 
 @register_dataset_kind("parallel", _ParallelOptions)
-class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
+class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
@@ -111,8 +109,7 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         return [*aligned, *self.options.unlabelled]
 
     def is_read_first(self, path: Path) -> bool:
-        learns = [*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled]
-        return path in learns
+        return path in (*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled)
 
     def prepare(self) -> dict[str, Any]:
         """Train the tokenizer of each side; the manifest names the source's and hashes both."""
@@ -121,13 +118,15 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             self._held = self._held_out_pairs(self.request.hold_out)
         for column, side in enumerate(SIDES):
             files = []
-            for path in (pair[column] for pair in self._pairs[TRAIN]):
-                file = self.request.text_file(path)
+            for pair in self._pairs[TRAIN]:
+                file = self.request.text_file(pair[column])
                 blocks = file.blocks()
-                files.append((file, self._held.part(path, blocks, False) if self._held else blocks))
+                # Text that is held out must not shape the vocabulary.
+                if self._held is not None:
+                    blocks = self._held.part(pair[column], blocks, False)
+                files.append((file, blocks))
             if side == SOURCE:
-                for path in options.unlabelled:
-                    file = self.request.text_file(path)
+                for file in map(self.request.text_file, options.unlabelled):
                     files.append((file, file.blocks()))
             min_frequency = getattr(options, f"{side}_min_frequency")
             if min_frequency is None:
@@ -141,8 +140,10 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         """Draw from the pairs of train without an empty side."""
         lines: dict[Path, np.ndarray] = {}
         for pair in self._pairs[TRAIN]:
-            full = [all(text.strip() for _, text, _ in sides) for _, sides in self._lines(pair)]
-            lines |= dict.fromkeys(pair, np.array(full, bool))
+            is_full = []
+            for _, sides in self._lines(pair):
+                is_full.append(all(text.strip() for _, text, _ in sides))
+            lines |= dict.fromkeys(pair, np.array(is_full, bool))
         counts = [int(lines[source].sum()) for source, _ in self._pairs[TRAIN]]
         held = np.split(hold_out.choose(sum(counts), "pairs"), np.cumsum(counts)[:-1])
         for pair, part in zip(self._pairs[TRAIN], held):
@@ -152,9 +153,9 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         return HeldOutLines(lines)
 
     def splits(self) -> Iterable[Split]:
-        unlabelled = self.options.unlabelled
-        extra = [Split(UNLABELLED, list(unlabelled))] if unlabelled else []
-        return [*super().splits(), *extra]
+        yield from super().splits()
+        if self.options.unlabelled:
+            yield Split(UNLABELLED, list(self.options.unlabelled))
 
     def read(self, split: Split) -> Iterator[list[str]]:
         if split.name == UNLABELLED:
@@ -166,8 +167,8 @@ class ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             for _, text, bad in self.request.text_file(path).lines():
                 if self.skips(split, bad):
                     continue
-                if text.strip():
-                    yield [text.strip()]
+                if text := text.strip():
+                    yield [text]
                 else:
                     split.counts["empty"] += 1
 

@@ -87,6 +87,7 @@ class Request:
 
     def text_file(self, path: Path) -> TextFile:
         """Return a file, to be read as the request says; one object for each path."""
+        # What is found out about a file, such as its kind or its damage, stays with the object.
         if path not in self.files:
             is_judged = self.on_bad_utf8 is not None
             policy = self.on_bad_utf8 or "replace"
@@ -108,7 +109,8 @@ class Request:
                 "--hold-out takes documents of --trainpref for the missing --validpref"
             )
         paths = list(dict.fromkeys(self.splits[TRAIN]))
-        return replace(self, splits={TRAIN: paths, VALID: paths, **_without(self.splits, TRAIN)})
+        others = {name: files for name, files in self.splits.items() if name != TRAIN}
+        return replace(self, splits={TRAIN: paths, VALID: paths, **others})
 
     def inside(self, name: str) -> "Request":
         """Return the same request for the set NAME in the folder."""
@@ -264,6 +266,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         raise UsageError(f"--workers {request.workers}: at least 1")
     if request.hold_out is not None and not pipeline.holds_out:
         raise UsageError(f"--hold-out does not apply to {pipeline.kind} data")
+    # All files before any work: the last of many may be the damaged one.
     for path in pipeline.input_files():
         pipeline.check_file(path)
     shares: dict[str, float | None] = {}
@@ -272,7 +275,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         tokenizer = pipeline.prepare()
         splits = list(pipeline.splits())
         for split in splits:
-            write_split(pipeline, split)
+            _write_split(pipeline, split)
         manifest = Manifest(pipeline.kind, tokenizer, {}, request.command, pipeline.finish(splits))
         for split in splits:
             manifest.splits[split.name] = {
@@ -287,7 +290,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
                     text += f"; {100 * share:.3g} % of the tokens are [UNK]"
             show_progress(text)
         manifest.add_files(folder, pipeline.shared_files)
-        publish(folder, request.destdir, manifest)
+        _publish(folder, request.destdir, manifest)
     if text := pipeline.report():
         show(text)
     if text := describe_unknown(shares):
@@ -295,6 +298,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     # A league makes sets for its probes, which are not trained on.
     if request.command and pipeline.holds_out and not manifest.has_valid:
         show_progress(f"no valid split, which training needs: {VALID_REMEDY}")
+    # They open the tokenizer of the folder, which is published now.
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest
@@ -308,11 +312,7 @@ def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
     show_result("preprocess", {**about, **parts})
 
 
-def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path]]:
-    return {other: paths for other, paths in splits.items() if other != name}
-
-
-def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
+def _write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
     """Run the files of a split through the pipeline; MetaseqError if they are empty."""
     encoded = pipeline.encode(split, pipeline.read(split))
     try:
@@ -338,9 +338,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
     data_files = [path for path in dest.glob("*") if path.suffix in (".bin", ".idx")]
     is_there = (dest / MANIFEST_FILE).exists() or (data_files and not is_half_published(dest))
     if not overwrite and is_there:
-        raise UsageError(
-            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
-        )
+        raise already_there(dest)
     folder = dest / _STAGING
     check_folder(folder)
     new_parents = [parent for parent in dest.parents if not parent.exists()]
@@ -369,12 +367,19 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
                     parent.rmdir()
 
 
+def already_there(dest: Path) -> UsageError:
+    """Return the error for a folder that holds a data set, without --overwrite."""
+    return UsageError(
+        f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
+    )
+
+
 def is_half_published(dest: Path) -> bool:
     """Return whether a command was killed while it moved its files to `dest`."""
     return (dest / _STAGING / MANIFEST_FILE).exists() and not (dest / MANIFEST_FILE).exists()
 
 
-def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
+def _publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     """Move the files of `manifest` from the staging `folder` to `dest`, replacing old files.
 
     An index is moved after its tokens, the manifest last; an old index is removed before new tokens
@@ -472,29 +477,29 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
         if not owners or chosen in owners:
             continue
         selectors = [items[kind][kind] for kind in owners if kind in items[kind]]
-        flags = [
-            f"{flag_of(item.name)} {item.metadata.get('metavar', '')}".rstrip()
-            for item in selectors
-        ]
-        nouns = _joined([kinds[kind].NOUN for kind in owners], "and")
-        option, remedy = flag_of(name), _joined(flags, "or")
+        flags = []
+        for item in selectors:
+            flags.append(f"{flag_of(item.name)} {item.metadata.get('metavar', '')}".rstrip())
+        nouns = _enumerated([kinds[kind].NOUN for kind in owners], "and")
+        option, remedy = flag_of(name), _enumerated(flags, "or")
         if not selected:
             raise UsageError(f"{option} only applies to {nouns}; give {remedy} as well")
-        remedy = f" ({remedy})" if remedy else ""
-        raise UsageError(
-            f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}{remedy}"
-        )
+        if remedy:
+            nouns += f" ({remedy})"
+        raise UsageError(f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}")
     values = {name: value for name, value in passed.items() if name in items[chosen]}
     return DATASET_KINDS.entries[chosen], _make_options(kinds[chosen], values)
 
 
-def _joined(words: list[str], conjunction: str) -> str:
+def _enumerated(words: list[str], conjunction: str) -> str:
     return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def _make_options(kind: Any, values: dict[str, Any]) -> Any:
     for other, names in getattr(kind, "UNUSED_WITH", {}).items():
-        for name in names.split() if other in values else ():
+        if other not in values:
+            continue
+        for name in names.split():
             if name in values:
                 raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
     return read_options(kind, values)

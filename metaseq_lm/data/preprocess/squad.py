@@ -21,8 +21,6 @@ from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
 _COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
-
-
 # A paragraph, and the tokens of its context and of each question.
 _EncodedParagraph = tuple[Paragraph, Offsets, list[list[int]]]
 
@@ -47,6 +45,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
         if self.request.hold_out is not None:
             files = map(self.request.text_file, self.request.splits[TRAIN])
             readers = chain.from_iterable(SquadReader(file, self.version) for file in files)
+            # All questions on a context go to one side, or valid would be about texts of train.
             contexts = list(dict.fromkeys(hash(paragraph.context) for paragraph in readers))
             held = self.request.hold_out.choose(len(contexts), "contexts")
             self._held = set(compress(contexts, held))
@@ -89,6 +88,7 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
                 for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
             ]
             append_row = self.open_text(stack, split, f"{split.name}.{ROWS}")
+            # The characters of each token, because answers are cut out of the context.
             *context_writers, question_writer, span_writer = writers
             for paragraph, context, questions in encoded:
                 for writer, values in zip(context_writers, context):
@@ -139,20 +139,20 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
 
 
 def _gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int, int]:
-    """Return the first and the last token of the first gold answer, (-1, -1) if it has none.
-
-    These are the tokens that the characters of the answer touch, the shortest span that holds them.
-    """
-    span = find_answer(context, question.answers[0], question.start) if question.answers else None
+    """Return the first and the last token of the first gold answer, (-1, -1) if it has none."""
+    if not question.answers:
+        return -1, -1
+    span = _find_answer(context, question.answers[0], question.start)
     if span is None:
         return -1, -1
     _, starts, ends = offsets
+    # The tokens that the characters of the answer touch: the shortest span that holds it.
     first = int(np.searchsorted(ends, span[0], side="right"))
     last = int(np.searchsorted(starts, span[1], side="left")) - 1
     return (first, last) if first <= last else (-1, -1)
 
 
-def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
+def _find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
 
     If the text is not there, it is searched for as in BERT's code, within the words that the place
@@ -165,7 +165,8 @@ def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None
         return start, end
     # A place between words belongs to the word before it.
     first = len(context[: start + 1].rstrip())
-    first -= len(context[:first].split()[-1]) if context[:first].split() else 0
+    if words_before := context[:first].split():
+        first -= len(words_before[-1])
     after = re.compile(r"\S*").match(context, end - 1)
     assert after is not None
     words = r"\s+".join(map(re.escape, answer.split()))

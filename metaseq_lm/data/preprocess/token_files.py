@@ -18,6 +18,7 @@ from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.storage.indexed import (
     IndexedDataset,
     IndexedWriter,
+    number_outside,
     open_integers,
     ranges,
 )
@@ -27,7 +28,7 @@ from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, transformers_source
 from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP
 
-CHUNK = 1 << 22  # tokens copied at once
+_CHUNK = 1 << 22  # tokens copied at once
 _SUFFIXES = (".bin", ".idx", ".ds")
 
 
@@ -48,7 +49,8 @@ class _DatatroveFile:
                 "them with save_index=True"
             )
         ends = np.fromfile(index, "<u8").astype(np.int64)
-        size, total = path.stat().st_size, int(ends[-1]) if len(ends) else 0
+        size = path.stat().st_size
+        total = int(ends[-1]) if len(ends) else 0
         width = size // total if total else 2
         if width not in (2, 4) or size != width * total or (np.diff(ends, prepend=0) < 0).any():
             raise MetaseqError(
@@ -67,7 +69,6 @@ _TokenFile = IndexedDataset | _DatatroveFile
 
 
 def _open_token_file(path: Path) -> _TokenFile:
-    """Open NAME.ds, or the pair NAME.bin and NAME.idx."""
     return _DatatroveFile(path) if path.suffix == ".ds" else open_integers(path)
 
 
@@ -83,17 +84,18 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
             continue
         if path.is_dir():
             inside = [p for p in sorted(path.iterdir()) if p.suffix in (".bin", ".ds")]
+        elif path.suffix in _SUFFIXES:
+            inside = [path]
         else:
-            inside = (
-                [path] if path.suffix in _SUFFIXES else [Path(f"{path}.bin"), Path(f"{path}.ds")]
-            )
-            inside = [p for p in inside if p.is_file()]
+            inside = [Path(f"{path}.bin"), Path(f"{path}.ds")]
+        inside = list(filter(Path.is_file, inside))
         if not inside:
             raise UsageError(
                 f"{path}: no token files here; give NAME of NAME.bin and NAME.idx, NAME.ds, or a "
                 "folder of them"
             )
-        files += [p if p.suffix == ".ds" else p.with_suffix("") for p in inside]
+        for file in inside:
+            files.append(file if file.suffix == ".ds" else file.with_suffix(""))
     return files
 
 
@@ -176,7 +178,8 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
             offsets = np.append(0, np.cumsum(sizes))
             first = 0
             while first < len(sizes):
-                last = int(np.searchsorted(offsets, offsets[first] + CHUNK, side="right")) - 1
+                last = int(np.searchsorted(offsets, offsets[first] + _CHUNK, side="right")) - 1
+                # A sequence of more tokens is copied whole.
                 last = max(last, first + 1)
                 values = np.asarray(data.tokens[offsets[first] : offsets[last]])
                 self._check(data, values)
@@ -187,7 +190,9 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                     words = word_starts.read(int(offsets[first]), int(offsets[last]))
                 if len(self.stripped):
                     chosen = ranges(starts, lengths)
-                    values, words = values[chosen], None if words is None else words[chosen]
+                    values = values[chosen]
+                    if words is not None:
+                        words = words[chosen]
                 filled = lengths > 0
                 split.counts["no_tokens"] += int((~filled).sum())
                 begin, end = np.searchsorted(data.documents, [first, last])
@@ -196,12 +201,12 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                 first = last
 
     def _check(self, data: _TokenFile, values: np.ndarray) -> None:
-        least, most = int(values.min(initial=0)), int(values.max(initial=0))
-        if least < 0 or most >= len(self.tokenizer.vocabulary):
+        size = len(self.tokenizer.vocabulary)
+        token = number_outside(values, size)
+        if token is not None:
             raise MetaseqError(
-                f"{data.prefix}: token id {min(least, 0) or most}, but the tokenizer has "
-                f"{len(self.tokenizer.vocabulary)} symbols; give the tokenizer that the files were "
-                "made with by --tokenizer-from"
+                f"{data.prefix}: token id {token}, but the tokenizer has {size} symbols; give the "
+                "tokenizer that the files were made with by --tokenizer-from"
             )
 
     def _strip(
@@ -210,7 +215,9 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
         """Return where sequences start and their sizes, (sequences,), without special symbols."""
         for at_end in (False, True):
             filled = np.flatnonzero(sizes)
-            places = starts[filled] + (sizes[filled] - 1 if at_end else 0)
+            places = starts[filled]
+            if at_end:
+                places = places + sizes[filled] - 1
             chosen = filled[np.isin(values[places], self.stripped)]
             sizes = sizes.copy()
             sizes[chosen] -= 1
@@ -222,6 +229,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
     def write(self, split: Split, encoded: Iterator[_Piece]) -> None:
         frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
         files = list(map(_open_token_file, split.sources))
+        # Where each sequence is a document, no ends are stored.
         documents = any(len(data.documents) != len(data) + 1 for data in files)
         prefix, total = self.folder / split.name, 0
         with contextlib.ExitStack() as stack:
@@ -283,8 +291,8 @@ def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
             raise MetaseqError(f"{faults[0]}; copy {shard} again or preprocess it again")
         for name, counts in manifest.splits.items():
             splits.setdefault(name, []).append(shard / name)
-            names = set(vars(Counts()))
+            known = vars(Counts()).keys() & counts.keys()
             total = lines.setdefault(name, Counts())
-            total.add(Counts(**{key: n for key, n in counts.items() if key in names}))
+            total.add(Counts(**{key: counts[key] for key in known}))
     request.splits.update(splits)
     return TokenFiles(request, load_tokenizer(shards[0]), lines=lines)

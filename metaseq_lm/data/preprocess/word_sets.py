@@ -1,5 +1,6 @@
 """Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with D's vocabulary of words."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -56,8 +57,6 @@ _KEEP = "keep"
 
 @dataclass(frozen=True)
 class _WordSetOptions(WordColumnOptions, ClassOptions):
-    """Options of all labelled sets of sentences."""
-
     tag_column: str = option(
         "",
         "column of the tags, or of HEAD-RELATION (default: -1, the last); of .conllu files with "
@@ -103,18 +102,13 @@ class TaggedOptions(_WordSetOptions, TokenizerFromOptions):
 
 @dataclass(frozen=True)
 class _TreebankOptions(_WordSetOptions):
-    """Options of treebanks."""
-
     NOUN: ClassVar[str] = "treebanks"
 
     treebank: str = option("", "the files are dependency trees, written to D/NAME", metavar="NAME")
 
 
 class _WordSetPipeline(SentencePipeline[Sentence]):
-    """Sentences with labels for each word.
-
-    All sentences are read first, because the classes depend on all splits.
-    """
+    """Sentences with labels for each word."""
 
     reads_records = holds_out = True
     # Rows with blanks between the columns can look like text; an object of lists can be one
@@ -151,7 +145,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return True
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
-        """Return the vocabulary of words of the data folder."""
         return WordVocabulary.load(self.data_folder)
 
     def open_file(self, path: Path) -> SentenceReader:
@@ -170,7 +163,7 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return "\n".join([self.classes(), *self.warnings()])
 
     def prepare(self) -> dict[str, Any]:
-        """Read all sentences and decide on the classes."""
+        # All sentences are read first, because the classes depend on all splits.
         self._read_all()
         if self.request.hold_out is not None:
             self._hold_out(self.request.hold_out)
@@ -208,7 +201,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         self.sentences[TRAIN] = list(compress(train, ~held))
 
     def all_sentences(self) -> Iterator[Sentence]:
-        """Return the sentences of all splits, one after the other."""
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
@@ -267,7 +259,7 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
             raise UsageError(
                 f"{file}: --relation-subtypes {self.options.relation_subtypes} is for CoNLL-U"
             )
-        if not _is_number(column):
+        if not re.fullmatch("-?[0-9]{1,8}", column):
             raise UsageError(
                 f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
                 "negative from the right"
@@ -304,9 +296,11 @@ class TagsPipeline(_WordSetPipeline):
         file, tag_field = self.request.text_file(path), self.options.tag_column
         name = reader_name(file, COLUMNS)
         if name not in (COLUMNS, CONLLU):
-            names, keeps_numbers = self.options.tag_names or (), self.options.tag_scheme == "none"
             return TokenListReader(
-                file, tag_field=tag_field, tag_names=names, keeps_numbers=keeps_numbers
+                file,
+                tag_field=tag_field,
+                tag_names=self.options.tag_names or (),
+                keeps_numbers=self.options.tag_scheme == "none",
             )
         if name == COLUMNS:
             return self.column_reader(ColumnReader, file)
@@ -329,6 +323,7 @@ class TagsPipeline(_WordSetPipeline):
                 f"{first}: each tag is '{_UNKNOWN_FIELD}'; choose another column with --tag-column"
             )
         if self.scheme != "none":
+            # Schemes are told apart by their prefixes, so the spelling comes first.
             self._respell(standard_tags(counts))
         if self.scheme == "auto":
             try:
@@ -357,9 +352,9 @@ class TagsPipeline(_WordSetPipeline):
             other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
             self._spelling = f" (with {other!r} as {standard[other]!r})"
             for sentences in self.sentences.values():
-                sentences[:] = [
-                    replace(s, labels=list(map(standard.__getitem__, s.labels))) for s in sentences
-                ]
+                for number, sentence in enumerate(sentences):
+                    labels = [standard[tag] for tag in sentence.labels]
+                    sentences[number] = replace(sentence, labels=labels)
 
     def _to_bioes(self, sentence: Sentence) -> Sentence:
         try:
@@ -382,7 +377,7 @@ class TagsPipeline(_WordSetPipeline):
 
 
 @register_dataset_kind("treebank", _TreebankOptions)
-class TreesPipeline(_WordSetPipeline):
+class _TreesPipeline(_WordSetPipeline):
     """Sentences with a head and a relation for each word."""
 
     kind = "trees"
@@ -407,11 +402,7 @@ class TreesPipeline(_WordSetPipeline):
         return self.conllu_reader(file)
 
     def choose_labels(self) -> None:
-        """Take the relations of all sentences, root first.
-
-        MetaseqError with the place unless the words with head 0, and no others, have the relation
-        root.
-        """
+        """Take the relations of all sentences, root first."""
         relations = set()
         for sentence in self.all_sentences():
             assert sentence.heads is not None
@@ -436,7 +427,3 @@ class TreesPipeline(_WordSetPipeline):
 
     def classes(self) -> str:
         return f"{len(self.labels)} relations: {', '.join(self.labels)}"
-
-
-def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 9

@@ -215,7 +215,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
 
 @register_dataset_kind("words", _WordsOptions)
-class WordsPipeline(SentencePipeline[list[str]]):
+class _WordsPipeline(SentencePipeline[list[str]]):
     """Unlabelled sentences; without any split it makes the vocabulary only."""
 
     kind = WORDS
@@ -239,9 +239,12 @@ class WordsPipeline(SentencePipeline[list[str]]):
 
     def input_files(self) -> Iterable[Path]:
         options = self.options
-        splits = super().input_files() if self.request.splits or options.tokenizer_from else []
-        vectors = [options.word_vectors] if options.word_vectors else []
-        return [*splits, *options.tokenizer_corpus, *options.labelled_corpus, *vectors]
+        files = [*options.tokenizer_corpus, *options.labelled_corpus]
+        if options.word_vectors:
+            files.append(options.word_vectors)
+        if self.request.splits or options.tokenizer_from:
+            return [*super().input_files(), *files]
+        return files
 
     def check_file(self, path: Path) -> None:
         if path in self.options.labelled_corpus and signed_reader(self.request.text_file(path)):
@@ -301,6 +304,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
             words = [*SPECIAL_WORDS, *words]
         else:
             frequent = set(words)
+            # A file of vectors may hold millions of words, so only those of the text are kept.
             needed = frequent if options.word_places == "text" else None
             vectors = read_vectors(open_file(options.word_vectors), needed)
             words = [*SPECIAL_WORDS, *words, *(word for word in vectors if word not in frequent)]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     Pipeline,
     Request,
     Split,
+    already_there,
     is_half_published,
     register_dataset_kind,
 )
@@ -61,6 +62,7 @@ _VALID, _TEST = "valid", "test"
 _BATCH = 4096  # documents
 _RARE = 1000  # most documents drawn for one with a label, or one that makes a pair
 _COUNTED = 20_000  # most documents on which n-grams are counted
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,10 @@ def rounded(content: Any) -> Any:
     return float(f"{content:.{_DIGITS}g}") if isinstance(content, float) else content
 
 
-def _collect(
+def _collect_documents(
     world: World, purpose: str, count: int, select: Callable[[np.ndarray], Documents]
 ) -> Documents:
-    """Return the first `count` documents that `select` makes of keys (N,) of a purpose.
-
-    Raises:
-        MetaseqError: None of many keys makes one.
-    """
+    """Return the first `count` documents that `select` makes of keys (N,) of a purpose."""
     batches, size, start = [], 0, 0
     while size < count:
         step = min(_BATCH, max(64, 2 * (count - size)))
@@ -136,16 +134,18 @@ def _collect(
     return Documents(np.concatenate([batch.tokens for batch in batches])[:count], labels)
 
 
-def collect_labelled(world: World, name: str, split: str, count: int) -> Documents:
+def _collect_labelled(world: World, name: str, split: str, count: int) -> Documents:
     """Return `count` documents that have a label of the set `name`."""
 
     def labelled(keys: np.ndarray) -> Documents:
         documents = world.sample_labelled(name, split, keys)
         check_documents(world, documents, len(keys))
         has_label = documents.labels[name] != NO_LABEL
-        return documents.select(has_label if has_label.ndim == 1 else has_label.any(axis=1))
+        if has_label.ndim > 1:  # labels of words
+            has_label = has_label.any(axis=1)
+        return documents.select(has_label)
 
-    return _collect(world, f"{name} {split}", count, labelled)
+    return _collect_documents(world, f"{name} {split}", count, labelled)
 
 
 def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,12 +155,12 @@ def _collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.
         good, bad = world.minimal_pairs(kind, keys)
         return Documents(good, {"bad": bad})
 
-    documents = _collect(world, f"pairs {kind}", count, pairs)
+    documents = _collect_documents(world, f"pairs {kind}", count, pairs)
     return documents.tokens, documents.labels["bad"]
 
 
 @register_dataset_kind("world", _WorldOptions)
-class WorldPipeline(TokenPipeline[Documents, Documents]):
+class _WorldPipeline(TokenPipeline[Documents, Documents]):
     """Makes the corpus of a world, and what stands beside it."""
 
     def __init__(self, options: _WorldOptions, request: Request) -> None:
@@ -170,6 +170,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             raise UsageError(f"a world makes its own text; leave out {flags} and --split")
         self.options = options
         self.world = build_world(options.world, options.world_seed, options.world_options)
+        # What a killed command has written is replaced without being asked.
         if self._was_cut_short():
             self.request = replace(self.request, overwrite=True)
         self._samples: dict[str, Documents] = {}
@@ -188,7 +189,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         self._ids = np.array([self.tokenizer.vocabulary.index(word) for word in world.symbols])
         for name in world.label_sets:
             self._labelled[name] = {
-                split: collect_labelled(world, name, split, options.world_labelled)
+                split: _collect_labelled(world, name, split, options.world_labelled)
                 for split in (TRAIN, _VALID, _TEST)
             }
         for kind in world.pair_kinds:
@@ -200,7 +201,9 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         dest = self.request.destdir
         if is_half_published(dest):
             return True
-        names = [*self.world.label_sets, *([_PAIRS] if self.world.pair_kinds else [])]
+        names = list(self.world.label_sets)
+        if self.world.pair_kinds:
+            names.append(_PAIRS)
         if all((dest / name / MANIFEST_FILE).exists() for name in names):
             return False
         # With other options the sets may be missing on purpose.
@@ -215,10 +218,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         for name in (*self.world.label_sets, _PAIRS):
             folder = self.request.destdir / name
             if (folder / MANIFEST_FILE).exists():
-                raise UsageError(
-                    f"{folder}: already holds a data set; give another --destdir, or --overwrite "
-                    "to replace"
-                )
+                raise already_there(folder)
 
     def splits(self) -> Iterable[Split]:
         return [Split(name, []) for name in (TRAIN, _VALID, _TEST)]
@@ -251,6 +251,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 size, n = len(documents), len(values)
                 counts.add(Counts(lines=size, sequences=size, documents=size, words=n, tokens=n))
                 frequencies += np.bincount(values, minlength=len(frequencies))
+                # The first documents serve for the baselines in world.json.
                 if len(seen) * _BATCH < _COUNTED:
                     seen.append(Documents(documents.tokens))
         self._samples[split.name] = Documents(np.concatenate([d.tokens for d in seen])[:_COUNTED])
@@ -295,7 +296,10 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         return f"{split.name}: {n_documents:,} documents, {n_tokens:,} tokens"
 
     def report(self) -> str:
-        return "\n".join([super().report(), *([] if is_quiet() else _table_of_needs(self._exact))])
+        lines = [super().report()]
+        if not is_quiet():
+            lines += _table_of_needs(self._exact)
+        return "\n".join(lines)
 
     def companions(self) -> Iterator[Pipeline[Any, Any]]:
         for name, sets in self._labelled.items():
@@ -304,7 +308,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             if sets[TRAIN].labels[name].ndim == 1:
                 yield _DocumentLabels(documents, request)
             else:
-                yield _WorldLabels(documents, request)
+                yield _WordLabels(documents, request)
         if self._pairs:
             yield _PairsPipeline(self.world, self._pairs, self.request)
 
@@ -337,32 +341,42 @@ class _LabelledDocuments:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes."""
         return list(self.world.label_sets[self.name])
+
+    def rows(self, split: str) -> Iterator[LabelledRow]:
+        """Yield the documents of a split, which have a label each."""
+        data = self.splits[split]
+        for number, (tokens, label) in enumerate(zip(data.tokens, data.labels[self.name]), 1):
+            yield LabelledRow(number, (self.world.text(tokens),), self.classes[label], False)
+
+    def sentences(self, split: str) -> Iterator[Sentence]:
+        """Yield the documents of a split, whose words have labels; UNLABELLED for the others."""
+        data, tags = self.splits[split], [*self.classes, UNLABELLED]
+        for number, (tokens, labels) in enumerate(zip(data.tokens, data.labels[self.name]), 1):
+            words = [self.world.symbols[token] for token in tokens if token != NO_TOKEN]
+            numbers = np.where(labels == NO_LABEL, len(tags) - 1, labels)[: len(words)]
+            of_words = [tags[number] for number in numbers]
+            yield Sentence(Path(split), [number] * len(words), words, of_words)
 
 
 @dataclass
-class _DocumentRows:
-    """The rows of a split whose documents have a label."""
+class _Reader(Generic[Row]):
+    """Rows of a split where a pipeline expects the reader of a file; nothing is passed over."""
 
-    documents: _LabelledDocuments
-    split: str
+    rows: Iterator[Row]
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[LabelledRow]:
-        data, name = self.documents.splits[self.split], self.documents.name
-        for number, (tokens, label) in enumerate(zip(data.tokens, data.labels[name]), 1):
-            text = self.documents.world.text(tokens)
-            yield LabelledRow(number, (text,), self.documents.classes[label], False)
+    def __iter__(self) -> Iterator[Row]:
+        return self.rows
 
 
 class _DocumentLabels(LabelledPipeline):
     """Makes the labelled set of documents with one label each."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
-        def open_rows(split: str, path: Path) -> _DocumentRows:
-            return _DocumentRows(documents, split)
+        def open_rows(split: str, path: Path) -> _Reader[LabelledRow]:
+            return _Reader(documents.rows(split))
 
         inside = request.inside(documents.name)
         form = LabelledForm(documents.classes, details={"world": documents.world.name})
@@ -375,7 +389,7 @@ class _DocumentLabels(LabelledPipeline):
         return f"{self.request.destdir.name}/{super().summary(split)}"
 
 
-class _WorldLabels(TagsPipeline):
+class _WordLabels(TagsPipeline):
     """Makes the tagged set of documents with labelled words; other words are UNLABELLED."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
@@ -389,8 +403,7 @@ class _WorldLabels(TagsPipeline):
         return []
 
     def open_file(self, path: Path) -> Any:
-        """Return the sentences of the split that a source stands for."""
-        return _WordRows(self.documents, path)
+        return _Reader(self.documents.sentences(path.name))  # a source is named like its split
 
     def choose_labels(self) -> None:
         self.scheme = "none"
@@ -402,29 +415,6 @@ class _WorldLabels(TagsPipeline):
 
     def summary(self, split: Split) -> str:
         return f"{self.documents.name}/{super().summary(split)}"
-
-
-@dataclass
-class _WordRows:
-    """The sentences of a split whose words have labels."""
-
-    documents: _LabelledDocuments
-    path: Path  # named like the split
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Sentence]:
-        data, world = self.documents.splits[self.path.name], self.documents.world
-        tags = [*self.documents.classes, UNLABELLED]
-        labels = np.where(
-            data.labels[self.documents.name] == NO_LABEL,
-            len(tags) - 1,
-            data.labels[self.documents.name],
-        )
-        for number, (tokens, numbers) in enumerate(zip(data.tokens, labels), 1):
-            words = [world.symbols[token] for token in tokens if token != NO_TOKEN]
-            of_words = [tags[number] for number in numbers[: len(words)]]
-            yield Sentence(self.path, [number] * len(words), words, of_words)
 
 
 class _PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):

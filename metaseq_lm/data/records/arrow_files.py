@@ -43,17 +43,13 @@ _PLAIN_FEATURES = (None, "Value", "ClassLabel", "Sequence", "List", "LargeList",
 _Convert = Callable[[Any], Any]
 
 
-def _is_arrow(file: TextFile, head: bytes) -> bool:
-    return head.startswith((_PARQUET, _ARROW_FILE, _ARROW_STREAM))
-
-
-@register_reader(ARROW, _is_arrow)
-def arrow_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+@register_reader(ARROW, lambda file, head: head.startswith((_PARQUET, _ARROW_FILE, _ARROW_STREAM)))
+def _arrow_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the rows; MetaseqError for damage, a cell that is too long, or two equal columns."""
     converter: _RowConverter | None = None
     damage = None if file.is_judged else Damage()
     number = 0
-    for batch in arrow_batches(file, reading.column):
+    for batch in _arrow_batches(file, reading.column):
         converter = converter or _RowConverter(batch.schema, file)
         for row in converter.rows(batch, number):
             number += 1
@@ -70,7 +66,7 @@ def arrow_records(file: TextFile, reading: Reading) -> Iterator[Record]:
 # -------------------------------------------------------------------- bounded batches
 
 
-def arrow_batches(file: TextFile, column: str | None = None) -> Iterator[Any]:
+def _arrow_batches(file: TextFile, column: str | None = None) -> Iterator[Any]:
     """Yield record batches of at most ROWS rows, of `column` or of all if it is not there.
 
     MetaseqError for a cell that is too long, for damage, and without pyarrow.
@@ -114,6 +110,7 @@ def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[t
         opened = pyarrow.ipc.open_file(raw)
         batches = map(opened.get_batch, range(opened.num_record_batches))
     else:
+        # pyarrow takes a stream that is cut off between two messages for a whole one.
         raw.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if raw.read() != _END_OF_STREAM:
             raise OSError("it has no end mark")
@@ -161,6 +158,7 @@ def _parquet_batches(raw: IO[bytes], where: str, column: str | None) -> Iterator
             if chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page and not is_map:
                 dictionaries.add(path)
         counts.append(max(1, min(ROWS, LONGEST // bytes_of_row)))
+    # With pre_buffer pyarrow would read the columns of a whole row group ahead.
     file = pyarrow.parquet.ParquetFile(
         raw, read_dictionary=sorted(dictionaries), pre_buffer=False, buffer_size=1 << 20
     )
@@ -189,7 +187,8 @@ def _check_messages(source: Any, where: str) -> None:
         for match in _FRAME.finditer(body):
             unpacked = int.from_bytes(body[max(match.start() - 8, 0) : match.start()], "little")
             # Text may hold the signs; what stands before them then is no size of a buffer.
-            size += unpacked if unpacked < 1 << 40 else 0
+            if unpacked < 1 << 40:
+                size += unpacked
         if size > MOST_BYTES:
             unit = "a dictionary" if message.type == "dictionary" else f"batch {number} of records"
             raise MetaseqError(
@@ -212,8 +211,10 @@ def _dense_bytes(array: Any) -> int:
         return _dense_bytes(array.flatten())
     if types.is_struct(kind):
         return sum(map(_dense_bytes, array.flatten()))
-    may_share_bytes = "view" in str(kind) or "run_end_encoded" in str(kind)
-    return int(array.nbytes) * (len(array) if may_share_bytes else 1)
+    # Rows of these types may share bytes, at worst all of them.
+    if "view" in str(kind) or "run_end_encoded" in str(kind):
+        return int(array.nbytes) * len(array)
+    return int(array.nbytes)
 
 
 def _sliced(batch: Any, where: str, row: int) -> Iterator[Any]:
@@ -244,12 +245,13 @@ class _BinaryColumn:
         self._values = self._invalid = 0
 
     def __call__(self, data: bytes) -> Any:
-        return unreadable(self._type_name) if self.is_text is False else self._converter.text(data)
-
-    def examine(self, data: bytes) -> None:
-        """Count a value before `decide`."""
-        self._values += 1
-        self._invalid += b"\0" in data or (self._converter.is_utf8 and not is_utf8(data))
+        if self._converter.examines:
+            self._values += 1
+            self._invalid += b"\0" in data or (self._converter.is_utf8 and not is_utf8(data))
+            return None
+        if self.is_text is False:
+            return unreadable(self._type_name)
+        return self._converter.text(data)
 
     def decide(self) -> None:
         """Decide whether the column is text, if it has had values."""
@@ -264,6 +266,7 @@ class _RowConverter:
 
     Attributes:
         bad_value: The last value of the current row with bytes that are not UTF-8, else b"".
+        examines: Whether values are only examined, so that binary columns can decide.
     """
 
     def __init__(self, schema: Any, file: TextFile) -> None:
@@ -272,7 +275,7 @@ class _RowConverter:
         self._file, self._number = file, 0
         self.bad_value = b""
         self.is_utf8 = file.is_utf8
-        self._examines = False  # whether values are only examined
+        self.examines = False
         self._binary_columns: list[_BinaryColumn] = []
         features = _features(schema)
         self._types = {field.name: _as_binary(field.type) for field in schema}
@@ -287,13 +290,13 @@ class _RowConverter:
             for name, column in zip(batch.schema.names, batch.columns)
         }
         if any(column.is_text is None for column in self._binary_columns):
-            self._examines = True
+            self.examines = True
             for name, values in columns.items():
                 for value in values:
                     self._converts[name](value)
             for binary in self._binary_columns:
                 binary.decide()
-            self._examines = False
+            self.examines = False
         for self._number, row in enumerate(zip(*columns.values()), number + 1):
             self.bad_value = b""
             yield {
@@ -307,7 +310,8 @@ class _RowConverter:
         types = pyarrow.types
         if isinstance(feature, list) and feature:  # a list, in older versions
             feature = feature[0]
-        feature = feature if isinstance(feature, dict) else {}
+        if not isinstance(feature, dict):
+            feature = {}
         inside = feature.get("feature", feature)
         if types.is_dictionary(kind):
             return self._convert(kind.value_type, feature)
@@ -315,7 +319,8 @@ class _RowConverter:
         if types.is_struct(kind) and isinstance(media, str) and media not in _PLAIN_FEATURES:
             return _unless_null(lambda value: unreadable(media))
         if types.is_struct(kind):
-            inside = inside if isinstance(inside, dict) else {}
+            if not isinstance(inside, dict):
+                inside = {}
             converts = {f.name: self._convert(f.type, inside.get(f.name)) for f in kind}
             return _unless_null(
                 lambda row: {name: converts[name](value) for name, value in row.items()}
@@ -326,22 +331,21 @@ class _RowConverter:
         if _is_text(kind):
             return _unless_null(self.text)
         if _is_binary(kind):
-            column = _BinaryColumn(str(kind), self)
-            self._binary_columns.append(column)
-            return _unless_null(lambda data: (column.examine if self._examines else column)(data))
+            self._binary_columns.append(_BinaryColumn(str(kind), self))
+            return _unless_null(self._binary_columns[-1])
         if types.is_decimal(kind):
             return _unless_null(_number)
         if types.is_floating(kind):
             return lambda value: None if value is None or math.isnan(value) else float(value)
         if types.is_integer(kind):
             names = feature.get("names")
-            return _class_name(names) if isinstance(names, list) else _unchanged
+            numbered = dict(enumerate(names)) if isinstance(names, list) else {}
+            return lambda value: numbered.get(value, value)
         if types.is_boolean(kind) or types.is_null(kind):
-            return _unchanged
+            return lambda value: value
         return _unless_null(lambda value: unreadable(str(kind)))
 
     def text(self, data: bytes | str) -> str:
-        """Return the text of a value."""
         if isinstance(data, str):
             return data
         try:
@@ -349,42 +353,28 @@ class _RowConverter:
         except UnicodeDecodeError:
             if not self.is_utf8:
                 return data.decode(self._file.encoding, "replace")
-            if self._examines:
+            if self.examines:
                 return ""
             self.bad_value = data
             return decode(data, f"{self._file}:{self._number}", self._file.on_bad_utf8)[0]
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _unless_null(convert: _Convert) -> _Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def _class_name(names: list[Any]) -> _Convert:
-    numbered = dict(enumerate(names))
-    return lambda value: numbered.get(value, value)
-
-
 def _number(value: Decimal) -> int | float:
     return int(value) if value == value.to_integral_value() else float(value)
 
 
+# By their names, because some versions of pyarrow have no function for views.
 def _is_text(kind: Any) -> bool:
-    import pyarrow
-
-    types = pyarrow.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or "string_view" in str(kind))
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _is_binary(kind: Any) -> bool:
-    import pyarrow
-
-    types = pyarrow.types
-    is_variable = types.is_binary(kind) or types.is_large_binary(kind)
-    return bool(is_variable or types.is_fixed_size_binary(kind) or "binary_view" in str(kind))
+    name = str(kind).partition("[")[0]
+    return name in ("binary", "large_binary", "binary_view", "fixed_size_binary")
 
 
 def _is_list(kind: Any) -> bool:
@@ -422,7 +412,8 @@ def _values(column: Any, kind: Any) -> list[Any]:
         return [None if at is None else texts[at] for at in column.indices.to_pylist()]
     # This version of pyarrow may not convert nested types; invalid UTF-8 is an error then.
     with contextlib.suppress(pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid):
-        column = column if column.type == kind else column.cast(kind)
+        if column.type != kind:
+            column = column.cast(kind)
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError as error:

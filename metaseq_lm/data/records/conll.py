@@ -37,7 +37,7 @@ def _sentences(file: TextFile) -> Iterator[tuple[list[_Line], bool]]:
 
 
 @register_reader(CONLLU)
-def conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the sentences without comments, lines of multi-word tokens (3-4), empty nodes (8.1).
 
     MetaseqError with file and line for rows without exactly ten fields, and ids out of order.
@@ -48,8 +48,11 @@ def conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
             if text.startswith("#") or (is_bad and file.skips_bad):
                 continue
             fields = _conllu_fields(text, f"{file}:{number}")
-            if "-" in fields[ID] or "." in fields[ID]:
-                reading.counts["multi_word" if "-" in fields[ID] else "empty_nodes"] += 1
+            if "-" in fields[ID]:
+                reading.counts["multi_word"] += 1
+                continue
+            if "." in fields[ID]:
+                reading.counts["empty_nodes"] += 1
                 continue
             if fields[ID] != str(len(rows) + 1):
                 raise MetaseqError(
@@ -80,15 +83,15 @@ def _record(
     rows: list[tuple[int, list[str]]],
     is_bad: bool,
 ) -> Record:
-    columns = zip(*(fields for _, fields in rows)) if rows else ()
-    fields = dict(zip(names, map(list, columns)))
+    fields = dict(zip(names, map(list, zip(*(fields for _, fields in rows)))))
     numbers = [number for number, _ in rows]
-    where, first = f"{file}:{numbers[0] if rows else 0}", numbers[0] if rows else 0
+    first = next(iter(numbers), 0)
+    where = f"{file}:{first}"
     return Record(fields, where, reading.counts, is_bad=is_bad, line=first, lines=numbers)
 
 
 @register_reader(COLUMNS)
-def column_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _column_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the sentences without comments, their columns named "0", "1", ...
 
     MetaseqError with file and line for a row with another number of columns than the first one.
@@ -100,14 +103,11 @@ def column_records(file: TextFile, reading: Reading) -> Iterator[Record]:
 
 
 class _Columns:
-    """Tells the rows of a file from its comments, and divides them.
-
-    Tabs separate if each examined row has some, so that a word may contain blanks; else white space
-    does.
-    """
+    """Tells the rows of a file from its comments, and divides them."""
 
     def __init__(self, file: TextFile, reading: Reading) -> None:
         self.file, self._counts, self.remarks = file, reading.counts, reading.remarks
+        # Where tabs separate, a word may contain blanks.
         self._separator = separator(file.first_lines)
         self.width = 0  # columns of the first row
         self._comment = ""  # the first field of comments with as many columns as the rows
@@ -174,18 +174,17 @@ class _Columns:
         firsts: Counter[str] = Counter()
         for (first, _), count in unshared.items():
             firsts[first] += count
-        lone = [
-            place
-            for tag, place in inside.items()
-            if any(map(str.isalnum, tag)) and tag not in others
-        ]
-        self.remarks += [f"{where} {_LONE_TAG}" for where in lone[:1]]
+        for tag, place in inside.items():
+            if any(map(str.isalnum, tag)) and tag not in others:
+                self.remarks.append(f"{place} {_LONE_TAG}")
+                break
         if not firsts:
             return
         first, count = firsts.most_common(1)[0]
         tags = {tag for mark, tag in unshared if mark == first}
         where = next(places[key] for key in unshared if key[0] == first)
         self._opens_all = sentences > 1 and count >= _COMMENTED * sentences
+        # Last fields that no word has, each once, are names rather than tags.
         has_own_tags = first.startswith("#") and _FEWEST_COMMENTS <= count == len(tags)
         if self._opens_all or has_own_tags:
             self._comment = first

@@ -29,7 +29,7 @@ _BETWEEN = re.compile(
 
 
 @dataclass(frozen=True)
-class Language:
+class _Language:
     """Features of text in a language, or in several with one alphabet.
 
     Attributes:
@@ -58,7 +58,7 @@ _BALTIC = ("cp1257", "iso8859-13", "iso8859-4")
 _CYRILLIC = ("cp1251", "koi8-r", "koi8-u", "iso8859-5", "cp866", "mac-cyrillic")
 # Hebrew comes before Cyrillic: Hebrew can look like Cyrillic words, but not the reverse.
 _WESTERN_LANGUAGES = tuple(
-    Language(_WESTERN, alphabet)
+    _Language(_WESTERN, alphabet)
     for alphabet in (
         "àâæçéèêëîïôœùûüÿ",  # French
         "äöüßé",  # German
@@ -71,40 +71,41 @@ _WESTERN_LANGUAGES = tuple(
         "éëïöüèêáíóú",  # Dutch
     )
 )
-_OTHERS = (
-    Language(_CENTRAL, "ąćęłńóśźż"),  # Polish
-    Language(_CENTRAL, "áčďéěíňóřšťúůýž"),  # Czech
-    Language(_CENTRAL, "áäčďéíĺľňóôŕšťúýž"),  # Slovak
-    Language(_CENTRAL, "áéíóöőúüű"),  # Hungarian
-    Language(_CENTRAL, "čćđšž"),  # Croatian, Slovene
-    Language(("iso8859-16", *_CENTRAL), "ăâîșțşţ"),  # Romanian
-    Language(("cp1254", "iso8859-9", "cp857", "mac-turkish"), "çğıiöşüâîû"),  # Turkish
-    Language(_BALTIC, "ąčęėįšųūž"),  # Lithuanian
-    Language(_BALTIC, "āčēģīķļņōšūž"),  # Latvian
-    Language((*_BALTIC, *_WESTERN), "äõöüšž"),  # Estonian
-    Language(("cp1258",), "ăâđêôơưàáãèéìíòóõùúý"),  # Vietnamese
-    Language(("cp1255", "iso8859-8", "cp862"), "\u0591-ת", "יוהלאתרמשבנ", 0.5, "[םןץףך][א-ת]"),
-    Language(("cp1256", "iso8859-6", "cp864"), "،-ۿ", "اليمونرتبعد", 0.5),
-    Language(("cp874",), "ก-๛", "านรอกเงมยลวดทสตะปบคหแจพชขใไัี่้ิ์ุู", 0.7),
-    Language(  # Russian
+_LANGUAGES = (
+    *_WESTERN_LANGUAGES,
+    _Language(_CENTRAL, "ąćęłńóśźż"),  # Polish
+    _Language(_CENTRAL, "áčďéěíňóřšťúůýž"),  # Czech
+    _Language(_CENTRAL, "áäčďéíĺľňóôŕšťúýž"),  # Slovak
+    _Language(_CENTRAL, "áéíóöőúüű"),  # Hungarian
+    _Language(_CENTRAL, "čćđšž"),  # Croatian, Slovene
+    _Language(("iso8859-16", *_CENTRAL), "ăâîșțşţ"),  # Romanian
+    _Language(("cp1254", "iso8859-9", "cp857", "mac-turkish"), "çğıiöşüâîû"),  # Turkish
+    _Language(_BALTIC, "ąčęėįšųūž"),  # Lithuanian
+    _Language(_BALTIC, "āčēģīķļņōšūž"),  # Latvian
+    _Language((*_BALTIC, *_WESTERN), "äõöüšž"),  # Estonian
+    _Language(("cp1258",), "ăâđêôơưàáãèéìíòóõùúý"),  # Vietnamese
+    _Language(("cp1255", "iso8859-8", "cp862"), "\u0591-ת", "יוהלאתרמשבנ", 0.5, "[םןץףך][א-ת]"),
+    _Language(("cp1256", "iso8859-6", "cp864"), "،-ۿ", "اليمونرتبعد", 0.5),
+    _Language(("cp874",), "ก-๛", "านรอกเงมยลวดทสตะปบคหแจพชขใไัี่้ิ์ุู", 0.7),
+    _Language(  # Russian
         _CYRILLIC, "абвгдежзийклмнопрстуфхцчшщъыьэюяё", "оеаинтсрвлкм", 0.4, "^[ъыь]|ъ(?![еёюя])"
     ),
-    Language(_CYRILLIC, "абвгдежзийклмнопрстуфхцчшщъьюя", "аиоетнрсвдлк", 0.65, "^ь"),  # Bulgarian
-    Language(
+    _Language(_CYRILLIC, "абвгдежзийклмнопрстуфхцчшщъьюя", "аиоетнрсвдлк", 0.65, "^ь"),  # Bulgarian
+    _Language(
         _CYRILLIC, "абвгґдеєжзиіїйклмнопрстуфхцчшщьюя", "оаніивтерслк", 0.5, "^ь"
     ),  # Ukrainian
-    Language(
+    _Language(
         _CYRILLIC, "абвгдеёжзійклмнопрстуўфхцчшыьэюя", "анірелоясткц", 0.5, "^[ыь]"
     ),  # Belarusian
-    Language(_CYRILLIC, "абвгдђежзијклљмнњопрстћуфхцчџшѓѕќ", "аоиенјтсрвук", 0.5),  # Serbian
-    Language(
+    _Language(_CYRILLIC, "абвгдђежзијклљмнњопрстћуфхцчџшѓѕќ", "аоиенјтсрвук", 0.5),  # Serbian
+    _Language(
         ("cp1253", "iso8859-7", "cp737"),
         "αάβγδεέζηήθιίϊΐκλμνξοόπρσςτυύϋΰφχψωώ",
         "αοιετσνηυρπ",
         0.5,
         "ς.|[^σ]σ$",
     ),
-    Language(
+    _Language(
         ("gb18030",),
         "一-龥",
         "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发"
@@ -112,7 +113,7 @@ _OTHERS = (
         "但因只从想实日者意无力与长把机十民第公此已工使情明性知全三又关点正业外将两高间由问很最今气们语言",
         0.2,
     ),
-    Language(
+    _Language(
         ("big5",),
         "一-龥",
         "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發"
@@ -120,13 +121,13 @@ _OTHERS = (
         "但因只從想實日者意無力與長把機十民第公此已工使情明性知全三又關點正業外將兩高間由問很最今氣語言",
         0.2,
     ),
-    Language(
+    _Language(
         ("shift-jis", "euc-jp", "cp932"),
         "々-龥",
         "のにはたいをとがしてでなるれさもかっらりこうすくんー",
         0.25,
     ),
-    Language(
+    _Language(
         ("euc-kr", "cp949"),
         "가-힣",
         "이다는에의을가고하지로한를은도어서기사리아나자시인그과있라정",
@@ -143,12 +144,16 @@ def guess_encodings(sample: bytes) -> list[str]:
     candidates: dict[str, str] = {}
     for encoding in _WESTERN:
         text = _decoded(sample, encoding)
-        if text is not None and _borrows(text):
+        if text is not None and _has_borrowed_words(text):
             candidates.setdefault(text, encoding)
-    for language in (*_WESTERN_LANGUAGES, *_OTHERS):
+    for language in _LANGUAGES:
         for encoding in language.encodings:
             text = _decoded(sample, encoding)
-            if text is not None and text not in candidates and _fits(text, language, encoding):
+            if (
+                text is not None
+                and text not in candidates
+                and _is_plausible(text, language, encoding)
+            ):
                 candidates[text] = encoding
     return list(candidates.values())
 
@@ -157,15 +162,13 @@ def guess_seven_bits(head: bytes) -> str:
     """Return the seven-bit encoding of bytes that are all ASCII, "" if they are plain ASCII."""
     for encoding, sign in _SEVEN_BITS.items():
         marks = sign.findall(head)
-        if marks and encoding.startswith("iso2022"):  # an escape reveals it
+        if not marks:
+            continue
+        if encoding.startswith("iso2022"):  # an escape reveals it
             return encoding
         # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
         text = _decoded(b" ".join(marks) if encoding == "hz" else head, encoding)
-        if (
-            marks
-            and text
-            and any(_fits(text, language) for language in (*_WESTERN_LANGUAGES, *_OTHERS))
-        ):
+        if text and any(_is_plausible(text, language) for language in _LANGUAGES):
             return encoding
     return ""
 
@@ -187,7 +190,7 @@ def _words(text: str) -> Iterator[str]:
             yield word
 
 
-def _fits(text: str, language: Language, encoding: str = "") -> bool:
+def _is_plausible(text: str, language: _Language, encoding: str = "") -> bool:
     """Return whether text is of a language by its letters and where capitals stand."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
@@ -196,7 +199,7 @@ def _fits(text: str, language: Language, encoding: str = "") -> bool:
     good = [word for word in foreign if _is_word(word, language)]
     if 2 * sum(map(str.isupper, foreign)) > len(foreign):
         return False  # as text in KOI8-R looks in cp1251
-    letters = [c for word in foreign for c in word.lower() if not c.isascii()]
+    letters = [c for c in "".join(map(str.lower, foreign)) if not c.isascii()]
     frequent = sum(c in language.frequent for c in letters)
     return len(good) >= _FITTING * len(foreign) and frequent >= language.share * len(letters)
 
@@ -207,7 +210,7 @@ def _is_ascii_text(text: str) -> bool:
     return most and sum(c in "etaoinsrhldu" for c in letters) > 0.6 * len(letters)
 
 
-def _is_word(word: str, language: Language) -> bool:
+def _is_word(word: str, language: _Language) -> bool:
     outside = [c for c in word if not c.isascii()]
     if not all(map(language.has_letter, outside)):
         return False
@@ -218,10 +221,13 @@ def _is_word(word: str, language: Language) -> bool:
     return word[1:].islower() or word.isupper() or word.upper() == word.lower() or len(word) == 1
 
 
-def _borrows(text: str) -> bool:
+def _has_borrowed_words(text: str) -> bool:
     """Return whether text is ASCII except for signs and a few words of some Western language."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
-    good = [word for word in foreign if any(_is_word(word, one) for one in _WESTERN_LANGUAGES)]
-    is_rare = len(foreign) <= _FEW_WORDS * len(words)
-    return is_rare and len(good) >= _FITTING * len(foreign) and any(map(str.isascii, words))
+    if len(foreign) > _FEW_WORDS * len(words) or not any(map(str.isascii, words)):
+        return False
+    count = 0
+    for word in foreign:
+        count += any(_is_word(word, language) for language in _WESTERN_LANGUAGES)
+    return count >= _FITTING * len(foreign)

@@ -18,7 +18,7 @@ from metaseq_lm.data.records.record import ARROW, signed_reader
 from metaseq_lm.data.records.text_content import COLUMN_REMEDY
 from metaseq_lm.data.records.text_files import TextFile, format_suffix
 
-MOST = 0.95  # share of the examined lines
+_MOST = 0.95  # share of the examined lines
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
 FASTTEXT = "__label__"
@@ -81,7 +81,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Content:
+class _Content:
     """The content of a file by its first lines.
 
     Attributes:
@@ -108,23 +108,23 @@ class Content:
         return f"a table ({', '.join(self.names)}) with {between} between its columns"
 
 
-def recognise_lines(lines: Sequence[str]) -> Content:
+def recognise_lines(lines: Sequence[str]) -> _Content:
     """Return the content of a file, given its first lines without line ends."""
     filled = [line for line in lines if line.strip()]
     if not filled:
-        return Content(Kind.TEXT)
+        return _Content(Kind.TEXT)
     if match := _OPENS_MARKUP.match(filled[0]):
-        return Content(Kind.XML if match[1] else Kind.HTML)
-    if _share(line.startswith(FASTTEXT) for line in filled) >= MOST:
-        return Content(Kind.FASTTEXT)
-    return _json(filled) or _conll(lines) or _table(filled) or Content(Kind.TEXT)
+        return _Content(Kind.XML if match[1] else Kind.HTML)
+    if _share(line.startswith(FASTTEXT) for line in filled) >= _MOST:
+        return _Content(Kind.FASTTEXT)
+    return _json(filled) or _conll(lines) or _table(filled) or _Content(Kind.TEXT)
 
 
 @functools.lru_cache(maxsize=64)
-def recognise(file: TextFile) -> Content:
+def recognise(file: TextFile) -> _Content:
     """Return the content of a file by its first bytes or lines."""
     if signed_reader(file):
-        return Content(Kind.ARROW if signed_reader(file) == ARROW else Kind.OTHER)
+        return _Content(Kind.ARROW if signed_reader(file) == ARROW else Kind.OTHER)
     return recognise_lines(file.first_lines)
 
 
@@ -157,30 +157,30 @@ def _share(values: Iterable[bool]) -> float:
     return sum(answers) / len(answers)
 
 
-def _json(lines: Sequence[str]) -> Content | None:
+def _json(lines: Sequence[str]) -> _Content | None:
     values = list(map(_json_value, lines))
     first = values[0]
     if first and _share(value is not None for value in values) >= 0.5:
         if isinstance(first, list):
             is_array = len(lines) == 1 and all(isinstance(item, dict) for item in first)
             names = tuple(first[0]) if is_array else ()
-            return Content(Kind.JSON_ARRAY if is_array else Kind.JSON_LISTS, names)
+            return _Content(Kind.JSON_ARRAY if is_array else Kind.JSON_LISTS, names)
         kind = Kind.JSON_LINES
         if len(lines) == 1 and _SQUAD.search(lines[0]):
             kind = Kind.SQUAD
         elif len(lines) == 1 and all(isinstance(value, (dict, list)) for value in first.values()):
             kind = Kind.JSON_LINES if ROWS in first else Kind.JSON_COLUMNS
-        return Content(kind, tuple(first))
+        return _Content(kind, tuple(first))
     text = "\n".join(lines)
     if not _OPENS_JSON.match(text):
         return None
     if text.lstrip().startswith("["):
-        return Content(Kind.JSON_ARRAY)
+        return _Content(Kind.JSON_ARRAY)
     if _SQUAD.search(text):
-        return Content(Kind.SQUAD)
+        return _Content(Kind.SQUAD)
     # A first line that is not JSON is longer than the examined part, damaged, or part of an object.
     one_a_line = len(lines) == 1 or _share(v is not None for v in values[1:]) > 0.5
-    return Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECTS)
+    return _Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECTS)
 
 
 def _json_value(line: str) -> Any:
@@ -193,10 +193,10 @@ def _json_value(line: str) -> Any:
         return None
 
 
-def _conll(lines: Sequence[str]) -> Content | None:
+def _conll(lines: Sequence[str]) -> _Content | None:
     rows = [line for line in lines if line.strip() and not line.startswith("#")]
-    if rows and _share(bool(_CONLLU_ROW.fullmatch(row)) for row in rows) >= MOST:
-        return Content(Kind.CONLLU)
+    if rows and _share(bool(_CONLLU_ROW.fullmatch(row)) for row in rows) >= _MOST:
+        return _Content(Kind.CONLLU)
     columns = [_BLANK.split(row.strip(" \t\r\f\v")) for row in rows]
     has_breaks = any(not line.strip() for line in lines[1:-1])
     if len(rows) < 2 or any(not 1 < len(row) < 11 for row in columns[:1]):
@@ -207,26 +207,26 @@ def _conll(lines: Sequence[str]) -> Content | None:
 
     has_spans, has_classes = is_last(_SPAN_TAG), is_last(_WORD_CLASS)
     # A table may have a column of such values, but it has a header and no breaks.
-    if _share(map(has_spans, columns)) >= MOST and (has_breaks or has_spans(columns[0])):
-        return Content(Kind.COLUMNS)
-    same_width = _share(len(row) == len(columns[0]) for row in columns) >= MOST
-    if has_breaks and same_width and _share(map(has_classes, columns)) >= MOST:
-        return Content(Kind.COLUMNS)
+    if _share(map(has_spans, columns)) >= _MOST and (has_breaks or has_spans(columns[0])):
+        return _Content(Kind.COLUMNS)
+    same_width = _share(len(row) == len(columns[0]) for row in columns) >= _MOST
+    if has_breaks and same_width and _share(map(has_classes, columns)) >= _MOST:
+        return _Content(Kind.COLUMNS)
     return None
 
 
-def _table(lines: Sequence[str]) -> Content | None:
+def _table(lines: Sequence[str]) -> _Content | None:
     # Tabs at the start of a line indent it.
     tabs = [line.lstrip("\t ").count("\t") for line in lines]
-    if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= MOST:
+    if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= _MOST:
         header = tuple(map(str.strip, lines[0].split("\t")))
         names = header if all(map(_COLUMN_NAME.fullmatch, header)) else ()
-        return Content(Kind.TABLE, names, "\t", tabs[0] + 1)
+        return _Content(Kind.TABLE, names, "\t", tabs[0] + 1)
     for delimiter in (",", ";", "|"):
         if columns := _header(lines, delimiter):
-            return Content(Kind.TABLE, tuple(columns), delimiter, len(columns))
-    if len(lines) > 4 and _share(bool(_FIRST_FIELD.match(line)) for line in lines) >= MOST:
-        return Content(Kind.TABLE)
+            return _Content(Kind.TABLE, tuple(columns), delimiter, len(columns))
+    if len(lines) > 4 and _share(bool(_FIRST_FIELD.match(line)) for line in lines) >= _MOST:
+        return _Content(Kind.TABLE)
     return None
 
 
@@ -241,4 +241,4 @@ def _header(lines: Sequence[str], delimiter: str) -> list[str]:
         return []
     # The last row may continue after the examined lines.
     rows = rows[1:-1] or rows[1:]
-    return header if _share(len(row) == len(header) for row in rows) >= MOST else []
+    return header if _share(len(row) == len(header) for row in rows) >= _MOST else []

@@ -21,7 +21,7 @@ _LISTS = (
 _Object = tuple[int, dict[str, Any], bool]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of an object; ValueError if a name has two different values."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -31,30 +31,25 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_fields)
 
 
-def _parse_json(text: str, where: str) -> Any:
-    """Return the JSON value of a text; MetaseqError, which begins with `where`, for anything else.
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`.
 
     An object in which a key occurs twice with different values is also an error.
     """
     try:
-        return _DECODER.decode(text)
+        fields = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise MetaseqError(f"{where}: not valid JSON: {error}") from error
-
-
-def json_object(text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
-    fields = _parse_json(text, where)
     if not isinstance(fields, dict):
         raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
     return fields
 
 
 @register_reader(JSON)
-def json_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _json_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the objects, counting blank lines; MetaseqError with file and number for others.
 
     The number is the line on which the object begins, or the object's number in an array.

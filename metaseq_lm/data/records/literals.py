@@ -16,8 +16,11 @@ _TOKEN = re.compile(
     )""",
     re.DOTALL | re.VERBOSE,
 )
-_NAMES = {"None": "None", "True": "True", "False": "False", "null": "None", "nan": "None"}
-_NAMES |= {"true": "True", "false": "False"}
+_NAMES = {
+    **dict.fromkeys(("None", "null", "nan"), "None"),
+    **dict.fromkeys(("True", "true"), "True"),
+    **dict.fromkeys(("False", "false"), "False"),
+}
 
 
 def read_literal(text: str) -> Any:
@@ -47,8 +50,9 @@ def _with_commas(text: str) -> str:
         token = match[kind or 0]
         if kind == "name" and token not in _NAMES:
             raise ValueError(f"no value: {token!r}")
-        is_value = kind != "sign" or token in "[({"
-        parts += ["," if is_value and follows_value else "", _NAMES.get(token, token)]
+        if follows_value and (kind != "sign" or token in "[({"):
+            parts.append(",")
+        parts.append(_NAMES.get(token, token))
         follows_value = kind != "sign" or token in "])}"
     return "".join(parts)
 

@@ -15,7 +15,7 @@ _BLANKS = " \t\n\r\v\f"
 
 
 @register_reader(LINES)
-def line_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _line_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the lines, each in the field "text"."""
     for number, text, is_bad in file.lines():
         where = f"{file}:{number}"

@@ -79,6 +79,7 @@ class Record:
     def get(self, key: str, kind: type | None = None) -> Any:
         """Return a field, of type `kind` if that is given."""
         outer, point, inner = key.partition(".")
+        # A dot may be a part of a name, which comes before a field of an object.
         if key not in self.fields and point and type(self.fields.get(outer)) is dict:
             return self.record(outer).get(inner, kind)
         name = self.path(key)
@@ -89,9 +90,9 @@ class Record:
             raise MetaseqError(f"{self.where}: no field '{name}'{hint}")
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
-            inside = [f"{name}.{field}" for field in value] if type(value) is dict else []
-            hint = f"; choose one of {abbreviated(inside)}" * (bool(inside) and kind is str)
-            hint = "" if unreadable_type(value) else hint
+            hint = ""
+            if kind is str and type(value) is dict and value and not unreadable_type(value):
+                hint = f"; choose one of {abbreviated(f'{name}.{field}' for field in value)}"
             raise MetaseqError(
                 f"{self.where}: field '{name}' is not {_KINDS[kind]} but {_kind_of(value)}{hint}"
             )
@@ -126,8 +127,9 @@ class Record:
         """Return the label as JSON writes it, NO_LABEL for null, None without a field."""
         if "label" not in self.fields:
             return None
-        value = self.fields["label"]
-        return NO_LABEL if value is None else label_word(value, self.where)
+        if self.fields["label"] is None:
+            return NO_LABEL
+        return label_word(self.fields["label"], self.where)
 
 
 @dataclass
@@ -216,8 +218,8 @@ def structured(fields: dict[str, Any], columns: Collection[str]) -> dict[str, An
     result: dict[str, Any] = {}
     for name, value in fields.items():
         outer, point, inner = name.partition(".")
-        is_value = outer in columns and not inner.endswith("_text")
-        value = read_literal(value) if is_value and isinstance(value, str) else value
+        if isinstance(value, str) and outer in columns and not inner.endswith("_text"):
+            value = read_literal(value)
         if point and isinstance(result.setdefault(outer, {}), dict):
             result[outer][inner] = value
         else:

@@ -4,7 +4,7 @@ import csv
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ csv.field_size_limit(LONGEST)
 
 
 @dataclass(frozen=True)
-class TableFormat:
+class _TableFormat:
     """The character between the fields of a row, and whether quotes around a field are syntax.
 
     `remark` says whether the quotes of a TSV file, if any, were read as marks or as text.
@@ -38,11 +38,12 @@ class TableFormat:
 
 
 @register_reader(TABLE)
-def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
+def _table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
     """Yield the rows; their fields are texts, under the names in the header row."""
     names, first_joined, counts = reading.names, 0, reading.counts
     form = table_format(file, reading.quoting, names is None)
-    reading.remarks += [form.remark] if form.remark else []
+    if form.remark:
+        reading.remarks.append(form.remark)
     for number, fields, is_bad in table_rows(file, form):
         if not any(map(str.strip, fields)):
             counts["blank"] += 1
@@ -74,7 +75,9 @@ def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
             if counts["malformed"] <= _MALFORMED_NAMED:
                 show(f"{message}; the row is left out")
             continue
-        if form.quoted and _joins_rows(fields, form.delimiter):
+        lines = form.delimiter.join(fields).split("\n") if form.quoted else ()
+        # Each line of such a row would be a row by itself without the quotes.
+        if len(lines) > 1 and all(line.count(form.delimiter) == len(names) - 1 for line in lines):
             counts["joined_rows"] += 1
             first_joined = first_joined or number
         values: dict[str, Any] = dict(zip(names, fields))
@@ -92,7 +95,7 @@ def table_records(file: TextFile, reading: Reading) -> Iterator[Record]:
 
 
 @functools.lru_cache(maxsize=16)
-def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
+def table_format(file: TextFile, quoting: str, has_header: bool) -> _TableFormat:
     """Return the format of a file of rows.
 
     The delimiter is a tab if the first row has one, else the most frequent of DELIMITERS in the
@@ -100,14 +103,14 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
     with tabs as quoted only if all of it is, as pandas, R and spreadsheets write it.
     """
     delimiter = table_delimiter(file, has_header)
-    if quoting == "auto":
-        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
-    return TableFormat(delimiter, quoting == "csv")
+    if quoting == "auto" and delimiter == "\t":
+        return _tsv_format(file)
+    return _TableFormat(delimiter, quoting != "none")
 
 
 def table_delimiter(file: TextFile, has_header: bool = True) -> str:
     """Return the character between the fields of a table, see `table_format`."""
-    line = file.first_lines[0] if file.first_lines else ""
+    line = next(iter(file.first_lines), "")
     if "\r" in line.rstrip("\r") and len(file.first_lines) == 1:
         raise MetaseqError(
             f"{file}: its lines end in CR alone; convert them, for example with "
@@ -118,11 +121,12 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
     delimiter = "," if is_csv else "\t"
     if is_csv or (has_header and "\t" not in line):
         best = max(_DELIMITERS, key=outside.count)
-        delimiter = best if best in outside else delimiter
+        if best in outside:
+            return best
     return delimiter
 
 
-def _tsv_format(file: TextFile) -> TableFormat:
+def _tsv_format(file: TextFile) -> _TableFormat:
     """Return the format of a TSV file, decided by the whole file.
 
     It is quoted if every quotation mark follows RFC 4180 and the rows have equal widths only when
@@ -147,28 +151,22 @@ def _tsv_format(file: TextFile) -> TableFormat:
             tabs += _QUOTED.sub("", line).count("\t") - text.count("\t")
             is_open = _OPEN_ROW.fullmatch(line) is not None
             if not is_open and not _ROW.fullmatch(line):
-                return TableFormat()
+                return _TableFormat()
         if not is_open:
             widths.add(tabs)
             if len(widths) > 1:
-                return TableFormat()
+                return _TableFormat()
             rows, tabs = rows + 1, 0
     if is_open or not quoted_rows:
-        return TableFormat()
+        return _TableFormat()
     if len(plain_widths) > 1 or (evident and not has_joined):
         remark = "is read without the quotes around fields (--quoting none keeps them)"
-        return TableFormat(quoted=True, remark=remark)
+        return _TableFormat(quoted=True, remark=remark)
     if has_joined or 2 * quoted_rows >= rows:
-        return TableFormat(
+        return _TableFormat(
             remark="has quotes around fields, which are read as text (--quoting csv)"
         )
-    return TableFormat()
-
-
-def _joins_rows(fields: Sequence[str], delimiter: str) -> bool:
-    """Return whether each line of a row of several would be a row by itself without quotes."""
-    lines = delimiter.join(fields).split("\n")
-    return len(lines) > 1 and all(line.count(delimiter) == len(fields) - 1 for line in lines)
+    return _TableFormat()
 
 
 def repeated(names: Iterable[str]) -> list[str]:
@@ -176,7 +174,7 @@ def repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1 and name]
 
 
-def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[str], bool]]:
+def table_rows(file: TextFile, form: _TableFormat) -> Iterator[tuple[int, list[str], bool]]:
     """Yield (number of the first line, fields, held bad UTF-8) of each row, blank ones included.
 
     MetaseqError with file and line for quotes that RFC 4180 does not allow.
@@ -231,9 +229,10 @@ class _RowLines:
             self.first, self.is_bad, self._size = number, False, 0
         if ' "' in text:
             # Blanks before quotes do not belong to the field, others do.
-            text = self._quoted_field.sub(r"\1\2", f'"{text}' if is_inside else text)[is_inside:]
+            opened = '"' * is_inside
+            text = self._quoted_field.sub(r"\1\2", opened + text).removeprefix(opened)
         self.is_bad = self.is_bad or bad
-        self._size += 1 + (len(text) if text.isascii() else len(text.encode()))
+        self._size += 1 + len(text.encode())
         if number > self.first:
             check_length(self._size, "field", f"{self._file}:{self.first}")
         return f"{text}\n"

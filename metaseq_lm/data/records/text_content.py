@@ -5,7 +5,6 @@ Without these checks a model would be trained on such data without any error.
 
 import codecs
 import re
-from collections.abc import Sequence
 
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.data.records.encodings import guess_encodings, guess_seven_bits
@@ -173,21 +172,15 @@ def _describe_bytes(head: bytes) -> str:
 
 
 def _describe_nuls(head: bytes) -> str:
-    # Text with a few NULs would pass as East Asian UTF-16.
-    is_text = head.count(b"\0") < _MANY_HIGH * len(head) and _decodes(
-        head.replace(b"\0", b""), "utf-8"
-    )
-    if not is_text and (encoding := _detect(head, _UNICODE)):
-        kind = "-".join(encoding.upper().split("-")[:2])
-        return f"{kind} without a byte order mark; convert it with --encoding {encoding}"
-    if head.count(b"\0") > DAMAGED_SHARE * len(head) or not is_utf8(head[: head.index(b"\0")]):
-        return "binary data, not text (it holds NUL bytes)"
-    return ""
-
-
-def _detect(data: bytes, encodings: Sequence[str]) -> str:
-    """Return the most likely of `encodings` by charset-normalizer, "" if none fits."""
     from charset_normalizer import from_bytes
 
-    match = from_bytes(data, cp_isolation=list(encodings)).best()
-    return match.encoding.replace("_", "-") if match else ""
+    count, others = head.count(b"\0"), head.replace(b"\0", b"")
+    # Text with a few NULs would pass as East Asian UTF-16.
+    is_text = count < _MANY_HIGH * len(head) and _decodes(others, "utf-8")
+    if not is_text and (match := from_bytes(head, cp_isolation=list(_UNICODE)).best()):
+        encoding = match.encoding.replace("_", "-")
+        kind = "-".join(encoding.upper().split("-")[:2])
+        return f"{kind} without a byte order mark; convert it with --encoding {encoding}"
+    if count > DAMAGED_SHARE * len(head) or not is_utf8(head[: head.index(b"\0")]):
+        return "binary data, not text (it holds NUL bytes)"
+    return ""

@@ -32,7 +32,7 @@ _HEAD_LINES = 200
 PIECE = 1 << 16
 LONGEST = 1 << 28  # most bytes of a line, a field or a cell that is held whole
 BOM = b"\xef\xbb\xbf"
-SURROGATES = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 STANDARD_INPUT = "-"
 
 
@@ -59,8 +59,9 @@ class _ZstdReader:
             while packed:
                 self._frame = self._frame or self._new_frame()
                 content += self._frame.decompress(packed)
-                packed = self._frame.unused_data if self._frame.eof else b""
-                self._frame = None if self._frame.eof else self._frame
+                if not self._frame.eof:
+                    break
+                packed, self._frame = self._frame.unused_data, None
         if not content and self._frame is not None:
             raise EOFError("the zstd data end before their end marker")
         return bytes(content)
@@ -131,7 +132,7 @@ class TextFile:
     @functools.cached_property
     def head(self) -> bytes:
         """The first HEAD bytes, unpacked, not converted."""
-        return next((chunk for chunk in self._raw_chunks(HEAD)), b"")
+        return next(self._raw_chunks(HEAD), b"")
 
     @functools.cached_property
     def first_lines(self) -> list[str]:
@@ -156,8 +157,9 @@ class TextFile:
         try:
             for chunk in self._raw_chunks(size):
                 text = decoder.decode(chunk)
-                yield (text.removeprefix("\ufeff") if begins else text).encode("utf-8")
-                begins = begins and not text
+                if begins and text:
+                    text, begins = text.removeprefix("\ufeff"), False
+                yield text.encode("utf-8")
             yield decoder.decode(b"", True).encode("utf-8")
         except UnicodeError as error:
             raise MetaseqError(
@@ -175,9 +177,11 @@ class TextFile:
         # A line that is skipped if it is bad has to be known whole.
         for data, number, goes_on, ends in self._parts(in_pieces and not self.skips_bad):
             block = self._block(data, number, damage, ends)
-            if goes_on:
+            found_bad = block.bad
+            if goes_on:  # a line counts as bad once, at its first bad piece
                 block.after, block.bad = after, block.bad - bad
-            after, bad = block.texts[-1][-1:], block.bad | (bad if goes_on else set())
+                found_bad = block.bad | bad
+            after, bad = block.texts[-1][-1:], found_bad
             if damage is not None:
                 damage.lines += len(block.texts) - goes_on
             yield block
@@ -187,7 +191,6 @@ class TextFile:
 
     def _parts(self, in_pieces: bool) -> Iterator[tuple[bytes, int, bool, bool]]:
         """Yield lines or a piece of one, the number of the first, whether it goes on, and ends.
-
 
         The first piece of a line has text unless all of the line is blank.
         """
@@ -220,6 +223,7 @@ class TextFile:
         """Return the block of some lines, of which `number` is the first."""
         bad: set[int] = set()
         try:
+            # Nearly all blocks are valid, and to decode line by line is slow.
             text = data.decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError:
             texts = []
@@ -242,8 +246,10 @@ class TextFile:
 
     def judge(self) -> None:
         """Read the whole file for the damage in it alone, unless it has been judged."""
+        if self.is_judged:
+            return
         damage = Damage()
-        for data, number, *_ in () if self.is_judged else self._parts(False):
+        for data, number, *_ in self._parts(False):
             if b"\0" in data or not is_utf8(data):
                 self._block(data, number, damage, True)
             damage.lines += data.count(b"\n") + (not data.endswith(b"\n"))
@@ -253,9 +259,8 @@ class TextFile:
     def lines(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line number, text without line end, held bad UTF-8) for each line."""
         for block in self.blocks():
-            bad = block.bad
             for at, text in enumerate(block.texts):
-                yield block.first + at, text, at in bad
+                yield block.first + at, text, at in block.bad
 
 
 @dataclass
@@ -366,8 +371,8 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
             if path.suffix.lower() in _TAR_SUFFIXES:
                 raise MetaseqError(f"{path}: is a packed tar archive; unpack it first")
             raise MetaseqError(f"{path}: is {name} data; give it the suffix {suffix}")
-    for sign, meaning in SIGNS.items() if is_utf8 else ():
-        if head.startswith(sign):
+    for sign, meaning in SIGNS.items():
+        if is_utf8 and head.startswith(sign):
             raise MetaseqError(f"{path}: is {meaning}")
 
 
@@ -442,11 +447,9 @@ def format_suffix(path: Path) -> str:
 
 
 def _cut_point(line: bytes) -> int:
-    """Return where to cut a line longer than PIECE: before a word if possible.
-
-    It depends on the first PIECE + 1 bytes alone. Every tokenizer here starts a new token at a
-    single space in front of an ASCII character, so the ids are the same as for the uncut line.
-    """
+    """Return where to cut a line longer than PIECE, by its first PIECE + 1 bytes alone."""
+    # Every tokenizer here starts a new token at a single space in front of an ASCII character, so
+    # the ids are the same as for the uncut line.
     at = line.rfind(b" ", 1, PIECE)
     while at > 0 and not 0x20 < line[at + 1] < 0x7F:
         at = line.rfind(b" ", 1, at)
@@ -488,7 +491,7 @@ def decode(data: bytes, where: str, policy: str) -> tuple[str, bool]:
 
 def without_surrogates(text: str) -> str:
     """Replace halves of characters, which JSON can spell ("\\ud800") but no UTF-8 text can hold."""
-    return SURROGATES.sub("\ufffd", text)
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def text_pieces(text: str) -> list[str]:

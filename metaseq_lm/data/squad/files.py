@@ -10,7 +10,7 @@ from metaseq_lm.data.records.record import Record, structured
 from metaseq_lm.data.records.text_files import TextFile, without_surrogates
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")
-VALUES = ("answers", "detected_answers", "is_impossible")  # columns that hold no text
+_VALUES = ("answers", "detected_answers", "is_impossible")  # columns that hold no text
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class Paragraph:
     questions: tuple[Question, ...]
 
 
+# Rows with one question, as `datasets` exports SQuAD, have a context of their own.
 def _context_of_row(record: Record) -> str | None:
-    """Return the context of a row with one question, as `datasets` exports SQuAD."""
-    is_row = "context" in record.fields and "qas" not in record.fields
-    return record.text("context") if is_row else None
+    if "context" in record.fields and "qas" not in record.fields:
+        return record.text("context")
+    return None
 
 
 @dataclass
@@ -68,7 +69,7 @@ class SquadReader:
             self.bad_utf8 += record.is_bad
             if "header" not in record.fields:
                 remedy = "Is this a file of this version of SQuAD?"
-                yield replace(record, fields=structured(record.fields, VALUES), remedy=remedy)
+                yield replace(record, fields=structured(record.fields, _VALUES), remedy=remedy)
 
     def _paragraphs(self, record: Record) -> Iterator[Paragraph]:
         """Yield the paragraphs of an object: a paragraph, an article, or a whole file."""
@@ -94,8 +95,9 @@ class SquadReader:
         record = replace(record, where=f"{record.where}, question {name!r}")
         if self.version == "mrqa":
             return self._mrqa_question(record, name, context)
-        impossible = self.version == "v2.0" and "is_impossible" in record.fields
-        impossible = impossible and record.get("is_impossible", bool)
+        impossible = False
+        if self.version == "v2.0" and "is_impossible" in record.fields:
+            impossible = record.get("is_impossible", bool)
         answers = record.records("answers")
         texts = tuple(answer.text("text") for answer in answers)
         starts = [answer.number("answer_start") for answer in answers]
@@ -106,8 +108,7 @@ class SquadReader:
             raise MetaseqError(
                 f"{record.where}: has no answer and is not marked as impossible{remedy}"
             )
-        start = starts[0] if starts else -1
-        return Question(name, record.text("question"), texts, start, impossible)
+        return Question(name, record.text("question"), texts, next(iter(starts), -1), impossible)
 
     def _mrqa_question(self, record: Record, name: str, context: str) -> Question:
         detected = record.records("detected_answers")

@@ -17,7 +17,7 @@ from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.record import Record
 from metaseq_lm.data.squad.files import VERSIONS
 from metaseq_lm.data.storage.columns import ROWS, ColumnSet
-from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.indexed import IndexedDataset, number_outside
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 
 SQUAD = "squad"
@@ -68,9 +68,7 @@ class SquadSet(ColumnSet):
         require_sizes(self.folder)
 
     def _check_table(self, spans: IndexedDataset) -> None:
-        if len(self.paragraph) and not 0 <= self.paragraph.min() <= self.paragraph.max() < len(
-            self.contexts
-        ):
+        if number_outside(self.paragraph, len(self.contexts)) is not None:
             self.refuse(spans, "names a paragraph that is not there")
         none = (self.first == -1) & (self.last == -1)
         inside = (0 <= self.first) & (self.first <= self.last)

@@ -15,7 +15,7 @@ from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
-SPECIALS = 3  # of a row: one [CLSn], two [SEP]
+_SPECIALS = 3  # of a row: one [CLSn], two [SEP]
 
 
 @dataclass(kw_only=True)
@@ -56,17 +56,17 @@ class SquadWindows:
         self.data, self.vocabulary = data, vocabulary
         self.query = np.minimum(data.questions.sizes, max_query_length)
         query = int(self.query.max(initial=0))
-        if tokens_per_sample <= query + SPECIALS:
+        if tokens_per_sample <= query + _SPECIALS:
             raise UsageError(
                 f"task.tokens_per_sample is {tokens_per_sample} and task.max_query_length "
                 f"{max_query_length}: a row needs room for a question (of {query} tokens), "
-                f"{SPECIALS} special tokens and some of the context"
+                f"{_SPECIALS} special tokens and some of the context"
             )
         usable = (data.first >= 0) | data.impossible | (not training)
         self.skipped = int((~usable).sum())
         chosen = np.flatnonzero(usable)
         sizes = data.contexts.sizes[data.paragraph[chosen]]
-        room = tokens_per_sample - SPECIALS - self.query[chosen]
+        room = tokens_per_sample - _SPECIALS - self.query[chosen]
         strides = np.minimum(stride, room)
         counts = 1 + -(-np.maximum(sizes - room, 0) // strides)
         at = np.repeat(np.arange(len(chosen)), counts)
@@ -91,7 +91,7 @@ class SquadWindows:
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row, special ones included, int64 (W,)."""
-        return np.asarray(self.query[self.question] + self.length + SPECIALS)
+        return np.asarray(self.query[self.question] + self.length + _SPECIALS)
 
     def context_at(self, windows: np.ndarray) -> np.ndarray:
         """Return the position in its row of the first context token of each window, int64."""

@@ -42,9 +42,8 @@ class ColumnSet:
 
     def has(self, name: str) -> bool:
         """Return whether the split has a column."""
-        return not {f"{self.split}.{name}", f"{self.split}.{name}.bin"}.isdisjoint(
-            self.manifest.files
-        )
+        column = f"{self.split}.{name}"
+        return column in self.manifest.files or f"{column}.bin" in self.manifest.files
 
     def column(self, name: str) -> IndexedDataset:
         """Open a column of whole numbers; "" is the one without a name."""

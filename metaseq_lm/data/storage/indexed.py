@@ -155,7 +155,7 @@ class IndexedDataset:
         index, count, at = self._index, self._header.count, self._header.start
         sizes = np.fromfile(index, "<i4", count, offset=at).astype(np.int64)
         if len(sizes) and sizes.min() < 0:
-            raise self._broken(f"sequence {int(sizes.argmin())} has a negative size.")
+            raise self._damage_error(f"sequence {int(sizes.argmin())} has a negative size.")
         starts = np.zeros(count, np.int64)
         np.cumsum(sizes[:-1], out=starts[1:])
         at += 4 * count
@@ -165,7 +165,7 @@ class IndexedDataset:
             wrong = np.flatnonzero(part != stored)
             if len(wrong):
                 i = int(wrong[0])
-                raise self._broken_pointer(first + i, int(stored[i]), int(part[i]))
+                raise self._pointer_error(first + i, int(stored[i]), int(part[i]))
         return sizes, starts
 
     def read_sizes(self, chunk: int) -> Iterator[np.ndarray]:
@@ -175,7 +175,7 @@ class IndexedDataset:
             for first in range(0, len(self), chunk):
                 sizes = np.fromfile(file, "<i4", min(chunk, len(self) - first))
                 if sizes.min() < 0:
-                    raise self._broken(
+                    raise self._damage_error(
                         f"sequence {first + int(sizes.argmin())} has a negative size."
                     )
                 yield sizes
@@ -200,10 +200,10 @@ class IndexedDataset:
         wrong = np.flatnonzero(stored != expected)
         if len(wrong):
             i = int(wrong[0])
-            raise self._broken_pointer(int(sequences[i]), int(stored[i]), int(expected[i]))
+            raise self._pointer_error(int(sequences[i]), int(stored[i]), int(expected[i]))
 
-    def _broken_pointer(self, sequence: int, stored: int, expected: int) -> MetaseqError:
-        return self._broken(
+    def _pointer_error(self, sequence: int, stored: int, expected: int) -> MetaseqError:
+        return self._damage_error(
             f"pointer {sequence} is {stored}, the sizes give {expected} (older tools let it "
             "overflow past 2 GiB)."
         )
@@ -224,12 +224,12 @@ class IndexedDataset:
         at = header.start + 12 * header.count
         ends = np.fromfile(self._index, "<i8", header.documents, offset=at)
         if not len(ends) or ends[0] != 0 or ends[-1] != header.count or (np.diff(ends) < 0).any():
-            raise self._broken(
+            raise self._damage_error(
                 f"document indices must rise from 0 to the {header.count} sequences."
             )
         return ends
 
-    def _broken(self, problem: str) -> MetaseqError:
+    def _damage_error(self, problem: str) -> MetaseqError:
         size = self._index.stat().st_size
         return MetaseqError(
             f"{self._index}: {size} bytes, damaged or truncated; copy or preprocess it again: "
@@ -269,6 +269,19 @@ def open_integers(prefix: str | Path) -> IndexedDataset:
     if data.dtype.kind not in "iu":
         raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not whole numbers")
     return data
+
+
+def number_outside(values: np.ndarray, count: int) -> int | None:
+    """Return the least value if it is negative, or the greatest from `count` on; None for neither.
+
+    Values are whole numbers, such as token ids for a vocabulary of `count` symbols.
+    """
+    if not len(values):
+        return None
+    least, most = int(values.min()), int(values.max())
+    if least < 0:
+        return least
+    return most if most >= count else None
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -396,6 +409,7 @@ class IndexedWriter:
         with open(self._temporary[1], "xb") as file:
             file.write(MAGIC + struct.pack("<QBQQ", _VERSION, self._code, count, documents + 1))
             file.write(sizes.astype("<i4").data if count else b"")
+            # In pieces, because a corpus may have very many sequences.
             offset = 0
             for first in range(0, count, CHUNK):
                 part = sizes[first : first + CHUNK].astype(np.int64) * self.dtype.itemsize

@@ -15,7 +15,7 @@ from metaseq_lm.core.files import read_json, write_atomic
 MANIFEST_FILE = "manifest.json"
 WORDS = ".words"  # suffix of the files that store where words begin
 _HERE = "."  # stands for the folder itself among the names of sets in a data folder
-FORMAT = 1
+_FORMAT = 1
 VALID_REMEDY = "preprocess with --validpref FILE, or with --hold-out 5% to take it out of train"
 _BLOCK_BYTES = 64 << 20
 ALWAYS_VERIFIED = 64 << 20  # most bytes of a data set whose checksums are read at each use
@@ -64,7 +64,7 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     block_bytes: int = _BLOCK_BYTES
     made_by: str = f"metaseq-lm {__version__}"
-    version: int = FORMAT
+    version: int = _FORMAT
 
     def add_files(self, folder: Path, names: Iterable[str]) -> None:
         """Record size and checksums of the files `names` in `folder`."""
@@ -94,9 +94,10 @@ class Manifest:
             actual = _checksum(content)
         except (ValueError, KeyError, RecursionError) as error:
             raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
-        if version != FORMAT:
+        # Before the checksum, which another version may compute in another way.
+        if version != _FORMAT:
             shown = repr(version)[:20]
-            raise MetaseqError(f"{path}: format {shown}; this program reads format {FORMAT}")
+            raise MetaseqError(f"{path}: format {shown}; this program reads format {_FORMAT}")
         if checksum != actual:
             raise MetaseqError(f"{path}: damaged or edited: its own checksum does not match")
         try:
@@ -222,7 +223,9 @@ def tokenizer_hash(folder: str | Path) -> str | None:
 
     if (Path(folder) / MANIFEST_FILE).is_file():
         return str(Manifest.load(folder).tokenizer["hash"])
-    return load_tokenizer(folder).fingerprint if (Path(folder) / OPTIONS_FILE).is_file() else None
+    if not (Path(folder) / OPTIONS_FILE).is_file():
+        return None
+    return load_tokenizer(folder).fingerprint
 
 
 def require_tokenizer(folder: Path, fingerprint: str) -> None:
@@ -333,6 +336,8 @@ def _texts(value: Any) -> Iterator[str]:
     """Yield every text in nested mappings and lists."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (dict, list)):
-        for part in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for part in value:
             yield from _texts(part)

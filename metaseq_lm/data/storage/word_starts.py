@@ -36,6 +36,7 @@ class WordStarts:
         size = path.stat().st_size
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
+        # A file that is cut off in its header has a wrong magic rather than no header.
         magic, version, count, extra = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
         if magic != _MAGIC or version != _VERSION:
             raise MetaseqError(
@@ -75,11 +76,10 @@ class WordStarts:
     @property
     def total(self) -> int:
         """The number of words in all tokens."""
-        starts = np.arange(0, self.tokens, CHUNK)
-        return sum(
-            int(self.count(start, np.minimum(CHUNK, self.tokens - start)).sum())
-            for start in starts[:, None]
-        )
+        total = 0
+        for start in np.arange(0, self.tokens, CHUNK)[:, None]:
+            total += int(self.count(start, np.minimum(CHUNK, self.tokens - start)).sum())
+        return total
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Return how many words begin in each token from `first` to before `last`, int32."""

@@ -168,15 +168,19 @@ class Tokenizer(ABC):
 
     def words_by_offsets(self, line: str) -> np.ndarray:
         """Return how many words begin in each token of a line, int32 (tokens,)."""
-        return _words_in_tokens(line, np.array(self.encode_with_offsets(line)[2], np.int64))
+        ends = np.array(self.encode_with_offsets(line)[2], np.int64)
+        if not len(ends):
+            return np.zeros(0, np.int32)
+        words = [match.start() for match in re.finditer(r"\S+", line)]
+        at = np.minimum(np.searchsorted(ends, words, side="right"), len(ends) - 1)
+        return np.bincount(at, minlength=len(ends)).astype(np.int32)
 
     def _words_by_symbols(self, values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         inside, opens, closes = self._spaces
         follows = np.ones(len(values), bool)  # white space, or the start of a line
         follows[1:] = closes[values[:-1]]
         follows[np.cumsum(sizes)[:-1][sizes[1:] > 0]] = True
-        words: np.ndarray = inside[values] + (follows & ~opens[values])
-        return words
+        return np.asarray(inside[values] + (follows & ~opens[values]))
 
     @cached_property
     def _spaces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -220,17 +224,9 @@ def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tu
     `starts` and `ends` (tokens,) are from `encode_with_offsets`. (0, 0) if there is none.
     """
     inside = np.flatnonzero((starts < end) & (ends > first) & (starts < ends))
-    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
-
-
-def _words_in_tokens(text: str, ends: np.ndarray) -> np.ndarray:
-    """Return how many words of a text begin in each token, int32 (tokens,).
-
-    `ends` (tokens,) are from `encode_with_offsets`; see `encode_with_words`.
-    """
-    words = [match.start() for match in re.finditer(r"\S+", text)] if len(ends) else []
-    at = np.searchsorted(ends, words, side="right")
-    return np.bincount(np.minimum(at, len(ends) - 1), minlength=len(ends)).astype(np.int32)
+    if not len(inside):
+        return 0, 0
+    return int(inside[0]), int(inside[-1]) + 1
 
 
 def characters_of_bytes(text: str) -> np.ndarray:
@@ -241,5 +237,6 @@ def characters_of_bytes(text: str) -> np.ndarray:
 
 def after_space(text: str, start: int, end: int) -> int:
     """Return where text[start:end] begins without its leading white space, `start` if it is all."""
-    words = text[start:end].lstrip()
-    return end - len(words) if words else start
+    if words := text[start:end].lstrip():
+        return end - len(words)
+    return start

@@ -31,13 +31,13 @@ CACHED_WORDS = 1 << 20
 _LONGEST_CACHED = 64
 
 
-def byte_symbols() -> list[str]:
+def _byte_symbols() -> list[str]:
     """Return the printable character that stands for each of the 256 bytes (GPT-2's table)."""
     printable, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, count(256)
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-_SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
+_SYMBOL_OF_BYTE = dict(enumerate(_byte_symbols()))
 _BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in _SYMBOL_OF_BYTE.items()}
 
 
@@ -163,7 +163,7 @@ class ByteBpe(PackedTokenizer):
             vocab_size=vocab_size,
             min_frequency=min_frequency,
             special_tokens=specials,
-            initial_alphabet=byte_symbols(),
+            initial_alphabet=_byte_symbols(),
             show_progress=False,
         )
         library.train_from_iterator(lines, trainer)

@@ -24,7 +24,7 @@ _BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
 
 
 @dataclass(frozen=True)
-class Source:
+class _Source:
     """The parts to restore a tokenizer from: kind, the file to name in messages, model, options."""
 
     kind: str
@@ -39,7 +39,7 @@ def tokenizer_class(name: str) -> type[Tokenizer]:
     return kind
 
 
-def _saved_source(folder: Path, prefix: str) -> Source:
+def _saved_source(folder: Path, prefix: str) -> _Source:
     """Return the content of the options file of a folder and of the model file that it names."""
     path = folder / (prefix + OPTIONS_FILE)
     try:
@@ -53,7 +53,7 @@ def _saved_source(folder: Path, prefix: str) -> Source:
     path = folder / (prefix + (name or DICT_FILE))
     if not path.is_file():
         raise MetaseqError(f"{path}: no such file, but {kind} needs it")
-    return Source(kind, path, path.read_bytes() if name else b"", options)
+    return _Source(kind, path, path.read_bytes() if name else b"", options)
 
 
 def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
@@ -65,8 +65,9 @@ def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     folder = Path(folder)
     has_options = bool(prefix) or (folder / OPTIONS_FILE).is_file()
     source = _saved_source(folder, prefix) if has_options else transformers_source(folder)
-    dictionary = folder / (prefix + DICT_FILE)
-    vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
+    dictionary, vocabulary = folder / (prefix + DICT_FILE), None
+    if dictionary.is_file():
+        vocabulary = Vocabulary.load(dictionary)
     kind = tokenizer_class(source.kind)
     try:
         tokenizer = kind.restore(source.model, vocabulary, source.options)
@@ -92,7 +93,7 @@ def _check_rows(dictionary: Path, rows: Vocabulary, model: Vocabulary, path: Pat
             )
 
 
-def transformers_source(folder: Path) -> Source:
+def transformers_source(folder: Path) -> _Source:
     """Return the tokenizer of a folder without our options file; MetaseqError if it has none.
 
     `tokenizer.json` comes first, then `vocab.txt` (BERT), `vocab.json` and `merges.txt` (RoBERTa),
@@ -103,24 +104,24 @@ def transformers_source(folder: Path) -> Source:
     )
     if whole.is_file():
         model = whole.read_bytes()
-        kind = _kind(model)
+        kind = _guess_kind(model)
         if kind == "byte_bpe":
-            return Source(kind, whole, model)
+            return _Source(kind, whole, model)
         if kind == "unigram" and not pieces.is_file():
             raise MetaseqError(
                 f"{whole}: a unigram model; it can be used only with its spm.model beside it"
             )
     try:
         if whole.is_file() and kind == "wordpiece":
-            return Source(kind, whole, _as_configured(model, _settings(folder)))
+            return _Source(kind, whole, _as_configured(model, _settings(folder)))
         if words.is_file():
-            return Source("wordpiece", words, _wordpiece(words, _settings(folder)))
+            return _Source("wordpiece", words, _wordpiece(words, _settings(folder)))
         if symbols.is_file() and merges.is_file():
-            return Source("byte_bpe", symbols, _byte_bpe(symbols, merges, _settings(folder)))
+            return _Source("byte_bpe", symbols, _byte_bpe(symbols, merges, _settings(folder)))
     except (ValueError, OSError) as error:
         raise MetaseqError(f"{folder}: its tokenizer cannot be read: {error}") from error
     if pieces.is_file():
-        return Source("sentencepiece_unigram", pieces, pieces.read_bytes())
+        return _Source("sentencepiece_unigram", pieces, pieces.read_bytes())
     raise MissingError(
         f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json, vocab.txt, vocab.json with "
         "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled, "
@@ -128,7 +129,7 @@ def transformers_source(folder: Path) -> Source:
     )
 
 
-def _kind(model: bytes) -> str:
+def _guess_kind(model: bytes) -> str:
     """Return the kind of a `tokenizer.json`, in older files by fields that only one kind has."""
     try:
         content = json.loads(model)
@@ -139,8 +140,9 @@ def _kind(model: bytes) -> str:
         return "byte_bpe"
     if part.get("type") == "Unigram":
         return "unigram"
-    wordpiece = part.get("type") == "WordPiece" or "max_input_chars_per_word" in part
-    return "wordpiece" if wordpiece else "byte_bpe"
+    if part.get("type") == "WordPiece" or "max_input_chars_per_word" in part:
+        return "wordpiece"
+    return "byte_bpe"
 
 
 def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
@@ -151,12 +153,10 @@ def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
     """
     content = json.loads(model)
     normalizer = content.get("normalizer")
-    known = str(settings.get("tokenizer_class", "Bert")).startswith(
-        ("Bert", "DistilBert", "Electra")
-    )
-    if not settings or not known or not isinstance(normalizer, dict):
+    name = str(settings.get("tokenizer_class", "Bert"))
+    if not settings or not name.startswith(("Bert", "DistilBert", "Electra")):
         return model
-    if normalizer.get("type") != "BertNormalizer":
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
         return model
     lower, accents, cjk = _bert_flags(settings)
     flags = {"lowercase": lower, "strip_accents": accents, "handle_chinese_chars": cjk}

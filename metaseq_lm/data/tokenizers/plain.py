@@ -115,7 +115,9 @@ class WordTokenizer(PlainTokenizer):
         return (match.span() for match in matches if match.group())
 
     def units(self, line: str) -> Iterable[str]:
-        return line.split() if self.pattern is None else super().units(line)
+        if self.pattern is None:
+            return line.split()
+        return super().units(line)
 
     def encode_with_words(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if self.pattern is not None:

@@ -77,6 +77,7 @@ class SentencePiece(Tokenizer):
                 pad_piece=PAD,
                 unk_id=len(specials) - 1,
                 unk_piece=UNK,
+                # Tasks put special symbols around texts themselves.
                 bos_id=-1,
                 eos_id=-1,
                 control_symbols=specials[1:-1],
@@ -117,9 +118,12 @@ class SentencePiece(Tokenizer):
             at += size
             spaces = len(normal[first : last + 1]) - len(normal[first : last + 1].lstrip(_SPACE))
             blank = spaces > last - first
-            start = int(source[first if blank else first + spaces])
-            ends.append(int(source[last + 1] if blank else limits[last]))
-            starts.append(start if blank else after_space(text, start, ends[-1]))
+            if blank:
+                starts.append(int(source[first]))
+                ends.append(int(source[last + 1]))
+                continue
+            ends.append(int(limits[last]))
+            starts.append(after_space(text, int(source[first + spaces]), ends[-1]))
         # The space inside a character that is spelled out comes after pieces that cover it.
         return ids, starts, np.maximum.accumulate(np.array(ends, np.int64)).tolist()
 

@@ -22,7 +22,7 @@ FAMILIES = {
 
 def special_symbols(task_tokens: int = TASK_TOKENS, unk: bool = False) -> list[str]:
     """Return the special symbols in id order: [PAD] [MASK] [SEP] [CLS0] ... and [UNK] if asked."""
-    return [PAD, MASK, SEP, *(f"[CLS{n}]" for n in range(task_tokens)), *([UNK] if unk else [])]
+    return [PAD, MASK, SEP, *(f"[CLS{n}]" for n in range(task_tokens)), *[UNK] * unk]
 
 
 # Symbols may hold any character, so the line break, and the sign that escapes it, are escaped.
@@ -104,8 +104,10 @@ class Vocabulary:
         while self._ids.get(f"[CLS{self.task_tokens}]") == 3 + self.task_tokens:
             self.task_tokens += 1
         after = 3 + self.task_tokens
+        self.unk = None
         # A word "[UNK]" further down would be a word of the text, not the special symbol.
-        self.unk = after if self._ids.get(UNK) == after else None
+        if self._ids.get(UNK) == after:
+            self.unk = after
         self.specials = np.arange(after + (self.unk is not None))
 
     def _family_layout(self) -> None:

@@ -22,7 +22,7 @@ _INSIDE = "##"
 _LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
 _LEAST_ALPHABET = 1000  # least number of characters with a piece of their own
 _WORDS_PER_LINE = 1 << 10
-PRIVATE = 0xF0000  # the first of 131,068 characters that no text has after BERT's normaliser
+_PRIVATE = 0xF0000  # the first of 131,068 characters that no text has after BERT's normaliser
 
 
 def wordpiece_library(
@@ -85,16 +85,15 @@ class WordPiece(PackedTokenizer):
         """
         ids = {symbol: i for i, symbol in enumerate(specials)}
         library = wordpiece_library(ids, _LONGEST_WORD, cased)
-        pieces = _learn_pieces(
-            _count_words(lines, library), vocab_size - len(specials), min_frequency
-        )
+        words = _count_words(lines, library)
+        pieces = _learn_pieces(words, vocab_size - len(specials), min_frequency)
         ids = {symbol: i for i, symbol in enumerate([*specials, *pieces])}
         library = wordpiece_library(ids, _LONGEST_WORD, cased)
         library.add_special_tokens(specials)
         return cls(library)
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        encoding = self._library.encode(_valid(text), add_special_tokens=False)
+        encoding = self._library.encode(_without_lone_surrogates(text), add_special_tokens=False)
         offsets = encoding.offsets
         return encoding.ids, [start for start, _ in offsets], [end for _, end in offsets]
 
@@ -120,7 +119,9 @@ class WordPiece(PackedTokenizer):
         return values, sizes, words
 
     def _encode(self, text: str) -> bytes:
-        return self._packed(self._library.encode(_valid(text), add_special_tokens=False).ids)
+        return self._packed(
+            self._library.encode(_without_lone_surrogates(text), add_special_tokens=False).ids
+        )
 
     def join(self, symbols: Iterable[str]) -> str:
         """Return the words, as they were normalised, with a space between them."""
@@ -142,13 +143,12 @@ class WordPiece(PackedTokenizer):
             raise ValueError(f"its pieces do not begin with {_INSIDE} or its unknown is not {UNK}")
 
 
-def _valid(text: str) -> str:
+def _without_lone_surrogates(text: str) -> str:
     """Replace halves of surrogate pairs, which the library refuses, each by one character."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter[str]:
-    """Return how often each word occurs after normalising and cutting at punctuation."""
     texts: Counter[str] = Counter()
     for line in lines:
         texts.update(line.split(" "))
@@ -169,7 +169,7 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     place of the characters after the first.
     """
     # Code point -> the private character that stands for it inside a word.
-    marks: dict[int, int] = defaultdict(count(PRIVATE).__next__)
+    marks: dict[int, int] = defaultdict(count(_PRIVATE).__next__)
     marked = {word: word[0] + word[1:].translate(marks) for word in sorted(words)}
     frequency: Counter[str] = Counter()
     for word, text in marked.items():
@@ -187,7 +187,9 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     symbols = []
     for symbol in learnt:
         text = "".join(original.get(character, character) for character in symbol)
-        symbols.append(_INSIDE + text if symbol[0] in original else text)
+        if symbol[0] in original:
+            text = _INSIDE + text
+        symbols.append(text)
     return symbols
 
 

@@ -72,8 +72,10 @@ class Bucketed:
         pieces = max(1, round(len(chosen) / chunk)) if chunk else 1
         if pieces > 1:
             random_streams.generator(seed, name, "pieces").shuffle(chosen)
-        self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
-        self._ends = np.cumsum([_number_of_batches(buckets) for buckets in self._buckets])
+        self._buckets = [
+            self._fill_buckets(part, per_batch) for part in np.array_split(chosen, pieces)
+        ]
+        self._ends = np.cumsum(list(map(_count_batches, self._buckets)))
         self.per_epoch = int(self._ends[-1])
         # A number of sentences that no batch falls below in any epoch.
         self.smallest = self.count
@@ -83,16 +85,15 @@ class Bucketed:
             self.smallest = min(self.smallest, max(1, fewest))
         # A cached method would keep the object alive; a cached closure does not.
         self._batches = lru_cache(maxsize=2)(
-            lambda epoch, piece: self._plan(
+            lambda epoch, piece: self._shuffle_batches(
                 self._buckets[piece], random_streams.generator(seed, name, "epoch", epoch, piece)
             )
         )
 
     def _weights(self, sentences: np.ndarray) -> np.ndarray:
-        weights: np.ndarray = np.sqrt(self._lengths[sentences].astype(np.float64))
-        return weights
+        return np.asarray(np.sqrt(self._lengths[sentences].astype(np.float64)))
 
-    def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
+    def _fill_buckets(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
         bucket_numbers = np.searchsorted(self._begins, self._lengths[samples], side="right")
         buckets: list[np.ndarray] = []
@@ -111,13 +112,13 @@ class Bucketed:
         counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in buckets]
         return [(members, min(n, len(members))) for members, n in zip(buckets, counts)]
 
-    def _plan(
+    def _shuffle_batches(
         self, buckets: list[tuple[np.ndarray, int]], generator: np.random.Generator
     ) -> list[np.ndarray]:
         plan = []
         for members, batches in buckets:
             order = generator.permutation(members)
-            plan += np.split(order, cuts(self._weights(order), batches))
+            plan += np.split(order, _cuts(self._weights(order), batches))
         return [plan[i] for i in generator.permutation(len(plan))]
 
     def batch(self, number: int) -> np.ndarray:
@@ -128,17 +129,16 @@ class Bucketed:
         return self._batches(epoch, piece)[at - before].astype(np.int64)
 
 
-def _number_of_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
-    """Return how many batches the buckets of a piece make."""
+def _count_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
     return sum(batches for _, batches in buckets)
 
 
-def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
+def _cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     """Return where to cut items of these weights into `batches` runs of about equal weight.
 
     int64 (batches - 1,); no run is empty.
 
-        >>> cuts(np.array([1.0, 1.0, 1.0, 1.0, 4.0, 4.0]), batches=3)
+        >>> _cuts(np.array([1.0, 1.0, 1.0, 1.0, 4.0, 4.0]), batches=3)
         array([4, 5])
     """
     numbers = np.arange(1, batches)
@@ -147,5 +147,4 @@ def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     places = np.searchsorted(totals - weights / 2, totals[-1] * numbers / batches)
     # Room for one item in each run before and after.
     places = np.maximum.accumulate(np.maximum(places, numbers) - numbers) + numbers
-    bounded: np.ndarray = np.minimum(places, len(weights) - batches + numbers)
-    return bounded
+    return np.asarray(np.minimum(places, len(weights) - batches + numbers))

@@ -21,7 +21,7 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatc
     at = np.arange(max(width, int(lengths.max(initial=0))) + 2)
     # A word i, from 1, stands at position i, so heads need no shift.
     scored = (at >= 1) & (at <= lengths[:, None])
-    tokens = _spread(scored, data.flat(data.words, rows), PAD)
+    tokens = _at_words(scored, data.flat(data.words, rows), PAD)
     tokens[:, 0] = START
     tokens[np.arange(len(rows)), lengths + 1] = END
     return WordBatch(
@@ -50,18 +50,17 @@ def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch
     of_forms[np.arange(len(forms)), counts + 2] = WORD_END
     characters = np.zeros((*scored.shape, CHARACTERS), np.int64)
     characters[scored] = of_forms[form_of_word.ravel()]
-    characters[:, 0, 1:3] = characters[np.arange(len(rows)), lengths + 1, 1:3] = [
-        WORD_START,
-        WORD_END,
-    ]
-    labels, heads = (
-        None if column is None else _spread(scored, data.flat(column, rows), -1)
-        for column in (data.labels, data.heads)
-    )
+    for column in (0, lengths + 1):
+        characters[np.arange(len(rows)), column, 1:3] = [WORD_START, WORD_END]
+    labels = heads = None
+    if data.labels is not None:
+        labels = _at_words(scored, data.flat(data.labels, rows), -1)
+    if data.heads is not None:
+        heads = _at_words(scored, data.flat(data.heads, rows), -1)
     return batch.replace(characters=characters, labels=labels, heads=heads)
 
 
-def _spread(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:
+def _at_words(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:
     """Return the values of words, end to end, at their positions (B, S)."""
     table = np.full(scored.shape, fill, np.int64)
     table[scored] = values

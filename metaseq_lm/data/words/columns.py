@@ -112,13 +112,17 @@ class ColumnReader(SentenceReader):
         if words[0].lower() in _WORD_NAMES and labels[0].lower() in _LABEL_NAMES:
             self.counts["header"] += 1
             lines = record.lines[1:]
+            # The names of the columns stand at the top of the first sentence.
             sentence = replace(sentence, lines=lines, words=words[1:], labels=labels[1:])
         if sentence.words:
             self._check_words(sentence, len(columns))
         return sentence
 
     def _check_columns(self, count: int, where: str) -> None:
-        columns = [c if c >= 0 else count + c for c in (self.word_column, self.label_column)]
+        columns = [self.word_column, self.label_column]
+        for place, column in enumerate(columns):
+            if column < 0:
+                columns[place] = count + column
         same = columns[0] == columns[1] and self.word_column != self.label_column
         if same or not all(0 <= column < count for column in columns):
             raise MetaseqError(
@@ -191,10 +195,9 @@ class ConlluReader(SentenceReader):
         sentence = Sentence(self.file.path, record.lines, words, labels)
         if not self.trees:
             return sentence
-        heads = [
-            head_number(text, f"{self.file}:{number}")
-            for text, number in zip(record.fields[FIELDS[HEAD]], record.lines)
-        ]
+        heads = []
+        for text, number in zip(record.fields[FIELDS[HEAD]], record.lines):
+            heads.append(head_number(text, f"{self.file}:{number}"))
         return checked_tree(replace(sentence, heads=heads))
 
 

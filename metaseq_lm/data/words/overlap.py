@@ -21,10 +21,10 @@ from metaseq_lm.data.words.sets import KINDS, WordSet
 from metaseq_lm.data.words.token_lists import TokenListReader
 from metaseq_lm.data.words.vocabulary import normalise
 
-CHUNK = 4096
+_CHUNK = 4096
 
 
-class Overlap:
+class _Overlap:
     """A set of sentences, lists of words."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
@@ -47,14 +47,14 @@ class Overlap:
 
 def evaluation_overlap(
     names: Sequence[str], data: Path, open_file: Callable[[Path], SentenceReader]
-) -> Overlap:
+) -> _Overlap:
     """Return the sentences to keep out of training.
 
     Each name is a set of the data folder (DATA/NAME) or another folder of a set, whose splits
     except train count, or a file in CoNLL columns or CoNLL-U, which `open_file` reads. UsageError
     for anything else.
     """
-    return Overlap(chain.from_iterable(_sentences(name, data, open_file) for name in names))
+    return _Overlap(chain.from_iterable(_sentences(name, data, open_file) for name in names))
 
 
 def _sentences(
@@ -75,8 +75,8 @@ def _sentences(
                 )
             for split in splits:
                 content = WordSet(folder, split)
-                for first in range(0, len(content), CHUNK):
-                    yield from content.surface(np.arange(first, min(first + CHUNK, len(content))))
+                for first in range(0, len(content), _CHUNK):
+                    yield from content.surface(np.arange(first, min(first + _CHUNK, len(content))))
             return
     if not Path(name).is_file():
         raise UsageError(

@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(_CLITIC.sub(r" \1 ", text))
 
 
-def sentences_of(words: list[str]) -> Iterator[list[str]]:
+def _sentences_of(words: list[str]) -> Iterator[list[str]]:
     """Yield the sentences of a text in words: they end at . ! ? and the quotes and brackets after.
 
     A full stop before a word in lower case does not end one. A straight quotation mark closes if
@@ -82,12 +82,14 @@ class TextReader:
                 if words := text.split():
                     yield words
             return
-        for text in self._paragraphs() if self.paragraphs else self._lines():
+        texts = self._paragraphs() if self.paragraphs else self._lines()
+        for text in texts:
             words = words_of(text) if self.splitting == "raw" else text.split()
-            yield from sentences_of(words)
+            yield from _sentences_of(words)
 
     def _lines(self) -> Iterator[str]:
-        for block in self.file.blocks() if self.blocks is None else self.blocks:
+        blocks = self.file.blocks() if self.blocks is None else self.blocks
+        for block in blocks:
             self.counts["lines"] += len(block.texts)
             self.counts["bad_utf8"] += len(block.bad)
             for at, text in enumerate(block.texts):

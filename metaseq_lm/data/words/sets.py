@@ -18,7 +18,7 @@ from metaseq_lm.config.models import LONGEST_WORD
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.columns import ColumnSet
-from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset, number_outside, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
@@ -57,8 +57,8 @@ def missing_breaks(lengths: np.ndarray, form: str) -> str:
         form: "text", "tags" or "trees".
     """
     longest, count = int(lengths.max(initial=0)), len(lengths)
-    mean = lengths.mean() if count else 0
-    if longest <= _LONG_SENTENCE and mean <= (_LONG_SINGLE if count == 1 else _LONG_MEAN):
+    most = _LONG_SINGLE if count == 1 else _LONG_MEAN
+    if longest <= _LONG_SENTENCE and lengths.sum() <= most * count:
         return ""
     cause = "a blank line ends a sentence, and some seem to be missing"
     if form == TEXT:
@@ -146,8 +146,8 @@ class WordSet(ColumnSet):
         for data, bound in bounds:
             self.check_rows(data, self.words, same_sizes=True)
             # Text may be long: take only its first words.
-            sample = data.tokens[: 1 << 20] if self.form == TEXT else data.tokens
-            if len(sample) and not 0 <= sample.min() <= sample.max() < bound:
+            most = 1 << 20 if self.form == TEXT else None
+            if number_outside(data.tokens[:most], bound) is not None:
                 raise MetaseqError(
                     f"{data.prefix}.bin: a number outside 0..{bound - 1}; preprocess again"
                 )

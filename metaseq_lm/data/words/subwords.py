@@ -143,9 +143,8 @@ class TaggedRows:
         targets = np.full(tokens.shape, -1)
         tokens[:, 0] = self.vocabulary.cls()
         tokens[np.arange(len(samples)), lengths - 1] = self.vocabulary.sep
-        tokens.reshape(-1)[ranges(row * width + column, sizes)] = self._tokens[
-            ranges(self._starts[words], sizes)
-        ]
+        places = ranges(row * width + column, sizes)
+        tokens.reshape(-1)[places] = self._tokens[ranges(self._starts[words], sizes)]
         targets[row, column] = chosen = self.targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),
@@ -175,6 +174,6 @@ class TaggedRows:
             return [numbers(tag) for tag in bioes_tags(spans_of(names), len(names))]
         length = int(self.data.lengths[sentence])
         first = int(self.data.lengths[:sentence].sum())
-        chosen = iter(names)
-        targets = self.targets[first : first + length].tolist()
-        return [numbers(UNLABELLED if target < 0 else next(chosen)) for target in targets]
+        words = np.full(length, UNLABELLED, object)
+        words[self.targets[first : first + length] >= 0] = names
+        return list(map(numbers, words))

@@ -30,6 +30,7 @@ _PREFIX_NAMES = {
 _SEPARATORS = "-_:/|.+"
 _BRACKETS = re.compile(r"(?:\([^()*\s]+)*\*\)*")
 SPELLING = "write spans as B-TYPE, I-TYPE and O, unless each tag is meant to be the class of a word"
+_LONE_END = "is not before a span of its type, where ioe1 has E only"
 _MOST_OUTSIDE = 0.4  # share of the words; a part of speech is rarer than words outside spans
 # BILOU has other names for the last and the unit tag.
 _SAME = {"L": "E", "U": "S"}
@@ -76,8 +77,9 @@ def standard_tags(tags: Collection[str]) -> dict[str, str]:
 def _standard_tag(tag: str, separator: str, type_first: bool) -> str:
     if tag.lower() in _OUTSIDE_NAMES:
         return OUTSIDE
-    parts = tag.rpartition(separator) if type_first else tag.partition(separator)
-    name, _, kind = reversed(parts) if type_first else parts
+    name, _, kind = tag.partition(separator)
+    if type_first:
+        kind, _, name = tag.rpartition(separator)
     prefix = _PREFIX_NAMES.get(name.lower(), "")
     return f"{prefix}-{kind}" if prefix and kind else ""
 
@@ -96,12 +98,9 @@ def span_like(counts: Counter[str]) -> str:
         # B_PER|x and I_PER|x, BPER and IPER differ in their prefix only.
         parts = [tag[:1], tag[1:]] if tag.isalpha() else re.split(r"([^A-Za-z0-9]+)", tag)
         for i, part in enumerate(parts):
-            if (
-                (prefix := _PREFIX_NAMES.get(part.lower()))
-                and len(parts) > 1
-                and any(parts[i + 1 :] + parts[:i])
-            ):
-                variants[(str(i), *parts[:i], *parts[i + 1 :])][prefix] = tag
+            others = parts[:i] + parts[i + 1 :]
+            if any(others) and (prefix := _PREFIX_NAMES.get(part.lower())):
+                variants[(str(i), *others)][prefix] = tag
     for pair in variants.values():
         if {"B", "I"} <= pair.keys():
             return f"{pair['B']!r} and {pair['I']!r} look like tags of one span"
@@ -137,7 +136,7 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
             elif prefix != OUTSIDE:
                 span_tag = span_tag or tag
         for scheme in fits:
-            fits[scheme] = fits[scheme] and _fault(parts, scheme) is None
+            fits[scheme] = fits[scheme] and _find_fault(parts, scheme) is None
     if word_tag and not span_tag:
         return "none"
     for scheme, good in fits.items():
@@ -155,7 +154,7 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
     )
 
 
-def _fault(parts: Sequence[tuple[str, str]], scheme: str) -> tuple[int, str] | None:
+def _find_fault(parts: Sequence[tuple[str, str]], scheme: str) -> tuple[int, str] | None:
     """Return the first word whose tag the scheme does not allow, and why, or None."""
     before = (OUTSIDE, "")
     for word, (prefix, kind) in enumerate(parts):
@@ -179,17 +178,12 @@ def _fault(parts: Sequence[tuple[str, str]], scheme: str) -> tuple[int, str] | N
         if scheme in ("bioes", "ioe2") and before[0] in "BI" and not goes_on:
             return word, f"a span of type {before[1]} has no end before it"
         if scheme == "ioe1" and before[0] == "E" and not (kind == before[1] and prefix in "IE"):
-            return (
-                word - 1,
-                f"E-{before[1]} is not before a span of its type, where ioe1 has E only",
-            )
+            return word - 1, f"E-{before[1]} {_LONE_END}"
         before = prefix, kind
     if scheme in ("bioes", "ioe2") and before[0] in "BI":
         return len(parts) - 1, f"a span of type {before[1]} has no end"
     if scheme == "ioe1" and before[0] == "E":
-        return len(
-            parts
-        ) - 1, f"E-{before[1]} is not before a span of its type, where ioe1 has E only"
+        return len(parts) - 1, f"E-{before[1]} {_LONE_END}"
     return None
 
 
@@ -199,7 +193,7 @@ def read_spans(tags: Sequence[str], scheme: str) -> list[Span]:
     TagError with the word for a tag that the scheme does not allow.
     """
     parts = [split_tag(tag) for tag in tags]
-    fault = _fault(parts, scheme)
+    fault = _find_fault(parts, scheme)
     if fault is not None:
         raise TagError(*fault)
     spans: list[Span] = []

@@ -59,7 +59,9 @@ class TokenListReader(SentenceReader):
         if self.trees:
             return list(record.get(_HEADS, list))
         heads = record.fields.get(_HEADS)
-        return heads if isinstance(heads, list) and any(h not in _NO_HEAD for h in heads) else None
+        if isinstance(heads, list) and any(head not in _NO_HEAD for head in heads):
+            return heads
+        return None
 
     def _word(self, record: Record, word: Any) -> str:
         if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):
@@ -68,11 +70,10 @@ class TokenListReader(SentenceReader):
 
     def _tags(self, record: Record, word_field: str, count: int) -> list[Any]:
         if not self.tag_field:
-            lists = [
-                name
-                for name, values in record.fields.items()
-                if name != word_field and isinstance(values, list) and len(values) == count
-            ]
+            lists = []
+            for name, values in record.fields.items():
+                if name != word_field and isinstance(values, list) and len(values) == count:
+                    lists.append(name)
             if len(lists) != 1:
                 listed = f": {abbreviated(lists)}" if lists else ", and there is none"
                 raise UsageError(
@@ -98,9 +99,9 @@ class TokenListReader(SentenceReader):
         if type(value) is int and self.keeps_numbers and not self.tag_names:
             return str(value)
         remedy = (
-            f"the names are of the numbers 0 to {len(self.tag_names) - 1}"
-            if self.tag_names
-            else "name the numbers in order with --tag-names O,B-PER,..., or keep them with "
+            "name the numbers in order with --tag-names O,B-PER,..., or keep them with "
             "--tag-scheme none"
         )
+        if self.tag_names:
+            remedy = f"the names are of the numbers 0 to {len(self.tag_names) - 1}"
         raise MetaseqError(f"{record.where}: tag {str(value)[:40]!r} is not a name; {remedy}")

@@ -273,6 +273,7 @@ def vector_table(words: list[str], known: dict[str, np.ndarray]) -> np.ndarray:
         raise MetaseqError("none of the words has a vector; is it a file of another language?")
     vectors = np.stack([known[words[i]] for i in places])
     scale = float(np.sqrt(np.mean(vectors.astype(np.float64) ** 2)))
+    # One seed for all runs: the table is a part of the data set.
     random = random_streams.generator(0, "word vectors")
     table = (random.standard_normal((len(words), vectors.shape[1])) * scale).astype(np.float32)
     table[places] = vectors

@@ -187,6 +187,17 @@ class World:
         return tokens
 
 
+def uniforms_for(keys: np.ndarray, purpose: str, count: int) -> np.ndarray:
+    """Return `count` uniform numbers for each of the keys and a purpose, (N, count)."""
+    return random_streams.uniforms(random_streams.subkeys(keys, purpose), 0, count)
+
+
+def seeded_uniforms(*parts: str | int, shape: tuple[int, int]) -> np.ndarray:
+    """Return uniform numbers of a shape, a function of the parts, such as name and seed alone."""
+    keys = random_streams.row_keys(random_streams.key(*parts), np.arange(shape[0]))
+    return random_streams.uniforms(keys, 0, shape[1])
+
+
 def normalised(log_probs: np.ndarray) -> np.ndarray:
     """Return exp(log_probs) normalised over the last axis; NaN where all are -inf."""
     largest = log_probs.max(axis=-1, keepdims=True)

@@ -7,7 +7,7 @@ with NO_TOKEN, without the symbol that ends them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 
 import numpy as np
@@ -46,14 +46,36 @@ class Symbols:
         return np.asarray(self.first + item * self.forms + form)
 
 
-def _pick(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+class Alphabet:
+    """The symbols of a world, in the order of their numbers, to which blocks are added.
+
+    Attributes:
+        words: The symbols so far.
+    """
+
+    def __init__(self, *words: str) -> None:
+        self.words = list(words)
+
+    def block(self, items: Sequence[str], forms: Sequence[str] = ("",)) -> Symbols:
+        """Append a block: each of `items` in each of `forms`, which are endings."""
+        block = Symbols(len(self.words), len(items), len(forms))
+        self.words += map("".join, product(items, forms))
+        return block
+
+
+def numbered(word: str, count: int) -> list[str]:
+    """Return `count` names: word0, word1, ..."""
+    return [f"{word}{number}" for number in range(count)]
+
+
+def _draw_categorical(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Return a position in each row of probabilities, (M, K) or (K,), for uniform numbers (M,)."""
     sums = np.cumsum(probabilities, axis=-1)
     below = (sums <= uniforms[:, None]).sum(axis=-1)
     return np.asarray(np.minimum(below, probabilities.shape[-1] - 1))
 
 
-def whole(uniforms: np.ndarray, count: int | np.ndarray) -> np.ndarray:
+def integers_below(uniforms: np.ndarray, count: int | np.ndarray) -> np.ndarray:
     """Return uniform whole numbers from 0 to `count` - 1 for uniform numbers in [0, 1)."""
     return np.asarray(np.minimum((uniforms * count).astype(np.int64), np.asarray(count) - 1))
 
@@ -88,21 +110,22 @@ class NumberAgreement:
         """Return clauses (M, width) for topics (M,) and uniform numbers (M, UNIFORMS)."""
         clauses = np.full((len(topics), width), NO_TOKEN)
         most = len(self.phrase_probs) - 1
-        phrases = _pick(self.phrase_probs, uniforms[:, 0])
+        phrases = _draw_categorical(self.phrase_probs, uniforms[:, 0])
         has_object = uniforms[:, 1] < _OBJECT
         rows = np.arange(len(topics))
-        numbers = whole(uniforms[:, 2], 2)
-        verbs = _pick(self.verb_probs[topics], uniforms[:, 3])
+        numbers = noun_numbers = integers_below(uniforms[:, 2], 2)
+        verbs = _draw_categorical(self.verb_probs[topics], uniforms[:, 3])
         for i in range(most + 2):
-            # The last iteration is the object.
-            column, present = (2 * i, phrases >= i) if i <= most else (2 * phrases + 2, has_object)
-            item = _pick(self.noun_probs[topics], uniforms[:, 4 + 3 * i])
-            number = numbers if i == 0 else whole(uniforms[:, 5 + 3 * i], 2)
-            noun = self.nouns.token(item, number)
-            columns = np.broadcast_to(column, len(topics))
+            columns, present = np.full(len(topics), 2 * i), phrases >= i
+            if i > most:  # the last iteration is the object
+                columns, present = 2 * phrases + 2, has_object
+            item = _draw_categorical(self.noun_probs[topics], uniforms[:, 4 + 3 * i])
+            if i > 0:
+                noun_numbers = integers_below(uniforms[:, 5 + 3 * i], 2)
+            noun = self.nouns.token(item, noun_numbers)
             clauses[rows[present], columns[present]] = noun[present]
             if 0 < i <= most:
-                preposition = self.prepositions.token(whole(uniforms[:, 6 + 3 * i], 2))
+                preposition = self.prepositions.token(integers_below(uniforms[:, 6 + 3 * i], 2))
                 clauses[present, 2 * i - 1] = preposition[present]
         clauses[rows, 2 * phrases + 1] = self.verbs.token(verbs, numbers)
         return clauses
@@ -124,8 +147,8 @@ class NumberAgreement:
         return phrases >= 0, phrases
 
     def _noun_columns(self, length: int) -> list[int]:
-        phrases = (length - 2) // 2
-        return [*range(0, 2 * phrases + 1, 2), *([length - 1] if length % 2 else [])]
+        # A noun stands in every second column; an odd length ends with an object.
+        return [*range(0, length - 1, 2), *[length - 1] * (length % 2)]
 
     def log_probs(self, clauses: np.ndarray) -> np.ndarray:
         """Return the log-probability of each clause under each topic, (M, Z)."""
@@ -210,11 +233,13 @@ class Chain:
         states = np.full((len(uniforms), width), NO_LABEL)
         for column in range(self.length):
             if column == 0:
-                states[:, 0] = whole(uniforms[:, 0], len(self.transitions))
+                states[:, 0] = integers_below(uniforms[:, 0], len(self.transitions))
             else:
                 rows = self.transitions[states[:, column - 1]]
-                states[:, column] = _pick(rows, uniforms[:, 2 * column])
-            words = _pick(self.emissions[states[:, column]], uniforms[:, 2 * column + 1])
+                states[:, column] = _draw_categorical(rows, uniforms[:, 2 * column])
+            words = _draw_categorical(
+                self.emissions[states[:, column]], uniforms[:, 2 * column + 1]
+            )
             clauses[:, column] = self.words.token(words)
         return clauses, states
 
@@ -246,9 +271,8 @@ class Chain:
         forward = np.empty_like(emitted)
         forward[:, 0] = emitted[:, 0] / len(self.transitions)
         for position in range(1, self.length):
-            forward[:, position] = (
-                forward[:, position - 1] @ self.transitions * emitted[:, position]
-            )
+            reached = forward[:, position - 1] @ self.transitions
+            forward[:, position] = reached * emitted[:, position]
         return np.asarray(forward)
 
     def backward(self, clauses: np.ndarray) -> np.ndarray:
@@ -256,9 +280,8 @@ class Chain:
         emitted = self.emitted(clauses)
         backward = np.ones_like(emitted)
         for position in range(self.length - 2, -1, -1):
-            backward[:, position] = (emitted[:, position + 1] * backward[:, position + 1]) @ (
-                self.transitions.T
-            )
+            after = emitted[:, position + 1] * backward[:, position + 1]
+            backward[:, position] = after @ self.transitions.T
         return np.asarray(backward)
 
     def log_probs(self, clauses: np.ndarray) -> np.ndarray:
@@ -303,17 +326,15 @@ class Copy:
     def sample(self, topics: np.ndarray, uniforms: np.ndarray, width: int) -> np.ndarray:
         """Return clauses (M, width) for uniform numbers (M, UNIFORMS)."""
         clauses = np.full((len(uniforms), width), NO_TOKEN)
-        names = self.names.token(whole(uniforms[:, : self.length], self.names.items))
+        names = self.names.token(integers_below(uniforms[:, : self.length], self.names.items))
         clauses[:, 0], clauses[:, self.length + 1] = self.marks.first, self.marks.first + 1
         clauses[:, 1 : self.length + 1] = clauses[:, self.length + 2 : self.longest] = names
         return clauses
 
     def parse(self, clauses: np.ndarray) -> np.ndarray:
         """Return which clauses are of this kind, (M,)."""
-        first, second = (
-            clauses[:, 1 : self.length + 1],
-            clauses[:, self.length + 2 : self.longest],
-        )
+        first = clauses[:, 1 : self.length + 1]
+        second = clauses[:, self.length + 2 : self.longest]
         good = self.names.contains(first).all(axis=1) & (first == second).all(axis=1)
         good &= clauses[:, 0] == self.marks.first
         good &= clauses[:, self.length + 1] == self.marks.first + 1
@@ -337,20 +358,20 @@ class Copy:
         choices = differs.reshape(len(clauses), -1)
         rows = np.flatnonzero(is_clause & choices.any(axis=1))
         weights = choices[rows] / choices[rows].sum(axis=1, keepdims=True)
-        chosen = _pick(weights, uniforms[rows, 0])
+        chosen = _draw_categorical(weights, uniforms[rows, 0])
         columns[rows] = self.length + 2 + chosen // self.length
         others[rows] = names[rows, chosen % self.length]
         return columns, others
 
 
-def balanced(pairs: int) -> list[str]:
+def _balanced(pairs: int) -> list[str]:
     """Return the balanced sequences of `pairs` pairs of brackets, sorted."""
     if not pairs:
         return [""]
     shapes = []
     for inner in range(pairs):
-        for left in balanced(inner):
-            shapes += [f"({left}){right}" for right in balanced(pairs - 1 - inner)]
+        for left, right in product(_balanced(inner), _balanced(pairs - 1 - inner)):
+            shapes.append(f"({left}){right}")
     return sorted(shapes)
 
 
@@ -381,15 +402,13 @@ class Brackets:
         number, a filler as `pairs`.
         """
         rows = []
-        for shape in balanced(self.pairs):
+        for shape in _balanced(self.pairs):
             stack: list[int] = []
             roles = []
-            opened = 0
-            for sign in shape:
+            for at, sign in enumerate(shape):
                 if sign == "(":
-                    stack.append(opened)
-                    roles.append(opened)
-                    opened += 1
+                    stack.append(shape.count("(", 0, at))
+                    roles.append(stack[-1])
                 else:
                     roles.append(-1 - stack.pop())
             for positions in combinations(range(self.longest), _FILLERS):
@@ -402,15 +421,18 @@ class Brackets:
     def sample(self, topics: np.ndarray, uniforms: np.ndarray, width: int) -> np.ndarray:
         """Return clauses (M, width) for topics (M,) and uniform numbers (M, UNIFORMS)."""
         clauses = np.full((len(topics), width), NO_TOKEN)
-        roles = self.templates[whole(uniforms[:, 0], len(self.templates))]
-        kinds = whole(uniforms[:, 1 : 1 + self.pairs], self.opening.items)
+        roles = self.templates[integers_below(uniforms[:, 0], len(self.templates))]
+        kinds = integers_below(uniforms[:, 1 : 1 + self.pairs], self.opening.items)
         rows = np.arange(len(topics))[:, None]
         is_filler = roles == self.pairs
         pair = np.where(roles < 0, -1 - roles, np.where(is_filler, 0, roles))
         kind = kinds[rows, pair]
         tokens = np.where(roles < 0, self.closing.token(kind), self.opening.token(kind))
         first = 1 + self.pairs
-        chosen = [_pick(self.filler_probs[topics], uniforms[:, first + i]) for i in range(_FILLERS)]
+        chosen = [
+            _draw_categorical(self.filler_probs[topics], uniforms[:, first + i])
+            for i in range(_FILLERS)
+        ]
         order = np.minimum(np.cumsum(is_filler, axis=1) - is_filler, _FILLERS - 1)
         fillers = self.fillers.token(np.stack(chosen, axis=1))[rows, order]
         clauses[:, : self.longest] = np.where(is_filler, fillers, tokens)
@@ -478,9 +500,11 @@ class Brackets:
         fits = is_clause & far.any(axis=1)
         rows = np.flatnonzero(fits)
         columns, others = np.full(len(clauses), -1), np.full(len(clauses), NO_TOKEN)
-        columns[rows] = _pick(far[rows] / far[rows].sum(axis=1, keepdims=True), uniforms[rows, 0])
+        columns[rows] = _draw_categorical(
+            far[rows] / far[rows].sum(axis=1, keepdims=True), uniforms[rows, 0]
+        )
         kinds = self.closing.item(clauses[rows, columns[rows]])
-        shift = 1 + whole(uniforms[rows, 1], self.closing.items - 1)
+        shift = 1 + integers_below(uniforms[rows, 1], self.closing.items - 1)
         others[rows] = self.closing.token((kinds + shift) % self.closing.items)
         return columns, others
 

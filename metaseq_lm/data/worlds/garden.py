@@ -24,13 +24,13 @@ Shapes: N documents, S tokens, C sentences of a document, L words of the longest
 preterminals, V symbols.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
@@ -42,11 +42,12 @@ from metaseq_lm.data.worlds.base import (
     World,
     normalised,
     register_world,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.grammar import Categorical, Grammar
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
-END = "."
+_END = "."
 MIRROR = {
     "open": "close",
     "late": "early",
@@ -62,7 +63,7 @@ _CLOSE = 0.3  # the probability of none
 _TAGGED = 0.3  # the probability of one more tag of its kind after (mirrored: before) such a word
 _SIDES = (0.4, 0.25, 0.25, 0.1)  # probabilities of cues on both sides: kinds 1 1, 1 2, 2 1 and 2 2
 
-WORDS = 300
+_WORDS = 300
 # Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in sentences.
 _LEXICON = {
     "open": (6, 4, 0.1),
@@ -73,7 +74,7 @@ _LEXICON = {
     "link": (4, 8, 0.5),
     "tag": (6, 0, 0.0),
 }
-PLAIN = {"noun": 32, "mod": 28}
+_PLAIN = {"noun": 32, "mod": 28}
 SETS = {
     "sense_left": "late",
     "sense_right": "early",
@@ -83,7 +84,7 @@ SETS = {
     "attachment_both": "link",
 }
 _AT_END = "_end"
-SENTENCES = 128  # sentences summed over at once
+_SENTENCES = 128  # sentences summed over at once
 # Where nothing reveals the kind, the posterior is 1/2: the order of a sum must not break the tie.
 _EXACT_DIGITS = 12
 
@@ -92,7 +93,7 @@ _EXACT_DIGITS = 12
 class _GardenConfig:
     """The size of the language; a small one can be enumerated."""
 
-    words: int = option(WORDS, "words, about; each class of them has one at least", at_least=1)
+    words: int = option(_WORDS, "words, about; each class of them has one at least", at_least=1)
     exponent: float = option(1.0, "of Zipf's law for the words of a class", at_least=0)
     sentences: int = option(2, "sentences of a document", at_least=1, at_most=64)
     shortest: int = option(6, "words of a sentence, at least", at_least=2, at_most=40)
@@ -107,16 +108,16 @@ def mirrored(symbol: str) -> str:
 
 
 def _rules() -> dict[tuple[str, str, str], float]:
-    """Return the rules and their probabilities."""
-    weights: dict[tuple[str, str, str], float] = {}
+    weights: dict[tuple[str, str, str], float] = defaultdict(float)
 
     def add(parent: str, left: str, right: str, weight: float, both_ways: bool = False) -> None:
         mirror_image = mirrored(parent), mirrored(right), mirrored(left)
-        for rule in [(parent, left, right), *([mirror_image] if both_ways else [])]:
-            weights[rule] = weights.get(rule, 0) + weight
+        for rule in ((parent, left, right), mirror_image)[: 1 + both_ways]:
+            weights[rule] += weight
 
     add("S", "S", "S", 1.5)
     for kind in "12":
+        # The word that a cue decides follows at once, or after material.
         add("S", f"open{kind}", f"late{kind}", _CLOSE, True)
         add("S", f"open{kind}", f"Rest{kind}", 1 - _CLOSE, True)
         add(f"Rest{kind}", f"Rest{kind}", f"tag{kind}", _TAGGED, True)
@@ -130,15 +131,18 @@ def _rules() -> dict[tuple[str, str, str], float]:
     for item, share in _INSERTED:
         add("NP", item, "noun", share * (1 - _LONGER), True)
         add("NP", item, "NP", share * _LONGER, True)
+    # A verb decides what a postposition attaches to; mirrored, a preposition.
     for noun, weight in (("noun", _CLOSE), ("NP", 1 - _CLOSE)):
         add("VP", "verb1", noun, weight, True)
         add("NPost", noun, "post2", weight, True)
+    # Both verbs together decide what a link between them attaches to.
     for kind, (link, weight) in product("12", (("link", _CLOSE), ("Link", 1 - _CLOSE))):
         add(f"VLink{kind}", f"verb{kind}", f"{link}1", weight)
         add(f"LinkV{kind}", f"{link}2", f"final{kind}", weight)
     add("NPost", "NPost", "tag2", _TAGGED * 1.5, True)
     add("S", "VP", "post1", 1, True)
     add("S", "verb2", "NPost", 1, True)
+    # Equal kinds on both sides make an inner word of kind 1, and attach a link to the first verb.
     for (left, right), weight in zip(product("12", repeat=2), _SIDES):
         kind = "1" if left == right else "2"
         add("S", f"open{left}", f"Frame{left}", 2 * weight)
@@ -148,9 +152,9 @@ def _rules() -> dict[tuple[str, str, str], float]:
             add("S", f"verb{left}", f"LinkV{right}", 2 * weight)
         add(f"Frame{left}", f"inner{kind}", f"close{right}", _CLOSE * weight)
         add(f"Frame{left}", f"Core{kind}", f"close{right}", (1 - _CLOSE) * weight)
-    sums: dict[str, float] = {}
+    sums: dict[str, float] = defaultdict(float)
     for (parent, _, _), weight in weights.items():
-        sums[parent] = sums.get(parent, 0) + weight
+        sums[parent] += weight
     return {rule: weight / sums[rule[0]] for rule, weight in weights.items()}
 
 
@@ -169,7 +173,7 @@ class _Lexicon:
     """
 
     def __init__(self, preterminals: list[str], config: _GardenConfig) -> None:
-        self.symbols = [END]
+        self.symbols = [_END]
         self.blocks: dict[str, np.ndarray] = {}
         self._config = config
         shares = {}
@@ -181,7 +185,7 @@ class _Lexicon:
                     shares[f"{stem}{kind}"] = {f"{stem}{kind}": 1 - share}
                     if homonyms:
                         shares[f"{stem}{kind}"][stem] = share
-        for name, count in PLAIN.items():
+        for name, count in _PLAIN.items():
             self._add(name, count)
             shares[name] = {name: 1.0}
         self.probs = np.zeros((len(preterminals), len(self.symbols) + 1))
@@ -191,7 +195,7 @@ class _Lexicon:
                 row[self.blocks[block]] = share * weights / weights.sum()
 
     def _add(self, block: str, count: int) -> None:
-        size = max(1, round(count * self._config.words / WORDS)) if count else 0
+        size = max(1, round(count * self._config.words / _WORDS)) if count else 0
         self.blocks[block] = np.arange(size) + len(self.symbols)
         self.symbols += [f"{block}_{number}" for number in range(size)]
 
@@ -215,10 +219,10 @@ class Garden(World):
         self.symbols, self.blocks, self.probs = lexicon.symbols, lexicon.blocks, lexicon.probs
         self.longest = config.sentences * (config.longest + 1)
         self.asked_later = {name + _AT_END: name for name in SETS}
-        self._preterminals = {
-            name: [self.grammar.preterminals.index(f"{stem}{kind}") for kind in "12"]
-            for name, stem in SETS.items()
-        }
+        self._preterminals = {}
+        for name, stem in SETS.items():
+            kinds = f"{stem}1", f"{stem}2"
+            self._preterminals[name] = list(map(self.grammar.preterminals.index, kinds))
         senses, attachments = ("kind1", "kind2"), ("verb", "noun")
         classes = {name: senses if "sense" in name else attachments for name in SETS}
         classes["attachment_both"] = ("before", "behind")
@@ -235,9 +239,7 @@ class Garden(World):
         shape = (len(keys), config.sentences, longest + 1)
         leaves, tokens = np.full(shape, -1), np.full(shape, NO_TOKEN)
         for number in range(config.sentences):
-            uniforms = random_streams.uniforms(
-                random_streams.subkeys(keys, f"sentence {number}"), 0, 2 * longest
-            )
+            uniforms = uniforms_for(keys, f"sentence {number}", 2 * longest)
             none = np.zeros(len(keys), np.int64)
             widths = config.shortest + self._lengths.draw(none, uniforms[:, 0])
             leaves[:, number, :-1] = self.grammar.sample(widths, uniforms[:, 1:longest])
@@ -250,9 +252,8 @@ class Garden(World):
             for label, preterminal in enumerate(preterminals):
                 values[self._is_homonym(name, tokens) & (leaves == preterminal)] = label
             at_end = labels[name + _AT_END] = np.full(shape, NO_LABEL)
-            first = np.take_along_axis(
-                values, (values != NO_LABEL).argmax(axis=2)[..., None], axis=2
-            )
+            first_labelled = (values != NO_LABEL).argmax(axis=2)[..., None]
+            first = np.take_along_axis(values, first_labelled, axis=2)
             lengths = (tokens != NO_TOKEN).sum(axis=2, keepdims=True)
             np.put_along_axis(at_end, lengths, first, axis=2)
         joined, of_tokens = join_segments(tokens, **labels)
@@ -288,8 +289,8 @@ class Garden(World):
         probs = np.zeros(count)
         outer = np.zeros((count, longest, len(grammar.preterminals)) if sees else 0)
         order = np.argsort(lengths, kind="stable")
-        for start in range(0, count, SENTENCES):
-            rows = order[start : start + SENTENCES]
+        for start in range(0, count, _SENTENCES):
+            rows = order[start : start + _SENTENCES]
             width = max(1, lengths[rows[-1]])
             weights = self.probs[:, sentences[rows, :width].T].swapaxes(0, 1)
             inner = grammar.inside(np.ascontiguousarray(weights))
@@ -324,9 +325,8 @@ class Garden(World):
         is_end = tokens[rows, positions] == 0
         column = np.minimum(positions - starts[rows, number], config.longest - 1)
         weights = outer[rows * config.sentences + number, column] @ self.probs[:, :-1]
-        weights[is_end] = (np.arange(len(self.symbols)) == 0) * ~impossible[rows, number, None][
-            is_end
-        ]
+        weights[is_end] = 0
+        weights[is_end, 0] = ~impossible[rows, number][is_end]
         weights[~good[rows] | (others > 0)] = 0
         with np.errstate(divide="ignore"):
             return normalised(np.log(weights))
@@ -347,9 +347,8 @@ class Garden(World):
             joint = np.broadcast_to(self._prior_of_first(of_word), (*flat[rows].shape, 2))
         else:
             _, outer = self.sums(flat[rows], BOTH if at_end else sees)
-            joint = outer[..., preterminals] * self.probs[preterminals][:, flat[rows]].transpose(
-                1, 2, 0
-            )
+            of_words = self.probs[preterminals][:, flat[rows]].transpose(1, 2, 0)
+            joint = outer[..., preterminals] * of_words
         row, column = np.nonzero(is_labelled[rows])
         if at_end:
             row, first = np.unique(row, return_index=True)
@@ -392,11 +391,8 @@ class Garden(World):
         return tokens[rows[is_pair]], bad[is_pair]
 
     def parameters(self) -> dict[str, Any]:
-        names = self.grammar.preterminals
-        return {
-            "rules": {" ".join(rule): p for rule, p in self.grammar.rules.items()},
-            "words": {
-                name: {word: p for word, p in zip(self.symbols, row) if p}
-                for name, row in zip(names, self.probs.tolist())
-            },
-        }
+        words = {}
+        for name, row in zip(self.grammar.preterminals, self.probs.tolist()):
+            words[name] = {word: p for word, p in zip(self.symbols, row) if p}
+        rules = {" ".join(rule): p for rule, p in self.grammar.rules.items()}
+        return {"rules": rules, "words": words}

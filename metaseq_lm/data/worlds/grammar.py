@@ -65,14 +65,12 @@ class Grammar:
         self.preterminals = sorted(children - set(nonterminals))
         numbers = {name: i for i, name in enumerate([*nonterminals, *self.preterminals])}
         self._size = len(nonterminals)
-        self._parent, self._left, self._right = np.array(
-            [[numbers[name] for name in rule] for rule in rules]
-        ).T
+        of_rules = [list(map(numbers.__getitem__, rule)) for rule in rules]
+        self._parent, self._left, self._right = np.array(of_rules).T
         self._probs = np.array(list(rules.values()))
-        self._by_kind = {
-            (left, right): self._select(left, right, len(numbers))
-            for left, right in product((False, True), repeat=2)
-        }
+        self._by_kind = {}
+        for left, right in product((False, True), repeat=2):
+            self._by_kind[left, right] = self._select(left, right, len(numbers))
         self.of_length = self._lengths(len(numbers))
         self.total = float(self.of_length[shortest:, 0].sum())
         self._corners = self._left_corners(len(numbers))
@@ -87,15 +85,14 @@ class Grammar:
         size = self._size
         kinds = (self._left >= size) == left_is_word, (self._right >= size) == right_is_word
         rows = np.flatnonzero(kinds[0] & kinds[1])
-        left, right = (
-            side[rows] - size * is_word
-            for side, is_word in ((self._left, left_is_word), (self._right, right_is_word))
-        )
-        symbols = np.arange(max(size, n_symbols - size))[:, None]
         probs = (np.arange(size)[:, None] == self._parent[rows]) * self._probs[rows]
-        sizes = [n_symbols - size if is_word else size for is_word in (left_is_word, right_is_word)]
-        one_hot = [(symbols[:n] == child) * 1.0 for n, child in zip(sizes, (left, right))]
-        return _Rules(left, right, probs, *one_hot)
+        children, one_hot = [], []
+        for side, is_word in ((self._left, left_is_word), (self._right, right_is_word)):
+            child = side[rows] - size * is_word  # preterminals are numbered after nonterminals
+            symbols = np.arange(n_symbols - size if is_word else size)[:, None]
+            children.append(child)
+            one_hot.append((symbols == child) * 1.0)
+        return _Rules(children[0], children[1], probs, *one_hot)
 
     def _lengths(self, n_symbols: int) -> np.ndarray:
         lengths = np.zeros((self.longest + 1, n_symbols))
@@ -148,6 +145,7 @@ class Grammar:
             chosen = draws.draw(symbol * (self.longest + 1) + width, uniforms[rows, step])
             rule, split = choices[chosen].T
             for nodes in (
+                # The left child is on top of the stack, so that nodes are drawn from left to right.
                 np.stack([self._right[rule], begin + split, width - split], axis=1),
                 np.stack([self._left[rule], begin, split], axis=1),
             ):
@@ -220,9 +218,8 @@ class Grammar:
                 parents = rules.probs.T @ spine[begin, i + 2 :]
                 spine[i, i + 2 :] += rules.to_right @ (parents * seen[rules.left])
                 rules = self._by_kind[i - begin == 1, True]
-                words[i] += rules.to_right @ (
-                    (rules.probs.T @ spine[begin, i + 1]) * seen[rules.left]
-                )
+                parents = rules.probs.T @ spine[begin, i + 1]
+                words[i] += rules.to_right @ (parents * seen[rules.left])
             for end in range(longest - 1, i, -1):
                 later = spine[i, end + 1 :].reshape(-1, batch)
                 if end == i + 1:

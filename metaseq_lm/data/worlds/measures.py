@@ -112,7 +112,10 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
     if labels.ndim > 1 and expected.keys() == READERS.keys():
         of_word = world.asked_later.get(name)
         # Expected accuracies vary less between samples than measured ones.
-        scores |= {"asks": of_word} if of_word else {"needs": _need_of(scores | expected)}
+        if of_word:
+            scores["asks"] = of_word
+        else:
+            scores["needs"] = _need_of(scores | expected)
     return scores
 
 
@@ -134,8 +137,10 @@ def _need_of(scores: Mapping[str, float]) -> str:
         return EITHER
     if max(left, right) <= _MOST_OF_ONE:
         return BOTH
-    if max(left, right) >= _CLEAR and min(left, right) <= _HALF:
-        return LEFT if left > right else RIGHT
+    if left >= _CLEAR and right <= _HALF:
+        return LEFT
+    if right >= _CLEAR and left <= _HALF:
+        return RIGHT
     return ""
 
 

@@ -15,7 +15,6 @@ from math import comb
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -24,18 +23,17 @@ from metaseq_lm.data.worlds.base import (
     RIGHT,
     Documents,
     register_world,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.clauses import Brackets
 from metaseq_lm.data.worlds.quad import (
     DEPTH,
     HALF,
     HEAD,
-    NUMBERS,
     STATE,
     TOPIC,
     Quad,
     QuadConfig,
-    in_documents,
     one_hot,
 )
 
@@ -83,13 +81,12 @@ class Mirrored(Quad):
     def sample(self, keys: np.ndarray) -> Documents:
         documents = super().sample(keys)
         tokens, labels = documents.tokens, dict(documents.labels)
-        streams = random_streams.subkeys(keys, "hidden")
-        is_hidden = random_streams.uniforms(streams, 0, tokens.shape[1]) < self.config.hidden
+        is_hidden = uniforms_for(keys, "hidden", tokens.shape[1]) < self.config.hidden
         is_hidden &= self.chain.words.contains(tokens)
         tokens[is_hidden] = self.symbols.index(_BLANK)
         labels[STATE] = np.where(is_hidden, labels[STATE], NO_LABEL)
         for name in (*_PHRASES, *_PAIRS, KIND):
-            certain = self._at_words(name, tokens, BOTH)
+            certain = self.at_words(name, tokens, BOTH)
             has_label = ~np.isnan(certain[..., 0])
             labels[name] = np.where(has_label, certain.argmax(axis=-1), NO_LABEL)
         for name, of_word in self.asked_later.items():
@@ -109,33 +106,26 @@ class Mirrored(Quad):
         if name in (TOPIC, HALF):
             return super().posterior(name, tokens)
         if name not in self.asked_later:
-            return self._at_words(name, tokens, sees)
+            return self.at_words(name, tokens, sees)
         of_word = self.asked_later[name]
-        at_words = self._at_words(of_word, tokens, BOTH)
+        at_words = self.at_words(of_word, tokens, BOTH)
         row, word, end = _asked_at_ends(~np.isnan(at_words[..., 0]), tokens, of_word == _LAST)
         posterior = np.full_like(at_words, np.nan)
-        posterior[row, end] = self._prior(of_word) if sees == RIGHT else at_words[row, word]
+        posterior[row, end] = self._class_prior(of_word) if sees == RIGHT else at_words[row, word]
         return posterior
 
-    def _at_words(self, name: str, tokens: np.ndarray, sees: str) -> np.ndarray:
-        """Return the probability of each class at the labelled words, (N, S, K), NaN elsewhere."""
-        _, clauses, starts = self.split(tokens)
-        flat = clauses.reshape(-1, self.width)
+    def at_words_of(self, name: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         if name in _PHRASES:
-            values = self._phrases(_PHRASES[name], flat, sees)
-        elif name in _PAIRS:
-            values = self._pairs(_PAIRS[name], flat, sees)
-        elif name == KIND:
-            values = self._round_pairs(flat, sees)
-        elif name == STATE:
-            values = self.chain.posteriors(flat, sees)
-            values[~self.chain.is_blank(flat)] = np.nan
-        elif name == DEPTH:
-            # Brackets that are open were opened before the word and are closed after it.
-            values = one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
-        else:
-            values = one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
-        return in_documents(values, starts, tokens.shape)
+            return self._phrases(_PHRASES[name], clauses, sees)
+        if name in _PAIRS:
+            return self._pairs(_PAIRS[name], clauses, sees)
+        if name == KIND:
+            return self._round_pairs(clauses, sees)
+        # Open brackets were opened before a word and are closed after it: each side tells DEPTH.
+        values = super().at_words_of(name, clauses, sees)
+        if name == STATE:
+            values[~self.chain.is_blank(clauses)] = np.nan
+        return values
 
     def _phrases(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
         """Return the probability of a clause's number of phrases, (M, L, K).
@@ -167,10 +157,8 @@ class Mirrored(Quad):
         return np.asarray(tails / tails.sum(axis=1, keepdims=True))
 
     def _pairs(self, place: str, clauses: np.ndarray, sees: str) -> np.ndarray:
-        """Return the probability of the number of pairs inside a pair of brackets, (M, L, K).
-
-        It is asked at its opening or closing bracket. From right to left closing brackets open.
-        """
+        """Return the probability of the number of pairs inside a pair of brackets, (M, L, K)."""
+        # It is asked at its opening or closing bracket. From right to left closing brackets open.
         counts = _BracketCounts.of(self.brackets, clauses)
         labels = np.where(counts.is_closing, counts.inside, NO_LABEL)
         unopened, height, side = counts.closed - 1, counts.depths + 1, RIGHT
@@ -180,14 +168,12 @@ class Mirrored(Quad):
             labels[row, counts.partners[row, closing]] = counts.inside[row, closing]
             unopened, height, side = self.config.pairs - counts.opened, counts.depths, LEFT
         if sees == side:
-            return _looked_up(_inside_probs(self.config.pairs), labels, unopened, height)
+            return _probs_at(_inside_probs(self.config.pairs), labels, unopened, height)
         return one_hot(labels, self.config.pairs)
 
     def _round_pairs(self, clauses: np.ndarray, sees: str) -> np.ndarray:
-        """Return the probability of the number of pairs ( ) in a clause at its fillers, (M, L, K).
-
-        A pair of which a reader has seen no bracket is of each kind with equal probability.
-        """
+        """Return the probability of a number of pairs ( ) in a clause at its fillers, (M, L, K)."""
+        # A pair of which a reader has seen no bracket is of each kind with equal probability.
         counts, brackets = _BracketCounts.of(self.brackets, clauses), self.brackets
         opening, closing = clauses == brackets.opening.first, clauses == brackets.closing.first
         total = opening.sum(axis=1, keepdims=True)
@@ -198,9 +184,9 @@ class Mirrored(Quad):
         if sees == RIGHT:
             seen, unseen = total - closing.cumsum(axis=1), counts.closed
         table = _kind_probs(brackets.pairs, brackets.opening.items)
-        return _looked_up(table, labels, seen, unseen)
+        return _probs_at(table, labels, seen, unseen)
 
-    def _prior(self, name: str) -> np.ndarray:
+    def _class_prior(self, name: str) -> np.ndarray:
         """Return the probability of each class, (K,), of the label that X_end asks for."""
         if name in _PHRASES:
             least = int(_PHRASES[name] == _AROUND and self.config.phrases > 0)
@@ -280,7 +266,7 @@ def _kind_probs(pairs: int, kinds: int) -> np.ndarray:
     return probs
 
 
-def _looked_up(
+def _probs_at(
     table: np.ndarray, labels: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
     """Return table[first, second], (M, L, K), where there is a label, NaN elsewhere."""
@@ -292,14 +278,12 @@ def _looked_up(
 def _asked_at_ends(
     is_labelled: np.ndarray, tokens: np.ndarray, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return document, labelled word and end of each clause with a label, (A,) each.
-
-    If a clause has several labelled words, the first one counts, or with `last` the last one.
-    """
+    """Return document, labelled word and end of each clause with a label, (A,) each."""
     width = tokens.shape[1]
     ends = np.where(tokens == 0, np.arange(width), width)
     ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
     row, word = np.nonzero(is_labelled & (ends < width))
+    # np.unique keeps the first of several labelled words of a clause.
     if last:
         row, word = row[::-1], word[::-1]
     _, chosen = np.unique(row * width + ends[row, word], return_index=True)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -29,25 +28,28 @@ from metaseq_lm.data.worlds.base import (
     World,
     normalised,
     register_world,
+    seeded_uniforms,
+    uniforms_for,
 )
 from metaseq_lm.data.worlds.clauses import (
     PHRASES,
     UNIFORMS,
+    Alphabet,
     Brackets,
     Chain,
     Clause,
     Copy,
     NumberAgreement,
-    Symbols,
     emission_probs,
+    integers_below,
     lexeme_probs,
+    numbered,
     transition_probs,
-    whole,
 )
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
-END = "."
-NUMBERS = ("singular", "plural")
+_END = "."
+NUMBERS, _NUMBER_ENDINGS = ("singular", "plural"), ("s", "p")
 _ATTRACTOR, PLAIN, _COPY, _BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
 TOPIC, HALF, STATE, DEPTH, HEAD = "topic", "topic_half", "state", "depth", "head_number"
 
@@ -71,31 +73,6 @@ class QuadConfig:
     pairs: int = option(3, "pairs of brackets of a clause", at_least=1, at_most=5)
 
 
-class _Alphabet:
-    """The symbols of the world in blocks, in the order of their numbers."""
-
-    def __init__(self, config: QuadConfig) -> None:
-        self.words: list[str] = [END]
-        self.marks = self._block(["CP", "EQ"])
-        self.prepositions = self._block(["P1", "P2"])
-        self.opening = self._block(["(", "[", "{"])
-        self.closing = self._block([")", "]", "}"])
-        self.nouns = self._block(_numbered("noun", config.nouns), ("s", "p"))
-        self.verbs = self._block(_numbered("verb", config.verbs), ("s", "p"))
-        self.fillers = self._block(_numbered("fill", config.fillers))
-        self.state_words = self._block(_numbered("state", config.state_words))
-        self.names = self._block(_numbered("name", config.names))
-
-    def _block(self, items: list[str], forms: tuple[str, ...] = ("",)) -> Symbols:
-        block = Symbols(len(self.words), len(items), len(forms))
-        self.words += [item + form for item in items for form in forms]
-        return block
-
-
-def _numbered(word: str, count: int) -> list[str]:
-    return [f"{word}{number}" for number in range(count)]
-
-
 @register_world("quad", dataclass=QuadConfig)
 class Quad(World):
     """Agreement, a hidden chain, copies and brackets under a topic: 99 words, 4 clauses."""
@@ -105,14 +82,24 @@ class Quad(World):
 
     def __init__(self, config: QuadConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        words = _Alphabet(config)
-        self.symbols = words.words
-        nouns, verbs, fillers = self._lexemes()
+        alphabet = Alphabet(_END)
+        self.symbols = alphabet.words
+        # The order of the blocks is that of the symbols' numbers.
+        marks, prepositions = alphabet.block(["CP", "EQ"]), alphabet.block(["P1", "P2"])
+        opening, closing = alphabet.block("([{"), alphabet.block(")]}")
+        nouns = alphabet.block(numbered("noun", config.nouns), _NUMBER_ENDINGS)
+        verbs = alphabet.block(numbered("verb", config.verbs), _NUMBER_ENDINGS)
+        fillers = alphabet.block(numbered("fill", config.fillers))
+        state_words = alphabet.block(numbered("state", config.state_words))
+        names = alphabet.block(numbered("name", config.names))
+        noun_probs, verb_probs, filler_probs = self._lexemes()
+        phrase_probs = np.array(PHRASES[: config.phrases + 1])
+        phrase_probs /= phrase_probs.sum()
         self.agreement = NumberAgreement(
-            words.nouns, words.verbs, words.prepositions, nouns, verbs, _phrases(config.phrases)
+            nouns, verbs, prepositions, noun_probs, verb_probs, phrase_probs
         )
         self.chain = Chain(
-            words.state_words,
+            state_words,
             config.chain,
             transition_probs(config.states),
             emission_probs(
@@ -122,17 +109,17 @@ class Quad(World):
             ),
             config.topics,
         )
-        self.copy = Copy(words.marks, words.names, config.topics, config.copies)
-        self.brackets = Brackets(words.opening, words.closing, words.fillers, fillers, config.pairs)
+        self.copy = Copy(marks, names, config.topics, config.copies)
+        self.brackets = Brackets(opening, closing, fillers, filler_probs, config.pairs)
         self.width = max(
             self.agreement.longest, self.chain.length, self.copy.longest, self.brackets.longest
         )
         self.longest = config.clauses * (self.width + 1)
         self.label_sets = {
-            TOPIC: _numbered("topic", config.topics),
+            TOPIC: numbered("topic", config.topics),
             # Objectives that learn from labels can take two classes.
             HALF: ("lower", "upper"),
-            STATE: _numbered("s", config.states),
+            STATE: numbered("s", config.states),
             DEPTH: [str(depth) for depth in range(config.pairs + 1)],
             HEAD: NUMBERS,
         }
@@ -143,10 +130,7 @@ class Quad(World):
         return self.agreement, self.chain, self.copy, self.brackets
 
     def _constants(self, purpose: str, rows: int, columns: int) -> np.ndarray:
-        """Return uniform numbers (rows, columns) that depend on the world's seed."""
-        root = random_streams.key("quad", self.seed, purpose)
-        keys = random_streams.row_keys(root, np.arange(rows))
-        return random_streams.uniforms(keys, 0, columns)
+        return seeded_uniforms("quad", self.seed, purpose, shape=(rows, columns))
 
     def _lexemes(self) -> list[np.ndarray]:
         """Return the probabilities of nouns, verbs and fillers by topic, (Z, items) each."""
@@ -163,28 +147,26 @@ class Quad(World):
 
     def sample(self, keys: np.ndarray) -> Documents:
         config, count = self.config, len(keys)
-        first = random_streams.uniforms(random_streams.subkeys(keys, "document"), 0, 65)
-        topics = whole(first[:, 0], config.topics)
-        kinds = whole(first[:, 1 : 1 + config.clauses], len(self.kinds))
+        first = uniforms_for(keys, "document", 65)
+        topics = integers_below(first[:, 0], config.topics)
+        kinds = integers_below(first[:, 1 : 1 + config.clauses], len(self.kinds))
         shape = (count, config.clauses, self.width + 1)
         tokens = np.full(shape, NO_TOKEN)
         labels = {name: np.full(shape, NO_LABEL) for name in (STATE, DEPTH, HEAD)}
         for position in range(config.clauses):
-            uniforms = random_streams.uniforms(
-                random_streams.subkeys(keys, f"clause {position}"), 0, UNIFORMS
-            )
+            uniforms = uniforms_for(keys, f"clause {position}", UNIFORMS)
             for number in range(len(self.kinds)):
+                # Rows have uniform numbers of their own, so this order does not change a document.
                 rows = np.flatnonzero(kinds[:, position] == number)
                 clauses, labelled = self._sample_clauses(number, topics[rows], uniforms[rows])
                 tokens[rows, position, :-1] = clauses
                 for name, values in labelled.items():
                     labels[name][rows, position, :-1] = values
         joined, flat = join_segments(tokens, **labels)
-        halves = self._half(topics)
+        halves = self._topic_halves(topics)
         return Documents(joined, {TOPIC: topics, HALF: halves, **flat})
 
-    def _half(self, topics: np.ndarray) -> np.ndarray:
-        """Return 0 for the topics below the middle, 1 for the others."""
+    def _topic_halves(self, topics: np.ndarray) -> np.ndarray:
         return np.asarray(2 * topics >= self.config.topics).astype(np.int64)
 
     def _sample_clauses(
@@ -277,17 +259,23 @@ class Quad(World):
             topics = normalised(self.topic_log_probs(tokens))
             if name == TOPIC:
                 return topics
-            upper = topics @ self._half(np.arange(self.config.topics))
+            upper = topics @ self._topic_halves(np.arange(self.config.topics))
             return np.stack([1 - upper, upper], axis=-1)
+        return self.at_words(name, tokens, sees)
+
+    def at_words(self, name: str, tokens: np.ndarray, sees: str) -> np.ndarray:
+        """Return the probability of each class at the labelled words, (N, S, K), NaN elsewhere."""
         _, clauses, starts = self.split(tokens)
-        flat = clauses.reshape(-1, self.width)
+        values = self.at_words_of(name, clauses.reshape(-1, self.width), sees)
+        return _in_documents(values, starts, tokens.shape)
+
+    def at_words_of(self, name: str, clauses: np.ndarray, sees: str) -> np.ndarray:
+        """Return the same for clauses, (M, L, K)."""
         if name == STATE:
-            values = self.chain.posteriors(flat, sees)
-        elif name == DEPTH:
-            values = one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
-        else:
-            values = one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
-        return in_documents(values, starts, tokens.shape)
+            return self.chain.posteriors(clauses, sees)
+        if name == DEPTH:
+            return one_hot(self.brackets.filler_depths(clauses), len(self.label_sets[DEPTH]))
+        return one_hot(self.agreement.head_numbers(clauses), len(NUMBERS))
 
     # ---------------------------------------------------------------- minimal pairs
 
@@ -298,7 +286,7 @@ class Quad(World):
         """
         tokens = self.sample(keys).tokens
         _, clauses, starts = self.split(tokens)
-        uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
+        uniforms = uniforms_for(keys, f"pair {kind}", 2)
         flat = clauses.reshape(-1, self.width)
         repeated = np.repeat(uniforms, self.config.clauses, axis=0)
         if kind == _COPY:
@@ -326,13 +314,7 @@ class Quad(World):
         }
 
 
-def _phrases(most: int) -> np.ndarray:
-    """Return the probability of 0, ..., `most` phrases, (most + 1,)."""
-    probabilities = np.array(PHRASES[: most + 1])
-    return np.asarray(probabilities / probabilities.sum())
-
-
-def in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return values of clauses, (N * C, L, K), at the words of their documents, (N, S, K).
 
     Args:

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -38,23 +37,18 @@ from metaseq_lm.data.worlds.base import (
     Documents,
     World,
     register_world,
+    seeded_uniforms,
+    uniforms_for,
 )
-from metaseq_lm.data.worlds.clauses import Symbols, whole
+from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, integers_below, numbered
 
-END, HIDDEN = ".", "?"
+_END, _HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
 _UNIT = 3  # tokens of a unit
 _COLOUR, _PAIR, _MATCH = "colour", "pair", "match"  # questions about a key
 _NOWHERE, _BEFORE, _AFTER = 0, 1, 2  # the only side on which a hidden value is shown
 _PLACES = {"before": (_BEFORE, _BEFORE), "after": (_AFTER, _AFTER), "across": (_BEFORE, _AFTER)}
-_OF_KEYS = (
-    "colour_before",
-    "colour_after",
-    "pair_before",
-    "pair_after",
-    "pair_across",
-    "match_across",
-)
+_OF_KEYS = "colour_before colour_after pair_before pair_after pair_across match_across".split()
 _FACT, _LATER = "fact", "_end"
 _FACTS, _RECALL = "facts", {"recall_left": _BEFORE, "recall_right": _AFTER}
 _GROUPS = {"train": (0, 2), "valid": (1,), "test": (3,)}  # ranks modulo 4 of a split's entities
@@ -134,29 +128,25 @@ class Recall(World):
 
     def __init__(self, config: _RecallConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
-        words = [END, HIDDEN]
-
-        def block(items: list[str], forms: tuple[str, ...] = ("",)) -> Symbols:
-            symbols = Symbols(len(words), len(items), len(forms))
-            words.extend(item + form for item in items for form in forms)
-            return symbols
-
-        self.key_words = block(_numbered("key", config.keys))
-        self.shown_words = tuple(block(_numbered(n, config.values)) for n in ("colour", "size"))
-        self.entity_words = block(_numbered("entity", config.entities))
-        self.attribute_words = block(_numbered("attribute", config.attributes))
-        forms = tuple(_numbered("_", config.fact_values))
-        self.value_words = block(_numbered("value", config.attributes), forms)
-        self.symbols = words
+        alphabet = Alphabet(_END, _HIDDEN)
+        self.symbols = words = alphabet.words
+        self.key_words = alphabet.block(numbered("key", config.keys))
+        self.shown_words = tuple(
+            alphabet.block(numbered(name, config.values)) for name in ("colour", "size")
+        )
+        self.entity_words = alphabet.block(numbered("entity", config.entities))
+        self.attribute_words = alphabet.block(numbered("attribute", config.attributes))
+        self.value_words = alphabet.block(
+            numbered("value", config.attributes), numbered("_", config.fact_values)
+        )
         self.width = _UNIT * config.units + 1  # tokens of a section
         self.longest = config.sections * self.width
         weights = np.arange(1, config.entities + 1.0) ** -config.zipf
         self.frequencies = weights / weights.sum()
-        keys = random_streams.row_keys(
-            random_streams.key("recall", seed, "facts"), np.arange(config.entities)
+        uniforms = seeded_uniforms(
+            "recall", seed, "facts", shape=(config.entities, config.attributes)
         )
-        uniforms = random_streams.uniforms(keys, 0, config.attributes)
-        self.facts = whole(uniforms, config.fact_values)
+        self.facts = integers_below(uniforms, config.fact_values)
         classes = {
             _COLOUR: words[self.shown_words[0].first :][: config.values],
             _PAIR: ["low-low", "low-high", "high-low", "high-high"],
@@ -171,7 +161,7 @@ class Recall(World):
     # ---------------------------------------------------------------- documents
 
     def sample(self, keys: np.ndarray) -> Documents:
-        tokens = self._draw(keys)
+        tokens = self._draw_documents(keys)
         units = self.parse(tokens)
         return Documents(tokens, {name: self._labels(units, name) for name in self.label_sets})
 
@@ -181,7 +171,7 @@ class Recall(World):
         Facts are asked of other entities in each split (GROUPS), so that a probe cannot learn them
         from its own training set.
         """
-        tokens = self._draw(keys)
+        tokens = self._draw_documents(keys)
         units = self.parse(tokens)
         labels = self._labels(units, name)
         if name.startswith(_FACT):
@@ -190,16 +180,14 @@ class Recall(World):
             labels[rows[other], columns[other]] = NO_LABEL
         return Documents(tokens, {name: labels})
 
-    def _draw(self, keys: np.ndarray) -> np.ndarray:
-        """Return the tokens of a document for each key, (N, S)."""
+    def _draw_documents(self, keys: np.ndarray) -> np.ndarray:
         config, rows = self.config, np.arange(len(keys))[:, None]
-        streams = [random_streams.subkeys(keys, name) for name in ("units", "bindings")]
-        uniforms = random_streams.uniforms(streams[0], 0, 5 * config.sections * config.units)
+        uniforms = uniforms_for(keys, "units", 5 * config.sections * config.units)
         kind, item, first, second, again = np.moveaxis(uniforms.reshape(len(keys), -1, 5), 2, 0)
-        bindings = random_streams.uniforms(streams[1], 0, 2 * config.keys)
-        bound = whole(bindings, config.values).reshape(len(keys), 2, config.keys)
+        bindings = uniforms_for(keys, "bindings", 2 * config.keys)
+        bound = integers_below(bindings, config.values).reshape(len(keys), 2, config.keys)
         is_fact = kind < config.facts
-        drawn = whole(item, config.keys)
+        drawn = integers_below(item, config.keys)
         # A unit draws its key, or repeats the previous key of its section.
         is_first = self._keys_before(np.where(is_fact, NO_TOKEN, drawn)) == NO_TOKEN
         is_drawn = ~is_fact & (is_first | (again >= config.again))
@@ -212,7 +200,7 @@ class Recall(World):
             words.append(np.where(is_shown, symbols.token(bound[rows, slot, key]), _HIDDEN_TOKEN))
         entity = np.searchsorted(self.frequencies.cumsum(), item, side="right")
         entity = np.minimum(entity, config.entities - 1)  # sums of rounded numbers may miss 1
-        attribute = whole(first, config.attributes)
+        attribute = integers_below(first, config.attributes)
         fact = [
             self.entity_words.token(entity),
             self.attribute_words.token(attribute),
@@ -237,7 +225,7 @@ class Recall(World):
         """Return the next key after each unit of keys (N, U) in its section, or NO_TOKEN."""
         return self._keys_before(keys[:, ::-1])[:, ::-1]
 
-    def _steps(self, keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    def _transition_probs(self, keys: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Return the probability of keys given neighbouring keys; of a draw next to NO_TOKEN."""
         again, drawn = self.config.again, 1 / self.config.keys
         return np.where(others == NO_TOKEN, drawn, (1 - again) * drawn + again * (keys == others))
@@ -285,9 +273,8 @@ class Recall(World):
         good &= (~is_shown | (units.shown == units.of_key(units.bound))).all(axis=(0, 2))
         shown, hidden = is_shown.sum(axis=(0, 2)), (is_key & ~is_shown).sum(axis=(0, 2))
         of_facts = np.log(config.facts * self.frequencies / config.attributes)[units.entities]
-        of_keys = np.log(
-            (1 - config.facts) * self._steps(units.keys, self._keys_before(units.keys))
-        )
+        steps = self._transition_probs(units.keys, self._keys_before(units.keys))
+        of_keys = np.log((1 - config.facts) * steps)
         log_probs = np.where(is_key, of_keys, of_facts).sum(axis=1)
         log_probs += shown * np.log(config.shown) + hidden * np.log(1 - config.shown)
         log_probs -= (units.bound != NO_TOKEN).sum(axis=(0, 2)) * np.log(config.values)
@@ -346,16 +333,18 @@ class Recall(World):
             fits = np.where(bound == NO_TOKEN, 1 / config.values, bound == shown[..., None])
             weights = np.where((shown == NO_TOKEN)[..., None], 1, fits).prod(axis=0)
             for others in (self._keys_before(units.keys), self._keys_after(units.keys)):
-                weights *= self._steps(np.arange(config.keys), others[rows, unit][:, None])
+                weights *= self._transition_probs(
+                    np.arange(config.keys), others[rows, unit][:, None]
+                )
             probs[:, self.key_words.first :][:, : config.keys] = weights
             return np.asarray(probs / weights.sum(axis=1, keepdims=True))
         probs[:, _HIDDEN_TOKEN] = 1 - config.shown
-        values = self._certain(bound[offset - 1, count, key])
+        values = self._value_probs(bound[offset - 1, count, key])
         block = self.shown_words[offset - 1]
         probs[:, block.first : block.first + config.values] = config.shown * values
         return probs
 
-    def _certain(self, values: np.ndarray) -> np.ndarray:
+    def _value_probs(self, values: np.ndarray) -> np.ndarray:
         """Return probabilities of colours or sizes, (..., V), that are uniform for NO_TOKEN."""
         certain = np.eye(self.config.values)[values]
         return np.where((values == NO_TOKEN)[..., None], 1 / self.config.values, certain)
@@ -368,7 +357,7 @@ class Recall(World):
         """Return the units that a set might ask about, and the units that it labels, (N, U)."""
         if word == _FACT:
             is_fact = units.entities != NO_TOKEN
-            is_stated = self._stated(units.entities, units.attributes == 0)
+            is_stated = self._is_mentioned(units.entities, units.attributes == 0)
             stated = np.take_along_axis(is_stated, np.maximum(units.entities, 0), axis=1)
             return is_fact, is_fact & (units.attributes > 0) & ~stated
         is_hidden = (units.keys != NO_TOKEN) & (units.shown == NO_TOKEN)
@@ -378,7 +367,7 @@ class Recall(World):
         fits = ((colours == one) & (sizes == other)) | ((colours == other) & (sizes == one))
         return is_hidden.all(axis=0), fits
 
-    def _stated(self, entities: np.ndarray, of_units: np.ndarray) -> np.ndarray:
+    def _is_mentioned(self, entities: np.ndarray, of_units: np.ndarray) -> np.ndarray:
         """Return whether one of some units, all (N, U), is about an entity, (N, E)."""
         is_stated = np.zeros((len(of_units), self.config.entities), bool)
         row, unit = np.nonzero(of_units)
@@ -411,7 +400,6 @@ class Recall(World):
         return row, unit, section * self.width + column
 
     def _labels(self, units: _RecallUnits, name: str) -> np.ndarray:
-        """Return the labels of a set, (N, S)."""
         labels = np.full((len(units.good), self.longest), NO_LABEL)
         row, unit, column = self._labelled(units, name)
         labels[row, column] = self._answers(units, name, (row, unit), BOTH).argmax(axis=-1)
@@ -445,7 +433,7 @@ class Recall(World):
         if sees == RIGHT or (sees == LEFT and name not in self.asked_later):
             side = units.hidden_sides[:, row, unit]
             bound = np.where(side == (_BEFORE if sees == LEFT else _AFTER), bound, NO_TOKEN)
-        return self._classes(word, self._certain(bound))
+        return self._classes(word, self._value_probs(bound))
 
     def _classes(self, word: str, values: np.ndarray) -> np.ndarray:
         """Return class probabilities (..., C) from the probabilities of values, (2, ..., V)."""
@@ -462,35 +450,35 @@ class Recall(World):
     def _answers_unseen(
         self, units: _RecallUnits, name: str, rows: np.ndarray, sections: np.ndarray
     ) -> np.ndarray:
-        """Return class probabilities at the end of sections for a reader of what follows, (M, C).
-
-        The reader does not know which key or entity is asked about; all keys are alike.
-        """
+        """Return class probabilities at the end of sections, seen from what follows, (M, C)."""
+        # The reader does not know which key or entity is asked about; all keys are alike.
         config, ends = self.config, (sections + 1) * self.config.units
         word, _, place = name.removesuffix(_LATER).partition("_")
         if word == _FACT:
             follows = np.arange(units.keys.shape[1]) >= ends[:, None]
-            stated = self._stated(units.entities[rows], follows & (units.attributes[rows] == 0))
+            stated = self._is_mentioned(
+                units.entities[rows], follows & (units.attributes[rows] == 0)
+            )
             weights = self._fact_weights()[sections] * ~stated
             weights /= weights.sum(axis=1, keepdims=True)
             return np.asarray(weights @ np.eye(config.fact_values)[self.facts[:, 0]])
         follows = units.last[:, rows] >= ends[:, None]
-        values = self._certain(np.where(follows, units.bound[:, rows], NO_TOKEN))
+        values = self._value_probs(np.where(follows, units.bound[:, rows], NO_TOKEN))
         total = np.zeros((len(rows), len(self.label_sets[name])))
         orders = {_PLACES[place], _PLACES[place][::-1]}
         for order in sorted(orders):
             # The tokens after the word show no colour or size that only tokens before it show.
             excluded = follows & (np.array(order) == _BEFORE)[:, None, None]
-            weights = ~(excluded[0] if word == _COLOUR else excluded.any(axis=0))
+            if word == _COLOUR:
+                excluded = excluded[:1]
+            weights = ~excluded.any(axis=0)
             total += (weights[..., None] * self._classes(word, values)).sum(axis=1)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
     def _fact_weights(self) -> np.ndarray:
-        """Return the probability that the end of each section asks for an entity, (sections, E).
-
-        The first fact of the section is another fact of the entity, and no fact before the end
-        states the one that is asked for.
-        """
+        """Return the probability that the end of each section asks for an entity, (sections, E)."""
+        # The first fact of the section is another fact of the entity, and no fact before the end
+        # states the one that is asked for.
         config, inside = self.config, np.arange(self.config.units)[:, None]
         stated = config.facts * self.frequencies / config.attributes
         first = (1 - config.facts) ** inside * (config.attributes - 1) * stated
@@ -506,9 +494,9 @@ class Recall(World):
         One value is replaced. The bad document has probability 0: it contradicts a fact, or the
         only other units that show the value, which stand before it (recall_left) or after it.
         """
-        tokens = self._draw(keys)
+        tokens = self._draw_documents(keys)
         units, rows = self.parse(tokens), np.arange(len(keys))
-        uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
+        uniforms = uniforms_for(keys, f"pair {kind}", 2)
         if kind == _FACTS:
             choices = (units.values != NO_TOKEN)[:, :, None]
             size, values = self.config.fact_values, units.values[:, :, None]
@@ -517,15 +505,14 @@ class Recall(World):
             size, values = self.config.values, np.moveaxis(units.shown, 0, 2)
         flat = choices.reshape(len(keys), -1)
         counts = flat.sum(axis=1)
-        chosen = (
-            flat.cumsum(axis=1) > whole(uniforms[:, 0], np.maximum(counts, 1))[:, None]
-        ).argmax(1)
+        rank = integers_below(uniforms[:, 0], np.maximum(counts, 1))
+        chosen = (flat.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
         unit, slot = np.divmod(chosen, choices.shape[2])
         section, inside = np.divmod(unit, self.config.units)
         offset = 2 if kind == _FACTS else 1 + slot
         column = section * self.width + _UNIT * inside + offset
         value = values[rows, unit, slot]
-        other = (value + 1 + whole(uniforms[:, 1], size - 1)) % size
+        other = (value + 1 + integers_below(uniforms[:, 1], size - 1)) % size
         bad = tokens.copy()
         bad[rows, column] += other - value
         makes_one = counts > 0
@@ -571,7 +558,3 @@ class Recall(World):
             "facts": [[self.symbols[value] for value in row] for row in self.fact_units()[..., 2]],
             **self.references()["facts"],
         }
-
-
-def _numbered(word: str, count: int) -> list[str]:
-    return [f"{word}{number}" for number in range(count)]

@@ -20,8 +20,8 @@ from outcomes import expect, expect_facts
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus.encode import Counts
-from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
-from metaseq_lm.data.preprocess.pipeline import Request, Split, staging, write_split
+from metaseq_lm.data.preprocess.corpus import CorpusPipeline, _CorpusOptions
+from metaseq_lm.data.preprocess.pipeline import Request, Split, _write_split, staging
 from metaseq_lm.data.records import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, fingerprint, verify
@@ -219,10 +219,10 @@ def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, siz
     results = []
     for block_size in (size, 1000):
         monkeypatch.setattr(text_files, "BLOCK", block_size)
-        pipeline = CorpusPipeline(CorpusOptions(), Request(tmp_path, {}, policy))
+        pipeline = CorpusPipeline(_CorpusOptions(), Request(tmp_path, {}, policy))
         pipeline.folder, pipeline.tokenizer = tmp_path, tokenizer
         split = Split("train", [tmp_path / "f"])
-        write_split(pipeline, split)
+        _write_split(pipeline, split)
         frequencies = pipeline.train_frequencies
         data = IndexedDataset(tmp_path / "train")
         results.append(

@@ -12,8 +12,8 @@ from outcomes import expect_facts
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.doctor.findings import document_hashes
-from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
-from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
+from metaseq_lm.data.preprocess.corpus import CorpusPipeline, _CorpusOptions
+from metaseq_lm.data.preprocess.pipeline import Request, Split, _write_split
 from metaseq_lm.data.records import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
@@ -164,10 +164,10 @@ def test_borders_do_not_depend_on_the_block_size(
     wanted = [d for content in contents for d in expected(b"x\n" + content, policy)]
     for block_size in (size, 1000):
         monkeypatch.setattr(text_files, "BLOCK", block_size)
-        pipeline = CorpusPipeline(CorpusOptions(documents="blank"), Request(tmp_path, {}, policy))
+        pipeline = CorpusPipeline(_CorpusOptions(documents="blank"), Request(tmp_path, {}, policy))
         pipeline.folder, pipeline.tokenizer = tmp_path, tokenizer
         split = Split("train", paths)
-        write_split(pipeline, split)
+        _write_split(pipeline, split)
         data = IndexedDataset(tmp_path / "train")
         found = np.split(data.sizes, data.documents[1:-1])
         assert [d.tolist() for d in found] == [list(map(len, d)) for d in wanted]

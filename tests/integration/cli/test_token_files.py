@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
+from metaseq_lm.data.tokenizers.byte_bpe import _byte_symbols
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 END = "<|endoftext|>"
@@ -150,7 +150,7 @@ def test_a_datatrove_corpus_trains_to_the_losses_of_the_text(
 
 def gpt2(folder: Path) -> tokenizers.Tokenizer:
     """Write a tokenizer.json as GPT-2's: bytes, a merge, and one special symbol."""
-    symbols = {symbol: i for i, symbol in enumerate([*byte_symbols(), "th"])}
+    symbols = {symbol: i for i, symbol in enumerate([*_byte_symbols(), "th"])}
     library = tokenizers.Tokenizer(models.BPE(symbols, [("t", "h")]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -173,7 +173,7 @@ def test_a_tokenizer_without_mask(tmp_path: Path) -> None:
     data, tokenizer = IndexedDataset(tmp_path / "data/train"), load_tokenizer(tmp_path / "data")
     assert [tokenizer.decode(data[i]) for i in range(3)] == ["the cat", "sat", "on the mat"]
     assert data.documents.tolist() == [0, 2, 3]
-    assert tokenizer.vocabulary.symbols[: end + 1] == [*byte_symbols(), "th", END]
+    assert tokenizer.vocabulary.symbols[: end + 1] == [*_byte_symbols(), "th", END]
     assert min(tokenizer.vocabulary.mask, tokenizer.vocabulary.pad) > end
     assert main(["doctor", str(tmp_path / "data"), "--verify"]) == 0
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.benchmarks.as_text import marked, searched_span
-from metaseq_lm.data.benchmarks.superglue import find_words
+from metaseq_lm.data.benchmarks.as_text import _searched_span, marked
+from metaseq_lm.data.benchmarks.superglue import _find_words
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
@@ -156,9 +156,9 @@ def test_equal_entities_are_marked_as_often_as_the_author_does(corpus, tmp_path)
 )
 def test_wsc_spans_are_found_by_words(words, index, own, author):
     text = "Ann's dog barked; she fed it."
-    start, end, _ = find_words(text, words, index)
+    start, end, _ = _find_words(text, words, index)
     assert marked(text, [(start, end)])[0] == own
-    assert marked(text, [searched_span(text, words, index)], every=True)[0] == author
+    assert marked(text, [_searched_span(text, words, index)], every=True)[0] == author
 
 
 def test_wsc_as_the_author_marks_it(corpus, tmp_path):

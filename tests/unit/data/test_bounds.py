@@ -15,8 +15,8 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import RowReader, TableColumns
 from metaseq_lm.data.records import arrow_files, text_files
-from metaseq_lm.data.records.arrow_files import arrow_batches
-from metaseq_lm.data.records.tables import TableFormat, table_rows
+from metaseq_lm.data.records.arrow_files import _arrow_batches
+from metaseq_lm.data.records.tables import _TableFormat, table_rows
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.tokenizers import plain
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -90,7 +90,7 @@ def write(path: Path, columns, **options) -> TextFile:
 
 
 def rows(file: TextFile):
-    return [row for batch in arrow_batches(file) for row in batch.to_pylist()]
+    return [row for batch in _arrow_batches(file) for row in batch.to_pylist()]
 
 
 def repeated(text: str, count: int):
@@ -145,7 +145,7 @@ def test_what_unpacks_to_very_much_is_refused_before(
 def test_repeated_cells_come_a_few_at_a_time(small_limit, tmp_path, name):
     text = LONG[: LIMIT // 3]
     file = write(tmp_path / name, {"text": repeated(text, 100), "n": list(range(100))})
-    batches = list(arrow_batches(file))
+    batches = list(_arrow_batches(file))
     assert max(map(len, batches)) <= 3
     assert [row["n"] for batch in batches for row in batch.to_pylist()] == list(range(100))
     assert batches[-1].to_pylist()[-1]["text"] == text
@@ -161,9 +161,9 @@ def test_quoted_rows_are_those_of_csv(tmp_path_factory, parts):
         expected = [row or [""] for row in csv.reader(lines, strict=True, skipinitialspace=True)]
     except csv.Error:
         with pytest.raises(MetaseqError, match="t.csv:"):
-            list(table_rows(file, TableFormat(",", True)))
+            list(table_rows(file, _TableFormat(",", True)))
         return
-    assert [fields for _, fields, _ in table_rows(file, TableFormat(",", True))] == expected
+    assert [fields for _, fields, _ in table_rows(file, _TableFormat(",", True))] == expected
 
 
 def test_very_many_columns(tmp_path):

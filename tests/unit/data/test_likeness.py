@@ -8,9 +8,9 @@ import pytest
 from metaseq_lm.data.doctor.likeness import (
     FEWEST,
     SHIFTED,
+    _draw_tokens,
     compare,
     divergence,
-    drawn,
     sample_size,
     token_counts,
 )
@@ -109,9 +109,9 @@ def test_tokens_of_shared_documents(tmp_path: Path) -> None:
 
 def test_as_many_tokens_are_drawn(tmp_path: Path) -> None:
     train = split(tmp_path / "train", [FIRST + np.arange(4) for _ in range(9)])
-    assert len(drawn(train, 9)) == 9
-    assert len(drawn(train, 999)) == 36
-    assert token_counts(drawn(train, 8), 55)[FIRST] == 2
+    assert len(_draw_tokens(train, 9)) == 9
+    assert len(_draw_tokens(train, 999)) == 36
+    assert token_counts(_draw_tokens(train, 8), 55)[FIRST] == 2
 
 
 def test_the_sample_is_at_most_half_of_train(tmp_path: Path) -> None:

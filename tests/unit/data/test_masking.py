@@ -12,9 +12,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options
 from metaseq_lm.data.corpus.masking import (
     Masking,
+    _pick_by_weight_with_replacement,
     choose,
     mask_tokens,
-    pick_by_weight_with_replacement,
 )
 
 REPLACEMENTS = np.arange(10, 60)
@@ -373,5 +373,5 @@ def test_a_row_without_candidates_is_left_as_it_is() -> None:
 
 def test_with_replacement_a_row_without_weights_has_none() -> None:
     weights = np.array([[0.0, 0.0], [0.0, 1.0]])
-    positions, counted = pick_by_weight_with_replacement(weights, np.full(2, 2), 2, keys_of(2))
+    positions, counted = _pick_by_weight_with_replacement(weights, np.full(2, 2), 2, keys_of(2))
     assert counted.tolist() == [[False] * 2, [True] * 2] and positions[1].tolist() == [1, 1]

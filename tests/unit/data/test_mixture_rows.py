@@ -8,8 +8,8 @@ from metaseq_lm.core.batch import SequenceBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.mixture import (
     MixtureBatch,
+    _loss_weights,
     divide_rows,
-    loss_weights,
     mean_rows,
     mixed_stream,
 )
@@ -51,8 +51,8 @@ def test_every_row_can_be_anyones():
 def test_absent_objectives_leave_their_weight_to_others():
     """So that the gradient of a batch of one row is right on average."""
     one, none = np.array([0]), np.array([], int)
-    assert loss_weights((0.25, 0.75), (one, one)).tolist() == [0.25, 0.75]
-    assert loss_weights((0.25, 0.75), (one, none)).tolist() == [1, 0]
+    assert _loss_weights((0.25, 0.75), (one, one)).tolist() == [0.25, 0.75]
+    assert _loss_weights((0.25, 0.75), (one, none)).tolist() == [1, 0]
     chosen = [len(divide_rows((0.25, 0.75), key, 1)[0]) for key in range(800)]
     assert np.mean(chosen) == pytest.approx(0.25, abs=0.05)
 

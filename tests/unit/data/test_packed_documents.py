@@ -21,7 +21,7 @@ from metaseq_lm.core.config import section
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM
 from metaseq_lm.criterions.predictions import MaskedDiffusion, MaskedNextToken, PrefixLM
-from metaseq_lm.data.corpus.documents import PackedDocuments, best_fit
+from metaseq_lm.data.corpus.documents import PackedDocuments, _best_fit
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.predictions import (
@@ -46,7 +46,7 @@ SIZES = [3, 9, 2, 12, 5, 1, 30, 4, 7, 2, 3, 12, 8, 1, 6, 2]
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(20, 40))
 def test_best_fit_fills_rows_and_opens_none_in_vain(sizes, capacity):
-    rows = best_fit(np.array(sizes), capacity)
+    rows = _best_fit(np.array(sizes), capacity)
     filled = np.bincount(rows, sizes)
     assert set(rows) == set(range(len(filled)))
     assert filled.max() <= capacity

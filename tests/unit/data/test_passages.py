@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.data.doctor import passages
-from metaseq_lm.data.doctor.passages import WINDOW, shared_passages, window_hashes
+from metaseq_lm.data.doctor.passages import WINDOW, _window_hashes, shared_passages
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
@@ -90,5 +90,5 @@ def test_hashes_are_equal_for_equal_windows_only(monkeypatch, tokens, window):
     monkeypatch.setattr(passages, "WINDOW", window)
     numbers = np.random.default_rng(0).integers(1, 1 << 64, 4, np.uint64)[tokens]
     windows = [tokens[i : i + window] for i in range(len(tokens) - window + 1)]
-    hashes = window_hashes(numbers.astype(np.uint64)).tolist()
+    hashes = _window_hashes(numbers.astype(np.uint64)).tolist()
     assert [hashes.index(h) for h in hashes] == [windows.index(x) for x in windows]

@@ -12,8 +12,8 @@ from metaseq_lm.data.corpus.predictions import (
     LEAST_TIME,
     MULTIPLE,
     MaskNoise,
+    _diffusion_times,
     at_tokens,
-    diffusion_times,
     draw_times,
     masked_by_count,
     next_targets,
@@ -60,14 +60,14 @@ def test_one_time_in_each_cell(rows: int) -> None:
     assert (np.sort(cells, 1) == np.arange(rows)).all()
     assert draws.mean(0) == pytest.approx(np.full(rows, 0.5), abs=0.075)
     assert draws.var(0) == pytest.approx(np.full(rows, 1 / 12), abs=0.02)
-    t = diffusion_times(draws, "uniform")
+    t = _diffusion_times(draws, "uniform")
     assert (t > LEAST_TIME).all() and (t <= 1).all()
 
 
 def test_bell_times_have_the_density_of_beta() -> None:
     """The distribution function of Beta(2, 2) is 3 t^2 - 2 t^3."""
     u = np.linspace(0, 1, 101)
-    t = (diffusion_times(u, "bell") - LEAST_TIME) / (1 - LEAST_TIME)
+    t = (_diffusion_times(u, "bell") - LEAST_TIME) / (1 - LEAST_TIME)
     assert 3 * t**2 - 2 * t**3 == pytest.approx(u, abs=1e-12)
 
 
@@ -75,7 +75,7 @@ def test_weights_are_inverse_times() -> None:
     candidates = np.ones((500, 40), bool)
     keys = np.arange(500, dtype=np.uint64)
     times = draw_times(9, 500)
-    t = diffusion_times(times, "uniform")
+    t = _diffusion_times(times, "uniform")
     chosen, weights = MaskNoise().choose(candidates, times, keys)
     assert weights * t == pytest.approx(np.ones(500), abs=1e-12)
     expected = (1 - LEAST_TIME) * t

@@ -18,7 +18,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks.as_text import find_text_form
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabels
-from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
+from metaseq_lm.data.tokenizers.byte_bpe import _byte_symbols
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -163,7 +163,7 @@ def test_real_label_tokens(words: Path, task: str) -> None:
     """`[CLSn] A [SEP] B [SEP]` byte by byte, and at every place its label token."""
     data, rows = rows_of(words, task)
     number, names = CLASSES[task]
-    vocabulary, symbol = Vocabulary.load(words / "dict.txt"), byte_symbols()
+    vocabulary, symbol = Vocabulary.load(words / "dict.txt"), _byte_symbols()
     labels = TokenLabels(data.folder, "valid", vocabulary, number, ROOM)
     assert len(labels.sample) == len(data), "every row is one window"
     for at, row in enumerate(rows):

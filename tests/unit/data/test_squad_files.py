@@ -15,7 +15,7 @@ import squad_data
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.doctor.examine import examine
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
-from metaseq_lm.data.preprocess.squad import SquadPipeline, find_answer
+from metaseq_lm.data.preprocess.squad import SquadPipeline, _find_answer
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.squad.files import SquadReader
 from metaseq_lm.data.squad.sets import SquadSet
@@ -76,7 +76,7 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
     ],
 )
 def test_answers_have_offsets_in_the_context(answer, start, found):
-    place = find_answer(CONTEXT, answer, start)
+    place = _find_answer(CONTEXT, answer, start)
     assert place == (
         None if found is None else (CONTEXT.index(found), CONTEXT.index(found) + len(found))
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outcomes import expect
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.benchmarks.superglue import find_words
+from metaseq_lm.data.benchmarks.superglue import _find_words
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import verify
 from metaseq_lm.data.tokenizers.base import token_span
@@ -96,14 +96,14 @@ def test_spans_are_tokens(run):
 )
 def test_find_words(wanted, index, found, remark):
     text = "So The  dog bit\tand Ann's twice."
-    start, end, said = find_words(text, wanted, index)
+    start, end, said = _find_words(text, wanted, index)
     assert text[start:end] == found
     assert said.endswith(remark) and bool(said) == bool(remark)
 
 
 def test_the_nearest_of_several_places_is_taken():
     text = "it saw us and he saw it run"
-    assert find_words(text, "it", 5)[:2] == (21, 23) and find_words(text, "it", 2)[:2] == (0, 2)
+    assert _find_words(text, "it", 5)[:2] == (21, 23) and _find_words(text, "it", 2)[:2] == (0, 2)
 
 
 def test_span_text_elsewhere_is_a_remark_with_its_place(run):

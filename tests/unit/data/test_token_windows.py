@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from metaseq_lm.cli import main
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.labelled.token_labels import TokenLabels, cut_windows, tokens_per_window
+from metaseq_lm.data.labelled.token_labels import TokenLabels, _cut_windows, _tokens_per_window
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 LONG = 40
@@ -36,14 +36,14 @@ def library(room: int, stride: int, pair: bool) -> Tokenizer:
 def test_windows_are_those_of_the_library(first: int, second: int, room: int, stride: int) -> None:
     """Where the stride leaves each window at least a quarter of its own; `second` 0 is no pair."""
     sizes = np.array([[first, second] if second else [first]])
-    lengths = tokens_per_window(sizes, room)[0]
+    lengths = _tokens_per_window(sizes, room)[0]
     assume(stride < room)
     # The library stops with an error if a text keeps no more than the stride.
     assume(all(k == s or stride <= k - -(-k // 4) for k, s in zip(lengths, sizes[0])))
     texts = [" ".join(f"{side}{i}" for i in range(n)) for side, n in zip("ab", sizes[0])]
     encoded = library(room, stride, second > 0).encode(*texts)
     wanted = {tuple(part.tokens) for part in [encoded, *encoded.overflowing]}
-    row, starts, lengths = cut_windows(sizes, room, stride)
+    row, starts, lengths = _cut_windows(sizes, room, stride)
     found = []
     for start, length in zip(starts, lengths):
         tokens = ["<s>"]
@@ -63,7 +63,7 @@ def test_windows_are_those_of_the_library(first: int, second: int, room: int, st
 def test_windows_cover_every_token(rows: list, room: int, stride: int) -> None:
     """Every pair of tokens of the two texts meets in a window, whatever the stride."""
     sizes = np.array(rows)
-    row, starts, kept = cut_windows(sizes, room, stride)
+    row, starts, kept = _cut_windows(sizes, room, stride)
     assert (kept.sum(1) <= room).all() and (starts + kept <= sizes[row]).all()
     assert np.array_equal(np.unique(row), np.arange(len(rows)))
     for i, size in enumerate(rows):

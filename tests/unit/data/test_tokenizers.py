@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
+from metaseq_lm.data.tokenizers.byte_bpe import _byte_symbols
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 KINDS = ["byte_bpe", "sentencepiece_bpe", "sentencepiece_unigram", "word", "char"]
@@ -146,8 +146,8 @@ def test_byte_bpe_with_a_full_cache(trained, monkeypatch):
 
 
 def test_byte_symbols_are_the_alphabet_of_the_library():
-    assert sorted(byte_symbols()) == sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    assert byte_symbols()[32] == "Ġ" and byte_symbols()[10] == "Ċ"
+    assert sorted(_byte_symbols()) == sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    assert _byte_symbols()[32] == "Ġ" and _byte_symbols()[10] == "Ċ"
 
 
 def test_two_moons_vocabulary():

@@ -7,9 +7,9 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks.wnli import (
+    _noun_phrases,
     facts_of,
     key,
-    noun_phrases,
     overlap,
     phrase_key,
     words_of,
@@ -129,7 +129,7 @@ def test_candidates_are_not_repeated_and_stand_in_the_sentence() -> None:
 
 def test_noun_phrases() -> None:
     words = words_of("Mr. Hall's big dog saw the very old gate of iron in Old Town.")
-    texts = [" ".join(word.text for word in words[a:b]) for a, b in noun_phrases(words)]
+    texts = [" ".join(word.text for word in words[a:b]) for a, b in _noun_phrases(words)]
     assert {"Mr. Hall", "Mr. Hall 's big dog", "Old Town"} <= set(texts)
     assert {"old gate", "gate of iron", "gate"} <= set(texts)
     assert not {"in Old Town", "the very", "the"} & set(texts)
@@ -180,7 +180,7 @@ def test_real_rows(tmp_path: Path) -> None:
         hits, counts = 0, 0
         for row in found:
             words = words_of(row["sentence"])
-            every = [key([word.text for word in words[a:b]]) for a, b in noun_phrases(words)]
+            every = [key([word.text for word in words[a:b]]) for a, b in _noun_phrases(words)]
             hits += phrase_key(row["query"]) in every
             counts += len(row["candidates"])
         print(split, len(rows), len(found), hits, counts / len(found))

@@ -11,7 +11,7 @@ import pytest
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.ngrams import NGram
-from metaseq_lm.data.preprocess.world import collect_labelled
+from metaseq_lm.data.preprocess.world import _collect_labelled
 from metaseq_lm.data.worlds import measures
 from metaseq_lm.data.worlds.base import (
     BOTH,
@@ -23,7 +23,7 @@ from metaseq_lm.data.worlds.base import (
     build_world,
     words_of,
 )
-from metaseq_lm.data.worlds.clauses import balanced
+from metaseq_lm.data.worlds.clauses import _balanced
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SHRUNK = dict.fromkeys(("topics", "nouns", "verbs", "fillers", "states", "names"), 2)
@@ -66,7 +66,7 @@ def clauses(world: World, topic: int) -> Iterator[tuple[Words, tuple[int, ...], 
         names = tuple(f"name{i}" for i in numbers)
         yield ("CP", *names, "EQ", *names), (), config.names**-config.copies / 4
     n = config.pairs
-    shapes = balanced(n)
+    shapes = _balanced(n)
     constant = 1 / (len(shapes) * comb(2 * n + 2, 2) * 3**n * 4)
     for shape, kinds in product(shapes, product("([{", repeat=n)):
         row, stack, left = [], [], list(kinds)
@@ -263,7 +263,7 @@ def test_each_side_is_needed_by_two_labels_and_the_order_turns_on_mirrored_ones(
     world = build_world("mirrored", 0)
     scores = {}
     for name in world.label_sets:
-        train, test = (collect_labelled(world, name, split, 512) for split in ("train", "test"))
+        train, test = (_collect_labelled(world, name, split, 512) for split in ("train", "test"))
         scores[name] = measures.label_references(world, name, train, test)
     needs = {name: score["needs"] for name, score in scores.items() if "needs" in score}
     for need, names in {

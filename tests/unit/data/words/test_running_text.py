@@ -3,7 +3,7 @@
 import pytest
 
 from metaseq_lm.data.records.text_files import TextFile
-from metaseq_lm.data.words.running_text import TextReader, sentences_of, words_of
+from metaseq_lm.data.words.running_text import TextReader, _sentences_of, words_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_words(text, words):
     ],
 )
 def test_sentences(text, count):
-    found = list(sentences_of(text.split()))
+    found = list(_sentences_of(text.split()))
     assert len(found) == count and [w for s in found for w in s] == text.split()
 
 

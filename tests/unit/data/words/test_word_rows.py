@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from metaseq_lm.config.models import CHARACTERS
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard, Stream
-from metaseq_lm.data.words.buckets import Bucketed, cuts
+from metaseq_lm.data.words.buckets import Bucketed, _cuts
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import END, PAD, START, UNKNOWN
@@ -168,9 +168,9 @@ def test_few_sentences_meet_others_in_each_epoch(step):
 
 
 def test_equal_sentences_make_equal_batches():
-    assert cuts(np.ones(4), 2).tolist() == [2]
-    assert cuts(np.ones(64), 4).tolist() == [16, 32, 48]
-    assert cuts(np.array([3.0, 1.0, 1.0, 1.0]), 2).tolist() == [1]
+    assert _cuts(np.ones(4), 2).tolist() == [2]
+    assert _cuts(np.ones(64), 4).tolist() == [16, 32, 48]
+    assert _cuts(np.array([3.0, 1.0, 1.0, 1.0]), 2).tolist() == [1]
 
 
 def padded(lengths, batches):
@@ -203,5 +203,5 @@ def test_an_order_follows_from_seed_and_name():
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30).map(np.array), st.data())
 def test_cuts_leave_no_run_empty(weights, data):
     batches = data.draw(st.integers(1, len(weights)))
-    runs = np.split(np.arange(len(weights)), cuts(weights, batches))
+    runs = np.split(np.arange(len(weights)), _cuts(weights, batches))
     assert len(runs) == batches and all(len(run) for run in runs)

@@ -16,7 +16,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest, verify
-from metaseq_lm.data.words.overlap import Overlap
+from metaseq_lm.data.words.overlap import _Overlap
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 
@@ -182,7 +182,7 @@ def test_a_text_of_which_all_is_dropped_says_so(run, tmp_path):
     ],
 )
 def test_sentences_are_the_same_however_they_are_cut_into_words(given, same, other):
-    known = Overlap([given.split(), ["other", "words"]])
+    known = _Overlap([given.split(), ["other", "words"]])
     assert len(known) == 2 and given.split() in known
     assert [words for words in same if words.split() not in known] == []
     assert [words for words in other if words.split() in known] == []
