@@ -96,7 +96,9 @@ class Layout:
 
     def padding_of(self, tokens: Tensor) -> Tensor:
         """Return the padding of rows of token ids (..., S), boolean (..., S)."""
-        return torch.zeros_like(tokens, dtype=torch.bool) if self.padding is None else self.padding
+        if self.padding is None:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return self.padding
 
     def last(self, tokens: Tensor) -> Tensor:
         """Return the position of the last token (...,) of rows (..., S), wherever padding is."""
@@ -147,10 +149,13 @@ class Batch:
 
     def to(self: B, device: torch.device | str, dtype: torch.dtype | None = None) -> B:
         """Return a copy with its tensors on a device, floating-point ones as `dtype`."""
+
+        def place(tensor: Tensor) -> Tensor:
+            # Ids and masks keep their type.
+            return on_device(tensor, device, dtype if tensor.is_floating_point() else None)
+
         placed = copy.copy(self)
-        placed._map_tensors(
-            lambda tensor: on_device(tensor, device, dtype if tensor.is_floating_point() else None)
-        )
+        placed._map_tensors(place)
         return placed
 
     def replace(self: B, **changes: Any) -> B:
@@ -190,7 +195,8 @@ def on_device(
     """Return a tensor on a device, as `dtype`; the host does not wait for a copy to a GPU."""
     device = torch.device(device)
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()  # otherwise the host would wait for the copy
+        # Otherwise the host would wait for the copy.
+        tensor = tensor.pin_memory()
     return tensor.to(device, dtype, non_blocking=True)
 
 
@@ -361,7 +367,9 @@ def count_targets(targets: Any) -> dict[str, Any]:
     """
     counts = (targets >= 0).sum(-1)
     sizes = {"targets": counts.sum(-1), "rows_with_targets": (counts > 0).sum(-1)}
-    return sizes if isinstance(targets, Tensor) else {k: int(v) for k, v in sizes.items()}
+    if isinstance(targets, Tensor):
+        return sizes
+    return {name: int(size) for name, size in sizes.items()}
 
 
 Logs = dict[str, Any]
@@ -373,4 +381,6 @@ def to_python(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, dict):
         return {k: to_python(v) for k, v in value.items()}
-    return [to_python(v) for v in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return list(map(to_python, value))
+    return value

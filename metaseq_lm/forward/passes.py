@@ -271,6 +271,27 @@ def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
         _current = outer
 
 
+def uniform(
+    shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return numbers in [0, 1) of the current pass, drawn by row; torch's own outside a pass."""
+    noise = current_context().noise
+    if noise is None:
+        return torch.rand(shape, dtype=dtype, device=device)
+    return noise.uniform(shape, dtype)
+
+
+def draw_index(cumulative: Tensor) -> Tensor:
+    """Draw an index (...,) from cumulative weights (..., V) in float64, by row.
+
+    Inverting the distribution takes one random number per draw, where Gumbel noise needs V.
+    """
+    u = uniform(cumulative.shape[:-1], cumulative.device, cumulative.dtype)
+    # The last weight is their sum only up to rounding, so u is scaled to it.
+    index = torch.searchsorted(cumulative, (u * cumulative[..., -1]).unsqueeze(-1), right=True)
+    return index.squeeze(-1).clamp(max=cumulative.shape[-1] - 1)
+
+
 def full_precision(x: Tensor) -> Tensor:
     """Return x in fp32 if it is in half precision, too coarse for a softmax over many classes."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -137,7 +137,7 @@ class CVTVision(_ConsistentImages):
         return divergence(target.unsqueeze(1), logits).mean(1)
 
 
-class PositionHeads(nn.Module):
+class _PositionHeads(nn.Module):
     """A separate softmax layer for each position of the features."""
 
     def __init__(self, positions: int, width: int, classes: int) -> None:
@@ -275,7 +275,7 @@ class CVTVisionTask(Task):
             )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):
-            net.heads[POSITION_HEADS] = PositionHeads(
+            net.heads[POSITION_HEADS] = _PositionHeads(
                 feature_size(height) ** 2, net.outputs, len(images.names)
             )
         return AveragedNet(net, self.config.average_decay)
@@ -288,8 +288,9 @@ class CVTVisionTask(Task):
         return {UNLABELLED: 1} if update % 2 else {"train": 1}
 
     def kinds(self) -> Kinds:
-        turns = self.semi_supervised and not self.config.joint
-        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})] if turns else [(1.0, self.needs(0))]
+        if not self.semi_supervised or self.config.joint:
+            return [(1.0, self.needs(0))]
+        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         assert isinstance(model, AveragedNet)
@@ -304,7 +305,6 @@ class CVTVisionTask(Task):
         return model.scored(partial(self._evaluate_net, engine), passes, self.config.score_raw)
 
     def _evaluate_net(self, engine: Engine, net: nn.Module, passes: Passes) -> Scored:
-        """Return accuracy, macro F1, loss and rows of one net."""
         ((split, batches),) = passes.items()
 
         def scored(batch: ImageBatch) -> tuple[Tensor, Terms]:

@@ -19,7 +19,7 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_o
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.forward.passes import current_context, full_precision
+from metaseq_lm.forward.passes import full_precision, uniform
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import (
     Electra,
@@ -84,22 +84,23 @@ class Corrupting(Criterion):
         if isinstance(generator, FixedNoise):
             slots, weight, log_probs = generator(batch.positions), 0.0, generator.log_probs
         elif isinstance(generator, TwoTowers):
-            log_probs = noise_log_probs(model, batch)
+            log_probs = _noise_log_probs(model, batch)
             slots = select(log_probs, batch.positions)
         else:
             slots, _ = model.masked_noise(batch)
         never = batch.targets if self.config.disallow_correct else None
+        # The noise model learns from its own loss only, never through its samples.
         samples = sample(slots.detach(), self.config.temperature, never)
         tokens, chosen = replaced(batch, samples)
         terms = _generator_terms(slots, samples, batch, weight)
         if log_probs is None:
             return _Noised(tokens, chosen, terms)
         if isinstance(generator, TwoTowers):
-            terms["generator"] = cloze_term(log_probs, batch, weight)
+            terms["generator"] = _cloze_term(log_probs, batch, weight)
         return _Noised(tokens, chosen, terms, _log_prob_of(log_probs, tokens).detach())
 
 
-def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
+def _noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
     """Return the noise's log-probabilities: (B, S, V) for two towers, or (V,) for fixed noise."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
@@ -113,14 +114,13 @@ def _log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
     return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
+def _cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
     """Return the loss of the towers at all candidates, chosen or not."""
     log_p = _log_prob_of(log_probs, batch.tokens)
     return Term(-(log_p * batch.candidates).sum(), "candidates", weight)
 
 
 def _generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
-    """Return the loss and accuracy at the chosen positions, and the accuracy of the samples."""
     targets = batch.targets
     with torch.no_grad():
         best_correct = number_of(logits.argmax(-1) == targets)
@@ -210,10 +210,7 @@ class ReplacedTokenDetection(Corrupting):
         """Return which rows remain uncorrupted, (B,); None without criterion.contrast."""
         if not self.config.contrast:
             return None
-        count, device = len(batch.tokens), batch.tokens.device
-        noise = current_context().noise
-        u = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
-        return u < self.config.contrast
+        return uniform((len(batch.tokens),), batch.tokens.device) < self.config.contrast
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -231,14 +228,15 @@ class ReplacedTokenDetection(Corrupting):
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
         self.check_sampling("token probabilities of electra_rtd")
-        log_q = _log_prob_of(noise_log_probs(model, batch), batch.tokens)
+        log_q = _log_prob_of(_noise_log_probs(model, batch), batch.tokens)
         logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
         if self.config.pll_formula == "dissertation":
-            log_probs: Tensor = (log_q + math.log(m / (1 - m)) - logits) * batch.scored
-            return log_probs
-        log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
-        return F.logsigmoid(log_odds) * batch.scored
+            log_probs: Tensor = log_q + math.log(m / (1 - m)) - logits
+        else:
+            log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
+            log_probs = F.logsigmoid(log_odds)
+        return log_probs * batch.scored
 
     @torch.no_grad()
     def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -258,7 +256,8 @@ class ReplacedTokenDetection(Corrupting):
 class ReplaceMLM(Corrupting):
     """A masked LM with samples instead of [MASK] at the chosen positions (Clark 2021, 5.4.3)."""
 
-    exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
+    # The pipeline fills [MASK], which this model never sees.
+    exported = Exported(heads=("lm",), pipeline=False)
     heads = ("lm",)
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
@@ -292,7 +291,7 @@ class AllTokensMLM(Corrupting):
         logits = model.heads["lm"](hidden, model.token_table())  # (B, S, V)
         gate = model.heads["copy"](hidden).squeeze(-1)
         logits, gate = full_precision(logits), full_precision(gate)
-        log_p = copied_log_probs(logits, gate, noised.tokens == batch.tokens, batch.tokens)
+        log_p = _copied_log_probs(logits, gate, noised.tokens == batch.tokens, batch.tokens)
         with torch.no_grad():
             copied = number_of((gate > 0) & batch.candidates)
         return noised.terms | {
@@ -301,7 +300,7 @@ class AllTokensMLM(Corrupting):
         }
 
 
-def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor) -> Tensor:
+def _copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor) -> Tensor:
     """Return log P(target) (B, S) of softmax `logits` (B, S, V) mixed with a copy of the input.
 
     `same` (B, S) marks positions where the input already is the target.
@@ -388,7 +387,8 @@ class Electric(Corrupting):
     )
     noises = ("two_tower", "unigram", "uniform")
 
-    normalised = False  # energies
+    # Energies do not sum to 1.
+    normalised = False
     config: ElectricConfig
 
     def __init__(self, config: ElectricConfig) -> None:
@@ -422,7 +422,8 @@ class Electric(Corrupting):
         n = included.sum(-1, keepdim=True)
         # A row without noise or without data is ignored, because log 0 would give NaN.
         odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
-        return odds if noised.log_q is None else odds.to(noised.log_q)
+        assert noised.log_q is not None
+        return odds.to(noised.log_q)
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -443,11 +444,11 @@ class TwoTowerCloze(Criterion):
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         check_noise("two_tower_cloze", self.noises, model.noise)
-        log_probs = noise_log_probs(model, batch)
+        log_probs = _noise_log_probs(model, batch)
         with torch.no_grad():
             correct = (log_probs.argmax(-1) == batch.tokens) & batch.candidates
         return {
-            "cloze": cloze_term(log_probs, batch, 1.0),
+            "cloze": _cloze_term(log_probs, batch, 1.0),
             "accuracy": Term(number_of(correct), "candidates", 0.0),
         }
 
@@ -455,4 +456,4 @@ class TwoTowerCloze(Criterion):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return log q of each token given the others, (B, S), in one pass."""
         assert isinstance(model, Electra)
-        return _log_prob_of(noise_log_probs(model, batch), batch.tokens) * batch.scored
+        return _log_prob_of(_noise_log_probs(model, batch), batch.tokens) * batch.scored

@@ -20,7 +20,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.distributed import vectors
-from metaseq_lm.forward.passes import copy_sums, current_context, full_precision
+from metaseq_lm.forward.passes import copy_sums, draw_index, full_precision
 from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.model import decoupled_decay
 from metaseq_lm.methods.meta_pseudo_label.options import HardConfig, SoftConfig
@@ -86,7 +86,6 @@ class _PairCriterion(Criterion):
     """Base class for soft and hard labels: validation scores the student as a masked LM."""
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
-        """Return the student's masked-LM terms."""
         return labelled_terms(model(batch.tokens, batch.layout, batch.positions), batch)
 
 
@@ -127,17 +126,8 @@ class HardLabels(_PairCriterion):
 
 
 def draw(logits: Tensor) -> Tensor:
-    """Sample a token per position from softmax(logits) by inverting its distribution function."""
-    noise = current_context().noise
-    assert noise is not None
-    cumulative = logits.double().softmax(-1).cumsum(-1)
-    u = noise.uniform(logits.shape[:-1], torch.float64).unsqueeze(-1)
-    # The last entry is 1 only up to rounding, so we scale u to it.
-    return (
-        torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
-        .squeeze(-1)
-        .clamp(max=logits.shape[-1] - 1)
-    )
+    """Sample a token per position from softmax(logits)."""
+    return draw_index(logits.double().softmax(-1).cumsum(-1))
 
 
 class SoftLabels(_PairCriterion):

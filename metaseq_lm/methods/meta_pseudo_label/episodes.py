@@ -95,7 +95,6 @@ class _WindowStream:
         return np.arange(number * size, (number + 1) * size).reshape(self.copies, -1)
 
     def count_words(self, number: int) -> int:
-        """Return the words of the corpus in update `number`."""
         assert self.words is not None and self.texts is not None
         texts = self.texts(self._samples(number).ravel())
         return self.words.count(texts, np.zeros(0, np.uint64), 0)
@@ -209,9 +208,10 @@ class Labelled:
         parts: list[tuple[np.ndarray, Rows]] = []
         for task in np.unique(tasks):
             at = np.flatnonzero(tasks == task)
-            rows = (
-                self.mlm_rows(flat[at], query) if task < 0 else self.set_rows(task, flat[at], query)
-            )
+            if task < 0:
+                rows = self.mlm_rows(flat[at], query)
+            else:
+                rows = self.set_rows(task, flat[at], query)
             parts.append((at, rows))
         batch = CopiesBatch(**_common_format(samples.shape, merge(parts, len(flat))))
         return batch.replace(sizes=_sizes_of(batch))
