@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ NGRAM = "ngram"
 _ORDERS = {"unigram": 1, NGRAM: 3}  # the name of a reference, and its n
 
 
-class NGramProbabilities:
+class _NGramProbabilities:
     """The log-probabilities of sentences' tokens given earlier ones, as `SentenceProbabilities`.
 
     Args:
@@ -41,7 +42,7 @@ class NGramProbabilities:
         self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
     ) -> list[tuple[SentenceScore, SentenceScore]]:
         """Return the scores of the tokens in which the sentences of each pair differ."""
-        scores = self.score([sentence for pair in pairs for sentence in pair])
+        scores = self.score(list(chain.from_iterable(pairs)))
         changed = []
         for pair in zip(scores[::2], scores[1::2]):
             differs = pair[0].tokens != pair[1].tokens
@@ -62,7 +63,7 @@ class NGramProbabilities:
 
 
 @lru_cache(maxsize=1)
-def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
+def ngrams_of(data: Path) -> dict[str, _NGramProbabilities]:
     """Return the probabilities by n-grams of the train split of a corpus, by name in `_ORDERS`.
 
     {} for a folder without such a split.
@@ -78,4 +79,4 @@ def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
     tokenizer = load_tokenizer(data)
     tokens, sizes = sequences_of(IndexedDataset(data / "train"))
     ngram = NGram(tokens, sizes, len(tokenizer.vocabulary))
-    return {name: NGramProbabilities(tokenizer, ngram, n) for name, n in _ORDERS.items()}
+    return {name: _NGramProbabilities(tokenizer, ngram, n) for name, n in _ORDERS.items()}

@@ -24,7 +24,7 @@ from metaseq_lm.interop.parts import ModulePart
 from metaseq_lm.models.transformer.classifiers import SETS, SetHeads, module_name
 from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.tasks import Passes
-from metaseq_lm.tasks.protocols import ScoresTraining, task_read_as
+from metaseq_lm.tasks.protocols import passes_of, task_read_as
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 
@@ -96,7 +96,7 @@ def check_objective(
 def _first_rows(parts: Parts, labelled: str) -> Passes:
     """Return the first rows of each stream of the validation split, or of a labelled set's."""
     task, split = parts.task, parts.config.trainer.valid_split or "valid"
-    streams = (task.single_pass if isinstance(task, ScoresTraining) else task.build_streams)(split)
+    streams = passes_of(task, split)
     chosen = {key: s for key, s in streams.items() if key.rpartition("/")[2] == labelled}
     return {
         key: [parts.engine.to_device(next(stream.one_epoch(parts.shard))[:1])]

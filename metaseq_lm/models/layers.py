@@ -109,7 +109,9 @@ class LayerNorm(nn.LayerNorm):
         scaled = scaled * _of_copies(self.weight, x)
         # nn.LayerNorm(bias=False) has no bias.
         bias: Tensor | None = self.bias
-        return scaled if bias is None else scaled + _of_copies(bias, x)
+        if bias is None:
+            return scaled
+        return scaled + _of_copies(bias, x)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -213,10 +215,13 @@ class Dropout(nn.Module):
 @contextlib.contextmanager
 def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
     """Set every dropout rate of `net` inside the context; None changes nothing."""
-    layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
+    if rate is None:
+        yield
+        return
+    layers = [m for m in net.modules() if isinstance(m, Dropout)]
     before = [layer.p for layer in layers]
     for layer in layers:
-        layer.p = rate  # type: ignore[assignment]
+        layer.p = rate
     try:
         yield
     finally:

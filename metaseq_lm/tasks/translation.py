@@ -122,7 +122,8 @@ class TranslationTask(Task):
         bleu = self.config.bleu
 
         def judge(batch: TranslationBatch) -> tuple[Terms, _Translated]:
-            return self.criterion(model, batch), self.translations(model, batch) if bleu else []
+            terms = self.criterion(model, batch)
+            return terms, self.translations(model, batch) if bleu else []
 
         logs, translated = judged(engine, batches, judge)
         # numpy's exp of a diverged loss is infinite, not an error.

@@ -89,13 +89,15 @@ class FineTuner:
         best = manifests.read_manifest(manifests.resolve(config.save_dir, prefer="best"))
         train, scored = LabelledSet(folder, "train"), LabelledSet(folder, split)
         first, stop = parts_of_train(train, config.task)
-        left_out = {"score", "loss", *results["losses"]}  # "score" repeats the main metric
+        choosing = stop - first if config.trainer.valid_split == HELD_OUT else len(scored)
+        # "score" repeats the main metric.
+        left_out = {"score", "loss", *results["losses"]}
         return FineTuned(
             metrics={n: v for n, v in results["metrics"][split].items() if n not in left_out},
             choice=best["valid"][config.trainer.best_checkpoint_metric],
             epoch=best["update"] * config.task.epochs / results["updates"],
             trained=first,
-            choosing=stop - first if config.trainer.valid_split == HELD_OUT else len(scored),
+            choosing=choosing,
             cut=_share_of_cut_rows(scored, config.task.tokens_per_sample),
         )
 

@@ -45,8 +45,9 @@ class LoggedRun:
     @property
     def id(self) -> str:
         """The logger's identifier of the run, stored in the run folder to resume it."""
-        file = self.folder / _ID_FILE
-        stored = file.read_text(errors="replace").strip() if file.is_file() else ""
+        file, stored = self.folder / _ID_FILE, ""
+        if file.is_file():
+            stored = file.read_text(errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", stored):
             stored = uuid.uuid4().hex
             write_atomic(file, f"{stored}\n".encode())
@@ -68,7 +69,7 @@ class _Logger(Protocol):
         """Flush, and mark the run as finished or failed."""
 
 
-class TensorBoard:
+class _TensorBoard:
     """An event file in the run folder.
 
     It does not use the library's SummaryWriter, which writes in a thread: when that dies because
@@ -113,7 +114,8 @@ class _Trackio:
         import trackio
 
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-        name = f"{run.name}-{run.id[:8]}"  # trackio finds runs by their names
+        # trackio finds runs by their names.
+        name = f"{run.name}-{run.id[:8]}"
         self.run = trackio.init(project, name=name, config=run.options, resume="allow", embed=False)
 
     def log(self, update: int, values: dict[str, float]) -> None:
@@ -155,7 +157,7 @@ class _WandB:
         self.run.finish(exit_code=int(failed))
 
 
-class MLflow:
+class _MLflow:
     """A run of MLflow at MLFLOW_TRACKING_URI, in MLFLOW_EXPERIMENT_NAME."""
 
     def __init__(self, run: LoggedRun) -> None:
@@ -164,10 +166,10 @@ class MLflow:
 
         self.client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self.client.get_experiment_by_name(name)
-        experiment_id = (
-            experiment.experiment_id if experiment else self.client.create_experiment(name)
-        )
+        if experiment := self.client.get_experiment_by_name(name):
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self.client.create_experiment(name)
         earlier = self.client.search_runs([experiment_id], f"tags.metaseq_lm_id = '{run.id}'")
         if earlier:
             self.run_id = earlier[0].info.run_id
@@ -178,7 +180,8 @@ class MLflow:
             experiment_id, run_name=run.name, tags=tags
         ).info.run_id
         options = [Param(key, str(value)[:500]) for key, value in run.options.items()]
-        for first in range(0, len(options), 100):  # MLflow takes no more at once
+        # MLflow takes no more at once.
+        for first in range(0, len(options), 100):
             self.client.log_batch(self.run_id, params=options[first : first + 100])
 
     def log(self, update: int, values: dict[str, float]) -> None:
@@ -196,10 +199,10 @@ class MLflow:
 
 # Keys are the names in engine.loggers, which are also the names of the packages and extras.
 LOGGERS: dict[str, Callable[[LoggedRun], _Logger]] = {
-    "tensorboard": TensorBoard,
+    "tensorboard": _TensorBoard,
     "trackio": _Trackio,
     "wandb": _WandB,
-    "mlflow": MLflow,
+    "mlflow": _MLflow,
 }
 
 

@@ -137,7 +137,7 @@ class CVTVision(_ConsistentImages):
         return divergence(target.unsqueeze(1), logits).mean(1)
 
 
-class _PositionHeads(nn.Module):
+class PositionHeads(nn.Module):
     """A separate softmax layer for each position of the features."""
 
     def __init__(self, positions: int, width: int, classes: int) -> None:
@@ -275,7 +275,7 @@ class CVTVisionTask(Task):
             )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):
-            net.heads[POSITION_HEADS] = _PositionHeads(
+            net.heads[POSITION_HEADS] = PositionHeads(
                 feature_size(height) ** 2, net.outputs, len(images.names)
             )
         return AveragedNet(net, self.config.average_decay)

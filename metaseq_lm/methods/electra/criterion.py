@@ -84,7 +84,7 @@ class Corrupting(Criterion):
         if isinstance(generator, FixedNoise):
             slots, weight, log_probs = generator(batch.positions), 0.0, generator.log_probs
         elif isinstance(generator, TwoTowers):
-            log_probs = _noise_log_probs(model, batch)
+            log_probs = noise_log_probs(model, batch)
             slots = select(log_probs, batch.positions)
         else:
             slots, _ = model.masked_noise(batch)
@@ -96,11 +96,11 @@ class Corrupting(Criterion):
         if log_probs is None:
             return _Noised(tokens, chosen, terms)
         if isinstance(generator, TwoTowers):
-            terms["generator"] = _cloze_term(log_probs, batch, weight)
+            terms["generator"] = cloze_term(log_probs, batch, weight)
         return _Noised(tokens, chosen, terms, _log_prob_of(log_probs, tokens).detach())
 
 
-def _noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
+def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
     """Return the noise's log-probabilities: (B, S, V) for two towers, or (V,) for fixed noise."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
@@ -114,7 +114,7 @@ def _log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
     return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
+def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
     """Return the loss of the towers at all candidates, chosen or not."""
     log_p = _log_prob_of(log_probs, batch.tokens)
     return Term(-(log_p * batch.candidates).sum(), "candidates", weight)
@@ -228,7 +228,7 @@ class ReplacedTokenDetection(Corrupting):
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
         self.check_sampling("token probabilities of electra_rtd")
-        log_q = _log_prob_of(_noise_log_probs(model, batch), batch.tokens)
+        log_q = _log_prob_of(noise_log_probs(model, batch), batch.tokens)
         logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
         if self.config.pll_formula == "dissertation":
@@ -444,11 +444,11 @@ class TwoTowerCloze(Criterion):
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         check_noise("two_tower_cloze", self.noises, model.noise)
-        log_probs = _noise_log_probs(model, batch)
+        log_probs = noise_log_probs(model, batch)
         with torch.no_grad():
             correct = (log_probs.argmax(-1) == batch.tokens) & batch.candidates
         return {
-            "cloze": _cloze_term(log_probs, batch, 1.0),
+            "cloze": cloze_term(log_probs, batch, 1.0),
             "accuracy": Term(number_of(correct), "candidates", 0.0),
         }
 
@@ -456,4 +456,4 @@ class TwoTowerCloze(Criterion):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return log q of each token given the others, (B, S), in one pass."""
         assert isinstance(model, Electra)
-        return _log_prob_of(_noise_log_probs(model, batch), batch.tokens) * batch.scored
+        return _log_prob_of(noise_log_probs(model, batch), batch.tokens) * batch.scored

@@ -21,7 +21,7 @@ from metaseq_lm.methods.cvt.model import gaussian
 from metaseq_lm.methods.cvt.vision import (
     POSITION_HEADS,
     UNLABELLED,
-    _PositionHeads,
+    PositionHeads,
     balanced,
     divergence,
 )
@@ -315,7 +315,7 @@ def test_stripes_are_learnt(pictures, tmp_path):
 
 def test_a_head_for_each_place():
     torch.manual_seed(1)
-    layer = _PositionHeads(36, 5, 3)
+    layer = PositionHeads(36, 5, 3)
     features = torch.randn(2, 5, 6, 6)
     out = layer(features)
     wanted = features[1, :, 4, 2] @ layer.weight[26].T + layer.bias[26]
