@@ -70,7 +70,9 @@ def read_secret(folder: str, create: bool) -> bytes | None:
                 f"can join the run; remove it, or set {SECRET}"
             )
         secret = file.read(1024)
-    return secret if len(secret) == 64 else None  # else it is still being written
+    if len(secret) != 64:  # it is still being written
+        return None
+    return secret
 
 
 class Gate:
@@ -125,7 +127,6 @@ async def _prove(
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy data until the connection ends."""
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)

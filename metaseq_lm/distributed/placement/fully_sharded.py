@@ -75,9 +75,8 @@ class FullySharded(Placement):
         self.model, self.mesh = model, mesh[SHARDS]
         self.outermost = _Outermost(model)
         numbers = {p for p in model.parameters() if not p.dim()}  # fully_shard refuses them
-        policy = MixedPrecisionPolicy(
-            reduce_dtype=torch.bfloat16 if low else None, cast_forward_inputs=False
-        )
+        reduce_dtype = torch.bfloat16 if low else None
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         shard = partial(fully_shard, mesh=self.mesh, mp_policy=policy, ignored_params=numbers)
         self.blocks = blocks_of(model) if by_block else []
         for block in reversed(self.blocks):
@@ -209,7 +208,10 @@ class FullySharded(Placement):
             if unit is not self.units[0]:
                 unit.set_reshard_after_forward(not is_whole, recurse=False)
             with process_group.passing():
-                unit.unshard() if is_whole else unit.reshard()
+                if is_whole:
+                    unit.unshard()
+                else:
+                    unit.reshard()
 
     @contextlib.contextmanager
     def _numbers(self) -> Iterator[None]:
@@ -250,7 +252,9 @@ class FullySharded(Placement):
                 state._fsdp_param_group._post_forward_indices.clear()
 
     def call(self, function: Callable[[], T]) -> T:
-        return function() if self.is_whole else self._call(function)
+        if self.is_whole:
+            return function()
+        return self._call(function)
 
     def _call(self, function: Callable[[], T]) -> T:
         """Return function(), a forward pass of the outermost module.
@@ -300,7 +304,9 @@ class FullySharded(Placement):
         loss = function()
         self.is_attached = not loss.requires_grad
         root = [self.full[number] for number in self.outer if self.full[number].requires_grad]
-        return loss + 0.0 * root[0].sum() if self.is_attached and root else loss
+        if root and self.is_attached:
+            return loss + 0.0 * root[0].sum()
+        return loss
 
     def _backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulate the gradients of a loss; sum them at the last one of a global batch."""
