@@ -154,7 +154,6 @@ def _primary_config(config_dir: str | None, config_name: str | None) -> tuple[Pa
 
 
 def _recipe_names() -> list[str]:
-    """Return the names of the recipes of the package, such as recipes/bert."""
     return sorted(f"{RECIPES}/{file.stem}" for file in (FOLDER / RECIPES).glob("*.yaml"))
 
 
@@ -198,13 +197,12 @@ def literal_path(override: str) -> str:
 
 
 def _is_choice(override: Override, folder: Path) -> bool:
-    """Return whether an override selects a config (Hydra's part) instead of setting a value.
-
-    A folder next to the user's configs is a group of configs, unless it has the name of an option.
-    """
+    """Return whether an override selects a config (Hydra's part) instead of setting a value."""
     key = override.key_or_group
     if key in GROUPS:
         return not isinstance(override.value(), dict)
+    # A folder next to the user's configs is a group of configs, unless it has the name of an
+    # option.
     return key.startswith("hydra") or (key not in TOP and (folder / key).is_dir())
 
 
@@ -297,13 +295,11 @@ def _name_node(group: str, name: str) -> ConfigNode:
 
 @contextmanager
 def _hydra_choices(whole: bool) -> Iterator[None]:
-    """Compose Hydra's own choices (logging, launcher, help) inside the block only if `whole`.
-
-    They take most of the time of a composition, and nothing reads them.
-    """
+    """Compose Hydra's own choices (logging, launcher, help) inside the block only if `whole`."""
     store = ConfigStore.instance()
     entries = store.repo["hydra"]
     usual = entries["config.yaml"]
+    # They take most of the time of a composition, and nothing reads them.
     if not whole:
         store.store("config", HydraConf(defaults=[]), group="hydra", provider="hydra")
     try:

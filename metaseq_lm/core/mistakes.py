@@ -66,7 +66,6 @@ def without_base(file: Path) -> str:
 
 
 def _unknown_option(key: str, known: Sequence[str]) -> str:
-    """Return the message for a key that is not among the `known` ones."""
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""

@@ -80,14 +80,12 @@ def naming_place(path: Path | None, always: bool = False) -> Iterator[None]:
 
 
 def _line_of(path: Path, message: str) -> int:
-    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none.
-
-    List items are written with their index, as in stages[0].name.
-    """
+    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none."""
     named = re.match(r"(?:[\w.@/-]|:(?=\w)|\[\d+\])+", message)
     if named is None or not path.is_file():
         return 0
     node = _PlainReader(read_bounded(path, _LARGEST_YAML).decode("utf-8")).get_single_node()
+    # List items are written with their index, as in stages[0].name.
     line, rest = 0, re.sub(r"\[(\d+)\]", r".\1", named[0]).rstrip(".")
     while rest and isinstance(node, yaml.CollectionNode):
         below = {str(i): (item, item) for i, item in enumerate(node.value)}

@@ -86,7 +86,6 @@ def read_values(
 
 
 def _accepts(kind: Any, scalar: type) -> bool:
-    """Return whether an annotation accepts values, or items, of a scalar type."""
     return kind in (scalar, Any) or any(_accepts(part, scalar) for part in get_args(kind))
 
 

@@ -277,20 +277,15 @@ class Reduction(Gradients):
         for bucket, flat in zip(self.buckets, self.sums):
             sizes = [self.leaves[at].numel() for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
-                grads[at] = _as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
+                wrt = self.wrt[at]
+                grad = piece.to(wrt.dtype).view_as(local(wrt))
+                grads[at] = like_shard(grad, wrt) if is_dtensor(wrt) else grad
         numbers = flat[sum(sizes) :]
         logs.update(zip(logs, numbers))
         self.totals, counts = numbers[len(logs) :].split([len(self.others), len(self.leaves)])
         if not all(self.present):  # otherwise a GPU need not be waited for
             self.present = [count > 0 for count in counts.tolist()]
         return [grad if present else None for grad, present in zip(grads, self.present)]
-
-
-def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
-    """Return a leaf's part of a summed bucket with the shape and placement of its gradient."""
-    if not is_dtensor(wrt):
-        return piece.view_as(wrt)
-    return like_shard(piece.view_as(local(wrt)), wrt)
 
 
 def differentiate(

@@ -67,6 +67,8 @@ def step_of(environment: Mapping[str, str]) -> Step:
     if tasks == 1 or "SLURM_PROCID" not in environment:
         return Step()
     job, step = environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID", "0")
+    # Other steps on a node start at other ports, all below those of outgoing connections (Linux
+    # gives these 32768 and more).
     port = 20000 + (100 * int(job) + int(step)) % 12000
     ports = tuple(range(port, port + _PORTS))
     if "MASTER_PORT" in environment:

@@ -53,13 +53,16 @@ def local(tensor: Tensor) -> Tensor:
 def like_shard(part: Tensor, like: DTensor) -> DTensor:
     """Wrap this process's part of a tensor as a DTensor with the rows and placement of `like`."""
     shape = torch.Size([*like.shape[:1], *part.shape[1:]])
+    return _from_local(part, like, like.placements, shape)
+
+
+def _from_local(
+    part: Tensor, like: DTensor, placements: Sequence[Placement], shape: torch.Size
+) -> DTensor:
+    # torch takes a shape only together with strides; a tensor on the meta device has no memory.
+    stride = torch.empty(shape, device="meta").stride()
     return type(like).from_local(
-        part,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
+        part, like.device_mesh, placements, run_check=False, shape=shape, stride=stride
     )
 
 
@@ -149,17 +152,8 @@ def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
     first = next((x for x in like if is_dtensor(x)), None)
     if first is None:
         return vector
-    from torch.distributed.tensor import DTensor  # late: see is_dtensor
-
     shape = torch.Size([*vector.shape[:-1], sum(x.numel() for x in like)])
-    return DTensor.from_local(
-        vector,
-        first.device_mesh,
-        placements_on(first.device_mesh, vector.dim() - 1),
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
-    )
+    return _from_local(vector, first, placements_on(first.device_mesh, vector.dim() - 1), shape)
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -222,6 +216,7 @@ def norm(a: Vector) -> Tensor:
     size = torch.nn.utils.get_total_norm([part(x) for x in present])
     if not any(is_dtensor(x) for x in present):
         return size
+    # The square of a large norm would overflow in float32.
     return _summed(size.double().square(), present).sqrt().to(size.dtype)
 
 
@@ -235,6 +230,7 @@ def clip(a: Vector, max_norm: float) -> Vector:
     if not max_norm:
         return a
     factor = (max_norm / (norm(a) + 1e-6)).clamp(max=1.0)
+    # On a GPU the host would wait for the factor.
     if factor.device.type == "cpu" and factor.item() == 1.0:
         return a
     return scale(a, factor)

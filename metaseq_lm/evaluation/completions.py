@@ -203,12 +203,10 @@ def _property_choice(record: Record, file: str) -> _CompletionChoice:
 
 
 def _target_choice(record: Record, file: str) -> _CompletionChoice:
-    """Return the choice of a record of EWoK: two targets in each of two contexts.
-
-    The space before a target belongs to it, which matters if a space is a token.
-    """
+    """Return the choice of a record of EWoK: two targets in each of two contexts."""
     completions = []
     for context, target in product(("Context1", "Context2"), ("Target1", "Target2")):
+        # The space before a target belongs to it, which matters if a space is a token.
         before, text = record.text(context).rstrip(), record.text(target).lstrip()
         completions.append(_completed(before, f" {text}", record))
     return _CompletionChoice(tuple(completions), (group_value(record.text("Domain")),))

@@ -167,10 +167,8 @@ def _edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
 
 
 def _error_rate(edits: np.ndarray, words: np.ndarray) -> float:
-    """Return the sum of edits (U,) over the sum of reference words (U,); it may exceed 1.
-
-    An empty reference adds its edits and no words. MetaseqError if there is no word at all.
-    """
+    """Return the sum of edits (U,) over the sum of reference words (U,); it may exceed 1."""
+    # An empty reference adds its edits and no words.
     if not words.sum():
         raise MetaseqError("the references hold no word, so there is no word error rate")
     return float(edits.sum() / words.sum())

@@ -32,7 +32,6 @@ class _NGramProbabilities:
         self.tokenizer, self.ngram, self.order = tokenizer, ngram, order
 
     def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore]:
-        """Return the score of each sentence."""
         values, sizes = encode_texts(self.tokenizer, [sentence.text for sentence in sentences])
         log_probs = self.ngram.token_log_probs(values, sizes, self.order)
         ends = np.cumsum(sizes)[:-1]
@@ -41,7 +40,6 @@ class _NGramProbabilities:
     def score_changed(
         self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
     ) -> list[tuple[SentenceScore, SentenceScore]]:
-        """Return the scores of the tokens in which the sentences of each pair differ."""
         scores = self.score(list(chain.from_iterable(pairs)))
         changed = []
         for pair in zip(scores[::2], scores[1::2]):
@@ -53,7 +51,6 @@ class _NGramProbabilities:
     def score_parts(
         self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> list[np.ndarray]:
-        """Return the summed log-probabilities of each part of each sentence, float64 (parts,)."""
         sums = []
         for sentence, score, spans in zip(sentences, self.score(sentences), parts):
             starts = np.array(self.tokenizer.encode_with_offsets(sentence.text)[1], np.int64)

@@ -121,11 +121,11 @@ def _squad_v2(
         for question in raw:
             if odds[question] > threshold:
                 final[question] = float(not answerable[question])
-        scores[name] = _mean(final.values())
+        scores[name] = _mean_percent(final.values())
         for group, has_answer in (("HasAns", True), ("NoAns", False)):
             chosen = [score for q, score in final.items() if answerable[q] is has_answer]
             if chosen:
-                scores[f"{group}_{name}"] = _mean(chosen)
+                scores[f"{group}_{name}"] = _mean_percent(chosen)
     for name, raw in (("exact", exact), ("f1", f1)):
         best = _best_threshold(raw, predictions, odds, answerable)
         scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best
@@ -135,8 +135,7 @@ def _squad_v2(
     return scores | counts | groups
 
 
-def _mean(scores: Iterable[float]) -> float:
-    """Return 100 times the mean."""
+def _mean_percent(scores: Iterable[float]) -> float:
     values = list(scores)
     return 100 * sum(values) / len(values)
 
@@ -147,14 +146,12 @@ def _best_threshold(
     odds: Mapping[str, float],
     answerable: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """Return the best mean score of any threshold on the no-answer odds, and that threshold.
-
-    The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and adds
-    questions by rising odds, equal odds in the order of `odds`. Like the official script, it may
-    stop between equal odds, at a score that no threshold reaches.
-    """
+    """Return the best mean score of any threshold on the no-answer odds, and that threshold."""
     current = best = float(sum(not has for has in answerable.values()))
     threshold = 0.0
+    # The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and adds
+    # questions by rising odds, equal odds in the order of `odds`. Like the official script, it may
+    # stop between equal odds, at a score that no threshold reaches.
     for question in sorted(odds, key=odds.__getitem__):
         if answerable[question]:
             current += scores[question]

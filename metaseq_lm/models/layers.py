@@ -55,13 +55,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _GELULinear(torch.autograd.Function):
-    """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass.
-
-    gelu(x) has the width of the feed-forward layer, usually four times the width of hidden states.
-    """
+    """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # gelu(x) is usually four times as wide as the hidden states.
         ctx.save_for_backward(x, weight)
         # Not cast by autocast: its cached copy would have no graph in other uses of the weight.
         bias = None if bias is None else bias.to(x.dtype)

@@ -129,14 +129,12 @@ _PRIMARY = "primary"
 
 
 class _PositionalNorm(LayerNorm):
-    """Normalises over the channels at each position (Li et al. 2019, without their moments).
-
-    Norms that average over an image, such as group norm, would make the features at each position
-    depend on the whole image.
-    """
+    """Normalises over the channels at each position (Li et al. 2019, without their moments)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (B, C, H, W) normalised over C."""
+        # Norms that average over an image, such as group norm, would make the features at each
+        # position depend on the whole image.
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 

@@ -83,7 +83,6 @@ def _claims(config: RunConfig, of_package: bool) -> Iterator[tuple[str, Field[An
 
 
 def _owner(schema: type, name: str) -> type:
-    """Return the dataclass that declares an option."""
     return next(c for c in schema.__mro__ if name in vars(c).get("__annotations__", ()))
 
 

@@ -110,7 +110,6 @@ class FineTuner:
     def _configured(
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
     ) -> RunConfig:
-        """Return the configuration of the training run on a set."""
         options = {**options, LENGTH: min(options[LENGTH], longest_row(self.config))}
         digest = hashlib.blake2b(to_json([str(folder), seed, options]).encode(), digest_size=6)
         values = {

@@ -70,11 +70,7 @@ class _Logger(Protocol):
 
 
 class _TensorBoard:
-    """An event file in the run folder.
-
-    It does not use the library's SummaryWriter, which writes in a thread: when that dies because
-    the disk is full, the next point blocks.
-    """
+    """An event file in the run folder."""
 
     def __init__(self, run: LoggedRun) -> None:
         from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
@@ -84,6 +80,8 @@ class _TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         # The number sorts files of the same second. The rest is random, so nobody can plant a link.
         number = sum(1 for _ in folder.iterdir())
+        # The library's SummaryWriter writes in a thread: when that dies because the disk is full,
+        # the next point blocks.
         self.writer = EventsWriter(str(folder / "events"), f".{number:04d}.{secrets.token_hex(8)}")
         # TensorBoard then drops later points, which a killed process logged, and shows new ones.
         start = SessionLog(status=SessionLog.START)
@@ -92,7 +90,6 @@ class _TensorBoard:
         )
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Write one event."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
@@ -103,7 +100,6 @@ class _TensorBoard:
         self.writer.flush()
 
     def close(self, failed: bool) -> None:
-        """Flush and close."""
         self.writer.close()
 
 
@@ -119,19 +115,14 @@ class _Trackio:
         self.run = trackio.init(project, name=name, config=run.options, resume="allow", embed=False)
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Log a step."""
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
-        """Finish the run."""
         self.run.finish()
 
 
 class _WandB:
-    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT etc. choose where it goes.
-
-    Command line, output and code are not sent: they may hold secrets.
-    """
+    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT etc. choose where it goes."""
 
     def __init__(self, run: LoggedRun) -> None:
         import wandb
@@ -143,6 +134,7 @@ class _WandB:
             dir=run.folder,
             config=run.options,
             resume="allow",
+            # Command line, output and code may hold secrets.
             settings=wandb.Settings(
                 console="off", disable_git=True, save_code=False, x_disable_meta=True
             ),
@@ -153,7 +145,6 @@ class _WandB:
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
-        """Flush and end the run."""
         self.run.finish(exit_code=int(failed))
 
 
@@ -185,7 +176,6 @@ class _MLflow:
             self.client.log_batch(self.run_id, params=options[first : first + 100])
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Log a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -193,7 +183,6 @@ class _MLflow:
         self.client.log_batch(self.run_id, metrics=points)
 
     def close(self, failed: bool) -> None:
-        """End the run."""
         self.client.set_terminated(self.run_id, status="FAILED" if failed else "FINISHED")
 
 

@@ -225,13 +225,11 @@ def _check_compilable(config: RunConfig, task: Task, model: nn.Module, device: s
 
 
 def _set_up_compiler() -> None:
-    """Make torch.compile treat Python numbers, such as dropout rates, as constants.
-
-    By default it traces them as symbols, fails, and then traces and compiles everything again.
-    Values that change between updates are tensors.
-    """
+    """Make torch.compile treat Python numbers, such as dropout rates, as constants."""
     import torch._dynamo  # takes 2 s
 
+    # By default it traces them as symbols, fails, and then traces and compiles everything again.
+    # Values that change between updates are tensors.
     torch._dynamo.config.specialize_float = True
 
 

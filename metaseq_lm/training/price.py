@@ -343,11 +343,9 @@ def _updates_of_budget(config: RunConfig, price: float) -> int:
 
 
 def _updates_for_words(config: RunConfig) -> int:
-    """Return the number of updates that see trainer.max_words words of the corpus, or more.
-
-    If warm-ups depend on that number, it is the smallest one that is consistent with itself.
-    """
+    """Return the number of updates that see trainer.max_words words of the corpus, or more."""
     updates, needed = 0, 1
+    # If warm-ups depend on the number, it is the smallest one that is consistent with itself.
     while needed > updates:
         updates = needed
         task = build_task(with_updates(config, updates))

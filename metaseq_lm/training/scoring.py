@@ -75,7 +75,6 @@ class _ScoredRow(NamedTuple):
 
     @property
     def key(self) -> tuple[bytes, bytes]:
-        """A key that is the same for equal rows."""
         return self.ids.tobytes(), b"" if self.words is None else self.words.tobytes()
 
 
@@ -226,12 +225,10 @@ class SentenceScorer:
         scored: Sequence[np.ndarray | None],
         scorer: TokenScorer,
     ) -> list[SentenceScore | None]:
-        """Return the scores of the `scored` tokens of each row; None if one of the two is None.
-
-        Equal rows are scored once, so that their scores cannot differ by a rounding error. A row
-        without scored tokens needs no pass.
-        """
+        """Return the scores of the `scored` tokens of each row; None if one of the two is None."""
         started = time.perf_counter()
+        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A row
+        # without scored tokens needs no pass.
         unique: dict[tuple[bytes, ...], tuple[_ScoredRow, np.ndarray]] = {}
         keys = []
         for row, choice in zip(rows, scored):

@@ -241,11 +241,7 @@ def _check_made_for(folder: Path, run: Parts) -> None:
 def _score_tuning(
     request: SuiteRequest, items: Any, run: Parts, checkpoint: Path, train: Train
 ) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that fine-tunes a checkpoint, and its cost.
-
-    The training runs stay in the run folder until all of them have ended, so that an interrupted
-    call can continue.
-    """
+    """Return the results of a suite that fine-tunes a checkpoint, and its cost."""
     for folder in items:
         _check_made_for(folder, run)
     run_folder = suite_results.run_folder_of(checkpoint)
@@ -254,6 +250,8 @@ def _score_tuning(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             folder = Path(process_group.from_first(str(folder)))
         else:
+            # An interrupted call continues with these training runs, which stay until all of them
+            # have ended.
             folder = run_folder / suite_results.FOLDER / request.name / "training"
             check_folder(folder, run_folder)
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))

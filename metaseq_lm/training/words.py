@@ -71,7 +71,6 @@ def _require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
 
 
 def _corpora(streams: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the streams that read a corpus."""
     return {n: s for n, s in streams.items() if getattr(s, "words", None) is not None}
 
 

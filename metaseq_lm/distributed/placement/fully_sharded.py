@@ -237,11 +237,8 @@ class FullySharded(Placement):
                 self.units[0].reshard()
 
     def _forget_order(self) -> None:
-        """Forget which blocks earlier passes have called.
-
-        A backward pass prefetches in the order of all forward passes since the last one. These
-        include passes inside `whole`, which may differ in number between replicas.
-        """
+        # A backward pass prefetches in the order of all forward passes since the last one. These
+        # include passes inside `whole`, which may differ in number between replicas.
         if hasattr(FSDPModule, "reset_iter_state"):
             self.units[0].reset_iter_state()
             return
@@ -360,6 +357,7 @@ class _FullyShardedGradients(Gradients):
         numbers = [parameter for parameter in self.wrt if not parameter.dim()]
         sharded = [parameter for parameter in self.wrt if parameter.dim()]
         present: Sequence[float] = [id(parameter) in placement.present for parameter in self.wrt]
+        # A number of 20 bits, so that squares add up exactly.
         order = random_streams.key(*placement.take_calls()) % (1 << 20)
         leaves = [placement.full[id(number)] for number in numbers]
         sums = Reduction(leaves, numbers, [order, order**2, *present])

@@ -346,7 +346,6 @@ def _summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
 
 
 def _by_set(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return prediction rows grouped by their labelled set."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["set"], []).append(row)

@@ -92,16 +92,13 @@ class _ConsistentImages(ImageClassification):
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros.
-
-        An adversarial perturbation is one step of power iteration (Miyato et al. 2017): the
-        gradient of the loss at a small random displacement, without dropout, because its noise
-        would exceed such a change.
-        """
+        """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros."""
         if self.config.perturbation == NONE:
             return torch.zeros_like(images)
         direction = gaussian(images)
         if self.config.perturbation == ADVERSARIAL:
+            # One step of power iteration (Miyato et al. 2017): the gradient of the loss at a small
+            # random displacement. Without dropout, whose noise would exceed such a change.
             with dropout_at(net, 0.0):
                 direction = adversarial_direction(
                     direction, self.config.xi, lambda step: loss(images + step).sum()

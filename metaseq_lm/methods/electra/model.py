@@ -51,7 +51,6 @@ class _NoiseNet(nn.Module):
         self.embeddings = None if shared else Embeddings(config, vocab_size, padding_idx)
 
     def embeddings_with(self, main: Encoder | None) -> Embeddings:
-        """Return the embeddings of the net, given the main encoder."""
         if self.embeddings is not None:
             return self.embeddings
         assert main is not None

@@ -119,11 +119,8 @@ def _query_margin(scores: Tensor) -> Tensor:
 
 
 def _label_probabilities(scores: Tensor) -> Tensor:
-    """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K).
-
-    They only compare the query with the best other candidate, so entailment is the likelier label
-    exactly if the query scores best.
-    """
+    """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K)."""
+    # Entailment is the likelier label exactly if the query scores best.
     entailed = _query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)
 

@@ -172,16 +172,14 @@ class CandidateRows:
         return _WnliChoice(list(rows), list(spans), positive)
 
     def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
-        """Return the tokens with `text` in place of the pronoun and its span, None if empty.
-
-        A sentence that is too long is cut to a window around the span.
-        """
+        """Return the tokens with `text` in place of the pronoun and its span, None if empty."""
         start, end = row["pronoun"]
         sentence = row["sentence"][:start] + text + row["sentence"][end:]
         ids, starts, ends = self.tokenizer.encode_with_offsets(sentence)
         first, last = token_span(np.array(starts), np.array(ends), start, start + len(text))
         if first == last:
             return None
+        # A sentence that is too long is cut to a window around the span.
         excess = max(len(ids) - self.max_tokens, 0)
         cut = min(max((first + last - self.max_tokens) // 2, 0), excess)
         tokens = np.array(ids[cut : cut + self.max_tokens], np.int64)

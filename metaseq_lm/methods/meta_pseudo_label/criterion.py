@@ -29,15 +29,12 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
 
 
-def _per_update(terms: Terms, batch: CopiesBatch) -> Terms:
-    """Weight terms by 1/C, so that an update takes the mean over its micro-steps."""
-    return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
-
-
 def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:
     """Return the masked-LM terms of the student on an update's masked rows (C, B, S)."""
     logits = student(batch.tokens, batch.layout, batch.positions)
-    return _per_update(labelled_terms(logits, batch), batch)
+    terms = labelled_terms(logits, batch)
+    # An update takes the mean over its micro-steps.
+    return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
 
 
 def labelled(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
@@ -236,11 +233,7 @@ def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 class _SoftLoss(torch.autograd.Function):
-    """log sum exp - <probabilities, logits>, (N,): the cross-entropy, as probabilities sum to 1.
-
-    Its derivative by the probabilities is -logits, which equals the cross-entropy's up to a
-    constant in each row; a softmax is invariant to that.
-    """
+    """log sum exp - <probabilities, logits>, (N,): the cross-entropy, as probabilities sum to 1."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -254,6 +247,8 @@ class _SoftLoss(torch.autograd.Function):
         logits, probabilities, log_sum = ctx.saved_tensors
         scale = grads[0].unsqueeze(1)
         by_logits = _SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
+        # The derivative by the probabilities equals the cross-entropy's up to a constant in each
+        # row, to which a softmax is invariant.
         return by_logits, -scale * logits if ctx.needs_input_grad[1] else None
 
 

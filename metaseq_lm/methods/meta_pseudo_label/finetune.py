@@ -202,14 +202,12 @@ _WindowAnswer = tuple[int, int, tuple[Any, ...]]
 
 
 def _class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
-    """Return the mean raw logit of each class token over a row, (B, K); padding counts as 0.
-
-    The row counts as padded to the longest window of its own sample, so that the scores of a sample
-    do not depend on its batch; the authors' code divides by the width of the batch.
-    """
+    """Return the mean raw logit of each class token over a row, (B, K); padding counts as 0."""
     scores = logits[..., batch.class_tokens].double()
     if batch.padding is not None:
         scores = scores.masked_fill(batch.padding.unsqueeze(-1), 0.0)
+    # The row counts as padded to the longest window of its own sample, so that the scores of a
+    # sample do not depend on its batch; the authors' code divides by the width of the batch.
     return scores.sum(-2) / batch.longest.unsqueeze(-1)
 
 

@@ -257,11 +257,7 @@ def _fit_meta_head(
     config: MetaConfig,
     optimizer: OptimizerConfig,
 ) -> Logs:
-    """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
-
-    The optimizer's moments start at zero in every update. The weights are reinitialised from the
-    seed and the number of updates, unless algorithm 1 keeps them.
-    """
+    """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1."""
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:
         updates = engine.optimizers[_BODY].updates
@@ -269,6 +265,7 @@ def _fit_meta_head(
             redraw(head, random_streams.generator(engine.seed, "meta head", updates))
     options = replace(optimizer, clip_norm=0.0)
     constant = section("schedule", "constant", warmup_updates=0)
+    # The optimizer's moments start at zero in every update.
     head_optimizer = _build_head_optimizer(
         head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )

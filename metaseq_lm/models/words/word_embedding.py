@@ -36,10 +36,7 @@ def _unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _CharacterCNN(nn.Module):
-    """Convolutions, ReLU, and the maximum over positions; padding counts like any character.
-
-    On a CPU each distinct word is computed once: most words of a batch occur several times.
-    """
+    """Convolutions, ReLU, and the maximum over positions; padding counts like any character."""
 
     def __init__(self, config: WordEmbeddingConfig, characters: int) -> None:
         super().__init__()
@@ -59,6 +56,7 @@ class _CharacterCNN(nn.Module):
         """Return one vector for each word of characters (B, S, M)."""
         words = characters.reshape(-1, characters.shape[-1])
         if characters.device.type == "cpu" and not torch.compiler.is_compiling():
+            # Most words of a batch occur several times.
             words, inverse = _unique_rows(words)
             vectors = F.embedding(inverse, self._encode(words))
         else:
@@ -71,11 +69,9 @@ class _CharacterCNN(nn.Module):
         return torch.cat(maxima, -1).relu()
 
     def _convolve(self, layer: Any, words: Tensor) -> Tensor:
-        """Return the convolution of words (N, M) at each position, (N, M - width + 1, filters).
-
-        It sums the products of each filter position with the character there. There are few
-        different characters, so the products are computed per character, not per text position.
-        """
+        """Return the convolution of words (N, M) at each position, (N, M - width + 1, filters)."""
+        # There are few different characters, so each filter position is multiplied with every
+        # character and not with every position of the text.
         products = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
         length = words.shape[1] - len(products) + 1
         parts = [F.embedding(words[:, k : k + length], table) for k, table in enumerate(products)]
