@@ -25,6 +25,12 @@ C = TypeVar("C", bound="CopiesBatch")
 REACHES = ("both", "causal", "anticausal", "prefix", "ranked")
 
 
+def _map_fields(instance: Layout | Batch, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the tensors and arrays among the fields, with a function applied to each."""
+    values = {item.name: getattr(instance, item.name) for item in dataclasses.fields(instance)}
+    return {n: function(v) for n, v in values.items() if isinstance(v, (Tensor, np.ndarray))}
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Visibility between the tokens of rows (..., S); attention derives its masks from it.
@@ -64,11 +70,7 @@ class Layout:
 
     def map(self, function: Callable[[Any], Any]) -> Layout:
         """Return a copy with a function applied to each tensor."""
-        mapped = {}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (Tensor, np.ndarray)):
-                mapped[item.name] = function(value)
+        mapped = _map_fields(self, function)
         return dataclasses.replace(self, **mapped) if mapped else self
 
     def rows(self, chosen: Any) -> Layout:
@@ -273,12 +275,7 @@ class CopiesBatch(TokenBatch):
 
     def map_arrays(self: C, function: Callable[[Any], Any]) -> C:
         """Return a copy with a function applied to each tensor, and to `rows` and `samples`."""
-        mapped: dict[str, Any] = {"layout": self.layout.map(function)}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (Tensor, np.ndarray)):
-                mapped[item.name] = function(value)
-        return self.replace(**mapped)
+        return self.replace(layout=self.layout.map(function), **_map_fields(self, function))
 
     def some_copies(self: C, chosen: slice) -> C:
         """Return the batch of some of the copies."""
@@ -353,10 +350,8 @@ Terms = dict[str, Term]
 
 
 def number_of(mask: Tensor) -> Tensor:
-    """Return the number of true items of a boolean tensor as a float64 scalar.
-
-    The precision of the logits would not do: bfloat16, under autocast, cannot count beyond 256.
-    """
+    """Return the number of true items of a boolean tensor as a float64 scalar."""
+    # The precision of the logits would not do: bfloat16, under autocast, cannot count beyond 256.
     return mask.sum().double()
 
 

@@ -55,12 +55,9 @@ def labelled_terms(logits: Tensor, batch: TokenBatch, label_smoothing: float = 0
 
 
 def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: Any) -> Terms:
-    """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any.
-
-    Evaluation losses, which are compared between runs, do not include it. There is no term if
-    `config` has no such option.
-    """
+    """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any."""
     weight = getattr(config, "z_loss", 0.0)
+    # Evaluation losses are compared between runs with and without it.
     if not weight or not model.training:
         return {}
     squares = full_precision(logits).logsumexp(-1).square()

@@ -242,11 +242,9 @@ def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Callable[
 
 
 def start_sum_of_hosts(numbers: Tensor) -> Callable[[], None]:
-    """Start an in-place sum of a few numbers on the hosts; call the result to wait for it.
-
-    Gloo's sum goes round all processes of a group, so it takes 2 (N - 1) messages one after the
-    other. Summing along the axes of a grid in turn takes 2 (p - 1) for each prime factor p of N.
-    """
+    """Start an in-place sum of a few numbers on the hosts; call the result to wait for it."""
+    # Gloo's sum goes round all processes of a group, so it takes 2 (N - 1) messages one after the
+    # other. Summing along the axes of a grid in turn takes 2 (p - 1) for each prime factor p of N.
     wait = start_sum(numbers, _axes[0])
 
     def finish() -> None:

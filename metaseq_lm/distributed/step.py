@@ -58,11 +58,9 @@ class Step:
 
 
 def step_of(environment: Mapping[str, str]) -> Step:
-    """Return the rank of this process in a step of several tasks, `Step()` outside one.
-
-    SLURM_STEP_NUM_TASKS exists only in steps; SLURM_NTASKS also exists in a batch script, where no
-    other process would join.
-    """
+    """Return the rank of this process in a step of several tasks, `Step()` outside one."""
+    # SLURM_STEP_NUM_TASKS exists only in steps; SLURM_NTASKS also exists in a batch script, where
+    # no other process would join.
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1 or "SLURM_PROCID" not in environment:
         return Step()

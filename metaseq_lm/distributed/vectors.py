@@ -32,10 +32,8 @@ REPLICAS, SHARDS = "replicate", "shard"  # axes of a mesh; one without replicas 
 
 
 def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
-    """Return whether a tensor is a DTensor, without importing the class.
-
-    The import takes half a second, and a run without shards does not need it.
-    """
+    """Return whether a tensor is a DTensor, without importing the class."""
+    # The import takes half a second, and a run without shards does not need it.
     defined = sys.modules.get("torch.distributed.tensor")
     return defined is not None and isinstance(tensor, defined.DTensor)
 

@@ -604,12 +604,7 @@ class Engine:
             return InnerGradient(value, logs, loss, wrt, graph, forward)
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
-        """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time.
-
-        Each process differentiates the inner product of its own parts; its part of a sharded
-        parameter is some rows of the sum over shards. The products of all processes add up to the
-        product of the whole vectors, and the graph sums their derivatives as it does the loss's.
-        """
+        """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time."""
         loss, graph = inner.loss, inner.graph
         with self.passes.start(loss.rng_key, True, double_backward=True) as forward:
             forward = inner.forward or forward
@@ -618,6 +613,10 @@ class Engine:
                 if inner.graph is None:
                     graph = self._graph(loss, number, forward, inner.wrt, {})
                 assert graph is not None
+                # Each process differentiates the inner product of its own parts; its part of a
+                # sharded parameter is some rows of the sum over shards. The products of all
+                # processes add up to the product of the whole vectors, and the graph sums their
+                # derivatives as it does the loss's.
                 product: Tensor | int = 0
                 for v, g in zip(vector, graph, strict=True):
                     if v is not None and g is not None:

@@ -118,10 +118,8 @@ def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
 
 
 def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
-    """Return the lines `pll<TAB>tokens<TAB>text`; numbers are read back as the same floats.
-
-    `inert` escapes texts, because spreadsheets open such files.
-    """
+    """Return the lines `pll<TAB>tokens<TAB>text`; numbers are read back as the same floats."""
+    # Spreadsheets open such files, so `inert` escapes texts.
     return "".join(f"{pll!r}\t{tokens}\t{inert(text)}\n" for pll, tokens, text in rows).encode()
 
 

@@ -243,13 +243,11 @@ class Suite(Generic[Items, Probabilities]):
         return files
 
     def data_hash(self, folder: Path) -> str:
-        """Return a hash of the names and the contents of the files to read.
-
-        For the manifest of a set, it covers the data, not the command that made them.
-        """
+        """Return a hash of the names and the contents of the files to read."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files(folder):
             if file.name == MANIFEST_FILE and MANIFEST_FILE in self.patterns:
+                # It covers the data, not the command that made them.
                 digest.update(Manifest.load(file.parent).data_hash.encode())
                 continue
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())

@@ -284,10 +284,8 @@ def uniform(
 
 
 def draw_index(cumulative: Tensor) -> Tensor:
-    """Draw an index (...,) from cumulative weights (..., V) in float64, by row.
-
-    Inverting the distribution takes one random number per draw, where Gumbel noise needs V.
-    """
+    """Draw an index (...,) from cumulative weights (..., V) in float64, by row."""
+    # Inverting the distribution takes one random number per draw, where Gumbel noise needs V.
     u = uniform(cumulative.shape[:-1], cumulative.device, cumulative.dtype)
     # The last weight is their sum only up to rounding, so u is scaled to it.
     index = torch.searchsorted(cumulative, (u * cumulative[..., -1]).unsqueeze(-1), right=True)
@@ -302,18 +300,16 @@ def full_precision(x: Tensor) -> Tensor:
 
 
 def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
-    """Return block(*inputs); with `recompute` the graph keeps only the inputs.
-
-    The backward pass then runs the block again with the same weights and random numbers. The
-    weights are arguments, because the block holds others by then under functional_call, or between
-    passes on sharded parameters.
-    """
+    """Return block(*inputs); with `recompute` the graph keeps only the inputs."""
     context = current_context()
     if not (context.recompute and torch.is_grad_enabled()):
         output: Tensor = block(*inputs)
         return output
     # Each call of the block gathers the shards.
     active = active_weights()
+    # The backward pass runs the block again with the same weights and random numbers. The weights
+    # are arguments, because the block holds others by then under functional_call, or between passes
+    # on sharded parameters.
     weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
     start = 0 if context.noise is None else context.noise.position
     runs = 0
@@ -498,11 +494,9 @@ class ForwardPass:
             passes.words = noise.position
 
     def terms(self, loss_fn: LossFn, batch: Batch) -> Terms:
-        """Return the terms of a loss, inside `over`.
-
-        They are not compiled while operations are counted, nor for second derivatives.
-        """
+        """Return the terms of a loss, inside `over`."""
         compiled = self.passes.compiled_terms
+        # They are not compiled while operations are counted, nor for second derivatives.
         if compiled is None or self.double_backward or _get_current_dispatch_mode() is not None:
             return loss_fn(batch)
         noise = current_context().noise

@@ -151,12 +151,10 @@ def _items(task: str, content: Mapping[str, Any], file: Path) -> int:
 
 
 def _check_model(file: Path, content: Mapping[str, Any], checkpoint: Path, weights: str) -> None:
-    """Raise UsageError if the model of a file is an exported folder with other weights.
-
-    A model that is no folder here, or was not written by `export`, may be the checkpoint's.
-    """
+    """Raise UsageError if the model of a file is an exported folder with other weights."""
     model = content.get("model_name") or ""
     exported = weights_of(Path(model)) if model else None
+    # A model that is no folder here, or was not written by `export`, may be the checkpoint's.
     if exported is None:
         say(f"{file}: nothing tells whether its model, {model or 'unnamed'}, is {checkpoint}")
     elif exported != weights:

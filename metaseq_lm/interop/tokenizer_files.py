@@ -76,11 +76,7 @@ def settings(
 def _template(
     vocabulary: Vocabulary, is_fine_tuned: bool = False, is_causal: bool = False
 ) -> processors.PostProcessor:
-    """Return the processor that puts special symbols around one or two texts, by layout.
-
-    A causal model's does not end texts: programs that generate or score a continuation, such as
-    lm-eval, take the tokens of a text to be the first tokens of the longer text.
-    """
+    """Return the processor that puts special symbols around one or two texts, by layout."""
     sep = vocabulary.symbols[vocabulary.sep]
     specials = [(sep, vocabulary.sep)]
     first = "$A"
@@ -88,6 +84,8 @@ def _template(
         cls = vocabulary.symbols[vocabulary.cls()]
         specials.append((cls, vocabulary.cls()))
         first = f"{cls} $A"
+    # Programs that generate or score a continuation, such as lm-eval, take the tokens of a text to
+    # be the first tokens of the longer text.
     if is_causal:
         return processors.TemplateProcessing(first, f"{first} {sep} $B:1", specials)
     between = f"{sep} $B:1 {sep}:1"

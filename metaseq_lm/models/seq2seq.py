@@ -114,11 +114,9 @@ def _restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
 
 
 def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
-    """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row.
-
-    Log-probabilities only fall. A penalty above 0 helps most at the row's limit, one below 0 not at
-    all.
-    """
+    """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row."""
+    # Log-probabilities only fall. A penalty above 0 helps most at the row's limit, one below 0 not
+    # at all.
     longest = limits if beam.length_penalty > 0 else torch.ones_like(limits)
     return bool((beam.worth(alive.max(1).values, longest) <= best).all())
 

@@ -82,13 +82,11 @@ def _has_own_type(name: str, value: Tensor, parameter: Tensor) -> bool:
 
 
 def odd_forms(slots: Mapping[str, Any], parameter: Tensor) -> dict[str, list[int]]:
-    """Return the strides of tensors that keep their own type or are not contiguous.
-
-    Products of matrices with other strides may differ in the last bit.
-    """
+    """Return the strides of tensors that keep their own type or are not contiguous."""
     forms: dict[str, list[int]] = {}
 
     def note(name: str, value: Tensor) -> None:
+        # Products of matrices with other strides may differ in the last bit.
         if _has_own_type(name, value, parameter) or not value.is_contiguous():
             dense = value if all(value.stride()) else value.contiguous()
             forms[name] = list(dense.stride())

@@ -24,11 +24,9 @@ _TRIED = (1, 2, 3, 1000)  # steps of a schedule
 
 
 def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) -> None:
-    """Raise UsageError if a run with the configured optimizer could not be resumed.
-
-    The optimizer updates stand-ins for the parameters. In each group, the smallest local parameter
-    of each number of dimensions has memory and a gradient; the others have neither.
-    """
+    """Raise UsageError if a run with the configured optimizer could not be resumed."""
+    # The optimizer updates stand-ins for the parameters. In each group, the smallest local
+    # parameter of each number of dimensions has memory and a gradient; the others have neither.
     stand_ins = [(name, _without_memory(p)) for name, p in parameters]
     devices = {p.device for _, p in parameters if p.is_cuda}
     with torch.random.fork_rng(devices):

@@ -58,13 +58,11 @@ _TANH = "tanh"
 
 
 def _with_reach(config: RunConfig) -> RunConfig:
-    """Return `config` with task.reach=causal in place of "auto" if its source is causal.
-
-    A run that has started keeps its reach; a run older than the option sees both sides.
-    """
+    """Return `config` with task.reach=causal in place of "auto" if its source is causal."""
     if config.task.reach != AUTO:
         return config
     folder, reach = Path(config.save_dir), BOTH
+    # A run that has started keeps its reach; a run older than the option sees both sides.
     if config.save_dir and begun(folder):
         reach = flatten(read_config(folder / "config.yaml")).get("task.reach", BOTH)
     elif config.init_from:

@@ -86,11 +86,7 @@ class TranslationTask(Task):
     # ---------------------------------------------------------------- translations
 
     def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
-        """Return the best translation of each source row, ids (B, L) padded behind [SEP].
-
-        The source's length bounds the translation's, so it does not depend on other rows. Special
-        tokens other than [UNK] are not generated.
-        """
+        """Return the best translation of each source row, ids (B, L) padded behind [SEP]."""
         vocabulary = self.tokenizers[1].vocabulary
         beam = Beam(
             self.config.beam_size,
@@ -100,6 +96,7 @@ class TranslationTask(Task):
             length_penalty=self.config.length_penalty,
             banned=tuple(sorted(vocabulary.unwritten - {vocabulary.sep})),
         )
+        # The source's length bounds the translation's, so it does not depend on other rows.
         lengths = batch.layout.lengths(batch.tokens) - 1
         limits = lengths * _LENGTH_FACTOR + _LONGER
         best: Tensor = model.translate(batch.tokens, batch.layout, limits, beam)[0]  # type: ignore[operator]

@@ -434,11 +434,7 @@ def prediction_rows(
 
 
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U.
-
-    Tags of spans are written in BIO, which every version of conlleval reads, so that conlleval's F1
-    of the file is "conlleval_f1". NAME.SPLIT.conlleval.txt is conlleval's output for the file.
-    """
+    """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U."""
     sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
     if data.form == TREES:
         trees = (conllu_text(r["words"], r["predicted_heads"], r["predicted"]) for r in sentences)
@@ -450,6 +446,7 @@ def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -
         words = ["_".join(word.split()) for word in row["words"]]
         tags = [row["gold"], row["predicted"]]
         if data.spans:
+            # Every version of conlleval reads BIO.
             tags = [bio_tags(conlleval_spans(column), len(column)) for column in tags]
         lines += ["\t".join(part) for part in zip(words, *tags)]
         lines.append("")

@@ -51,12 +51,10 @@ class NonfinitePolicy:
         return snapshot
 
     def _changeable(self) -> dict[str, Any]:
-        """Return the state that a refused update may have changed.
-
-        With several optimizers, an earlier one may have stepped. With one, its step was refused,
-        but tensors outside it may have changed: running statistics, averages.
-        """
+        """Return the state that a refused update may have changed."""
         optimizers = self.engine.optimizers
+        # With several optimizers, an earlier one may have stepped. With one, its step was refused,
+        # but tensors outside it may have changed: running statistics, averages.
         if len(optimizers) > 1:
             states = {name: o.local_state() for name, o in optimizers.items()}
             return {"weights": self.model.state_dict(), "optimizers": states}

@@ -184,15 +184,13 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
 
 
 def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
-    """Raise UsageError if built-in criterions cannot call a plug-in's model.
-
-    A criterion that defines `__call__` is not checked, because it may call the model differently.
-    """
+    """Raise UsageError if built-in criterions cannot call a plug-in's model."""
     criterion = type(task.criterion)
     named = next(c for c in criterion.__mro__ if {"calls", "__call__"} & vars(c).keys())
     # Several networks in a ModuleDict are called one by one.
     is_of_plug_in = not type(model).__module__.startswith("metaseq_lm.")
     is_network = is_of_plug_in and type(model).forward is not nn.Module.forward
+    # A criterion that defines `__call__` may call the model differently.
     if criterion.calls and "calls" in vars(named) and is_network:
         by_position, _, by_name = " ".join(criterion.calls).partition("*")
         title = f"model '{config.model._name}' of criterion '{config.criterion._name}'"

@@ -247,12 +247,10 @@ class Trainer:
         return [flops, seconds, words, self.checkpointer.is_written(), *signals.votes()]
 
     def poll_limits(self) -> int:
-        """Decide with all replicas whether a limit is reached; return a received signal, or 0.
-
-        Replicas send these numbers with the sizes of an update, so they notice a signal, or the end
-        of the time, up to one update later than a single process.
-        """
+        """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
         options = self.options
+        # Replicas send these numbers with the sizes of an update, so they notice a signal, or the
+        # end of the time, up to one update later than a single process.
         sums = self.engine.take_sums()
         counts_flops = options.max_flops > 0 or options.pause_flops > 0
         if sums is None or (counts_flops and math.isnan(sums[0])):

@@ -167,10 +167,8 @@ class FullySharded(Placement):
             self._note_gathered(block)
 
     def take_calls(self) -> list[int]:
-        """Return the blocks gathered since the last call, for replicas to compare.
-
-        Blocks of equal shapes that are called in different orders would be mixed silently.
-        """
+        """Return the blocks gathered since the last call, for replicas to compare."""
+        # Blocks of equal shapes that are called in different orders would be mixed silently.
         calls, self.calls = self.calls, []
         return calls
 

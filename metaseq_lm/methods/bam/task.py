@@ -262,11 +262,9 @@ class BamTask(Task):
     # ---------------------------------------------------------------- updates and scores
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Make the default update with the current weight of the gold labels.
-
-        The weight follows the optimizer's count of steps, so a resumed run continues it.
-        """
+        """Make the default update with the current weight of the gold labels."""
         # A tensor, because torch.compile would recompile for each number.
+        # The weight follows the optimizer's count of steps, so a resumed run continues it.
         number = self.criterion.gold_share(engine.optimizers["main"].updates)
         share = torch.full((), number, dtype=torch.float64, device=engine.device)
 

@@ -144,14 +144,12 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
-    """Return shares of all tokens: correctly classified, fake, classified as fake, and both.
-
-    Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % of the tokens are
-    real, so accuracy says little. `candidates` is the share of the tokens that may be replaced.
-    """
+    """Return shares of all tokens: correctly classified, fake, classified as fake, and both."""
     with torch.no_grad():
         real = _real_tokens(batch)
         flagged = (logits > 0) & real
+        # About 94 % of the tokens are real, so accuracy says little. Recall of the fakes is caught
+        # / fakes, precision caught / flagged.
         counts = {
             "accuracy": (flagged == fake) & real,
             "fakes": fake & real,

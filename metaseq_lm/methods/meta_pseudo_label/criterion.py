@@ -166,15 +166,13 @@ class SoftLabels(_PairCriterion):
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
 
     def taught(self, probabilities: Tensor, padding: Tensor) -> Tensor:
-        """Return the student's targets in place of the teacher's probabilities (C, B, S, V).
-
-        Only learned targets pass the meta loss to the teacher's head of targets: through shifted
-        targets it would learn to predict half a row ahead, which undoes the shift.
-        """
+        """Return the student's targets in place of the teacher's probabilities (C, B, S, V)."""
         kind = self.config.targets
         if kind == "flat":
             return _flat_support(probabilities.detach(), self.config.support)
         if kind == "shifted":
+            # Detached: the meta loss would teach the teacher's head of targets to predict half a
+            # row ahead, which undoes the shift.
             return shifted(probabilities.detach(), padding)
         if kind == "unigram":
             assert self.frequencies is not None

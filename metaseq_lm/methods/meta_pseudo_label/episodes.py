@@ -365,11 +365,9 @@ def micro_step_of(batch: CopiesBatch, number: int) -> TokenBatch:
 def pseudo_batch(
     batch: CopiesBatch, tokens: Tensor, targets: Tensor, number: int, pad: int
 ) -> TokenBatch:
-    """Return the sampled pair of one micro-step as a labelled batch.
-
-    A sampled [PAD] inside the text becomes padding of the student's input and is not a target.
-    """
+    """Return the sampled pair of one micro-step as a labelled batch."""
     assert batch.rows is not None
+    # A sampled [PAD] inside the text becomes padding of the student's input and is not a target.
     padding = tokens == pad
     targets = targets.masked_fill(padding, -1)
     return TokenBatch(

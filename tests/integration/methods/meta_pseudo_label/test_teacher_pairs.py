@@ -8,7 +8,7 @@ import torch
 from meta_pseudo_bench import Bench
 
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.methods.meta_pseudo_label.task import _readable, _texts_of, pair_of
+from metaseq_lm.methods.meta_pseudo_label.task import _pair_of, _readable, _texts_of
 from metaseq_lm.training.run import TrainingRun
 
 
@@ -49,7 +49,7 @@ def test_hard_pairs_are_samples(even: Path) -> None:
     bench = Bench(even, "hard")
     (batch,) = bench.engine.to_device([_texts_of(bench.task.corpus("valid"), 60)])
     x, y = bench.engine.map(
-        lambda b: pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], rng_key=1
+        lambda b: _pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], rng_key=1
     )[0]
     assert x.shape == y.shape == batch.original.shape == (1, 60, 34)
     # An untrained teacher is close to uniform over 407 tokens.
