@@ -116,12 +116,11 @@ def _check_entry(kind: str, entry: Entry[Any]) -> None:
         bases = [getattr(importlib.import_module(module), name)]
         if kind in ("task", "criterion"):
             abilities = vars(importlib.import_module("metaseq_lm.tasks.protocols"))
-            bases += [
-                value
-                for key, value in abilities.items()
-                if getattr(value, "_is_protocol", False)
-                and (key in _OF_CRITERIONS if kind == "criterion" else key != "HasLayout")
-            ]
+            names = set(_OF_CRITERIONS)
+            if kind == "task":
+                names = abilities.keys() - {"HasLayout"}
+            chosen = [value for key, value in abilities.items() if key in names]
+            bases += [value for value in chosen if getattr(value, "_is_protocol", False)]
         interfaces.check_class(title, entry.value, bases, required)
 
 
@@ -135,7 +134,9 @@ def _where_now(error: BaseException) -> str:
     if moved := _MOVED.get(f"{named[2]}.{named[1]}"):
         return f"; it is {moved} now"
     for name, module in list(sys.modules.items()):
-        value = getattr(module, named[1], None) if name.startswith("metaseq_lm.") else None
+        if not name.startswith("metaseq_lm."):
+            continue
+        value = getattr(module, named[1], None)
         if getattr(value, "__module__", "").startswith("metaseq_lm.") and callable(value):
             return f"; it is in {value.__module__} now"
     return ""
@@ -263,18 +264,16 @@ def wings() -> list[str]:
 
 
 def _import_path(path: Path) -> None:
+    file, name, search = path, path.stem, None
     if path.is_dir():
         if not (path / "__init__.py").is_file():
             raise UsageError(f"--user-dir {path}: a plug-in folder needs an __init__.py")
-        file, name = path / "__init__.py", path.name
-    else:
-        file, name = path, path.stem
+        file, name, search = path / "__init__.py", path.name, [str(path)]
     loaded = sys.modules.get(name)
     if loaded is not None:
         if getattr(loaded, "__file__", None) == str(file):
             return
         raise UsageError(f"--user-dir {path}: a module named '{name}' is loaded already; rename it")
-    search = [str(path)] if path.is_dir() else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=search)
     if spec is None or spec.loader is None:
         raise UsageError(f"--user-dir {path}: not a Python file")
@@ -283,6 +282,7 @@ def _import_path(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # Like the import statement, which runs a module that failed again at the next import.
         del sys.modules[name]
         raise
 

@@ -6,7 +6,7 @@
 
 An entry is a mapping with the keys of its dataclass; all other keys are options of the task and
 criterion or of the suite. Earlier versions wrote an entry as text, "masked_lm weight=[0,1]
-task.mask_prob=0.4", which `as_mapping` converts.
+task.mask_prob=0.4", which `_as_mapping` converts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SuiteEntry:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def as_mapping(entry: str | Mapping[str, Any], schema: type[E]) -> dict[str, Any]:
+def _as_mapping(entry: str | Mapping[str, Any], schema: type[E]) -> dict[str, Any]:
     """Return an entry as a mapping, also if it is written as text; UsageError if it is wrong."""
     if not isinstance(entry, str):
         return dict(entry)
@@ -103,7 +103,7 @@ def as_text(entry: str | Mapping[str, Any]) -> str:
 
 def read_entry(entry: str | Mapping[str, Any], schema: type[E]) -> E:
     """Return an entry with checked types; UsageError names the key that is wrong."""
-    mapping = as_mapping(entry, schema)
+    mapping = _as_mapping(entry, schema)
     known = entry_keys(schema)
     values = {key: value for key, value in mapping.items() if key in known}
     if "weight" in values and not isinstance(values["weight"], list):
@@ -140,9 +140,13 @@ def entry_keys(schema: type) -> list[str]:
 
 def _value(text: str) -> Any:
     """Return the value of a text in Hydra's grammar; the text itself if it is not in it."""
-    return override_value(f"x={text}") if is_valid(f"x={text}") else text
+    if is_valid(f"x={text}"):
+        return override_value(f"x={text}")
+    return text
 
 
 def plain_text(value: Any) -> str:
     """Return the value of an option of an entry as text."""
-    return value if isinstance(value, str) else format_value(value)
+    if isinstance(value, str):
+        return value
+    return format_value(value)

@@ -167,8 +167,9 @@ class WordEmbeddingConfig:
     @property
     def embedded_width(self) -> int:
         """The width of a word's embedding with its characters."""
-        extra = self.char_filters * len(self.char_widths) if self.combine == "concat" else 0
-        return self.word_embed_dim + extra
+        if self.combine != "concat":
+            return self.word_embed_dim
+        return self.word_embed_dim + self.char_filters * len(self.char_widths)
 
 
 @dataclass

@@ -62,7 +62,8 @@ class FilePart:
     def of(self, items: Iterable[Item], file: Path) -> Iterator[Item]:
         """Yield the items of a file that belong to the part; MetaseqError if there is none."""
         is_empty = True
-        for item in islice(items, self.skip, self.skip + self.first if self.first else None):
+        end = self.skip + self.first if self.first else None
+        for item in islice(items, self.skip, end):
             is_empty = False
             yield item
         if is_empty and self.skip:

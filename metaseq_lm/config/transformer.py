@@ -251,15 +251,18 @@ class ModernConfig(EncoderConfig):
 
     @property
     def width_ratio(self) -> float:
-        return self.encoder_embed_dim / self.base_width if self.base_width else 1.0
+        if not self.base_width:
+            return 1.0
+        return self.encoder_embed_dim / self.base_width
 
     def scope(self, layer: int) -> Scope:
         """Return what attention of a layer, counted from 0, sees."""
-        is_global = layer % self.global_every == 0
-        theta = self.global_theta if is_global else self.local_theta
-        return Scope(
-            0 if is_global else self.local_window, theta if self.positions != LEARNED else 0.0
-        )
+        window, theta = self.local_window, self.local_theta
+        if layer % self.global_every == 0:
+            window, theta = 0, self.global_theta
+        if self.positions == LEARNED:
+            theta = 0.0
+        return Scope(window, theta)
 
     def rows(self, vocab_size: int) -> int:
         """Return the rows of the embedding for a vocabulary: its size, rounded up."""

@@ -25,6 +25,12 @@ C = TypeVar("C", bound="CopiesBatch")
 REACHES = ("both", "causal", "anticausal", "prefix", "ranked")
 
 
+def _map_fields(instance: Layout | Batch, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the tensors and arrays among the fields, with a function applied to each."""
+    values = {item.name: getattr(instance, item.name) for item in dataclasses.fields(instance)}
+    return {n: function(v) for n, v in values.items() if isinstance(v, (Tensor, np.ndarray))}
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Visibility between the tokens of rows (..., S); attention derives its masks from it.
@@ -64,11 +70,7 @@ class Layout:
 
     def map(self, function: Callable[[Any], Any]) -> Layout:
         """Return a copy with a function applied to each tensor."""
-        mapped = {}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (Tensor, np.ndarray)):
-                mapped[item.name] = function(value)
+        mapped = _map_fields(self, function)
         return dataclasses.replace(self, **mapped) if mapped else self
 
     def rows(self, chosen: Any) -> Layout:
@@ -96,7 +98,9 @@ class Layout:
 
     def padding_of(self, tokens: Tensor) -> Tensor:
         """Return the padding of rows of token ids (..., S), boolean (..., S)."""
-        return torch.zeros_like(tokens, dtype=torch.bool) if self.padding is None else self.padding
+        if self.padding is None:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return self.padding
 
     def last(self, tokens: Tensor) -> Tensor:
         """Return the position of the last token (...,) of rows (..., S), wherever padding is."""
@@ -147,10 +151,13 @@ class Batch:
 
     def to(self: B, device: torch.device | str, dtype: torch.dtype | None = None) -> B:
         """Return a copy with its tensors on a device, floating-point ones as `dtype`."""
+
+        def place(tensor: Tensor) -> Tensor:
+            # Ids and masks keep their type.
+            return on_device(tensor, device, dtype if tensor.is_floating_point() else None)
+
         placed = copy.copy(self)
-        placed._map_tensors(
-            lambda tensor: on_device(tensor, device, dtype if tensor.is_floating_point() else None)
-        )
+        placed._map_tensors(place)
         return placed
 
     def replace(self: B, **changes: Any) -> B:
@@ -190,7 +197,8 @@ def on_device(
     """Return a tensor on a device, as `dtype`; the host does not wait for a copy to a GPU."""
     device = torch.device(device)
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()  # otherwise the host would wait for the copy
+        # Otherwise the host would wait for the copy.
+        tensor = tensor.pin_memory()
     return tensor.to(device, dtype, non_blocking=True)
 
 
@@ -267,12 +275,7 @@ class CopiesBatch(TokenBatch):
 
     def map_arrays(self: C, function: Callable[[Any], Any]) -> C:
         """Return a copy with a function applied to each tensor, and to `rows` and `samples`."""
-        mapped: dict[str, Any] = {"layout": self.layout.map(function)}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (Tensor, np.ndarray)):
-                mapped[item.name] = function(value)
-        return self.replace(**mapped)
+        return self.replace(layout=self.layout.map(function), **_map_fields(self, function))
 
     def some_copies(self: C, chosen: slice) -> C:
         """Return the batch of some of the copies."""
@@ -347,10 +350,8 @@ Terms = dict[str, Term]
 
 
 def number_of(mask: Tensor) -> Tensor:
-    """Return the number of true items of a boolean tensor as a float64 scalar.
-
-    The precision of the logits would not do: bfloat16, under autocast, cannot count beyond 256.
-    """
+    """Return the number of true items of a boolean tensor as a float64 scalar."""
+    # The precision of the logits would not do: bfloat16, under autocast, cannot count beyond 256.
     return mask.sum().double()
 
 
@@ -361,7 +362,9 @@ def count_targets(targets: Any) -> dict[str, Any]:
     """
     counts = (targets >= 0).sum(-1)
     sizes = {"targets": counts.sum(-1), "rows_with_targets": (counts > 0).sum(-1)}
-    return sizes if isinstance(targets, Tensor) else {k: int(v) for k, v in sizes.items()}
+    if isinstance(targets, Tensor):
+        return sizes
+    return {name: int(size) for name, size in sizes.items()}
 
 
 Logs = dict[str, Any]
@@ -373,4 +376,6 @@ def to_python(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, dict):
         return {k: to_python(v) for k, v in value.items()}
-    return [to_python(v) for v in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return list(map(to_python, value))
+    return value

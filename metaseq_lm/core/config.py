@@ -300,10 +300,8 @@ def untyped_section(values: dict[str, Any]) -> Any:
 
 def as_dict(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as nested plain values, the form of config.yaml and checkpoints."""
-    return {
-        key: copy.deepcopy(vars(value) if hasattr(value, "__dict__") else value)
-        for key, value in vars(config).items()
-    }
+    values = vars(config).items()
+    return {key: copy.deepcopy(getattr(value, "__dict__", value)) for key, value in values}
 
 
 def options_of(section: Any) -> dict[str, Any]:
@@ -352,7 +350,9 @@ def options_with(
     """
     schemas: list[tuple[str, type]] = [("", RunConfig), ("trainer.", TrainerConfig)]
     for group in groups:
-        names = ALL[group].names() if config is None else [getattr(config, group)._name]
+        names = ALL[group].names()
+        if config is not None:
+            names = [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
     values = {}
     for prefix, schema in schemas:
@@ -379,11 +379,12 @@ def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
         values: The flat configuration of the run, which names the class of each section.
     """
     section, _, name = key.rpartition(".")
-    schema = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}.get(section)
-    if schema is None and section in GROUPS:
+    classes = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}
+    if section in GROUPS:
         entry = ALL[section].entries.get(str(values.get(f"{section}._name")))
-        schema = entry.dataclass if entry else None
-    return None if schema is None else _fields_of(schema).get(name)
+        if entry is not None:
+            classes[section] = entry.dataclass
+    return _fields_of(classes[section]).get(name) if section in classes else None
 
 
 @lru_cache(maxsize=512)
@@ -429,11 +430,10 @@ def effects_of_plug_ins(config: RunConfig) -> dict[str, str]:
     effects = {}
     for group in GROUPS:
         entry = ALL[group].entry(getattr(config, group)._name)
-        if not entry.is_of_package:
-            for item in fields(entry.dataclass):
-                effects[f"{group}.{item.name}"] = item.metadata.get(
-                    "affects", _USUAL_EFFECTS[group]
-                )
+        if entry.is_of_package:
+            continue
+        for item in fields(entry.dataclass):
+            effects[f"{group}.{item.name}"] = item.metadata.get("affects", _USUAL_EFFECTS[group])
     return effects
 
 

@@ -106,13 +106,8 @@ def _is_time(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    return (
-        text.isprintable() and 0 < len(text) <= 255 and text not in (".", "..") and _is_flat(text)
-    )
-
-
-def _is_flat(text: str) -> bool:
-    return "/" not in text and "\\" not in text
+    is_flat = "/" not in text and "\\" not in text and text not in (".", "..")
+    return is_flat and text.isprintable() and 0 < len(text) <= 255
 
 
 _LARGEST_WHOLE = (1 << 63) - 1
@@ -156,11 +151,13 @@ def schema_error(value: Any, form: Any, name: str = "it") -> str:
     if isinstance(form, tuple):
         problems = [schema_error(value, part, name) for part in form]
         return "" if "" in problems else problems[0]
-    kind = form if isinstance(form, type) else _kind_of(form)
+    kind = _kind_of(form)
+    # In Python, but not in JSON, a truth value is a whole number.
     is_other = not isinstance(value, kind) or (type(value) is bool and form is not bool)
     if isinstance(form, _Form):
-        wrong = is_other or not form.fits(value)
-        return f"{name} is {_shown(value)}, not {form.noun}" if wrong else ""
+        if is_other or not form.fits(value):
+            return f"{name} is {_shown(value)}, not {form.noun}"
+        return ""
     if is_other:
         return f"{name} is no {_KINDS[kind]}"
     if isinstance(value, int) and abs(value) > _LARGEST_WHOLE:
@@ -169,10 +166,14 @@ def schema_error(value: Any, form: Any, name: str = "it") -> str:
         return f"{name} {value[:60]!r} is not of the form {form.pattern}"
     if isinstance(form, list):
         return _schema_error_of_items(value, form, name)
-    return _schema_error_of_keys(value, form, name) if isinstance(form, dict) else ""
+    if isinstance(form, dict):
+        return _schema_error_of_keys(value, form, name)
+    return ""
 
 
 def _kind_of(form: Any) -> Any:
+    if isinstance(form, type):
+        return form
     if isinstance(form, _Form):
         return form.kind
     return str if isinstance(form, re.Pattern) else type(form)
@@ -187,13 +188,12 @@ def _shown(value: Any) -> str:
 
 
 def _schema_error_of_items(value: list[Any], form: list[Any], name: str) -> str:
-    forms = form * len(value) if len(form) == 1 else form
-    if form[1:] == [...]:
-        forms = form[:1] * len(value)
-    elif not value or len(value) != len(forms):
-        return (
-            f"{name} is empty" if not value else f"{name} has {len(value)} items, not {len(form)}"
-        )
+    may_be_empty = form[1:] == [...]
+    forms = form[:1] * len(value) if len(form) == 1 or may_be_empty else form
+    if not value and not may_be_empty:
+        return f"{name} is empty"
+    if len(value) != len(forms):
+        return f"{name} has {len(value)} items, not {len(form)}"
     item = f"an item of {name}"
     return next(filter(None, map(schema_error, value, forms, itertools.repeat(item))), "")
 
@@ -201,10 +201,11 @@ def _schema_error_of_items(value: list[Any], form: list[Any], name: str) -> str:
 def _schema_error_of_keys(value: dict[str, Any], form: dict[str, Any], name: str) -> str:
     for named, part in form.items():
         for key in value if named == "*" else [named.rstrip("?")]:
-            if key not in value and not named.endswith("?"):
+            if named.endswith("?") and value.get(key) is None:
+                continue
+            if key not in value:
                 return f"{name} lacks '{key}'"
-            is_null = value.get(key) is None and named.endswith("?")
-            if problem := "" if is_null else schema_error(value[key], part, key):
+            if problem := schema_error(value[key], part, key):
                 return problem
     return ""
 
@@ -240,17 +241,15 @@ def is_altered(content: dict[str, Any]) -> bool:
         return True
 
 
-def _spell(number: float) -> str:
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-
-
-def as_text(value: Any, spell: Callable[[float], Any] = _spell) -> Any:
+def as_text(value: Any, spell: Callable[[float], Any] = json.dumps) -> Any:
     """Return a JSON value with texts, or what `spell` returns, for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: as_text(item, spell) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_text(item, spell) for item in value]
-    return spell(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return spell(value)
+    return value
 
 
 def is_number(value: Any) -> bool:
@@ -299,10 +298,10 @@ def full_disk_message(path: Path, needed: Callable[[], int] = lambda: 0) -> Iter
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        free = free_bytes(path)
-        size = f"about {needed():,} bytes are needed and " if needed() else ""
+        free, size = free_bytes(path), needed()
+        about = f"about {size:,} bytes are needed and " if size else ""
         raise MetaseqError(
-            f"{path}: {error.strerror}; {size}{free:,} bytes are free ({human_bytes(free)}). Free "
+            f"{path}: {error.strerror}; {about}{free:,} bytes are free ({human_bytes(free)}). Free "
             "some space (or raise the quota or file size limit) and start again; this file was "
             "not written."
         ) from error
@@ -376,6 +375,7 @@ def replacing(path: Path, needed: Callable[[], int] = lambda: 0) -> Iterator[Bin
     try:
         with full_disk_message(path, needed), open(temporary, "xb") as file:
             yield file
+            # The content must be on the disk before the name is, or a power cut leaves a part.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -15,8 +15,7 @@ _CALLED = ("__init__", "__call__")  # the special methods that are checked
 
 def place_of(value: Any) -> str:
     """Return "file:line" of a class or function, the `repr` of another object."""
-    code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
-    if code is not None:
+    if callable(value) and (code := getattr(inspect.unwrap(value), "__code__", None)):
         return f"{code.co_filename}:{code.co_firstlineno}"
     try:
         return f"{inspect.getsourcefile(value)}:{inspect.getsourcelines(value)[1]}"
@@ -36,7 +35,7 @@ def check_call(
         by_name: The arguments that it gets by name, separated by blanks.
         at: The class or function that the message locates; None for `function`.
     """
-    place = place_of(function if at is None else at)
+    place = place_of(at or function)
     if not callable(function):
         raise UsageError(f"{place}: {title} is a {type(function).__name__}, no function; {DOCS}")
     try:
@@ -80,8 +79,10 @@ def check_class(
                 f"{name}({', '.join(inspect.signature(vars(base)[name]).parameters)}); {DOCS}"
             )
     for interface in bases:
-        names = [n for n in vars(interface) if not n.startswith("_")]
-        for name in [*names, *(_CALLED if interface is base else ())]:
+        names = [name for name in vars(interface) if not name.startswith("_")]
+        if interface is base:
+            names += _CALLED
+        for name in names:
             _check_method(title, value, interface, name)
     for name, default in vars(base).items():
         attribute = inspect.getattr_static(value, name, default)
@@ -95,7 +96,9 @@ def check_class(
 def _check_method(title: str, value: type, interface: type, name: str) -> None:
     """Raise UsageError for a method of a plug-in that takes other arguments than the core gives."""
     owner, declared = _owner(value, name), vars(interface).get(name)
-    if owner is None or _is_of_package(owner) or not inspect.isfunction(_unbound(declared)):
+    if owner is None or owner.__module__.startswith("metaseq_lm."):
+        return
+    if not inspect.isfunction(_unbound(declared)):
         return
     method = _unbound(attribute := vars(owner)[name])
     if not inspect.isfunction(method):
@@ -111,10 +114,6 @@ def _check_method(title: str, value: type, interface: type, name: str) -> None:
 def _owner(value: type, name: str) -> type | None:
     """Return the class that defines a method, None if only object does."""
     return next((c for c in value.__mro__[:-1] if name in vars(c)), None)
-
-
-def _is_of_package(value: type) -> bool:
-    return value.__module__.startswith("metaseq_lm.")
 
 
 def _unbound(method: Any) -> Any:

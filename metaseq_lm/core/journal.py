@@ -153,6 +153,7 @@ class Journal:
                 if self._sync:
                     os.fsync(descriptor)
             except BaseException:
+                # All lines or none.
                 os.ftruncate(descriptor, size)
                 raise
         finally:
@@ -170,7 +171,9 @@ class Journal:
                 _parse(line)
             return b"" if line.endswith(b"\n") else b"\n"
         except ValueError:
-            before = os.pread(descriptor, start, 0) if start <= self.limit else b""
+            before = b""
+            if start <= self.limit:
+                before = os.pread(descriptor, start, 0)
             self.torn = before.count(b"\n") + 1
             self.warn_of_torn_line()
             os.ftruncate(descriptor, start)

@@ -100,7 +100,7 @@ def load_config(
         compositions = {}
     key = (str(folder), name, *choices)
     if key not in compositions:
-        compositions[key] = typed(folder, name, tuple(choices))
+        compositions[key] = _typed(folder, name, tuple(choices))
     config = copy.deepcopy(compositions[key])
     try:
         for item in values:
@@ -145,7 +145,7 @@ def _primary_config(config_dir: str | None, config_name: str | None) -> tuple[Pa
         return FOLDER, name
     folder = Path(config_dir).resolve()
     if not (folder / f"{name}.yaml").is_file():
-        configs = sorted(p.stem for p in folder.glob("*.yaml")) if folder.is_dir() else []
+        configs = sorted(path.stem for path in folder.glob("*.yaml"))
         raise UsageError(
             f"{folder / (name + '.yaml')} does not exist.{nearest(name, configs)} "
             f"Configs there: {', '.join(configs) or 'none'}"
@@ -153,8 +153,7 @@ def _primary_config(config_dir: str | None, config_name: str | None) -> tuple[Pa
     return folder, name
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the recipes of the package, such as recipes/bert."""
+def _recipe_names() -> list[str]:
     return sorted(f"{RECIPES}/{file.stem}" for file in (FOLDER / RECIPES).glob("*.yaml"))
 
 
@@ -164,7 +163,7 @@ def config_file(name: str) -> tuple[str, str]:
     --config takes a recipe of the package, such as recipes/bert, or a YAML file. Raises UsageError
     if it does not exist.
     """
-    recipes = recipe_names()
+    recipes = _recipe_names()
     file = FOLDER / f"{name}.yaml" if name in recipes else Path(name)
     if file.suffix not in (".yaml", ".yml") or not file.is_file():
         raise UsageError(
@@ -184,28 +183,30 @@ def literal_path(override: str) -> str:
     key, equals, value = override.partition("=")
     if not equals or "${" in value or not (key in PATHS or names_runs(key)):
         return override
-    if value.startswith("[") and key not in TOP:
-        items = [quote_path(item.strip()) for item in value[1:].rstrip("]").split(",")]
-        return override if is_valid(override) else f"{key}=[{','.join(items)}]"
-    as_typed = value == "null" or (is_valid(override) and value[:1] in ("'", '"'))
-    return override if as_typed else f"{key}={quote_path(value)}"
+    if value == "null" or (value.startswith(("'", '"')) and is_valid(override)):
+        return override
+    if not value.startswith("[") or key in TOP:
+        return f"{key}={quote_path(value)}"
+    if is_valid(override):
+        return override
+    items = [quote_path(item.strip()) for item in value[1:].rstrip("]").split(",")]
+    return f"{key}=[{','.join(items)}]"
 
 
 # ------------------------------------------------------------------------ composing
 
 
 def _is_choice(override: Override, folder: Path) -> bool:
-    """Return whether an override selects a config (Hydra's part) instead of setting a value.
-
-    A folder next to the user's configs is a group of configs, unless it has the name of an option.
-    """
+    """Return whether an override selects a config (Hydra's part) instead of setting a value."""
     key = override.key_or_group
     if key in GROUPS:
         return not isinstance(override.value(), dict)
+    # A folder next to the user's configs is a group of configs, unless it has the name of an
+    # option.
     return key.startswith("hydra") or (key not in TOP and (folder / key).is_dir())
 
 
-def typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
+def _typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
     """Return `folder/name.yaml` and choices with the types of the classes they name, unresolved.
 
     Raises UsageError for a config that is not there, cannot be read, or has a wrong value.
@@ -226,7 +227,6 @@ def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry[Any], 
 
 
 def _compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
-    """Compose `folder/name.yaml` and choices as `typed` returns them."""
     composed = _compose_choices(folder, name, choices)
     _check_sections(composed, folder, name)
     config = schema_of(composed)
@@ -234,8 +234,9 @@ def _compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfi
         config.merge_with(_whole_numbers(config, OmegaConf.to_container(composed)))
     except OmegaConfBaseException as error:
         wrong = mistakes.explain_value(error, dotted(schema_of(composed)))
-        file = _file_with(error.full_key or "", folder, name, choices)
-        raise UsageError(f"{file}: {wrong}" if file else wrong) from error
+        if file := _file_with(error.full_key or "", folder, name, choices):
+            wrong = f"{file}: {wrong}"
+        raise UsageError(wrong) from error
     return config
 
 
@@ -247,17 +248,18 @@ def _compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictCon
     _fill_store()
     Plugins.instance()  # registers Hydra's own sources
     SourcesRegistry.instance().types["file"] = _PlainFiles
-    is_own = folder != FOLDER
-    words = [*choices, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"] if is_own else choices
-    whole = is_own or any(word.startswith("hydra") for word in choices)
+    words = list(choices)
+    if folder != FOLDER:
+        words.append(_search_path())
+    # Hydra refuses to be initialised twice.
     GlobalHydra.instance().clear()
     try:
         with (
             initialize_config_dir(str(folder), version_base="1.3"),
-            _hydra_choices(whole),
+            _hydra_choices(any(word.startswith("hydra") for word in words)),
             _without_environment(),
         ):
-            return compose(name, list(words))
+            return compose(name, words)
     except mistakes.MISTAKES as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk names its file
@@ -267,13 +269,19 @@ def _compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictCon
         raise UsageError(text) from error
 
 
+def _search_path() -> str:
+    # The configs of the package, for the defaults of a primary config outside.
+    return f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"
+
+
 def source_of(folder: Path, name: str) -> str:
     """Describe the source of a configuration's values, for messages."""
-    return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
+    if folder == FOLDER:
+        return "key=value"
+    return f"{folder / name}.yaml or a config in its defaults"
 
 
 def _fill_store() -> None:
-    """Add every registered name to Hydra's config groups."""
     repository = ConfigStore.instance().repo
     for group in GROUPS:
         repository[group] = {f"{name}.yaml": _name_node(group, name) for name in ALL[group].names()}
@@ -287,13 +295,11 @@ def _name_node(group: str, name: str) -> ConfigNode:
 
 @contextmanager
 def _hydra_choices(whole: bool) -> Iterator[None]:
-    """Compose Hydra's own choices (logging, launcher, help) inside the block only if `whole`.
-
-    They take most of the time of a composition, and nothing reads them.
-    """
+    """Compose Hydra's own choices (logging, launcher, help) inside the block only if `whole`."""
     store = ConfigStore.instance()
     entries = store.repo["hydra"]
     usual = entries["config.yaml"]
+    # They take most of the time of a composition, and nothing reads them.
     if not whole:
         store.store("config", HydraConf(defaults=[]), group="hydra", provider="hydra")
     try:
@@ -328,7 +334,7 @@ def _file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Pat
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        words = [*choices, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"]
+        words = [*choices, _search_path()]
         parts = loader.compute_defaults_list(name, words, RunMode.RUN).defaults
     for part in reversed(parts):
         for root in (folder, FOLDER):
@@ -389,6 +395,7 @@ def _set_value(config: DictConfig, override: Override) -> None:
     if key.endswith("._name"):
         group = key.removesuffix("._name")
         raise UsageError(f"'{key}' is no option; choose a {group} with {group}=NAME")
+    # Nested like the config, so that each value meets its typed node.
     for part in reversed(key.split(".")):
         value = {part: value}
     value = _whole_numbers(config, value)
@@ -400,13 +407,12 @@ def _set_value(config: DictConfig, override: Override) -> None:
 def _whole_numbers(node: Any, value: Any) -> Any:
     """Return a value with 1e3 as 1000 wherever the typed `node` it will be set in is an integer."""
     if isinstance(value, dict) and isinstance(node, DictConfig):
-        names = node.keys()
-        return {
-            k: _whole_numbers(node._get_node(k), v) if k in names else v for k, v in value.items()
-        }
+        changed = dict(value)
+        for key in changed.keys() & node.keys():
+            changed[key] = _whole_numbers(node._get_node(key), changed[key])
+        return changed
     if isinstance(value, list) and isinstance(node, ListConfig):
-        is_integer = node._metadata.element_type is int
-        return [whole(item) if is_integer else item for item in value]
+        return list(map(whole, value)) if node._metadata.element_type is int else value
     return whole(value) if isinstance(node, IntegerNode) else value
 
 
@@ -513,7 +519,9 @@ def split_overrides(
 
 def override_value(override: str) -> Any:
     """Return the value of a key=value; None if it is not in Hydra's grammar."""
-    return parser().parse_override(override).value() if is_valid(override) else None
+    if not is_valid(override):
+        return None
+    return parser().parse_override(override).value()
 
 
 @lru_cache(4096)

@@ -22,7 +22,6 @@ def is_loss(name: str) -> bool:
 
 
 def _words_of(name: str) -> set[str]:
-    """Return the words in the name of a metric."""
     return set(re.split(r"[._/\-\s]+", name.lower()))
 
 

@@ -43,7 +43,7 @@ def explain_value(error: Exception, known: Sequence[str]) -> str:
     """
     key = getattr(error, "full_key", None) or ""
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
-        return unknown_option(key, known)
+        return _unknown_option(key, known)
     if key and isinstance(getattr(error, "child_node", None), ListConfig):
         return f"{key}: give a list, such as '{key}=[A,B]', or '[A]' for one"
     text = str(error).split("\n")[0]
@@ -65,19 +65,24 @@ def without_base(file: Path) -> str:
     return f"{file} lacks keys that every run has; begin it with 'defaults: [base, _self_]'"
 
 
-def unknown_option(key: str, known: Sequence[str]) -> str:
-    """Return the message for a key that is not among the `known` ones."""
+def _unknown_option(key: str, known: Sequence[str]) -> str:
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
     group, _, name = key.rpartition(".")
     elsewhere = [other for other in known if other.rpartition(".")[2].lower() == name.lower()]
-    entries = ALL[group].entries.values() if group in ALL and not elsewhere else ()
-    having = [
-        entry.name for entry in entries if any(f.name == name for f in fields(entry.dataclass))
-    ]
-    if having:
-        hint = f" These {group}s have it: {abbreviated(sorted(having))}."
+    if elsewhere:
+        hint = nearest(elsewhere[0], elsewhere)
+    elif owners := _owners_of(name, group):
+        hint = f" These {group}s have it: {abbreviated(owners)}."
     else:
-        hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
+        hint = answer(key, flag_keys={})
     return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."
+
+
+def _owners_of(option: str, group: str) -> list[str]:
+    owners = []
+    for name in ALL.get(group, ()):
+        if any(item.name == option for item in fields(ALL[group].entry(name).dataclass)):
+            owners.append(name)
+    return owners

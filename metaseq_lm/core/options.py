@@ -122,7 +122,9 @@ def whole(value: Any) -> Any:
 
 def _read_whole(text: Any) -> int:
     """Parse a whole number, such as 1000 for "1e3"; raises ValueError."""
-    number = whole(float(text)) if isinstance(text, str) and "e" in text.lower() else text
+    number = text
+    if isinstance(text, str) and "e" in text.lower():
+        number = whole(float(text))
     if isinstance(number, float):
         raise ValueError(text)
     return int(number)
@@ -141,11 +143,13 @@ def check_options(
     """
     for item in fields(dataclass):
         value = getattr(values, item.name, None)
-        name = name_option(item.name) if name_option is not None else prefix + item.name
-        entries = [] if value is None else [value]
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            entries = list(value)
-        for entry in entries:
+        name = prefix + item.name
+        if name_option is not None:
+            name = name_option(item.name)
+        if value is None:
+            continue
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        for entry in value if is_list else [value]:
             _check_entry(name, entry, value, item.metadata)
 
 
@@ -193,7 +197,6 @@ def add_options(parser: Any, schema: type, without: Collection[str] = ()) -> Non
 
 
 def _add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> None:
-    """Declare a field; its value, or each item of it, is of type `kind`."""
     allowed = item.metadata
     settings = {k: allowed[k] for k in ("metavar", "nargs", "const", "choices") if k in allowed}
     if is_tuple and "nargs" not in settings:
@@ -234,12 +237,12 @@ def read_options(schema: type, values: Mapping[str, Any]) -> Any:
         kind, is_tuple = _value_type(hints[item.name])
         convert = _read_whole if kind is int else kind
         try:
-            if is_tuple:
-                is_text = isinstance(value, str)
-                parts = [part.strip() for part in value.split(",")] if is_text else value
-                read[item.name] = tuple(map(convert, parts))
-            else:
+            if not is_tuple:
                 read[item.name] = convert(value)
+            elif isinstance(value, str):
+                read[item.name] = tuple(convert(part.strip()) for part in value.split(","))
+            else:
+                read[item.name] = tuple(map(convert, value))
         except (TypeError, ValueError):
             noun = {int: "a whole number", float: "a number"}.get(kind, "such a value")
             raise UsageError(f"{flag_of(item.name)}: {value!r} is not {noun}") from None
@@ -284,14 +287,18 @@ def value_of(hint: Any, text: str) -> Any:
     if not is_tuple:
         return convert(text)
     inside = text.removeprefix("[").removesuffix("]").strip()
-    return tuple(convert(part.strip()) for part in inside.split(",")) if inside else ()
+    if not inside:
+        return ()
+    return tuple(convert(part.strip()) for part in inside.split(","))
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:
     """Return the type of the values of an annotation, and whether there may be several."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
-    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0], True
+    return hint, False
 
 
 def _whole_number(text: str) -> int:

@@ -61,6 +61,7 @@ class StatusLine:
         if sys.stdout.isatty():
             _rewrite(sys.stdout, text)
             return
+        # A share may be a rounding error below its tenth.
         now, tenths = time.monotonic(), int(10 * share + 1e-9)
         if tenths > self.tenths or now - self.shown > max(_LOG_INTERVAL, (now - self.begun) / 20):
             self.tenths, self.shown = max(tenths, self.tenths), now
@@ -135,14 +136,14 @@ def show(text: str = "", end: str = "\n") -> None:
     print(printable(text), end=end, flush=True)
 
 
-def printable(text: str) -> str:
-    """Return lines of text without terminal control characters."""
-    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+def printable(text: str, allowed: str = "\n\t") -> str:
+    """Return a text with blanks for its control characters, except the `allowed` ones."""
+    return "".join(c if c.isprintable() or c in allowed else " " for c in text)
 
 
 def clean(text: str) -> str:
     """Return the text on one line without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return printable(text, allowed="")
 
 
 def present_time() -> str:
@@ -158,7 +159,9 @@ def inert(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = clean(value)
-    return f"'{text}" if _FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+    if _FORMULA.match(text) and not NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
 
 
 def escape_markdown(text: str) -> str:

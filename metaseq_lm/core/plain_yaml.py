@@ -70,21 +70,22 @@ def naming_place(path: Path | None, always: bool = False) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        line = _line_of(path, str(error)) if path else 0
-        if path is None or not (line or always):
+        if path is None:
             raise
-        raise UsageError(f"{path}{f':{line}' if line else ''}: {error}") from error
+        line = _line_of(path, str(error))
+        if not (line or always):
+            raise
+        place = f"{path}:{line}" if line else path
+        raise UsageError(f"{place}: {error}") from error
 
 
 def _line_of(path: Path, message: str) -> int:
-    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none.
-
-    List items are written with their index, as in stages[0].name.
-    """
+    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none."""
     named = re.match(r"(?:[\w.@/-]|:(?=\w)|\[\d+\])+", message)
     if named is None or not path.is_file():
         return 0
     node = _PlainReader(read_bounded(path, _LARGEST_YAML).decode("utf-8")).get_single_node()
+    # List items are written with their index, as in stages[0].name.
     line, rest = 0, re.sub(r"\[(\d+)\]", r".\1", named[0]).rstrip(".")
     while rest and isinstance(node, yaml.CollectionNode):
         below = {str(i): (item, item) for i, item in enumerate(node.value)}
@@ -130,6 +131,7 @@ def _extent(
             for child in children:
                 child_size, child_depth = _extent(child, known, (*above, node))
                 size, depth = size + child_size, max(depth, child_depth + 1)
+        # Each node counts once in `known`, and as often as it is named in the size.
         if size - len(known) > _LARGEST_GROWTH:
             raise ValueError(f"{place}: its aliases (*name) make it {size:,} values large")
         known[id(node)] = size, depth

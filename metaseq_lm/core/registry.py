@@ -93,16 +93,17 @@ def nearest(name: str, names: Iterable[str]) -> str:
     rest = name.removeprefix(prefix)
     longer = [other for other in similar if rest and other.startswith(rest)]
     matches = [*longer, *difflib.get_close_matches(rest, similar, n=3, cutoff=0.6)]
-    close = [similar[other] for other in dict.fromkeys(matches)][:3]
-    return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
+    close = [repr(similar[other]) for other in dict.fromkeys(matches)][:3]
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def abbreviated(names: Iterable[str], most: int = 10, width: int = 60) -> str:
     """Return the first `most` names joined by commas, each cut to `width` characters."""
     names = list(names)
-    shown = [name if len(name) <= width else f"{name[:width]}..." for name in names[:most]]
-    others = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(shown) + others
+    shown = ", ".join(name if len(name) <= width else f"{name[:width]}..." for name in names[:most])
+    if len(names) <= most:
+        return shown
+    return f"{shown} and {len(names) - most:,} more"
 
 
 class Registry(Generic[T]):

@@ -103,4 +103,6 @@ def mask_options(options: Any, name: str = "") -> Any:
         return {key: mask_options(value, str(key)) for key, value in options.items()}
     if isinstance(options, list):
         return [mask_options(value, name) for value in options]
-    return mask(f"{name}={options}").partition("=")[2] if isinstance(options, str) else options
+    if isinstance(options, str):
+        return mask(f"{name}={options}").partition("=")[2]
+    return options

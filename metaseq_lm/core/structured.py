@@ -73,7 +73,9 @@ def read_values(
         if isinstance(value, bool | list) and not _accepts(kind, bool):
             value = _without_truth(value)
         _assign(node, name, value, kind, f"{prefix}{key}")
-        read = OmegaConf.to_container(node[name]) if OmegaConf.is_config(node[name]) else node[name]
+        read = node[name]
+        if OmegaConf.is_config(read):
+            read = OmegaConf.to_container(read)
         read = _change_texts(read, lambda text: text.translate(_SHOWN))
         values[name] = tuple(read) if get_origin(kind) is tuple else read
     for key, item in declared.items():
@@ -84,7 +86,6 @@ def read_values(
 
 
 def _accepts(kind: Any, scalar: type) -> bool:
-    """Return whether an annotation accepts values, or items, of a scalar type."""
     return kind in (scalar, Any) or any(_accepts(part, scalar) for part in get_args(kind))
 
 
@@ -117,7 +118,6 @@ def _assign(node: Any, name: str, value: Any, kind: Any, place: str) -> None:
 
 
 def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value with all texts in it changed."""
     if isinstance(value, dict):
         return {key: _change_texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -126,7 +126,6 @@ def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _noun(kind: Any) -> str:
-    """Return the noun for values of an annotated type, for messages."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _noun(args[0])

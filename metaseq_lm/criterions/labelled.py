@@ -58,7 +58,9 @@ class SentencePrediction(Criterion):
     def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:
         """Return the scores (B, K) of a batch, in full precision; -inf for absent candidates."""
         scores = full_precision(model(batch.tokens, batch.layout, batch.segments, batch.spans))
-        return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
+        if batch.absent is None:
+            return scores
+        return scores.masked_fill(batch.absent, -torch.inf)
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
         """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression.

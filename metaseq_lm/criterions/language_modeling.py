@@ -52,14 +52,17 @@ class CausalLM(Criterion):
 
 def next_tokens(batch: TokenBatch) -> Tensor:
     """Return the next token of each position (B, S), IGNORE at the end of a row or document."""
-    padding = batch.layout.padding
-    targets = batch.tokens if padding is None else batch.tokens.masked_fill(padding, IGNORE)
+    targets, padding = batch.tokens, batch.layout.padding
+    if padding is not None:
+        targets = targets.masked_fill(padding, IGNORE)
     return next_targets(targets, batch.layout)
 
 
 def _without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
     """Return targets (B, S - 1), IGNORE where the position or the next one is padding (B, S)."""
-    return targets if padding is None else targets.masked_fill(padding[:, 1:], IGNORE)
+    if padding is None:
+        return targets
+    return targets.masked_fill(padding[:, 1:], IGNORE)
 
 
 class LanguageModeling(Criterion):

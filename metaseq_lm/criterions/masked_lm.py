@@ -38,7 +38,9 @@ def smoothing_of(config: Any, model: nn.Module) -> float:
 
     0 also if `config` has no such option.
     """
-    return float(getattr(config, "label_smoothing", 0.0)) if model.training else 0.0
+    if not model.training:
+        return 0.0
+    return float(getattr(config, "label_smoothing", 0.0))
 
 
 def labelled_terms(logits: Tensor, batch: TokenBatch, label_smoothing: float = 0.0) -> Terms:
@@ -53,12 +55,9 @@ def labelled_terms(logits: Tensor, batch: TokenBatch, label_smoothing: float = 0
 
 
 def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: Any) -> Terms:
-    """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any.
-
-    Evaluation losses, which are compared between runs, do not include it. There is no term if
-    `config` has no such option.
-    """
+    """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any."""
     weight = getattr(config, "z_loss", 0.0)
+    # Evaluation losses are compared between runs with and without it.
     if not weight or not model.training:
         return {}
     squares = full_precision(logits).logsumexp(-1).square()
@@ -118,18 +117,17 @@ def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[TargetRows], Te
             words = batch.words[row]
             is_later = torch.arange(tokens.shape[1], device=tokens.device) > column
             hidden.masked_fill_(is_later & (words == words.gather(1, column)), batch.mask_id)
-        kinds = [hidden, column] if segments is None else [hidden, column, segments[row]]
+        kinds = [hidden, column]
+        if segments is not None:
+            kinds.append(segments[row])
         different, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
         first = kind.new_empty(len(different))
         first[kind] = torch.arange(len(kind), device=kind.device)  # a row of each kind
-        logits = predict(
-            TargetRows(
-                hidden[first],
-                batch.layout.rows(row[first]),
-                column[first],
-                None if segments is None else segments[row[first]],
-            )
-        )
+        layout = batch.layout.rows(row[first])
+        masked = TargetRows(hidden[first], layout, column[first], None)
+        if segments is not None:
+            masked = masked._replace(segments=segments[row[first]])
+        logits = predict(masked)
         parts.append(-cross_entropy(logits[kind], targets).squeeze(1))
     log_probs = torch.cat(parts)
     return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)

@@ -32,11 +32,8 @@ class Mixture(Criterion):
     def __call__(self, model: nn.Module, batch: MixtureBatch) -> Terms:
         """Return the terms of the batch's objective, called OBJECTIVE.TERM."""
         name = batch.objective
-        return {
-            f"{name}.{key}": replace(
-                term,
-                per=None if term.per is None else f"{name}.{term.per}",
-                weight=term.weight * batch.weight,
-            )
-            for key, term in self.parts[name](model, batch.batch).items()
-        }
+        terms: Terms = {}
+        for key, term in self.parts[name](model, batch.batch).items():
+            per = None if term.per is None else f"{name}.{term.per}"
+            terms[f"{name}.{key}"] = replace(term, per=per, weight=term.weight * batch.weight)
+        return terms

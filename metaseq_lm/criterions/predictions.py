@@ -43,6 +43,7 @@ def _smoothed_without_symbol(
     `symbol` has probability 0 and is never a target.
     """
     others = torch.cat([logits[:, :symbol], logits[:, symbol + 1 :]], 1)
+    # Later symbols have moved down by one.
     return cross_entropy(others, targets - (targets > symbol).to(targets), label_smoothing)
 
 
@@ -179,7 +180,9 @@ class MaskedDiffusion(Criterion):
 
     def sources(self, places: Tensor) -> Tensor:
         """Return the positions of the states that predict the tokens at `places`."""
-        return source_of(places) if self.config.shifted else places
+        if self.config.shifted:
+            return source_of(places)
+        return places
 
     @torch.no_grad()
     def masked_log_probs(

@@ -43,13 +43,14 @@ class WordLabels(Criterion):
         """Return the terms of a module's scores (B, S, C); only the primary one has an accuracy."""
         name = batch.set_name
         shift = model.shift_of(name, module)
-        targets = targets_of(model, batch)
+        targets = _targets_of(model, batch)
         if shift:
             targets = (shifted(targets - IGNORE, shift) + IGNORE).where(batch.scored, IGNORE)
         smoothed = model.training and batch.heads is None
         smoothing = self.config.label_smoothing if smoothed else 0.0
         loss = cross_entropy(scores, targets, smoothing).sum()
-        terms = {model.label(name, module): Term(loss, "pairs" if shift else "words")}
+        per = "pairs" if shift else "words"
+        terms = {model.label(name, module): Term(loss, per)}
         if module == PRIMARY:
             with torch.no_grad():
                 correct = (scores.argmax(-1) == targets).sum().to(loss.dtype)
@@ -57,7 +58,7 @@ class WordLabels(Criterion):
         return terms
 
 
-def targets_of(model: WordNet, batch: WordBatch) -> Tensor:
+def _targets_of(model: WordNet, batch: WordBatch) -> Tensor:
     """Return the class of each word of a batch (B, S), IGNORE elsewhere."""
     assert batch.labels is not None
     if batch.heads is None:

@@ -1,23 +1,12 @@
 """Translation by an encoder-decoder: cross-entropy of each target token given those before it."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.parallel.rows import TranslationBatch
 from metaseq_lm.models.layers import IGNORE, cross_entropy
-
-
-def _target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:
-    """Return the loss and the accuracy per target token; logits (B, T, V), targets (B, T)."""
-    with torch.no_grad():
-        hits = ((logits.argmax(-1) == targets) & (targets != IGNORE)).sum()
-    losses = cross_entropy(logits, targets, label_smoothing)
-    return {
-        "cross_entropy": Term(losses.sum(), "targets"),
-        "accuracy": Term(hits.to(losses.dtype), "targets", weight=0.0),
-    }
 
 
 class Translation(Criterion):
@@ -34,7 +23,14 @@ class Translation(Criterion):
         return float(self.config.label_smoothing)
 
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
-        assert batch.targets is not None
+        targets = batch.targets  # (B, T)
+        assert targets is not None
         smoothing = self.gold_smoothing if model.training else 0.0
-        logits = model(batch.tokens, batch.layout, batch.inputs)
-        return _target_terms(logits, batch.targets, smoothing)
+        logits = model(batch.tokens, batch.layout, batch.inputs)  # (B, T, V)
+        with torch.no_grad():
+            hits = ((logits.argmax(-1) == targets) & (targets != IGNORE)).sum()
+        losses = cross_entropy(logits, targets, smoothing)
+        return {
+            "cross_entropy": Term(losses.sum(), "targets"),
+            "accuracy": Term(hits.to(losses.dtype), "targets", weight=0.0),
+        }

@@ -58,6 +58,7 @@ def read_secret(folder: str, create: bool) -> bytes | None:
     if not path.parent.is_dir() or FILE not in os.listdir(path.parent):
         return None
     try:
+        # A link may lead to a file of somebody else, and opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}; remove it, or set {SECRET}") from error
@@ -70,7 +71,9 @@ def read_secret(folder: str, create: bool) -> bytes | None:
                 f"can join the run; remove it, or set {SECRET}"
             )
         secret = file.read(1024)
-    return secret if len(secret) == 64 else None  # else it is still being written
+    if len(secret) != 64:  # it is still being written
+        return None
+    return secret
 
 
 class Gate:
@@ -117,6 +120,7 @@ async def _prove(
     mine = secrets.token_bytes(size)
     writer.write(mine)
     theirs = await asyncio.wait_for(reader.readexactly(size), PATIENCE)
+    # With the role, a stranger cannot send us our own proof back.
     writer.write(hmac.digest(key, role + mine + theirs, "sha256"))
     proof = await asyncio.wait_for(reader.readexactly(size), PATIENCE)
     other = OTHER if role == _FIRST else _FIRST
@@ -125,7 +129,6 @@ async def _prove(
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy data until the connection ends."""
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)

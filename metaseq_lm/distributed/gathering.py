@@ -1,9 +1,9 @@
 """Sharded weights that autograd gathers, and differentiates twice.
 
 In a pass for second derivatives the leaves of the graph are the rows that a process holds. When a
-module reads a parameter, `Gather` gathers its unit (the parameters of a Transformer layer, or the
-direct parameters of another module). The backward of `Gather` is `_ScatteredSum`, and the other way
-round, so gradients, vectors and Hessian products are shards from the start. The graph saves a
+module reads a parameter, `_Gather` gathers its unit (the parameters of a Transformer layer, or the
+direct parameters of another module). The backward of `_Gather` is `_ScatteredSum`, and the other
+way round, so gradients, vectors and Hessian products are shards from the start. The graph saves a
 description of a gathered weight (`_SavedWeight`) and gathers it again in the backward pass: at most
 the size of the two largest units is whole at a time.
 
@@ -33,7 +33,7 @@ from metaseq_lm.distributed.vectors import is_dtensor, local, rows_each
 _GATHER, SUM, END = range(3)  # the next operation of a process
 
 
-class Agreement:
+class _Agreement:
     """Checks that the processes of a group are about to run the same operation.
 
     Args:
@@ -63,7 +63,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Unit:
+class _Unit:
     """Parameters that are gathered together, in one message for each of their dtypes.
 
     Attributes:
@@ -78,7 +78,7 @@ class Unit:
     shapes: tuple[torch.Size, ...]
     dtypes: tuple[torch.dtype, ...]
     lead: torch.Size
-    agree: Agreement
+    agree: _Agreement
 
     @property
     def bytes(self) -> int:
@@ -100,9 +100,11 @@ class Unit:
             for i, row, column in zip(chosen, rows, columns):
                 table = column.reshape(count, *row.shape).movedim(0, axis).flatten(axis, axis + 1)
                 full = table.narrow(axis, 0, self.shapes[i][0]).contiguous()
-                # A view would keep the tensors of the whole message in memory.
                 is_view = full.untyped_storage().data_ptr() == gathered.data_ptr()
-                result[i] = full.clone() if is_view and len(chosen) > 1 else full
+                if is_view and len(chosen) > 1:
+                    # A view would keep the tensors of the whole message in memory.
+                    full = full.clone()
+                result[i] = full
         return result
 
     def scattered_sum(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -149,12 +151,12 @@ class Unit:
         return torch.cat([tensor, tensor.new_zeros(*self.lead, missing, *shape[1:])], dim=axis)
 
 
-class Gather(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """Gathers the parts of a unit; `values` are the full tensors if they are gathered already."""
 
     @staticmethod
     def forward(
-        ctx: Any, unit: Unit, values: Sequence[Tensor] | None, *parts: Tensor | None
+        ctx: Any, unit: _Unit, values: Sequence[Tensor] | None, *parts: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         ctx.unit = unit
         ctx.set_materialize_grads(False)
@@ -175,14 +177,14 @@ class _ScatteredSum(torch.autograd.Function):
     """Sums full tensors over the processes and gives each its rows."""
 
     @staticmethod
-    def forward(ctx: Any, unit: Unit, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, unit: _Unit, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.unit = unit
         ctx.set_materialize_grads(False)
         return tuple(unit.scattered_sum(tensors))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        tensors = Gather.apply(ctx.unit, None, *grads)  # type: ignore[no-untyped-call]
+        tensors = _Gather.apply(ctx.unit, None, *grads)  # type: ignore[no-untyped-call]
         return None, *_needed_of(tensors, ctx.needs_input_grad[1:])
 
 
@@ -211,7 +213,7 @@ class ShardedWeights:
         leaves: Mapping[int, Tensor] | None = None,
     ) -> None:
         self.pool, self.leaves = pool, leaves or {}
-        self.units: dict[int, Unit] = {}
+        self.units: dict[int, _Unit] = {}
         self.parts: dict[int, list[Tensor]] = {}  # by the number of the unit
         self.places: dict[int, tuple[int, int]] = {}  # unit and index in it, by id
         for number, shards in enumerate(pool.shards):
@@ -234,7 +236,9 @@ class ShardedWeights:
         """Return the full tensor of a parameter, or of its copies, for a module's computation."""
         number, i = self.places[id(parameter)]
         full = self.pool.linked(self, number)[i]
-        return full if parameter.dim() else full.squeeze(-1)
+        if not parameter.dim():
+            return full.squeeze(-1)
+        return full
 
 
 _active: tuple[ShardedWeights, ...] = ()  # a parameter's value comes from the last one that has it
@@ -273,8 +277,8 @@ class Slots(dict[str, Any]):
 
 
 @dataclass
-class Gathered:
-    """The full tensors of a unit, also as outputs of `Gather` once a graph needs them."""
+class _Gathered:
+    """The full tensors of a unit, also as outputs of `_Gather` once a graph needs them."""
 
     weights: ShardedWeights
     number: int
@@ -310,18 +314,18 @@ class UnitPool:
 
     def __init__(self, shards: Sequence[Sequence[nn.Parameter]], group: dist.ProcessGroup) -> None:
         self.shards = shards
-        self.agree = Agreement(group, max(map(len, shards)), local(shards[0][0]).device)
+        self.agree = _Agreement(group, max(map(len, shards)), local(shards[0][0]).device)
         sizes = sorted(self.unit(number, unit).bytes for number, unit in enumerate(shards))
         self.most = sum(sizes[-2:])
-        self.gathered: dict[tuple[int, int], Gathered] = {}  # least recently read first
+        self.gathered: dict[tuple[int, int], _Gathered] = {}  # least recently read first
         # By the storage of a full tensor. While an entry exists, no other storage has its address.
-        self.storages: dict[int, tuple[Gathered, int]] = {}
+        self.storages: dict[int, tuple[_Gathered, int]] = {}
 
-    def unit(self, number: int, shards: Sequence[Tensor], lead: Sequence[int] = ()) -> Unit:
+    def unit(self, number: int, shards: Sequence[Tensor], lead: Sequence[int] = ()) -> _Unit:
         """Return some parameters of a unit, with `lead` axes of copies."""
         shapes = tuple(shard.shape or torch.Size([1]) for shard in shards)
         dtypes = tuple(shard.dtype for shard in shards)
-        return Unit(number, shapes, dtypes, torch.Size(lead), self.agree)
+        return _Unit(number, shapes, dtypes, torch.Size(lead), self.agree)
 
     @contextlib.contextmanager
     def in_pass(self) -> Iterator[None]:
@@ -344,12 +348,12 @@ class UnitPool:
         if not torch.is_grad_enabled():
             return gathered.values
         if gathered.linked is None:
-            gathered.linked = Gather.apply(  # type: ignore[no-untyped-call]
+            gathered.linked = _Gather.apply(  # type: ignore[no-untyped-call]
                 weights.units[number], gathered.values, *weights.parts[number]
             )
         return gathered.linked
 
-    def _gather(self, weights: ShardedWeights, number: int) -> Gathered:
+    def _gather(self, weights: ShardedWeights, number: int) -> _Gathered:
         key = id(weights), number
         gathered = self.gathered.pop(key, None)
         if gathered is None:
@@ -358,13 +362,13 @@ class UnitPool:
             with torch.no_grad():
                 tensors = unit.gather(weights.parts[number])
             values = [tensor for tensor in tensors if tensor is not None]
-            gathered = Gathered(weights, number, values)
+            gathered = _Gathered(weights, number, values)
             for i, value in enumerate(values):
                 self.storages[value.untyped_storage()._cdata] = gathered, i
         self.gathered[key] = gathered
         return gathered
 
-    def _make_room(self, unit: Unit) -> None:
+    def _make_room(self, unit: _Unit) -> None:
         """Release the least recently read units if another one would exceed the limit."""
         held = sum(gathered.bytes for gathered in self.gathered.values())
         while self.gathered and held + unit.bytes > self.most * math.prod(unit.lead):

@@ -22,7 +22,7 @@ from metaseq_lm.distributed.step import Meeting, Step, step_of
 PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one failed
 
 
-def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str]) -> dict[str, str]:
+def _environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a replica: torchrun's variables, share of the cores, `shared`."""
     cores = max(1, usable_cores() // count)
     variables = step.variables(rank, count) | {PARENT_DIES: os.getpid()}
@@ -62,7 +62,7 @@ def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
         if not meeting.complete():
             return meeting.report(Interrupted.exit_code, "")[0]
         for rank in range(count):
-            environment = environment_of(rank, count, step, meeting.variables())
+            environment = _environment_of(rank, count, step, meeting.variables())
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
         for number in signals:  # one may have arrived before all replicas were started
             _send(children, number)
@@ -76,7 +76,6 @@ def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
 
 
 def _send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    """Send a signal to the children that have not ended."""
     for child in children:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -96,7 +95,8 @@ def watch(
     while any([child.poll() is None for child in children]):  # noqa: C419
         if outcome is None:
             outcome = _outcome_of(children, signals, meeting) or meeting.outcome()
-            deadline = float("inf") if outcome is None else time.monotonic() + PATIENCE
+            if outcome is not None:
+                deadline = time.monotonic() + PATIENCE
         if time.monotonic() > deadline:
             _send(children, signal.SIGKILL)
         time.sleep(0.05)

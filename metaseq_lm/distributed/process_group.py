@@ -60,19 +60,21 @@ def initialise(device: str, timeout_seconds: float = 600.0, folder: str = "") ->
     """
     global _store, _timeout, _axes
     if "WORLD_SIZE" not in os.environ and "SLURM_PROCID" in os.environ:
-        os.environ.update(join_step(os.environ, folder))
+        os.environ.update(_join_step(os.environ, folder))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         return
     file = os.environ.get(STORE_FILE)
-    needed = ("RANK",) if file else ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    needed = ["RANK"]
+    if not file:
+        needed += ["MASTER_ADDR", "MASTER_PORT"]
     missing = [n for n in needed if n not in os.environ]
     if missing:
         raise UsageError(
             f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with --nproc {world}"
         )
     if device == "cuda":
-        torch.cuda.set_device(choose_gpu(os.environ, torch.cuda.device_count()))
+        torch.cuda.set_device(_choose_gpu(os.environ, torch.cuda.device_count()))
     _timeout = timeout_seconds
     limit = timedelta(seconds=timeout_seconds)
     if file:
@@ -101,7 +103,7 @@ def axes_through(rank: int, world: int) -> list[list[int]]:
     return axes
 
 
-def choose_gpu(environment: Mapping[str, str], count: int) -> int:
+def _choose_gpu(environment: Mapping[str, str], count: int) -> int:
     """Return the index of this process's GPU among `count`.
 
     Raises UsageError if there are fewer GPUs than processes.
@@ -117,7 +119,7 @@ def choose_gpu(environment: Mapping[str, str], count: int) -> int:
     return number
 
 
-def join_step(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
+def _join_step(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
     """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
 
     The tasks meet at the first free port; the first task holds the store.
@@ -217,7 +219,8 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
         # A replica that timed out first looks to the others as if it had ended.
-        ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
+        if any(store.get(f"waiting/{r}") == b"hung" for r in waiting):
+            ending = "hung"
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
         return ReplicaLost(f"replica 0 {words[ending]}; {remedy}")
@@ -239,11 +242,9 @@ def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Callable[
 
 
 def start_sum_of_hosts(numbers: Tensor) -> Callable[[], None]:
-    """Start an in-place sum of a few numbers on the hosts; call the result to wait for it.
-
-    Gloo's sum goes round all processes of a group, so it takes 2 (N - 1) messages one after the
-    other. Summing along the axes of a grid in turn takes 2 (p - 1) for each prime factor p of N.
-    """
+    """Start an in-place sum of a few numbers on the hosts; call the result to wait for it."""
+    # Gloo's sum goes round all processes of a group, so it takes 2 (N - 1) messages one after the
+    # other. Summing along the axes of a grid in turn takes 2 (p - 1) for each prime factor p of N.
     wait = start_sum(numbers, _axes[0])
 
     def finish() -> None:
@@ -265,7 +266,6 @@ def start_scattered_sum(part: Tensor, flat: Tensor, group: dist.ProcessGroup) ->
 
 
 def _finish(work: Any) -> None:
-    """Wait for a collective."""
     with together():
         work.wait()
 
@@ -375,9 +375,11 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
         dist.all_reduce(least, dist.ReduceOp.MIN)
     unequal = [name for name, same in zip(tensors, (sums == least).tolist()) if not same]
     if unequal:
+        names = ", ".join(unequal[:4])
+        if len(unequal) > 4:
+            names += " and others"
         raise MetaseqError(
-            f"after update {update} the replicas no longer agree on {', '.join(unequal[:4])}"
-            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the "
-            "method depends on the replica (or a machine is faulty); resume "
+            f"after update {update} the replicas no longer agree on {names}, so nothing is saved. "
+            "Something in the method depends on the replica (or a machine is faulty); resume "
             "from the last checkpoint"
         )

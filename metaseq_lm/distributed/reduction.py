@@ -116,7 +116,8 @@ class GlobalCount:
         sums = dict(zip(self._sent, self._values[self._numbers_before :]))
         others = {n: size.clone() for n, size in self.sizes.items() if n not in sums}
         process_group.sum_(list(others.values()))
-        return {n: others[n] if n in others else torch.tensor(sums[n]).double() for n in self.sizes}
+        totals = others | {n: torch.tensor(number).double() for n, number in sums.items()}
+        return {n: totals[n] for n in self.sizes}
 
 
 def _sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
@@ -139,7 +140,9 @@ def fillers_of(batches: Sequence[Batch]) -> list[Batch]:
     sender = counts.index(max(counts))
     samples = list(batches[:1])
     if min(counts) == 0:
-        sent = batches[0].to("cpu") if process_group.rank() == sender else None
+        sent = None
+        if process_group.rank() == sender:
+            sent = batches[0].to("cpu")
         kinds = [*subclasses(Batch), Layout]
         received = process_group.gather_objects(sent, kinds)[sender]
         assert received is not None
@@ -230,23 +233,27 @@ class Reduction(Gradients):
         """Return a leaf's gradient, zeros if it has none, and reset it."""
         leaf = self.leaves[at]
         self.present[at] = leaf.grad is not None
-        grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        leaf.grad = None
-        return grad.detach().to(torch.bfloat16 if self.low else self.wrt[at].dtype)
+        if leaf.grad is None:
+            leaf.grad = torch.zeros_like(leaf)
+        grad, leaf.grad = leaf.grad.detach(), None
+        return grad.to(torch.bfloat16 if self.low else self.wrt[at].dtype)
 
     def _send(self, logs: Sequence[Tensor] | None = None) -> None:
         """Start the sum of the next bucket; the last one takes `logs` and `present` along."""
         bucket = self.buckets[len(self.sums)]
         parts = [self._take(at) for at in bucket]
-        like = self.wrt[bucket[0]] if bucket else None
-        is_part = like is not None and is_sharded(like)
-        group = replicas_of(like) if is_dtensor(like) and is_part else None
+        group, is_part = None, False
+        if bucket and is_sharded(shard := self.wrt[bucket[0]]):
+            group, is_part = replicas_of(shard), True
         if logs is not None:
             like = parts[0] if parts else self._numbers_like()
             values = (*logs, *self.others, *self.present)
             numbers = [torch.as_tensor(n).to(like).reshape(1) for n in values]
-            parts += [torch.cat(numbers)] if numbers else []
-        flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0)
+            if numbers:
+                parts.append(torch.cat(numbers))
+        flat = torch.zeros(0)
+        if parts:
+            flat = torch.cat([part.reshape(-1) for part in parts])
         self.sums.append(flat)
         if flat.numel() and (group or not is_part):
             self.waits.append(process_group.start_sum(flat, group))
@@ -270,20 +277,15 @@ class Reduction(Gradients):
         for bucket, flat in zip(self.buckets, self.sums):
             sizes = [self.leaves[at].numel() for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
-                grads[at] = _as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
+                wrt = self.wrt[at]
+                grad = piece.to(wrt.dtype).view_as(local(wrt))
+                grads[at] = like_shard(grad, wrt) if is_dtensor(wrt) else grad
         numbers = flat[sum(sizes) :]
         logs.update(zip(logs, numbers))
         self.totals, counts = numbers[len(logs) :].split([len(self.others), len(self.leaves)])
         if not all(self.present):  # otherwise a GPU need not be waited for
             self.present = [count > 0 for count in counts.tolist()]
         return [grad if present else None for grad, present in zip(grads, self.present)]
-
-
-def _as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
-    """Return a leaf's part of a summed bucket with the shape and placement of its gradient."""
-    if not is_dtensor(wrt):
-        return piece.view_as(wrt)
-    return like_shard(piece.view_as(local(wrt)), wrt)
 
 
 def differentiate(

@@ -85,7 +85,7 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
         group = like.device_mesh[SHARDS].get_group()
         shards = [tensors[i] for i in bucket]
         count = dist.get_world_size(group)
-        rows = [padded(local(shard.detach()), shard.shape, count) for shard in shards]
+        rows = [_padded(local(shard.detach()), shard.shape, count) for shard in shards]
         flat = torch.cat([part.reshape(-1) for part in rows])
         gathered = flat.new_empty(count * flat.numel())
         process_group.start_gather(gathered, flat, group)()
@@ -96,10 +96,12 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-def padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
+def _padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
     """Return a shard padded with zero rows to the number of rows that every shard sends."""
     missing = rows_each(shape, shards) - rows.shape[0]
-    return torch.cat([rows, rows.new_zeros(missing, *shape[1:])]) if missing else rows
+    if not missing:
+        return rows
+    return torch.cat([rows, rows.new_zeros(missing, *shape[1:])])
 
 
 def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -63,14 +63,12 @@ def _record(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Record stop signals inside the block; has no effect when nested or in another thread.
-
-    The handler only records, so that a second signal does no harm, even during a save.
-    """
+    """Record stop signals inside the block; has no effect when nested or in another thread."""
     global _listening
     if _listening or threading.current_thread() is not threading.main_thread():
         yield
         return
+    # The handler only records, so that a second signal does no harm, even during a save.
     handlers = {number: signal.signal(number, _record) for number in handled()}
     _listening = True
     try:
@@ -99,10 +97,8 @@ def follow_parent() -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name that `ps -e` shows, of at most 15 characters (Linux only).
-
-    Forked processes share the first one's command line.
-    """
+    """Set the name that `ps -e` shows, of at most 15 characters (Linux only)."""
+    # Forked processes share the first one's command line.
     if sys.platform.startswith("linux"):
         PR_SET_NAME = 15
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

@@ -58,20 +58,20 @@ class Step:
 
 
 def step_of(environment: Mapping[str, str]) -> Step:
-    """Return the rank of this process in a step of several tasks, `Step()` outside one.
-
-    SLURM_STEP_NUM_TASKS exists only in steps; SLURM_NTASKS also exists in a batch script, where no
-    other process would join.
-    """
+    """Return the rank of this process in a step of several tasks, `Step()` outside one."""
+    # SLURM_STEP_NUM_TASKS exists only in steps; SLURM_NTASKS also exists in a batch script, where
+    # no other process would join.
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1 or "SLURM_PROCID" not in environment:
         return Step()
     job, step = environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID", "0")
+    # Other steps on a node start at other ports, all below those of outgoing connections (Linux
+    # gives these 32768 and more).
     port = 20000 + (100 * int(job) + int(step)) % 12000
     ports = tuple(range(port, port + _PORTS))
     if "MASTER_PORT" in environment:
         ports = (int(environment["MASTER_PORT"]),)
-    counts = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     return Step(
         number=int(environment["SLURM_PROCID"]),
         tasks=tasks,
@@ -85,7 +85,7 @@ def step_of(environment: Mapping[str, str]) -> Step:
     )
 
 
-def tasks_per_node(counts: str) -> list[int]:
+def _tasks_per_node(counts: str) -> list[int]:
     """Return the tasks of each node from Slurm's short form, such as 2(x3),1."""
     result: list[int] = []
     for part in counts.split(","):
@@ -126,9 +126,10 @@ class Meeting:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables by which replicas find the store and each other."""
-        lo = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        interfaces = {"GLOO_SOCKET_IFNAME": lo, "NCCL_SOCKET_IFNAME": f"={lo}"}
-        interfaces = interfaces if self.step.is_local else {}
+        interfaces = {}
+        if self.step.is_local:
+            lo = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+            interfaces = {"GLOO_SOCKET_IFNAME": lo, "NCCL_SOCKET_IFNAME": f"={lo}"}
         if self.private is None:
             # The launcher holds the store, as torchrun's agent does, so that it outlives every
             # replica.
@@ -172,18 +173,19 @@ class Meeting:
         host = self.step.host()
         while not self.signals:
             secret = gate.read_secret(self.folder, create=False)
-            key = gate.key_of(secret or b"", self.name)
-            if secret and (port := gate.find(host, self.step.ports, key)):
+            if not secret:
+                self._wait(
+                    f"{machine()} sees no {gate.FILE} in {self.folder}, which all nodes have to "
+                    f"see (or set {gate.SECRET})"
+                )
+                continue
+            key = gate.key_of(secret, self.name)
+            if port := gate.find(host, self.step.ports, key):
                 inside = gate.Gate(socket.create_server((HOST, 0)), (host, port), key, False)
                 self.port = inside.port
                 with contextlib.suppress(RuntimeError):  # the first task has just ended
                     return TCPStore(HOST, self.port, is_master=False)
-            self._wait(
-                f"{machine()} does not reach the first task on {host}"
-                if secret
-                else f"{machine()} sees no {gate.FILE} in {self.folder}, which all nodes have to "
-                f"see (or set {gate.SECRET})"
-            )
+            self._wait(f"{machine()} does not reach the first task on {host}")
         return None
 
     def _secret(self) -> bytes:
@@ -226,7 +228,9 @@ class Meeting:
 
     def node_suffix(self) -> str:
         """Return " on NODE" for messages, "" on a single machine."""
-        return f" on {machine()}" if self.step.tasks > 1 else ""
+        if self.step.tasks == 1:
+            return ""
+        return f" on {machine()}"
 
     def outcome(self) -> tuple[int, str] | None:
         """Return the failure that a task reported, None without one; polls once a second."""

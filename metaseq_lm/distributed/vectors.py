@@ -17,6 +17,8 @@ from torch import Tensor
 from metaseq_lm.distributed import process_group
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
@@ -30,15 +32,13 @@ REPLICAS, SHARDS = "replicate", "shard"  # axes of a mesh; one without replicas 
 
 
 def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
-    """Return whether a tensor is a DTensor, without importing the class.
-
-    The import takes half a second, and a run without shards does not need it.
-    """
+    """Return whether a tensor is a DTensor, without importing the class."""
+    # The import takes half a second, and a run without shards does not need it.
     defined = sys.modules.get("torch.distributed.tensor")
     return defined is not None and isinstance(tensor, defined.DTensor)
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Return whether the processes hold different rows of a tensor."""
     return is_dtensor(tensor) and tensor.dim() > 0
 
@@ -51,13 +51,16 @@ def local(tensor: Tensor) -> Tensor:
 def like_shard(part: Tensor, like: DTensor) -> DTensor:
     """Wrap this process's part of a tensor as a DTensor with the rows and placement of `like`."""
     shape = torch.Size([*like.shape[:1], *part.shape[1:]])
+    return _from_local(part, like, like.placements, shape)
+
+
+def _from_local(
+    part: Tensor, like: DTensor, placements: Sequence[Placement], shape: torch.Size
+) -> DTensor:
+    # torch takes a shape only together with strides; a tensor on the meta device has no memory.
+    stride = torch.empty(shape, device="meta").stride()
     return type(like).from_local(
-        part,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
+        part, like.device_mesh, placements, run_check=False, shape=shape, stride=stride
     )
 
 
@@ -72,7 +75,9 @@ def placements_on(mesh: DeviceMesh, axis: int | None) -> list[Placement]:
 def replicas_of(shard: DTensor) -> ProcessGroup | None:
     """Return the group of processes with the same rows of a sharded tensor; None for just one."""
     mesh = shard.device_mesh
-    return mesh[REPLICAS].get_group() if mesh.ndim > 1 else None
+    if mesh.ndim == 1:
+        return None
+    return mesh[REPLICAS].get_group()
 
 
 def rows_each(shape: torch.Size, shards: int) -> int:
@@ -93,10 +98,13 @@ def place_like(
     vector: Sequence[Tensor | None], parameters: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Return a vector of whole tensors or shards in the placement of the parameters."""
-    return [
-        like_shard(rows_of(v, p), p) if is_dtensor(p) and v is not None and not is_dtensor(v) else v
-        for v, p in zip(vector, parameters, strict=True)
-    ]
+    placed: list[Tensor | None] = []
+    for tensor, parameter in zip(vector, parameters, strict=True):
+        if tensor is None or is_dtensor(tensor) or not is_dtensor(parameter):
+            placed.append(tensor)
+        else:
+            placed.append(like_shard(rows_of(tensor, parameter), parameter))
+    return placed
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -114,8 +122,10 @@ def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
     """Return a + scale * b; None counts as zero, and the result is None where both are."""
     total: list[Tensor | None] = []
     for x, y in zip(a, b, strict=True):
-        if x is None or y is None:
-            total.append(x if y is None else _elementwise(lambda y: y * scale, y))
+        if y is None:
+            total.append(x)
+        elif x is None:
+            total.append(_elementwise(lambda y: y * scale, y))
         else:
             total.append(_elementwise(lambda x, y: torch.add(x, y, alpha=scale), x, y))
     return total
@@ -140,17 +150,8 @@ def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
     first = next((x for x in like if is_dtensor(x)), None)
     if first is None:
         return vector
-    from torch.distributed.tensor import DTensor  # late: see is_dtensor
-
     shape = torch.Size([*vector.shape[:-1], sum(x.numel() for x in like)])
-    return DTensor.from_local(
-        vector,
-        first.device_mesh,
-        placements_on(first.device_mesh, vector.dim() - 1),
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
-    )
+    return _from_local(vector, first, placements_on(first.device_mesh, vector.dim() - 1), shape)
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -158,12 +159,12 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     tensors: list[Tensor] = []
     pieces = local(vector).split([part(x).numel() for x in like])
     for piece, x in zip(pieces, like):
-        if is_dtensor(x):
-            # The first process holds all scalars.
-            values = piece.view_as(local(x)) if x.dim() else summed(piece.sum(), [x])
-            tensors.append(like_shard(values, x))
-        else:
+        if not is_dtensor(x):
             tensors.append(piece.view_as(x))
+        elif x.dim():
+            tensors.append(like_shard(piece.view_as(local(x)), x))
+        else:  # only the first process holds scalars
+            tensors.append(like_shard(_summed(piece.sum(), [x]), x))
     return tensors
 
 
@@ -184,11 +185,13 @@ def row(tensor: Tensor, index: int) -> Tensor:
     mesh = tensor.device_mesh[SHARDS]
     at = index - rows_each(tensor.shape, mesh.size()) * mesh.get_local_rank()
     rows = local(tensor.detach())
-    held = rows[at].clone() if 0 <= at < len(rows) else rows.new_zeros(rows.shape[1:])
-    return summed(held, [tensor])
+    term = rows.new_zeros(rows.shape[1:])
+    if 0 <= at < len(rows):
+        term.copy_(rows[at])
+    return _summed(term, [tensor])
 
 
-def summed(term: Tensor, a: Sequence[Tensor]) -> Tensor:
+def _summed(term: Tensor, a: Sequence[Tensor]) -> Tensor:
     """Return the sum of each process's `term` over the shards of `a`."""
     for x in a:
         if is_dtensor(x):
@@ -202,7 +205,7 @@ def dot(a: Vector, b: Vector) -> Tensor:
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     left, right = [x for x, _ in pairs], [y for _, y in pairs]
     product = torch.dot(local(flat(left)), local(flat(right)))
-    return summed(product, left)
+    return _summed(product, left)
 
 
 def norm(a: Vector) -> Tensor:
@@ -211,7 +214,8 @@ def norm(a: Vector) -> Tensor:
     size = torch.nn.utils.get_total_norm([part(x) for x in present])
     if not any(is_dtensor(x) for x in present):
         return size
-    return summed(size.double().square(), present).sqrt().to(size.dtype)
+    # The square of a large norm would overflow in float32.
+    return _summed(size.double().square(), present).sqrt().to(size.dtype)
 
 
 def cosine(a: Vector, b: Vector) -> Tensor:
@@ -224,4 +228,7 @@ def clip(a: Vector, max_norm: float) -> Vector:
     if not max_norm:
         return a
     factor = (max_norm / (norm(a) + 1e-6)).clamp(max=1.0)
-    return a if factor.device.type == "cpu" and factor.item() == 1.0 else scale(a, factor)
+    # On a GPU the host would wait for the factor.
+    if factor.device.type == "cpu" and factor.item() == 1.0:
+        return a
+    return scale(a, factor)

@@ -71,10 +71,10 @@ class _GlobalLoss:
 
     def mean(self, forward: ForwardPass, number: int, logs: Logs) -> Tensor:
         """Return a micro-batch's part of the loss, and add its terms to `logs`."""
-        is_filler = number >= len(self.batches) - self.fillers
         batch, totals = self.batches[number], self.count.totals
-        mean = forward.mean_loss(self.loss_fn, batch, totals, {} if is_filler else logs)
-        return mean * 0.0 if is_filler else mean
+        if number >= len(self.batches) - self.fillers:
+            return forward.mean_loss(self.loss_fn, batch, totals, {}) * 0.0
+        return forward.mean_loss(self.loss_fn, batch, totals, logs)
 
 
 @dataclass(eq=False)
@@ -125,7 +125,6 @@ class _FiniteCheck:
         self._found_inf: dict[int, dict[str, Tensor]] = {}
 
     def begin(self, update: int) -> None:
-        """Start an update."""
         self._update, self._sum = update, 0.0
         self.refused, self.gradient = [], ""
         if self.defers:
@@ -166,7 +165,7 @@ class _FiniteCheck:
         self._sum = self._sum + norm  # the update's later steps are skipped as well
         found_inf = (~torch.isfinite(self._sum)).float()
         skipped = self._found_inf.setdefault(self._update, {})
-        skipped[name] = skipped[name] + found_inf if name in skipped else found_inf
+        skipped[name] = skipped.get(name, 0.0) + found_inf
         return found_inf
 
     def skips(self) -> Tensor:
@@ -179,13 +178,17 @@ class _FiniteCheck:
 
         Waits for the device. Each skipped step is returned once.
         """
-        names = [(update, name) for update, counts in self._found_inf.items() for name in counts]
-        counts = [count for counts in self._found_inf.values() for count in counts.values()]
+        names: list[tuple[int, str]] = []
+        counts: list[Tensor] = []
+        for update, count_of in self._found_inf.items():
+            names += [(update, name) for name in count_of]
+            counts += count_of.values()
         self._found_inf = {}
         skipped: dict[int, list[str]] = {}
-        for (update, name), count in zip(names, torch.stack(counts).tolist() if counts else []):
-            if count:
-                skipped.setdefault(update, []).extend([name] * int(count))
+        if counts:
+            for (update, name), count in zip(names, torch.stack(counts).tolist()):
+                if count:
+                    skipped.setdefault(update, []).extend([name] * int(count))
         self._local_losses = {u: loss for u, loss in self._local_losses.items() if u in skipped}
         return skipped
 
@@ -200,7 +203,7 @@ class _FiniteCheck:
         return [replica for replica, is_finite in enumerate(are_finite) if not is_finite]
 
 
-class Weights:
+class _Weights:
     """This process's part of the optimizers' parameters.
 
     Inner gradients of the current values store these before they change.
@@ -224,12 +227,14 @@ class Weights:
     def copy_(self, optimizers: Iterable[Optimizer], values: Sequence[Tensor]) -> None:
         """Set the parameters of some optimizers to copies of `values`."""
         optimizers = list(optimizers)
-        torch._foreach_copy_([p for o in optimizers for p in o.local], list(values))
-        self.placement.refresh([p for o in optimizers for p in o.parameters])
+        local = itertools.chain(*(optimizer.local for optimizer in optimizers))
+        torch._foreach_copy_(list(local), list(values))
+        self.placement.refresh(itertools.chain(*(o.parameters for o in optimizers)))
 
     def copies(self) -> list[Tensor]:
         """Return copies of the parameters of all optimizers."""
-        return [p.detach().clone() for o in self.optimizers.values() for p in o.local]
+        local = itertools.chain(*(optimizer.local for optimizer in self.optimizers.values()))
+        return [parameter.detach().clone() for parameter in local]
 
     def watch(self, inner: InnerGradient) -> None:
         """Attach an inner gradient to the current values of the parameters."""
@@ -238,7 +243,9 @@ class Weights:
     def store_origins(self) -> None:
         """Make inner gradients store their parameters before these change."""
         unstored = [inner for inner in self._inner if inner.origin is None]
-        origin = self.copies() if unstored else None
+        if not unstored:
+            return
+        origin = self.copies()
         for inner in unstored:
             # Autograd refuses a graph if its parameters have changed in place.
             inner.origin, inner.graph, inner.forward = origin, None, None
@@ -304,7 +311,7 @@ class Engine:
         self.finite_check = _FiniteCheck(self.device)
         self.norms: dict[str, Tensor] = {}
         self.record = self.passes.record
-        self._weights = Weights(optimizers, self.placement)
+        self._weights = _Weights(optimizers, self.placement)
         # State of the optimizers inside `restoring`; None until a step changes it.
         self._saved: dict[str, dict[str, Any] | None] = {}
         self._others: Sequence[float] = ()  # to be sent with the next sizes
@@ -322,7 +329,9 @@ class Engine:
     def take_sums(self) -> list[float] | None:
         """Return the sums of `others` of `begin`, once; None if no sizes were sent since then."""
         carrier, self._carrier = self._carrier, None
-        return None if carrier is None else carrier.others
+        if carrier is None:
+            return None
+        return carrier.others
 
     def outside_updates(self) -> contextlib.AbstractContextManager[None]:
         """Make random numbers inside depend on the seed alone, for validation and prediction."""
@@ -424,6 +433,7 @@ class Engine:
         rng_key = self.passes.key(rng_key)
         parts: dict[str, list[Any]] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
+        # Sharded parameters are gathered once for successive batches that need all of them.
         for are_equal, group in itertools.groupby(batches, self._are_equal):
             with self.passes.start(rng_key, are_equal) as forward:
                 for batch in itertools.chain.from_iterable(group):
@@ -536,11 +546,7 @@ class Engine:
     def _global_loss(
         self, loss_fn: LossFn, batches: Sequence[Batch], rng_key: RngKey | None
     ) -> _GlobalLoss:
-        """Return the loss of a global batch, with its sizes; a collective call.
-
-        Sharded runs use the same number of micro-batches on every replica, because each forward
-        pass gathers parameters.
-        """
+        """Return the loss of a global batch, with its sizes; a collective call."""
         rng_key = self.passes.key(rng_key)
         sizes: dict[str, Any] = {}
         for batch in batches:
@@ -552,6 +558,7 @@ class Engine:
                 self._others, self._carrier = (), count
         if not batches or self.placement.gathers:
             _ = count.totals  # before any other collective, as replicas with batches do
+        # Each forward pass of a sharded run gathers parameters, so every replica needs as many.
         fillers: list[Batch] = []
         if self.placement.gathers and not count.are_equal:
             fillers = self.to_device(fillers_of(batches))
@@ -560,7 +567,6 @@ class Engine:
     def _gradients(
         self, loss: _GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
     ) -> tuple[Vector, Logs]:
-        """Return the gradient and the logs of `gradients`."""
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True, full_precision) as forward:
             means = [partial(loss.mean, forward, n, logs) for n in range(len(loss.batches))]
@@ -598,12 +604,7 @@ class Engine:
             return InnerGradient(value, logs, loss, wrt, graph, forward)
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
-        """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time.
-
-        Each process differentiates the inner product of its own parts; its part of a sharded
-        parameter is some rows of the sum over shards. The products of all processes add up to the
-        product of the whole vectors, and the graph sums their derivatives as it does the loss's.
-        """
+        """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time."""
         loss, graph = inner.loss, inner.graph
         with self.passes.start(loss.rng_key, True, double_backward=True) as forward:
             forward = inner.forward or forward
@@ -612,11 +613,14 @@ class Engine:
                 if inner.graph is None:
                     graph = self._graph(loss, number, forward, inner.wrt, {})
                 assert graph is not None
-                product = sum(
-                    (vectors.local(v) * g).sum()
-                    for v, g in zip(vector, graph, strict=True)
-                    if v is not None and g is not None
-                )
+                # Each process differentiates the inner product of its own parts; its part of a
+                # sharded parameter is some rows of the sum over shards. The products of all
+                # processes add up to the product of the whole vectors, and the graph sums their
+                # derivatives as it does the loss's.
+                product: Tensor | int = 0
+                for v, g in zip(vector, graph, strict=True):
+                    if v is not None and g is not None:
+                        product = product + (vectors.local(v) * g).sum()
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
             inner.graph, inner.forward = None, None
@@ -639,6 +643,7 @@ class Engine:
                 self._weights.add_(inner.wrt, vector, sign * size)
             side, _ = self._gradients(inner.loss, wrt, full_precision=True)
             sides.append(side)
+            # Subtracting the step again would not restore the bits.
             with torch.no_grad():
                 torch._foreach_copy_([vectors.local(p) for p in inner.wrt], saved)
             self.placement.refresh(inner.wrt)
@@ -680,9 +685,8 @@ class Engine:
 
 
 def _add_sizes(sizes: dict[str, Any], batch: Batch) -> None:
-    """Add the sizes of a micro-batch to `sizes`."""
     for name, size in batch.sizes.items():
-        sizes[name] = sizes[name] + size if name in sizes else size
+        sizes[name] = sizes.get(name, 0) + size
 
 
 def copied(state: Any) -> Any:
@@ -691,4 +695,6 @@ def copied(state: Any) -> Any:
         return state.clone()
     if isinstance(state, dict):
         return {k: copied(v) for k, v in state.items()}
-    return type(state)(map(copied, state)) if isinstance(state, (list, tuple)) else state
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(copied, state))
+    return state

@@ -103,13 +103,15 @@ class Adapt(Suite[ProbedSet, WordTuning]):
         """Return the training options for a part of train that begins with its first row."""
         config = self.config
         assert isinstance(train.rows, TaggedRows)
-        return {
+        options = {
             "task.train_size": int(train.rows.sentence[train.samples[-1]]) + 1,
             "task.batch_size": config.batch_size,
             "schedule.warmup_ratio": 0.1,
             "trainer.max_update": config.updates,
-            **({"seed": config.seed} if config.seed else {}),
         }
+        if config.seed:
+            options["seed"] = config.seed
+        return options
 
     def references(self, items: ProbedSet, folder: Path) -> References:
         return self._probe.references(items, folder)

@@ -119,14 +119,15 @@ def labelled_results(items: LabelledItems, scores: Any) -> Results:
 
 def _by_group(scored: ScoredRows, group: str) -> Results:
     """Return the accuracy of the rows by the value of the fact `group`; {} without a group."""
+    if not group or not scored.rows:
+        return {}
     members: dict[str, list[int]] = {}
-    for number, row in enumerate(scored.rows or () if group else ()):
+    for number, row in enumerate(scored.rows):
         members.setdefault(str(row[group]), []).append(number)
-    right = scored.gold == scored.predicted if members else scored.gold
-    return {
-        name: GroupMetrics(len(rows), {"accuracy": float(right[rows].mean())})
-        for name, rows in sorted(members.items())
-    }
+    right, results = scored.gold == scored.predicted, {}
+    for name, rows in sorted(members.items()):
+        results[name] = GroupMetrics(len(rows), {"accuracy": float(right[rows].mean())})
+    return results
 
 
 def _checked_scores(task: Benchmark, scores: Any, label_names: Sequence[str]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A predicted span is correct if a gold span of the same sentence has the same start, end and type;
 counts are summed over all sentences. Two readers differ in badly formed tags, and also read the
-gold tags: `chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official
+gold tags: `_chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official
 script of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
 """
 
@@ -16,7 +16,7 @@ from metaseq_lm.data.words.tags import OUTSIDE, Span, split_tag
 _SpanReader = Callable[[Sequence[str]], set[Span]]
 
 
-def chunk_spans(tags: Sequence[str]) -> set[Span]:
+def _chunk_spans(tags: Sequence[str]) -> set[Span]:
     """Return the spans (first word, word after the last, type) of BIO or BIOES tags.
 
     Only O, B- and S- end a span, so a change of type inside one does not; the type is that of the
@@ -39,7 +39,7 @@ def chunk_spans(tags: Sequence[str]) -> set[Span]:
 def conlleval_spans(tags: Sequence[str]) -> set[Span]:
     """Return the spans (first word, word after the last, type) as conlleval reads them.
 
-    A span continues only with I- or E- of its type, after B- or I-: unlike in `chunk_spans`, a
+    A span continues only with I- or E- of its type, after B- or I-: unlike in `_chunk_spans`, a
     change of type begins a new span, and E- and S- end one. A tag without a known prefix counts as
     O.
     """
@@ -59,7 +59,7 @@ def conlleval_spans(tags: Sequence[str]) -> set[Span]:
 
 
 @dataclass(frozen=True)
-class SpanScores:
+class _SpanScores:
     """Numbers of gold, predicted and correct spans, and their precision, recall and F1 (0 to 1)."""
 
     gold: int = 0
@@ -91,21 +91,21 @@ class _SpanCounts:
     correct: Counter[str] = field(default_factory=Counter)
 
     @property
-    def scores(self) -> SpanScores:
+    def scores(self) -> _SpanScores:
         """The scores over all types."""
-        return SpanScores(self.gold.total(), self.predicted.total(), self.correct.total())
+        return _SpanScores(self.gold.total(), self.predicted.total(), self.correct.total())
 
     @property
-    def by_type(self) -> dict[str, SpanScores]:
+    def by_type(self) -> dict[str, _SpanScores]:
         """The scores of each type that occurs, sorted by name."""
         kinds = sorted(set(self.gold) | set(self.predicted))
-        return {k: SpanScores(self.gold[k], self.predicted[k], self.correct[k]) for k in kinds}
+        return {k: _SpanScores(self.gold[k], self.predicted[k], self.correct[k]) for k in kinds}
 
 
 def span_counts(
     gold: Iterable[Sequence[str]],
     predicted: Iterable[Sequence[str]],
-    reader: _SpanReader = chunk_spans,
+    reader: _SpanReader = _chunk_spans,
 ) -> _SpanCounts:
     """Count the spans of tagged sentences; ValueError if the two differ in number or length."""
     counts = _SpanCounts()
@@ -139,6 +139,6 @@ def conlleval_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence
     return "\n".join(lines) + "\n"
 
 
-def _rates(scores: SpanScores) -> str:
+def _rates(scores: _SpanScores) -> str:
     values = [100 * value for value in (scores.precision, scores.recall, scores.f1)]
     return "precision: {:6.2f}%; recall: {:6.2f}%; FB1: {:6.2f}".format(*values)

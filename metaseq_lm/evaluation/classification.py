@@ -57,7 +57,8 @@ def matthews(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     from sklearn.metrics import matthews_corrcoef
 
     pair = checked(gold, predicted)
-    if len(np.unique(np.concatenate(pair))) < 2:  # scikit-learn would return 0 with a warning
+    # scikit-learn would return 0 with a warning.
+    if len(np.unique(np.concatenate(pair))) < 2:
         return 0.0
     return float(matthews_corrcoef(*pair))
 
@@ -67,7 +68,9 @@ def pearson(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     from scipy.stats import pearsonr
 
     pair = _checked_scores(gold, predicted)
-    return nan if _constant(pair) else float(pearsonr(*pair).statistic)
+    if _constant(pair):
+        return nan
+    return float(pearsonr(*pair).statistic)
 
 
 def spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
@@ -75,7 +78,9 @@ def spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     from scipy.stats import spearmanr
 
     pair = _checked_scores(gold, predicted)
-    return nan if _constant(pair) else float(spearmanr(*pair).statistic)
+    if _constant(pair):
+        return nan
+    return float(spearmanr(*pair).statistic)
 
 
 def _constant(pair: tuple[np.ndarray, np.ndarray]) -> bool:
@@ -83,14 +88,14 @@ def _constant(pair: tuple[np.ndarray, np.ndarray]) -> bool:
     return any((side == side[0]).all() for side in pair)
 
 
-def pearson_spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
+def _pearson_spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return the mean of Pearson's and Spearman's correlation, GLUE's score of STS-B."""
     return (pearson(gold, predicted) + spearman(gold, predicted)) / 2
 
 
 # Metrics of real values without a benchmark, the main one first.
 CORRELATIONS: dict[str, Callable[..., float]] = {
-    "pearson_spearman": pearson_spearman,
+    "pearson_spearman": _pearson_spearman,
     "pearson": pearson,
     "spearman": spearman,
 }

@@ -7,6 +7,7 @@ the text before it for a causal model, given all other tokens for a masked one.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ class _Completions(Suite[list[_CompletionChoice], SentenceProbabilities]):
         self, items: list[_CompletionChoice], probabilities: SentenceProbabilities
     ) -> Results:
         """Return the metrics of the choices for which all completions fit into the run's rows."""
-        completions = [completion for item in items for completion in item.completions]
+        completions = list(chain.from_iterable(item.completions for item in items))
         sums = iter(
             probabilities.score_parts(
                 [completion.sentence for completion in completions],
@@ -125,12 +126,13 @@ class _Completions(Suite[list[_CompletionChoice], SentenceProbabilities]):
         names = list(rows[0])
 
         def metrics(values: np.ndarray) -> dict[str, float]:
-            means, sums = values.mean(0).tolist(), values.sum(0).tolist()
-            return dict(zip(names, means)) | {
-                name: total for name, total in zip(names, sums) if name.endswith(TIES)
-            }
+            results = dict(zip(names, values.mean(0).tolist()))
+            for name, total in zip(names, values.sum(0).tolist()):
+                if name.endswith(TIES):
+                    results[name] = total
+            return results
 
-        values = np.array([[row[name] for name in names] for row in rows])
+        values = np.array([list(row.values()) for row in rows])
         return results_by_group(groups, values, metrics, *filter(_has_mean, names))
 
     def references(self, items: list[_CompletionChoice], folder: Path) -> References:
@@ -164,12 +166,12 @@ def share_of_first(scores: Sequence[float] | np.ndarray) -> float:
     return float(np.exp(scores[0] - np.logaddexp.reduce(scores)))
 
 
-def comparison(first: float, second: float) -> float:
+def _comparison(first: float, second: float) -> float:
     """Return 1 if the first score is the larger one, 1/2 for equal ones, else 0."""
     return float(first > second) + float(first == second) / 2
 
 
-def world_knowledge(scores: np.ndarray) -> dict[str, float]:
+def _world_knowledge(scores: np.ndarray) -> dict[str, float]:
     """Return EWoK's metrics from the scores of targets 1 and 2 in context 1, then in context 2.
 
     For "context", each target should be likelier in its context, a mean of two comparisons (Ivanova
@@ -180,8 +182,8 @@ def world_knowledge(scores: np.ndarray) -> dict[str, float]:
     target1, other2, other1, target2 = scores.tolist()
     of_context = (target1, other1), (target2, other2)
     return {
-        "context_accuracy": sum(comparison(*pair) for pair in of_context) / 2,
-        "target_accuracy": comparison(target1, other2),
+        "context_accuracy": sum(_comparison(*pair) for pair in of_context) / 2,
+        "target_accuracy": _comparison(target1, other2),
         "strict_context_accuracy": sum(first > second for first, second in of_context) / 2,
         "strict_target_accuracy": float(target1 > other2),
         "soft_context_accuracy": sum(map(share_of_first, of_context)) / 2,
@@ -201,16 +203,13 @@ def _property_choice(record: Record, file: str) -> _CompletionChoice:
 
 
 def _target_choice(record: Record, file: str) -> _CompletionChoice:
-    """Return the choice of a record of EWoK: two targets in each of two contexts.
-
-    The space before a target belongs to it, which matters if a space is a token.
-    """
-    completions = tuple(
-        _completed(record.text(context).rstrip(), f" {record.text(target).lstrip()}", record)
-        for context in ("Context1", "Context2")
-        for target in ("Target1", "Target2")
-    )
-    return _CompletionChoice(completions, (group_value(record.text("Domain")),))
+    """Return the choice of a record of EWoK: two targets in each of two contexts."""
+    completions = []
+    for context, target in product(("Context1", "Context2"), ("Target1", "Target2")):
+        # The space before a target belongs to it, which matters if a space is a token.
+        before, text = record.text(context).rstrip(), record.text(target).lstrip()
+        completions.append(_completed(before, f" {text}", record))
+    return _CompletionChoice(tuple(completions), (group_value(record.text("Domain")),))
 
 
 def _state_choice(record: Record, file: str) -> _CompletionChoice:
@@ -230,7 +229,7 @@ def comps(config: CompletionsConfig) -> _Completions:
 
 def ewok(config: CompletionsConfig) -> _Completions:
     """EWoK: two targets in two contexts, by domain, compared by context and by target."""
-    return _Completions(config, _target_choice, world_knowledge)
+    return _Completions(config, _target_choice, _world_knowledge)
 
 
 def entity_tracking(config: CompletionsConfig) -> _Completions:

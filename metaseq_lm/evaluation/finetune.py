@@ -149,7 +149,6 @@ class FineTune(Suite[list[Path], FineTuning]):
         return {OVERALL: GroupMetrics(count, _macro_means(items, metrics)), **results}
 
     def _is_single(self, items: list[Path]) -> bool:
-        """Return whether the data folder itself is a set."""
         return len(items) == 1 and not self.config.sets
 
     def _tuned(self, folder: Path, tuning: FineTuning) -> GroupMetrics:
@@ -157,7 +156,9 @@ class FineTune(Suite[list[Path], FineTuning]):
         split, seeds = self.config.split, self.config.seeds
         chosen = [self._at_best_rate(folder, seed, tuning) for seed in seeds]
         runs = [run for _, run in chosen]
-        means = {n: float(np.mean([run.metrics[n] for run in runs])) for n in runs[0].metrics}
+        means: dict[str, float] = {}
+        for name in runs[0].metrics:
+            means[name] = float(np.mean([run.metrics[name] for run in runs]))
         main = next(iter(means))
         if self._is_probed(folder):
             probe = self._probe(folder)
@@ -185,7 +186,6 @@ class FineTune(Suite[list[Path], FineTuning]):
         return self.config.frozen and form in PROBED_FORMS
 
     def _probe(self, folder: Path) -> Probe:
-        """Return the probe of a set, with the same rows."""
         limit = self.config.train or _recipe_of(folder).train
         return Probe(ProbeConfig(split=self.config.split, train=limit))
 
@@ -219,8 +219,11 @@ class FineTune(Suite[list[Path], FineTuning]):
         if self._is_single(items):
             return {OVERALL: by_metric(references[items[0].name])}
         majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
-        macro = _macro_means(items, majorities) if len(majorities) == len(items) else {}
-        macro.pop(_F1_MACRO, None)  # a separate column for one number
+        macro: dict[str, float] = {}
+        if len(majorities) == len(items):
+            macro = _macro_means(items, majorities)
+        # It would be a column with one number.
+        macro.pop(_F1_MACRO, None)
         by_name = {name: by_metric(of_set) for name, of_set in references.items()}
         return {OVERALL: by_metric({"majority": macro}), **by_name}
 
@@ -310,13 +313,11 @@ def _macro_means(
 
 
 def _recipe_of(folder: Path) -> Recipe:
-    """Return the recipe for the set in a folder."""
     benchmark = benchmark_of(Manifest.load(folder).details)
     return benchmark.recipe if benchmark else Recipe()
 
 
 def _is_labelled(folder: Path) -> bool:
-    """Return whether a folder is a labelled set."""
     return (folder / MANIFEST_FILE).is_file() and Manifest.load(folder).kind == LABELLED
 
 

@@ -83,7 +83,9 @@ class Formula:
         """
         ties: list[np.ndarray] = []
         holds = self._node(surprisal, ties)
-        return holds, np.any(ties, axis=0) if ties else np.zeros(holds.shape, bool)
+        if not ties:
+            return holds, np.zeros(holds.shape, bool)
+        return holds, np.any(ties, axis=0)
 
     def _error(self, reason: str) -> MetaseqError:
         return MetaseqError(f"{self.location}: not a formula: {self.text!r}: {reason}")
@@ -112,7 +114,7 @@ class Formula:
             if (kind, other) != (expected, expected):
                 operands = "comparisons" if expected is bool else "numbers"
                 raise self._error(f"{sign} stands between {operands} only")
-            left = applied(_OPERATORS[level][sign], left, right, sign in "<>")
+            left = _applied(_OPERATORS[level][sign], left, right, sign in "<>")
             kind = float if sign in "+-" else bool
         return left, kind
 
@@ -137,7 +139,7 @@ class Formula:
         raise self._error(f"{text!r} is not expected")
 
 
-def applied(
+def _applied(
     operator: Callable[[np.ndarray, np.ndarray], np.ndarray],
     left: _Node,
     right: _Node,

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -30,8 +31,8 @@ def names_of(groups: Groups) -> list[str]:
 
 def check_groups(items: Sequence[Groups], scored: Iterable[Groups]) -> None:
     """Raise UsageError if a group has no item that was scored."""
-    counts = Counter(name for groups in items for name in names_of(groups))
-    empty = counts.keys() - {name for groups in scored for name in names_of(groups)}
+    counts = Counter(chain.from_iterable(map(names_of, items)))
+    empty = counts.keys() - set(chain.from_iterable(map(names_of, scored)))
     for name in sorted(empty):
         raise UsageError(
             f"group '{name}' is empty: all of its items ({counts[name]:,}) are longer than the "

@@ -9,6 +9,7 @@ scores, the good sentence's, would count all of them as right.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
         if self.config.compare == "changed":
             scores = probabilities.score_changed([(pair.good, pair.bad) for pair in items])
         else:
-            sentences = [sentence for pair in items for sentence in (pair.good, pair.bad)]
-            each = probabilities.score(sentences)
+            sentences = chain.from_iterable((pair.good, pair.bad) for pair in items)
+            each = probabilities.score(list(sentences))
             scores = list(zip(each[::2], each[1::2]))
         pairs, margins = [], []
         for pair, score in zip(items, scores):
@@ -89,24 +90,25 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
                 margins.append(good.pll - bad.pll)
         groups = [pair.groups for pair in pairs]
         check_groups([pair.groups for pair in items], groups)
-        return results_by_group(groups, np.array(margins), pair_metrics, "accuracy")
+        return results_by_group(groups, np.array(margins), _pair_metrics, "accuracy")
 
     def references(self, items: list[MinimalPair], folder: Path) -> References:
         groups = [pair.groups for pair in items]
-        results = results_by_group(groups, np.zeros(len(items)), pair_metrics, "accuracy")
+        results = results_by_group(groups, np.zeros(len(items)), _pair_metrics, "accuracy")
         references = chance_references(results)
+        world = exact_scores(folder.parent, "pairs")
+        sizes = {name: group.n for name, group in results.items() if name != OVERALL}
         # Only if groups are the files of a world, read as a whole.
-        world = exact_scores(folder.parent, "pairs") if not self.config.groups else {}
-        narrowest = [name for name in results if name != OVERALL]
-        if all(name in world and world[name]["pairs"] == results[name].n for name in narrowest):
-            for key in ("ngram", "bayes"):
-                levels = [world[name][key] for name in narrowest]
-                for name, level in zip(narrowest, levels):
-                    references[name]["accuracy"][key] = level
-                sizes = [results[name].n for name in narrowest]
-                of_all = references[OVERALL]
-                of_all["accuracy"][key] = float(np.average(levels, weights=sizes))
-                of_all["accuracy" + MACRO][key] = float(np.mean(levels))
+        is_whole = all(name in world and world[name]["pairs"] == n for name, n in sizes.items())
+        if self.config.groups or not is_whole:
+            return references
+        of_all = references[OVERALL]
+        for key in ("ngram", "bayes"):
+            levels = [world[name][key] for name in sizes]
+            for name, level in zip(sizes, levels):
+                references[name]["accuracy"][key] = level
+            of_all["accuracy"][key] = float(np.average(levels, weights=list(sizes.values())))
+            of_all["accuracy" + MACRO][key] = float(np.mean(levels))
         return references
 
 
@@ -130,10 +132,8 @@ def read_pairs(
             skipped += 1
             continue
         record = Record(fields, location)
-        good, bad = (
-            SourceSentence(record.text(_GOOD), location),
-            SourceSentence(record.text(_BAD), location),
-        )
+        good = SourceSentence(record.text(_GOOD), location)
+        bad = SourceSentence(record.text(_BAD), location)
         record = Record(fields, location, remedy="groups=[] groups the pairs by file")
         values = tuple(group_value(record.text(field)) for field in groups)
         pairs.append(MinimalPair(good, bad, values or (name or Path(source).stem,)))
@@ -155,7 +155,7 @@ def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], 
             yield location, json_object(text, location), is_bad
 
 
-def pair_metrics(margins: np.ndarray) -> dict[str, float]:
+def _pair_metrics(margins: np.ndarray) -> dict[str, float]:
     """Return the metrics of pairs from their margins, (P,).
 
     "accuracy" counts a tie as 1/2, "strict_accuracy" as wrong. "soft_accuracy" is the mean of

@@ -43,7 +43,7 @@ class NBest:
     @cached_property
     def edits(self) -> np.ndarray:
         """The word edits from the reference to each hypothesis, int64 (H,)."""
-        return edit_distances(self.reference, self.texts)
+        return _edit_distances(self.reference, self.texts)
 
     @property
     def words(self) -> int:
@@ -52,7 +52,7 @@ class NBest:
 
 
 def read_nbest(path: Path) -> list[NBest]:
-    """Return the lists of a file, with the white space of texts normalised as in `one_line`.
+    """Return the lists of a file, with the white space of texts normalised as in `_one_line`.
 
     MetaseqError with file and utterance for anything that is not such a list.
     """
@@ -83,27 +83,26 @@ def _utterance(name: str, fields: Any, path: Path) -> NBest:
             raise MetaseqError(f"{where}: {key!r} is neither 'ref' nor 'hyp_' and a number")
         if not isinstance(hypothesis, dict):
             raise MetaseqError(f"{where}: {key}: expected score and text in a JSON object")
-        text = one_line(Record(hypothesis, f"{where}: {key}").text("text"))
+        text = _one_line(Record(hypothesis, f"{where}: {key}").text("text"))
         hypotheses.append((int(number[1]), text, _score(hypothesis, f"{where}: {key}")))
-    reference = one_line(Record(fields, where).text(_REFERENCE))
+    reference = _one_line(Record(fields, where).text(_REFERENCE))
     if not hypotheses:
         raise MetaseqError(f"{where}: has no hypothesis (hyp_1, hyp_2, ...)")
-    hypotheses.sort(key=lambda item: item[0])
-    return NBest(
-        name, reference, [t for _, t, _ in hypotheses], np.array([s for _, _, s in hypotheses])
-    )
+    _, texts, scores = zip(*sorted(hypotheses, key=lambda item: item[0]))
+    return NBest(name, reference, list(texts), np.array(scores))
 
 
 def _score(hypothesis: dict[str, Any], where: str) -> float:
     value = hypothesis.get("score")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MetaseqError(f"{where}: its score is {json.dumps(value)[:60]}, not a number")
-    if not abs(value) <= 1e300:  # also catches NaN; a JSON number may be too large for a float
+    # This also catches NaN; a JSON number may be too large for a float.
+    if not abs(value) <= 1e300:
         raise MetaseqError(f"{where}: its score is {str(value)[:60]}, not a finite number")
     return float(value)
 
 
-def one_line(text: str) -> str:
+def _one_line(text: str) -> str:
     """Return `text` with one space between words, so that equal texts are scored once."""
     return " ".join(text.split())
 
@@ -119,10 +118,8 @@ def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
 
 
 def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
-    """Return the lines `pll<TAB>tokens<TAB>text`; numbers are read back as the same floats.
-
-    `inert` escapes texts, because spreadsheets open such files.
-    """
+    """Return the lines `pll<TAB>tokens<TAB>text`; numbers are read back as the same floats."""
+    # Spreadsheets open such files, so `inert` escapes texts.
     return "".join(f"{pll!r}\t{tokens}\t{inert(text)}\n" for pll, tokens, text in rows).encode()
 
 
@@ -146,7 +143,7 @@ def read_plls(path: Path) -> dict[str, float]:
 # ---------------------------------------------------------------- word errors and re-ranking
 
 
-def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
+def _edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
     """Return the word edit distance of the reference to each hypothesis, int64 (H,)."""
     target = reference.split()
     words = [hypothesis.split() for hypothesis in hypotheses]
@@ -164,20 +161,18 @@ def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
         other[:, 1:] = np.minimum(row[:, 1:] + 1, row[:, :-1] + (table != ids[word]))
         # Insertions run along the row: the least of other[k] + (j - k) over k <= j.
         row = np.minimum.accumulate(other - steps, axis=1) + steps
-    return row[np.arange(len(words)), [len(ws) for ws in words]]
+    return row[np.arange(len(words)), list(map(len, words))]
 
 
-def error_rate(edits: np.ndarray, words: np.ndarray) -> float:
-    """Return the sum of edits (U,) over the sum of reference words (U,); it may exceed 1.
-
-    An empty reference adds its edits and no words. MetaseqError if there is no word at all.
-    """
+def _error_rate(edits: np.ndarray, words: np.ndarray) -> float:
+    """Return the sum of edits (U,) over the sum of reference words (U,); it may exceed 1."""
+    # An empty reference adds its edits and no words.
     if not words.sum():
         raise MetaseqError("the references hold no word, so there is no word error rate")
     return float(edits.sum() / words.sum())
 
 
-def difference_interval(
+def _difference_interval(
     edits: np.ndarray, baseline: np.ndarray, words: np.ndarray
 ) -> tuple[float, float]:
     """Return the central 95 % of WER(edits) - WER(baseline) over resampled utterances.
@@ -190,7 +185,8 @@ def difference_interval(
     differences = []
     for _ in range(DRAWS):
         drawn = rng.integers(count, size=count)
-        if total := words[drawn].sum():  # a draw of only empty references has no rate
+        # A draw of only empty references has no rate.
+        if total := words[drawn].sum():
             differences.append((edits[drawn] - baseline[drawn]).sum() / total)
     low, high = np.quantile(differences, [0.025, 0.975])
     return float(low), float(high)
@@ -225,14 +221,14 @@ def split_rates(
     words = np.array([nbest.words for nbest in lists])
     baseline = _edits_of_best(lists, [nbest.scores for nbest in lists])
     edits = _edits_of_best(lists, combined(lists, plls, weight))
-    one_best, wer = error_rate(baseline, words), error_rate(edits, words)
+    one_best, wer = _error_rate(baseline, words), _error_rate(edits, words)
     return {
         "utterances": len(lists),
         "hypotheses": sum(len(nbest.texts) for nbest in lists),
         "words": int(words.sum()),
         "one_best_wer": one_best,
-        "oracle_wer": error_rate(np.array([nbest.edits.min() for nbest in lists]), words),
+        "oracle_wer": _error_rate(np.array([nbest.edits.min() for nbest in lists]), words),
         "wer": wer,
         "difference": wer - one_best,
-        "interval": difference_interval(edits, baseline, words),
+        "interval": _difference_interval(edits, baseline, words),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ NGRAM = "ngram"
 _ORDERS = {"unigram": 1, NGRAM: 3}  # the name of a reference, and its n
 
 
-class NGramProbabilities:
+class _NGramProbabilities:
     """The log-probabilities of sentences' tokens given earlier ones, as `SentenceProbabilities`.
 
     Args:
@@ -31,7 +32,6 @@ class NGramProbabilities:
         self.tokenizer, self.ngram, self.order = tokenizer, ngram, order
 
     def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore]:
-        """Return the score of each sentence."""
         values, sizes = encode_texts(self.tokenizer, [sentence.text for sentence in sentences])
         log_probs = self.ngram.token_log_probs(values, sizes, self.order)
         ends = np.cumsum(sizes)[:-1]
@@ -40,8 +40,7 @@ class NGramProbabilities:
     def score_changed(
         self, pairs: Sequence[tuple[SourceSentence, SourceSentence]]
     ) -> list[tuple[SentenceScore, SentenceScore]]:
-        """Return the scores of the tokens in which the sentences of each pair differ."""
-        scores = self.score([sentence for pair in pairs for sentence in pair])
+        scores = self.score(list(chain.from_iterable(pairs)))
         changed = []
         for pair in zip(scores[::2], scores[1::2]):
             differs = pair[0].tokens != pair[1].tokens
@@ -52,7 +51,6 @@ class NGramProbabilities:
     def score_parts(
         self, sentences: Sequence[SourceSentence], parts: Sequence[Sequence[tuple[int, int]]]
     ) -> list[np.ndarray]:
-        """Return the summed log-probabilities of each part of each sentence, float64 (parts,)."""
         sums = []
         for sentence, score, spans in zip(sentences, self.score(sentences), parts):
             starts = np.array(self.tokenizer.encode_with_offsets(sentence.text)[1], np.int64)
@@ -62,7 +60,7 @@ class NGramProbabilities:
 
 
 @lru_cache(maxsize=1)
-def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
+def ngrams_of(data: Path) -> dict[str, _NGramProbabilities]:
     """Return the probabilities by n-grams of the train split of a corpus, by name in `_ORDERS`.
 
     {} for a folder without such a split.
@@ -78,4 +76,4 @@ def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
     tokenizer = load_tokenizer(data)
     tokens, sizes = sequences_of(IndexedDataset(data / "train"))
     ngram = NGram(tokens, sizes, len(tokenizer.vocabulary))
-    return {name: NGramProbabilities(tokenizer, ngram, n) for name, n in _ORDERS.items()}
+    return {name: _NGramProbabilities(tokenizer, ngram, n) for name, n in _ORDERS.items()}

@@ -40,7 +40,7 @@ def facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str
     """Return `rows`; MetaseqError unless there are `count` and each has the facts `names`."""
     if rows is None or len(rows) != count:
         raise MetaseqError(
-            f"{benchmark}: {0 if rows is None else len(rows)} rows of facts for {count} scores; "
+            f"{benchmark}: {len(rows or ())} rows of facts for {count} scores; "
             f"make the set with 'metaseq-lm preprocess --benchmark {benchmark}'"
         )
     for i, row in enumerate(rows):
@@ -56,7 +56,6 @@ def _class_index(label_names: list[str], name: str) -> int:
 
 
 def _with_mean(**metrics: float) -> dict[str, float]:
-    """Return two metrics after their mean."""
     return {"mean": sum(metrics.values()) / 2, **metrics}
 
 

@@ -103,6 +103,7 @@ def best(values: Sequence[float], most: int, lower_is_better: bool) -> list[int]
     """
     if not 1 <= most <= len(values):
         raise UsageError(f"--best {most}: there are {len(values)} runs, take 1 to {len(values)}")
-    keys = [value if lower_is_better else -value for value in values]
-    ranked = sorted(range(len(keys)), key=lambda i: math.inf if math.isnan(keys[i]) else keys[i])
-    return sorted(ranked[:most])
+    keys = np.array(values, np.float64) * (1 if lower_is_better else -1)
+    # NaN comes last.
+    ranked = np.argsort(keys, kind="stable")
+    return sorted(ranked[:most].tolist())

@@ -125,7 +125,9 @@ class ProbePart:
 
     def hits(self, values: np.ndarray) -> tuple[int, ...]:
         """Return the right answers in blocks of the items, see `hits_of`; () for real values."""
-        return hits_of(values.argmax(1) == self.labels) if values.shape[1] > 1 else ()
+        if values.shape[1] == 1:
+            return ()
+        return hits_of(values.argmax(1) == self.labels)
 
 
 class Probe(Suite[ProbedSet, HiddenStates]):
@@ -156,8 +158,8 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         scores, hits = [], []  # by layer
         exact = exact_labels(items.folder)
         for layers in zip(*(part.states(probabilities) for part in parts)):
-            inputs = [inputs_of(layer) for layer in layers]
-            ridge = Ridge.fit(inputs[0], train.labels, len(_classes_of(train.rows)))
+            inputs = [_inputs_of(layer) for layer in layers]
+            ridge = _Ridge.fit(inputs[0], train.labels, len(_classes_of(train.rows)))
             values = ridge.values(inputs[2])
             metrics = test.metrics(values)
             hits.append(test.hits(values))
@@ -176,7 +178,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         for number, score in enumerate(scores):
             results[f"layer_{number}"] = GroupMetrics(count, score)
         states = layers[2].reshape(-1, layers[2].shape[-1])
-        last = {**scores[-1], "effective_rank": effective_rank(states)}
+        last = {**scores[-1], "effective_rank": _effective_rank(states)}
         results["last"] = GroupMetrics(count, last)
         return results
 
@@ -221,15 +223,15 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         """Return the same parts, possibly without items."""
         options, rows = self.config, items.rows(_TRAIN, longest)
         held_out = options.test or _UNLIMITED
-        test = part_of(items.rows(options.split, longest), 0, held_out)
+        test = _part_of(items.rows(options.split, longest), 0, held_out)
         stop = min(options.train or _UNLIMITED, int(_item_numbers(rows)[-1]) + 1)
         if VALID in items.splits and options.split != VALID:
-            chooser = part_of(items.rows(VALID, longest), 0, held_out)
-            return part_of(rows, 0, stop), chooser, test
+            chooser = _part_of(items.rows(VALID, longest), 0, held_out)
+            return _part_of(rows, 0, stop), chooser, test
         first = stop - max(1, stop // PART)
         if isinstance(rows, SentenceRows) and first > 0:
             first = held_out_from(rows.data, stop, stop - first)
-        return part_of(rows, 0, first), part_of(rows, first, stop), test
+        return _part_of(rows, 0, first), _part_of(rows, first, stop), test
 
 
 # ------------------------------------------------------------------------ data
@@ -269,7 +271,7 @@ def _item_numbers(rows: _LabelledRows) -> np.ndarray:
     return rows.sentence if isinstance(rows, TaggedRows) else np.arange(len(rows))
 
 
-def part_of(rows: _LabelledRows, first: int, stop: int) -> ProbePart:
+def _part_of(rows: _LabelledRows, first: int, stop: int) -> ProbePart:
     """Return the texts or sentences `first` to `stop` - 1 of a split."""
     numbers = _item_numbers(rows)
     samples = np.flatnonzero((numbers >= first) & (numbers < stop))
@@ -281,7 +283,6 @@ def part_of(rows: _LabelledRows, first: int, stop: int) -> ProbePart:
 
 
 def _classes_of(rows: _LabelledRows) -> list[str]:
-    """Return the classes of a set."""
     return rows.classes if isinstance(rows, TaggedRows) else rows.data.label_names
 
 
@@ -326,7 +327,7 @@ def _bags_of(part: ProbePart) -> baselines.Bags:
 # ------------------------------------------------------------------------ ridge regression
 
 
-def inputs_of(states: np.ndarray) -> np.ndarray:
+def _inputs_of(states: np.ndarray) -> np.ndarray:
     """Return the regression's inputs (N, F) for states (N, D), or for pairs of them, (N, 2, D)."""
     if states.ndim == 2:
         return states
@@ -334,7 +335,7 @@ def inputs_of(states: np.ndarray) -> np.ndarray:
     return np.concatenate([u, v, np.abs(u - v), u * v], axis=1)
 
 
-def effective_rank(states: np.ndarray) -> float:
+def _effective_rank(states: np.ndarray) -> float:
     """Return in how many directions states vary, as a share of the largest number, 0 to 1.
 
     It is the exponential of the entropy of the singular values' shares (Roy and Vetterli 2007) of
@@ -354,7 +355,7 @@ def effective_rank(states: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Ridge:
+class _Ridge:
     """A ridge regression of one-hot labels, or of real values (K = 1), on standardised inputs.
 
     Attributes:
@@ -372,7 +373,7 @@ class Ridge:
     ridge: float
 
     @classmethod
-    def fit(cls, inputs: np.ndarray, labels: np.ndarray, n_classes: int) -> "Ridge":
+    def fit(cls, inputs: np.ndarray, labels: np.ndarray, n_classes: int) -> "_Ridge":
         """Return the regression with the ridge in RIDGES that has the fewest errors.
 
         An error is an item to which the regression on all others gives another class. With centred

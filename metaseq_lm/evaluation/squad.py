@@ -37,27 +37,30 @@ _GROUPS = ("HasAns", "NoAns")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def normalize_answer(text: str) -> str:
+def _normalize_answer(text: str) -> str:
     """Lower-case, then drop ASCII punctuation, articles and surplus white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(gold: str, predicted: str) -> float:
     """Return 1 if both texts are equal after normalisation, else 0."""
-    return float(normalize_answer(gold) == normalize_answer(predicted))
+    return float(_normalize_answer(gold) == _normalize_answer(predicted))
 
 
 def token_f1(gold: str, predicted: str) -> float:
     """Return the F1 of two bags of normalised words; 0 if either is empty (version 1.1)."""
-    first, second = normalize_answer(gold).split(), normalize_answer(predicted).split()
+    first, second = _normalize_answer(gold).split(), _normalize_answer(predicted).split()
     shared = sum((Counter(first) & Counter(second)).values())
-    return 2 * shared / (len(first) + len(second)) if shared else 0.0
+    if not shared:
+        return 0.0
+    return 2 * shared / (len(first) + len(second))
 
 
-def token_f1_or_empty(gold: str, predicted: str) -> float:
+def _token_f1_or_empty(gold: str, predicted: str) -> float:
     """Return `token_f1`, but 1 if both are empty after normalisation, as in version 2.0."""
-    empty = not normalize_answer(gold) and not normalize_answer(predicted)
-    return 1.0 if empty else token_f1(gold, predicted)
+    if not _normalize_answer(gold) and not _normalize_answer(predicted):
+        return 1.0
+    return token_f1(gold, predicted)
 
 
 def _best_of(
@@ -71,7 +74,7 @@ def _best_of(
     return scores
 
 
-def squad_v1(golds: _Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+def _squad_v1(golds: _Golds, predictions: Mapping[str, str]) -> dict[str, float]:
     """Return "exact" and "f1" over all questions, their "total", and the number "missing".
 
     A question without a prediction counts as 0. Raises MetaseqError if there are no questions, or
@@ -89,7 +92,7 @@ def squad_v1(golds: _Golds, predictions: Mapping[str, str]) -> dict[str, float]:
     }
 
 
-def squad_v2(
+def _squad_v2(
     golds: _Golds,
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
@@ -105,24 +108,24 @@ def squad_v2(
     """
     non_empty = {}
     for question, answers in golds.items():
-        non_empty[question] = list(filter(normalize_answer, answers)) or [""]
+        non_empty[question] = list(filter(_normalize_answer, answers)) or [""]
     exact = _best_of(exact_match, non_empty, predictions)
-    f1 = _best_of(token_f1_or_empty, non_empty, predictions)
+    f1 = _best_of(_token_f1_or_empty, non_empty, predictions)
     if not exact or not exact.keys() <= null_odds.keys():
         raise MetaseqError("version 2.0 needs predictions, and the odds of no answer for each")
     answerable = {question: bool(golds[question]) for question in exact}
     odds = {question: null_odds[question] for question in null_odds if question in exact}
     scores: dict[str, float] = {}
     for name, raw in (("exact", exact), ("f1", f1)):
-        final = {
-            q: float(not answerable[q]) if odds[q] > threshold else score
-            for q, score in raw.items()
-        }
-        scores[name] = mean(final.values())
+        final = dict(raw)
+        for question in raw:
+            if odds[question] > threshold:
+                final[question] = float(not answerable[question])
+        scores[name] = _mean_percent(final.values())
         for group, has_answer in (("HasAns", True), ("NoAns", False)):
             chosen = [score for q, score in final.items() if answerable[q] is has_answer]
             if chosen:
-                scores[f"{group}_{name}"] = mean(chosen)
+                scores[f"{group}_{name}"] = _mean_percent(chosen)
     for name, raw in (("exact", exact), ("f1", f1)):
         best = _best_threshold(raw, predictions, odds, answerable)
         scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best
@@ -132,8 +135,7 @@ def squad_v2(
     return scores | counts | groups
 
 
-def mean(scores: Iterable[float]) -> float:
-    """Return 100 times the mean."""
+def _mean_percent(scores: Iterable[float]) -> float:
     values = list(scores)
     return 100 * sum(values) / len(values)
 
@@ -144,14 +146,12 @@ def _best_threshold(
     odds: Mapping[str, float],
     answerable: Mapping[str, bool],
 ) -> tuple[float, float]:
-    """Return the best mean score of any threshold on the no-answer odds, and that threshold.
-
-    The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and adds
-    questions by rising odds, equal odds in the order of `odds`. Like the official script, it may
-    stop between equal odds, at a score that no threshold reaches.
-    """
+    """Return the best mean score of any threshold on the no-answer odds, and that threshold."""
     current = best = float(sum(not has for has in answerable.values()))
     threshold = 0.0
+    # The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and adds
+    # questions by rising odds, equal odds in the order of `odds`. Like the official script, it may
+    # stop between equal odds, at a score that no threshold reaches.
     for question in sorted(odds, key=odds.__getitem__):
         if answerable[question]:
             current += scores[question]
@@ -206,11 +206,13 @@ class SquadSuite(Suite[_SquadItems, PredictedAnswers]):
         """Return the official scores as shares, so that one report holds them with other tasks'."""
         texts = probabilities.texts
         if items.answerable_only:
-            scores = squad_v1(items.golds, texts)
+            scores = _squad_v1(items.golds, texts)
         else:
             threshold = self.config.null_threshold
-            scores = squad_v2(items.golds, texts, probabilities.null_odds, threshold)
-        shares = {n: v / 100 if _PER_CENT.fullmatch(n) else v for n, v in scores.items()}
+            scores = _squad_v2(items.golds, texts, probabilities.null_odds, threshold)
+        shares = dict(scores)
+        for name in filter(_PER_CENT.fullmatch, scores):
+            shares[name] /= 100
         results = {OVERALL: GroupMetrics(int(shares["total"]), shares)}
         for group in _GROUPS:
             if count := int(shares.get(f"{group}_total", 0)):
@@ -220,7 +222,6 @@ class SquadSuite(Suite[_SquadItems, PredictedAnswers]):
 
 
 def _suite_of(data: SquadSet) -> str:
-    """Return the name of a set's suite."""
     return f"squad/{data.version}"
 
 

@@ -17,6 +17,7 @@ the results in the run folder, where `metaseq-lm report` reads them.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -60,8 +61,10 @@ class GroupMetrics:
 
     def record(self) -> dict[str, Any]:
         """Return the group as a JSON object."""
-        hits = {HITS: list(self.hits)} if self.hits else {}
-        return {COUNT: self.n, "metrics": self.metrics, **hits}
+        record: dict[str, Any] = {COUNT: self.n, "metrics": self.metrics}
+        if self.hits:
+            record[HITS] = list(self.hits)
+        return record
 
 
 def hits_of(right: np.ndarray) -> tuple[int, ...]:
@@ -231,21 +234,20 @@ class Suite(Generic[Items, Probabilities]):
                 f"{folder}: no such folder; name that with the files of suite {self.name}"
             )
         patterns = [pattern.format(**vars(self.config)) for pattern in self.patterns]
-        matches = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-        if not matches:
+        matches = set(chain.from_iterable(map(folder.glob, patterns)))
+        files = sorted(filter(Path.is_file, matches))
+        if not files:
             raise UsageError(
                 f"{folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
             )
-        return sorted(matches)
+        return files
 
     def data_hash(self, folder: Path) -> str:
-        """Return a hash of the names and the contents of the files to read.
-
-        For the manifest of a set, it covers the data, not the command that made them.
-        """
+        """Return a hash of the names and the contents of the files to read."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files(folder):
             if file.name == MANIFEST_FILE and MANIFEST_FILE in self.patterns:
+                # It covers the data, not the command that made them.
                 digest.update(Manifest.load(file.parent).data_hash.encode())
                 continue
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
@@ -284,10 +286,11 @@ def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
     """
     if not (folder / MANIFEST_FILE).is_file():
         return {}
-    world = Manifest.load(folder).details.get("world")
-    constants = world.get("constants") if isinstance(world, dict) else None
-    scores = constants.get(kind) if isinstance(constants, dict) else None
-    return scores if isinstance(scores, dict) else {}
+    scores: dict[str, Any] = Manifest.load(folder).details
+    for key in ("world", "constants", kind):
+        inner = scores.get(key)
+        scores = inner if isinstance(inner, dict) else {}
+    return scores
 
 
 def exact_labels(folder: Path) -> dict[str, float]:
@@ -312,7 +315,9 @@ def share_known(accuracy: float, exact: Mapping[str, float]) -> dict[str, float]
         exact: The result of `exact_labels` for the set.
     """
     word, whole = exact.get("word", 0.0), exact.get("bayes", 0.0)
-    return {SHARE: (accuracy - word) / (whole - word)} if whole > word and "word" in exact else {}
+    if "word" not in exact or whole <= word:
+        return {}
+    return {SHARE: (accuracy - word) / (whole - word)}
 
 
 def by_metric(references: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class SyntaxGym(Suite[list[_PredictedItem], SentenceProbabilities]):
     patterns = ("*.json",)
 
     def read(self, folder: Path) -> list[_PredictedItem]:
-        items = [item for file in self.files(folder) for item in self._read_suite(file)]
+        items = list(chain.from_iterable(map(self._read_suite, self.files(folder))))
         if not any(item.counts for item in items):
             raise UsageError(
                 f"{folder}: all of its predictions have an '='; equalities=true counts them"
@@ -148,7 +148,7 @@ class SyntaxGym(Suite[list[_PredictedItem], SentenceProbabilities]):
         for item in items:
             key = item.formula.text, tuple(item.conditions)
             if key not in chances:
-                chances[key] = chance_of(item.formula, tuple(item.conditions))
+                chances[key] = _chance_of(item.formula, tuple(item.conditions))
             values.append([chances[key], 0.0])
         return chance_references(_results_by_suite(items, np.array(values)))
 
@@ -181,7 +181,6 @@ def _item_metrics(outcomes: np.ndarray) -> dict[str, float]:
 
 
 def _read_condition(record: Record) -> tuple[str, _Condition]:
-    """Return the name of a condition, and its text with the places of its regions."""
     text, spans = "", {}
     for region in record.records("regions"):
         content = " ".join(region.text("content").split())
@@ -222,7 +221,7 @@ def _surprisal_of(surprisals: dict[Region, np.ndarray], region: Region) -> np.nd
     return np.asarray(sum(parts))
 
 
-def chance_of(formula: Formula, conditions: Sequence[str]) -> float:
+def _chance_of(formula: Formula, conditions: Sequence[str]) -> float:
     """Return how often a formula holds if the conditions of an item do not matter.
 
     It is the share of orders of the conditions in which the formula holds, a mean over draws of

@@ -18,7 +18,7 @@ Numbers = Sequence[npt.ArrayLike]
 _Tree = tuple[npt.ArrayLike, npt.ArrayLike]
 
 
-def tagging_accuracy(
+def _tagging_accuracy(
     gold: npt.ArrayLike, predicted: npt.ArrayLike, unseen: int | None = None
 ) -> float:
     """Return the share of words with the right class, with punctuation; `unseen` is never right.
@@ -34,7 +34,7 @@ def tagging_accuracy(
     return float(right.mean())
 
 
-def attachment_scores(
+def _attachment_scores(
     gold: _Tree, predicted: _Tree, counted: npt.ArrayLike | None = None
 ) -> tuple[float, float]:
     """Return the share of words with the right head (UAS), and with head and relation right (LAS).
@@ -72,7 +72,7 @@ def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> d
     counted = np.ones(len(gold), bool)
     if UNLABELLED in data.label_names:
         counted = gold != data.label_names.index(UNLABELLED)
-    accuracy = tagging_accuracy(gold[counted], _flat(predicted)[counted], data.unseen)
+    accuracy = _tagging_accuracy(gold[counted], _flat(predicted)[counted], data.unseen)
     scores = {"accuracy": accuracy}
     if data.spans:
         by_sentence = np.split(gold, np.cumsum(data.lengths[rows])[:-1])
@@ -96,12 +96,10 @@ def score_trees(
     gold_relations = _gold(data, rows, TREES, heads)
     _gold(data, rows, TREES, relations)
     assert data.heads is not None
-    gold, predicted = (
-        (data.flat(data.heads, rows), gold_relations),
-        (_flat(heads), _flat(relations)),
-    )
-    uas, las = attachment_scores(gold, predicted, ~data.punctuation(rows))
-    uas_all, las_all = attachment_scores(gold, predicted)
+    gold = (data.flat(data.heads, rows), gold_relations)
+    predicted = (_flat(heads), _flat(relations))
+    uas, las = _attachment_scores(gold, predicted, ~data.punctuation(rows))
+    uas_all, las_all = _attachment_scores(gold, predicted)
     return {"uas": uas, "las": las, "uas_all": uas_all, "las_all": las_all}
 
 

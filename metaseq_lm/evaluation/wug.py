@@ -5,6 +5,7 @@ tab, and the `ratio` of the people who chose the first.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ class Wug(Suite[list[_Inflection], SentenceProbabilities]):
         return items
 
     def score(self, items: list[_Inflection], probabilities: SentenceProbabilities) -> Results:
-        sentences = [sentence for item in items for sentence in item.sentences]
+        sentences = list(chain.from_iterable(item.sentences for item in items))
         scores = iter(probabilities.score(sentences))
         groups, values = [], []
         for item in items:
@@ -70,7 +71,7 @@ class Wug(Suite[list[_Inflection], SentenceProbabilities]):
                 groups.append(item.groups)
                 values.append((share_of_first(plls), item.ratio))
         check_groups([item.groups for item in items], groups)
-        return results_by_group(groups, np.array(values), correlation, _SPEARMAN)
+        return results_by_group(groups, np.array(values), _correlation, _SPEARMAN)
 
     def references(self, items: list[_Inflection], folder: Path) -> References:
         groups = [item.groups for item in items]
@@ -80,13 +81,12 @@ class Wug(Suite[list[_Inflection], SentenceProbabilities]):
         return chance_references(guess)
 
 
-def correlation(values: np.ndarray) -> dict[str, float]:
+def _correlation(values: np.ndarray) -> dict[str, float]:
     """Return the rank correlation of the columns of (items, 2); nan if one is constant."""
     return {_SPEARMAN: spearman(values[:, 0], values[:, 1])}
 
 
 def _read_item(record: Record, groups: Groups) -> _Inflection:
-    """Return the item of a record."""
     texts = record.text("sentences").split("\t")
     ratio = record.get("ratio")
     if len(texts) < 2:

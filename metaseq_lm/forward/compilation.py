@@ -19,11 +19,7 @@ from metaseq_lm.forward.passes import (
 
 
 class _CompiledForward:
-    """The forward function of a block, compiled for passes that take gradients.
-
-    It is not compiled while operations are counted, nor for second derivatives. Blocks of equal
-    configuration share compiled code. The block's hooks, which gather shards, run outside it.
-    """
+    """The forward function of a block, compiled for passes that take gradients."""
 
     def __init__(self, forward: Callable[..., Tensor]) -> None:
         self.forward = forward
@@ -35,6 +31,8 @@ class _CompiledForward:
             return self.forward(*inputs)
         noise = context.noise
         keys = None if noise is None else noise.traced_keys()
+        # Blocks of equal configuration share compiled code. Their hooks, which gather shards, run
+        # outside it.
         output, drawn = _compiled_block()(self.forward, inputs, keys)
         if noise is not None:
             noise.position += drawn
@@ -54,7 +52,8 @@ def _traced_block(
     noise = None if keys is None else TracedNoise(keys)
     with use_context(ForwardContext(noise)):
         output = forward(*inputs)
-    return output, 0 if noise is None else noise.position
+    drawn = 0 if noise is None else noise.position
+    return output, drawn
 
 
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:

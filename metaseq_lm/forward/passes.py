@@ -190,7 +190,9 @@ def scale_of(p: float) -> float:
 
 def scaled(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     """Return the multiplier, of a dtype, of the entries that a mask keeps."""
-    return mask if dtype == torch.bool else mask.to(dtype) * scale_of(p)
+    if dtype == torch.bool:
+        return mask
+    return mask.to(dtype) * scale_of(p)
 
 
 def _torch_uniforms(keys: Tensor, at: Tensor, golden: int | Tensor = _COUNTER_STEP) -> Tensor:
@@ -271,38 +273,58 @@ def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
         _current = outer
 
 
+def uniform(
+    shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return numbers in [0, 1) of the current pass, drawn by row; torch's own outside a pass."""
+    noise = current_context().noise
+    if noise is None:
+        return torch.rand(shape, dtype=dtype, device=device)
+    return noise.uniform(shape, dtype)
+
+
+def draw_index(cumulative: Tensor) -> Tensor:
+    """Draw an index (...,) from cumulative weights (..., V) in float64, by row."""
+    # Inverting the distribution takes one random number per draw, where Gumbel noise needs V.
+    u = uniform(cumulative.shape[:-1], cumulative.device, cumulative.dtype)
+    # The last weight is their sum only up to rounding, so u is scaled to it.
+    index = torch.searchsorted(cumulative, (u * cumulative[..., -1]).unsqueeze(-1), right=True)
+    return index.squeeze(-1).clamp(max=cumulative.shape[-1] - 1)
+
+
 def full_precision(x: Tensor) -> Tensor:
     """Return x in fp32 if it is in half precision, too coarse for a softmax over many classes."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return x.float()
+    return x
 
 
 def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
-    """Return block(*inputs); with `recompute` the graph keeps only the inputs.
-
-    The backward pass then runs the block again with the same weights and random numbers. The
-    weights are arguments, because the block holds others by then under functional_call, or between
-    passes on sharded parameters.
-    """
+    """Return block(*inputs); with `recompute` the graph keeps only the inputs."""
     context = current_context()
     if not (context.recompute and torch.is_grad_enabled()):
         output: Tensor = block(*inputs)
         return output
     # Each call of the block gathers the shards.
     active = active_weights()
+    # The backward pass runs the block again with the same weights and random numbers. The weights
+    # are arguments, because the block holds others by then under functional_call, or between passes
+    # on sharded parameters.
     weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
-    start = context.noise.position if context.noise is not None else 0
+    start = 0 if context.noise is None else context.noise.position
     runs = 0
 
     def run(*tensors: Any) -> Tensor:
         nonlocal runs
         runs += 1
-        noise = context.noise.at(start) if context.noise is not None else None
+        noise = None if context.noise is None else context.noise.at(start)
         named: dict[str, Any] = dict(zip(weights, tensors[len(inputs) :]))
         counting = uncounted() if runs > 1 else contextlib.nullcontext()
         with use_context(replace(context, noise=noise)), use_weights(*active), counting:
             result: Tensor = functional_call(block, named, tensors[: len(inputs)])
         return result
 
+    # The state of torch's generator is not needed: blocks draw from the noise of the pass.
     recomputed: Tensor = checkpoint(
         run, *inputs, *weights.values(), use_reentrant=False, preserve_rng_state=False
     )
@@ -324,7 +346,7 @@ class _LossRecord:
 
     def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
         """Record terms; `totals` are the global batch's sizes if its loss is differentiated."""
-        losses = {name: term for name, term in terms.items() if is_optimized(term)}
+        losses = {name: term for name, term in terms.items() if _is_optimized(term)}
         self.loss_terms |= {name: term.kind for name, term in losses.items()}
         if totals is not None and losses and not self.has_items:
             counts = [totals.get(term.per, 1) if term.per else 1 for term in losses.values()]
@@ -359,10 +381,10 @@ class ForwardPasses:
         self.seed, self.device, self.is_low = seed, device, is_low
         self.placement = placement
         self.recompute = recompute
-        # dynamic: lengths differ between batches; fullgraph: code that cannot compile is an error.
-        self.compiled_terms = (
-            torch.compile(_traced_terms, fullgraph=True, dynamic=True) if compiled else None
-        )
+        self.compiled_terms: Callable[..., Terms] | None = None
+        if compiled:
+            # dynamic: lengths differ between batches; fullgraph: other code is an error.
+            self.compiled_terms = torch.compile(_traced_terms, fullgraph=True, dynamic=True)
         self.record = _LossRecord()
         self.update = 0
         self.words = 0  # number of random words that the last pass used
@@ -414,7 +436,8 @@ class ForwardPasses:
         if not self.placement.gathers:
             yield ForwardPass(self, rng_key, is_low, double_backward)
             return
-        with self.placement.in_pass() if are_equal else self.placement.whole() as weights:
+        gathering = self.placement.in_pass() if are_equal else self.placement.whole()
+        with gathering as weights:
             yield ForwardPass(self, rng_key, is_low, double_backward, weights)
 
 
@@ -442,38 +465,43 @@ class ForwardPass:
         These are the parameters themselves; if the graph gathers them, the rows that this process
         holds.
         """
-        return parameters if self.weights is None else list(map(self.weights.leaf, parameters))
+        if self.weights is None:
+            return parameters
+        return list(map(self.weights.leaf, parameters))
 
     def call(self, function: Callable[[], T]) -> T:
         """Return function(), which runs the model, with the hooks of fully sharded parameters."""
         placement = self.passes.placement
-        return placement.call(function) if placement.gathers else function()
+        if not placement.gathers:
+            return function()
+        return placement.call(function)
 
     @contextlib.contextmanager
     def over(self, batch: Batch) -> Iterator[None]:
         """Set up the random numbers and the precision of a micro-batch inside."""
         passes = self.passes
-        root = random_streams.key(passes.seed, "noise", passes.update, self.rng_key)
-        noise = None if batch.rows is None else Noise(root, batch.rows, passes.device)
+        noise = None
+        if batch.rows is not None:
+            root = random_streams.key(passes.seed, "noise", passes.update, self.rng_key)
+            noise = Noise(root, batch.rows, passes.device)
         context = ForwardContext(noise, self.double_backward, passes.words, passes.recompute)
-        autocast = torch.autocast(passes.device.type, torch.bfloat16)
-        with use_context(context), autocast if self.is_low else contextlib.nullcontext():
+        autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.is_low:
+            autocast = torch.autocast(passes.device.type, torch.bfloat16)
+        with use_context(context), autocast:
             yield
         if noise is not None and noise.position:
             passes.words = noise.position
 
     def terms(self, loss_fn: LossFn, batch: Batch) -> Terms:
-        """Return the terms of a loss, inside `over`.
-
-        They are not compiled while operations are counted, nor for second derivatives.
-        """
+        """Return the terms of a loss, inside `over`."""
         compiled = self.passes.compiled_terms
+        # They are not compiled while operations are counted, nor for second derivatives.
         if compiled is None or self.double_backward or _get_current_dispatch_mode() is not None:
             return loss_fn(batch)
         noise = current_context().noise
         keys = None if noise is None else noise.traced_keys()
-        terms: Terms = compiled(loss_fn, batch, keys)
-        return terms
+        return compiled(loss_fn, batch, keys)
 
     def mean_loss(
         self, loss_fn: LossFn, batch: Batch, totals: dict[str, Any], logs: Logs
@@ -499,7 +527,7 @@ def _traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
 # ---------------------------------------------------------------- sums of terms
 
 
-def is_optimized(term: Term) -> bool:
+def _is_optimized(term: Term) -> bool:
     """Return whether a term counts in the loss; a tensor as its weight always does."""
     return isinstance(term.weight, Tensor) or term.weight != 0
 
@@ -509,7 +537,9 @@ def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
 
     Any other shape would be summed for the gradient, but averaged for the log.
     """
-    for name, term in terms.items() if isinstance(terms, dict) else [("its result", terms)]:
+    if not isinstance(terms, dict):
+        terms = {"its result": terms}
+    for name, term in terms.items():
         if not isinstance(term, Term):
             raise MetaseqError(
                 f"the criterion returned a {type(term).__name__} as {name}; return "
@@ -542,7 +572,8 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
             mean = term.sum
         elif term.per in totals:
             size = totals[term.per]
-            mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
+            count = size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1)
+            mean = term.sum / count
         else:
             raise MetaseqError(
                 f"the criterion's term '{name}' is per '{term.per}', but batch.sizes has "
@@ -550,7 +581,7 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
                 "or let the task count that one"
             )
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
-        if is_optimized(term):
+        if _is_optimized(term):
             part = term.sum if term.is_summed else mean
             total = total + (part * term.weight).sum()
             if term.is_summed:
@@ -562,7 +593,7 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
 
 def _has_loss(terms: Terms) -> bool:
     """Return whether a term counts in the loss."""
-    return any(is_optimized(term) for term in terms.values())
+    return any(_is_optimized(term) for term in terms.values())
 
 
 def means(replicas: list[Any]) -> Logs:
@@ -593,4 +624,6 @@ def means(replicas: list[Any]) -> Logs:
 
 def copy_sums(items: Tensor, batch: TokenBatch) -> Tensor:
     """Sum `items` to a scalar or to (C,); its leading axes are the axes of batch.tokens."""
-    return items.flatten(1).sum(1) if batch.tokens.dim() == 3 else items.sum()
+    if batch.tokens.dim() == 3:
+        return items.flatten(1).sum(1)
+    return items.sum()

@@ -33,6 +33,7 @@ def check(part: ModulePart, tokenizer: Tokenizer, folder: Path) -> str:
     transformers = library()
     kind = getattr(transformers, part.foreign.architecture.name)
     model, loading = kind.from_pretrained(folder, output_loading_info=True)
+    # The library adds a pooler to models that were trained without one.
     absent = [n for n in sorted(loading["missing_keys"]) if ".pooler." not in f".{n}"]
     if absent:
         raise MetaseqError(f"{folder}: transformers finds no {', '.join(absent[:4])} in it")
@@ -76,10 +77,12 @@ def largest_difference(
     """
     largest = 0.0
     label_range = part.original.get(LABEL_RANGE)
-    scale = 1.0 if label_range is None else max(1.0, float(label_range.abs().max()))
+    scale = 1.0
+    if label_range is not None:
+        scale = max(scale, float(label_range.abs().max()))
     for padded in (False, True):
-        rows, layout, segments = random_rows(part, vocabulary, padded)
-        outputs = native_outputs(net, rows, layout, segments)
+        rows, layout, segments = _random_rows(part, vocabulary, padded)
+        outputs = _native_outputs(net, rows, layout, segments)
         if label_range is not None:
             outputs["sentence"] = outputs["sentence"] * label_range[1] + label_range[0]
         library_outputs = foreign_outputs(other, rows, layout, segments)
@@ -91,7 +94,7 @@ def largest_difference(
     return largest
 
 
-def random_rows(
+def _random_rows(
     part: ModulePart, vocabulary: Vocabulary, padded: bool
 ) -> tuple[Tensor, Layout, Tensor | None]:
     """Return ids (B, S), their layout, and segments (B, S) if there are any."""
@@ -103,16 +106,18 @@ def random_rows(
     rows = torch.tensor(random.choice(usual, (ROWS, length)))
     if vocabulary.task_tokens:
         rows[:, 0] = vocabulary.cls()
-    sizes = random.integers(1, length, ROWS) if padded else np.full(ROWS, length)
-    padding = torch.arange(length) >= torch.tensor(sizes)[:, None]
-    rows[padding] = vocabulary.pad
+    padding = segments = None
+    if padded:
+        sizes = torch.tensor(random.integers(1, length, ROWS))
+        padding = torch.arange(length) >= sizes[:, None]
+        rows[padding] = vocabulary.pad
     kinds = part.foreign.model.segments
-    segments = torch.tensor(random.integers(0, kinds, (ROWS, length))) if kinds else None
-    reach = part.foreign.architecture.reach
-    return rows, Layout(padding if padded else None, reach=reach), segments
+    if kinds:
+        segments = torch.tensor(random.integers(0, kinds, (ROWS, length)))
+    return rows, Layout(padding, reach=part.foreign.architecture.reach), segments
 
 
-def native_outputs(
+def _native_outputs(
     net: nn.Module, rows: Tensor, layout: Layout, segments: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the outputs of a network by head, "hidden" if it has no heads."""
@@ -148,7 +153,7 @@ def foreign_outputs(
         inputs = {name: values.unsqueeze(1) for name, values in inputs.items()}
     outputs = model(**inputs)
     names = {
-        "lm": "prediction_logits" if "prediction_logits" in outputs else "logits",
+        "lm": "logits",
         "rtd": "logits",
         "sentence": "logits",
         "token": "logits",
@@ -157,4 +162,6 @@ def foreign_outputs(
         "next_sentence": "seq_relationship_logits",
         "hidden": "last_hidden_state",
     }
+    if "prediction_logits" in outputs:
+        names["lm"] = "prediction_logits"
     return {head: outputs[name] for head, name in names.items() if name in outputs}

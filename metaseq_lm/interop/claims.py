@@ -1,7 +1,5 @@
 """What an export may claim: the library's class that a run's objective declares."""
 
-from typing import Any
-
 from torch import Tensor
 
 from metaseq_lm.core.config import RunConfig, build
@@ -57,5 +55,4 @@ def with_exported_heads(
     heads = {name.split(".")[1] for name in weights if name.startswith(_HEADS)}
     omitted = sorted(heads - set(claim.heads))
     prefixes = tuple(f"{_HEADS}{head}." for head in omitted)
-    chosen: dict[str, Any] = {n: w for n, w in weights.items() if not n.startswith(prefixes)}
-    return chosen if prefixes else weights, omitted
+    return {n: w for n, w in weights.items() if not n.startswith(prefixes)}, omitted

@@ -81,7 +81,9 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
         renamed = {key: config[name] for key, name in _DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
     for key, default in fixed.items():
-        value = architecture.reach == "causal" if key == "is_decoder" else default
+        value = default
+        if key == "is_decoder":
+            value = architecture.reach == "causal"
         if config.get(key, default) != value:
             raise MetaseqError(
                 f"{source}: {key} is {str(config.get(key, default))[:40]!r}; only models with "
@@ -103,7 +105,8 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
     options["max_positions"] = number("max_position_embeddings", int) - architecture.offset(pad)
     if architecture.base == "electra":
         embed = number("embedding_size", int, 128)
-        options["token_embed_dim"] = embed if embed != options["encoder_embed_dim"] else 0
+        if embed != options["encoder_embed_dim"]:
+            options["token_embed_dim"] = embed
     model = TransformerConfig(
         encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
     )
@@ -123,7 +126,9 @@ def _check_sizes(model: EncoderConfig, largest: int, source: object) -> None:
 def _architecture_of(config: dict[str, Any], source: object) -> Architecture:
     """Return the architecture that a `config.json` names; MetaseqError if unknown."""
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    name = None
+    if isinstance(names, list) and names:
+        name = names[0]
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise MetaseqError(
             f"{source}: architectures is {str(names)[:60]}; supported are "
@@ -149,21 +154,24 @@ def write_config(
     values |= {key: getattr(model, option) for key, (option, _) in _RATES.items()}
     if base == "electra":
         values["embedding_size"] = model.embed_dim
-    segments = model.segments or (1 if base == "roberta" else 2)
-    is_causal = architecture.reach == "causal"
-    has_ends = base == "roberta" or is_causal
+    segments = 1 if base == "roberta" else 2
     values |= {
         "vocab_size": len(vocabulary),
         "max_position_embeddings": model.max_positions + architecture.offset(pad),
-        "type_vocab_size": segments,
+        "type_vocab_size": model.segments or segments,
         "hidden_act": "gelu",
         "pad_token_id": pad,
-        "bos_token_id": vocabulary.cls() if has_ends else None,
-        "eos_token_id": vocabulary.sep if has_ends else None,
+        "bos_token_id": None,
+        "eos_token_id": None,
         "tie_word_embeddings": tied,
-        **({"is_decoder": True} if is_causal else {}),
-        **({} if model.segments else {OUR_KEY: {"segments": 0}}),
     }
+    is_causal = architecture.reach == "causal"
+    if is_causal:
+        values["is_decoder"] = True
+    if is_causal or base == "roberta":
+        values |= {"bos_token_id": vocabulary.cls(), "eos_token_id": vocabulary.sep}
+    if not model.segments:
+        values[OUR_KEY] = {"segments": 0}
     if base == DISTIL:
         for key in ("type_vocab_size", "layer_norm_eps", OUR_KEY):
             del values[key]
@@ -180,7 +188,8 @@ def model_options(config: RunConfig, source: object) -> EncoderConfig:
     wrong = {*SIZES.values(), "max_positions"} - options.keys()
     for name, value in options.items():
         kinds = (int, float) if isinstance(defaults[name], float) else type(defaults[name])
-        wrong |= set() if isinstance(value, kinds) else {name}
+        if not isinstance(value, kinds):
+            wrong.add(name)
     if wrong:
         raise MetaseqError(
             f"{source}: model {values.get('_name')!r} is not a supported encoder "
@@ -203,13 +212,14 @@ def run_config(
     heads = external.architecture.heads
     if "rtd" in heads:
         width = external.model.encoder_embed_dim
-        size = generator.model.encoder_embed_dim / width if generator else 0.25
-        model |= {"generator_size": size, "sharing": sharing}
-        if generator and sharing == "none":
-            model["generator_embed_dim"] = generator.model.token_embed_dim
-        if generator and generator.model.encoder_layers != external.model.encoder_layers:
+        model |= {"generator_size": 0.25, "sharing": sharing}
+        if generator:
+            model["generator_size"] = generator.model.encoder_embed_dim / width
             layer_ratio = generator.model.encoder_layers / external.model.encoder_layers
-            model["generator_layers"] = layer_ratio
+            if layer_ratio != 1:
+                model["generator_layers"] = layer_ratio
+            if sharing == "none":
+                model["generator_embed_dim"] = generator.model.token_embed_dim
         groups = {"task": "electra", "criterion": "electra_rtd", "model": "electra"}
         config = _with_groups(config, groups)
     elif "next_sentence" in heads:

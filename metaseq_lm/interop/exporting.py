@@ -1,5 +1,6 @@
 """Exports a checkpoint to a folder of the transformers library."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -74,8 +75,9 @@ def export_checkpoint(
 
 def _row_length(part: ModulePart, config: RunConfig) -> int:
     """Return the number of tokens to which a fine-tuned model's tokenizer cuts texts, else 0."""
-    is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
-    return int(config.task.tokens_per_sample) if is_fine_tuned else 0
+    if set(FINE_TUNED).isdisjoint(part.foreign.architecture.heads):
+        return 0
+    return int(config.task.tokens_per_sample)
 
 
 def longest_input(part: ModulePart, config: RunConfig) -> str:
@@ -91,8 +93,9 @@ def longest_input(part: ModulePart, config: RunConfig) -> str:
 
 def _tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
     """Return the folder of a checkpoint's tokenizer, of the run or the data; UsageError if gone."""
-    run = stored.path.parent.parent
-    folder = run if (run / DICT_FILE).is_file() else Path(config.data)
+    folder = stored.path.parent.parent
+    if not (folder / DICT_FILE).is_file():
+        folder = Path(config.data)
     if not folder.is_dir():
         raise UsageError(
             f"{folder}: no such data folder; give one with its tokenizer by --data DIR"
@@ -116,8 +119,8 @@ def export_part(
     if not main and not any(n.startswith(generator_prefix) for n in weights):
         shared = [n for n in stored.weights if n.startswith(main_prefix)]
         weights |= {n.replace(main_prefix, generator_prefix): stored.weights[n] for n in shared}
-    table = f"{main_prefix if main else generator_prefix}tokens"
-    tokens = weights.get(f"{table}.weight")
+    prefix = main_prefix if main else generator_prefix
+    tokens = weights.get(f"{prefix}tokens.weight")
     if tokens is None:
         raise MetaseqError(f"{stored.path}: {_NO_ENCODER}")
     rows = len(vocabulary)
@@ -145,7 +148,8 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
     try:
         record, rest = stored.manifest[KEY][name], stored.state[KEY][name]
         config, names, copies = (dict(record[key]) for key in ("config", "names", "copies"))
-        if not all(isinstance(text, str) for pair in (names | copies).items() for text in pair):
+        texts = itertools.chain(*(names | copies).items())
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a table of names")
         rest = {str(n): tensor for n, tensor in rest.items() if isinstance(tensor, Tensor)}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -153,8 +157,8 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
     part = ModulePart(
         read_config(config, source), config, weights, name == "main", names, copies, rest
     )
-    written = {n for group in tensor_names(part.foreign, part.main).values() for n in group}
-    if not set(copies.values()) <= written:
+    written = itertools.chain(*tensor_names(part.foreign, part.main).values())
+    if not set(copies.values()).issubset(written):
         raise MetaseqError(f"{source}: damaged (copies of tensors that are not stored)")
     return part
 
@@ -171,8 +175,10 @@ def _trained_part(
     MetaseqError, which begins with `source`, if there is no such class.
     """
     claim = claimed(config, source)
-    weights, omitted = with_exported_heads(weights, claim) if main else (weights, [])
-    if not main and not claim.generator:
+    omitted: list[str] = []
+    if main:
+        weights, omitted = with_exported_heads(weights, claim)
+    elif not claim.generator:
         raise MetaseqError(
             f"{source}: its noise model is not trained as a masked language model by criterion "
             f"{config.criterion._name}, and no other class of transformers fits it"
@@ -189,8 +195,10 @@ def _trained_part(
             f"{model.attention} and model.feed_forward={model.feed_forward}"
         )
     if isinstance(model, ModernConfig):
-        heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
-        lacking = unexportable(model, heads if main else {"of ELECTRA's generator"})
+        heads = {"of ELECTRA's generator"}
+        if main:
+            heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
+        lacking = unexportable(model, heads)
         if lacking:
             raise MetaseqError(
                 f"{source}: ModernBERT of the transformers library has nothing like {lacking}"
@@ -207,19 +215,19 @@ def _trained_part(
     activation = getattr(config.task, "pooler_activation", "tanh")
     if main:
         architecture = choose(weights, model, vocabulary, activation, claim.reach, source)
+        output = "heads.lm.weight"
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
+        output = "generator.head.weight"
         if _SIZE_OF_GENERATOR not in weights:
             raise MetaseqError(f"{source}: its generator is no masked language model of ours")
         model = _generator_sizes(model, weights)
-    tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
-    values = write_config(architecture, model, vocabulary, tied)
+    values = write_config(architecture, model, vocabulary, tied=output not in weights)
     original, weights = weights, to_library_form(weights, architecture, activation, source)
     part = ModulePart(read_config(values, source), values, weights, main, original=original)
     part.omitted, part.pipeline = omitted, claim.pipeline or not main
     names = tensor_names(part.foreign, main)
-    bias = next((n for group in names.values() for n in group if n in COPIES), None)
-    part.copies = {} if bias is None else {COPIES[bias]: bias}
+    part.copies = {COPIES[n]: n for n in itertools.chain(*names.values()) if n in COPIES}
     for message, wrong in (
         ("{} has no place for its", weights.keys() - names.keys()),
         ("{} has more than it, such as", names.keys() - weights.keys()),
@@ -228,11 +236,9 @@ def _trained_part(
             # For a head, its name is enough.
             parts = {re.sub(r"^(heads\.\w+)\..*", r"\1", name) for name in wrong}
             detail = f"{message.format(architecture.name)} {', '.join(sorted(parts)[:4])}"
-            remedy = "; train with task.joint=false task.answerability=false to export it"
-            raise MetaseqError(
-                f"{source}: "
-                f"{detail}{remedy * ('heads.span' in parts or 'heads.answerability' in parts)}"
-            )
+            if parts & {"heads.span", "heads.answerability"}:
+                detail += "; train with task.joint=false task.answerability=false to export it"
+            raise MetaseqError(f"{source}: {detail}")
     return part
 
 
@@ -254,12 +260,15 @@ def choose(
     if "rtd" in heads:
         return ARCHITECTURES["ElectraForPreTraining"]
     base = "MegatronBert" if model.style.pre_norm else "Bert"
-    layer = activation if base == "Bert" and f"{SENTENCE}pooler.weight" in weights else ""
+    layer = ""
+    if base == "Bert" and f"{SENTENCE}pooler.weight" in weights:
+        layer = activation
     if layer == "gelu" or model.token_embed_dim not in (0, model.encoder_embed_dim):
         base = "Electra"
     elif layer == "relu":
         # DistilBERT has no segments, and a fixed constant in its layer norms.
-        base = "DistilBert" if not model.segments and model.norm_eps == _DISTIL_EPS else base
+        if not model.segments and model.norm_eps == _DISTIL_EPS:
+            base = "DistilBert"
     elif base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
         base = "Roberta"
     if isinstance(model, ModernConfig):
@@ -291,14 +300,15 @@ def _label_options(
     part: ModulePart, config: RunConfig, stored: Checkpoint, labelled: Any
 ) -> dict[str, Any]:
     """Return the options of `config.json` that name a classifier's outputs by a set's labels."""
-    labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # one set
+    if not isinstance(labelled, (str, type(None))):
+        labelled = labelled[0]  # the only set
     bias = part.weights.get(f"{SENTENCE}out.bias", part.weights.get(f"{TOKEN}out.bias"))
     if bias is None or part.foreign.architecture.name.endswith("ForMultipleChoice"):
         return {}
-    key = (
-        "seq_classif_dropout" if part.foreign.architecture.base == DISTIL else "classifier_dropout"
-    )
-    dropout = {key: getattr(config.task, "head_dropout", 0.0)}
+    key = "classifier_dropout"
+    if part.foreign.architecture.base == DISTIL:
+        key = "seq_classif_dropout"
+    options = {key: getattr(config.task, "head_dropout", 0.0)}
     if LABEL_RANGE in part.original:
         names, kind = ["value"], "regression"
     else:
@@ -308,13 +318,16 @@ def _label_options(
         kind = f"{number}_label_classification"
         if f"{TOKEN}out.bias" in part.weights and len(names) != len(bias):
             fitting = predicted_names(names)
-            names = fitting if len(fitting) == len(bias) else bio_names(names)
+            if len(fitting) != len(bias):
+                fitting = bio_names(names)
+            names = fitting
         if len(names) != len(bias):
             names = [f"LABEL_{i}" for i in range(len(bias))]
+    if f"{TOKEN}out.bias" not in part.weights:
+        options["problem_type"] = kind
     ids = {name: i for i, name in enumerate(names)}
     labels = {str(i): name for name, i in ids.items()}
-    kinds = {} if f"{TOKEN}out.bias" in part.weights else {"problem_type": kind}
-    return {**dropout, **kinds, "label2id": ids, "id2label": labels}
+    return {**options, "label2id": ids, "id2label": labels}
 
 
 def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -> str:
@@ -339,6 +352,8 @@ def _generator_sizes(model: EncoderConfig, weights: dict[str, Tensor]) -> Encode
     """Return the sizes of ELECTRA's generator, which has heads as wide as the main encoder's."""
     fc1 = weights[_SIZE_OF_GENERATOR]
     width, embed = fc1.shape[1], weights["generator.embeddings.tokens.weight"].shape[1]
+    if embed == width:
+        embed = 0
     layers = {n for n in weights if re.fullmatch(r"generator\.stack\.layers\.\d+\.fc1\.bias", n)}
     return replace(
         model,
@@ -346,5 +361,5 @@ def _generator_sizes(model: EncoderConfig, weights: dict[str, Tensor]) -> Encode
         encoder_embed_dim=width,
         encoder_ffn_embed_dim=fc1.shape[0],
         encoder_attention_heads=model.heads_for(width),
-        token_embed_dim=embed if embed != width else 0,
+        token_embed_dim=embed,
     )

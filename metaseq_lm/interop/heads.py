@@ -40,9 +40,12 @@ def with_one_head(weights: dict[str, Tensor], name: str, source: object) -> dict
         return weights
     if not names:
         raise UsageError(f"{source}: it has no heads of several sets; leave --head away")
-    name = names[0] if len(names) == 1 and not name else name
+    if len(names) == 1 and not name:
+        name = names[0]
     if name not in names:
-        hint = f"no head for {name!r}.{nearest(name, names)} " if name else ""
+        hint = ""
+        if name:
+            hint = f"no head for {name!r}.{nearest(name, names)} "
         raise UsageError(f"{source}: {hint}Choose a head with --head: {', '.join(names)}")
     chosen = {}
     for key, weight in weights.items():

@@ -116,5 +116,7 @@ def join(main: ModulePart, other: ModulePart) -> tuple[dict[str, torch.Tensor], 
         torch.equal(weight, main.weights[name.replace(generator_prefix, main_prefix)])
         for name, weight in embeddings.items()
     )
-    added = {n: w for n, w in other.weights.items() if not shared or n not in embeddings}
-    return {**main.weights, **added}, "embeddings" if shared else "none"
+    if not shared:
+        return main.weights | other.weights, "none"
+    unshared = {n: w for n, w in other.weights.items() if n not in embeddings}
+    return main.weights | unshared, "embeddings"

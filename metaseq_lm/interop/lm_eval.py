@@ -82,7 +82,7 @@ def _results_of(
             groups[group] = {ITEMS: _items(name, content, file), "metrics": metrics}
             errors[group] = _metrics(content["results"][name], is_error=True)
     shared = content.get("config") or {}
-    config = (content["configs"].get(leaves[0]) if leaves else None) or {}
+    config = content["configs"][leaves[0]] if leaves else {}
     return SuiteResults(
         name=default_name(f"{LM_EVAL}-{task}"),
         suite=f"{LM_EVAL}/{task}",
@@ -120,7 +120,9 @@ def _metrics(numbers: Mapping[str, Any], is_error: bool = False) -> dict[str, fl
         metric, comma, rule = key.partition(",")
         if comma and is_number(value) and metric.endswith(_STDERR) == is_error:
             metric = metric.removesuffix(_STDERR)
-            metrics[metric if rule == "none" else f"{metric}-{rule}"] = value
+            if rule != "none":
+                metric += f"-{rule}"
+            metrics[metric] = value
     return metrics
 
 
@@ -149,12 +151,10 @@ def _items(task: str, content: Mapping[str, Any], file: Path) -> int:
 
 
 def _check_model(file: Path, content: Mapping[str, Any], checkpoint: Path, weights: str) -> None:
-    """Raise UsageError if the model of a file is an exported folder with other weights.
-
-    A model that is no folder here, or was not written by `export`, may be the checkpoint's.
-    """
+    """Raise UsageError if the model of a file is an exported folder with other weights."""
     model = content.get("model_name") or ""
     exported = weights_of(Path(model)) if model else None
+    # A model that is no folder here, or was not written by `export`, may be the checkpoint's.
     if exported is None:
         say(f"{file}: nothing tells whether its model, {model or 'unnamed'}, is {checkpoint}")
     elif exported != weights:

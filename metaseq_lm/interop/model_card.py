@@ -75,7 +75,10 @@ def weights_of(folder: Path) -> str | None:
     """Return the hash of the weights that a folder was exported from; None if no card says so."""
     if not (folder / CARD_FILE).is_file():
         return None
+    # The folder may be anybody's, with a README.md of any size and encoding.
     with open(folder / CARD_FILE, encoding="utf-8", errors="replace") as file:
         card = file.read(_LARGEST_CARD)
     line = re.search(rf"^\* {_WEIGHTS}: `([0-9a-f]{{64}})`$", card, re.MULTILINE)
-    return line[1] if line else None
+    if line is None:
+        return None
+    return line[1]

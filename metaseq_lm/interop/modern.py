@@ -65,7 +65,9 @@ def read_modern(config: dict[str, Any], number: Number, source: object) -> Moder
         )
     rows = number("vocab_size", int)
     extra = config.get(OUR_KEY)
-    multiple = extra.get("vocab_multiple") if isinstance(extra, dict) else None
+    multiple = None
+    if isinstance(extra, dict):
+        multiple = extra.get("vocab_multiple")
     if not isinstance(multiple, int) or multiple < 1:
         multiple = rows & -rows  # the largest power of two; any gives the same rows
     return ModernConfig(
@@ -78,12 +80,14 @@ def read_modern(config: dict[str, Any], number: Number, source: object) -> Moder
 
 def _theta_of(config: dict[str, Any], key: str, default: Any, source: object) -> float:
     """Return the base of the rotary positions of a kind of layer; MetaseqError if not supported."""
-    kinds = config.get("rope_parameters") or {}
-    rope = (kinds.get(key) or {}) if isinstance(kinds, dict) else kinds
-    theta = rope.get("rope_theta", default) if isinstance(rope, dict) else None
-    kind = rope.get("rope_type", "default") if isinstance(rope, dict) else None
-    if isinstance(theta, (int, float)) and 0 < theta < math.inf and kind == "default":
-        return float(theta)
+    rope = config.get("rope_parameters") or {}
+    if isinstance(rope, dict):
+        rope = rope.get(key) or {}
+    if isinstance(rope, dict):
+        theta = rope.get("rope_theta", default)
+        is_finite = isinstance(theta, (int, float)) and 0 < theta < math.inf
+        if is_finite and rope.get("rope_type", "default") == "default":
+            return float(theta)
     raise MetaseqError(
         f"{source}: rope_parameters has {str(rope)[:60]} for {key}; supported are a number as "
         "rope_theta and 'default' as rope_type"

@@ -140,7 +140,11 @@ class Architecture:
     @property
     def prefix(self) -> str:
         """The name of the backbone among the parameters."""
-        return "model" if self.is_modern else "bert" if self.base == MEGATRON else self.base
+        if self.is_modern:
+            return "model"
+        if self.base == MEGATRON:
+            return "bert"
+        return self.base
 
     @property
     def is_modern(self) -> bool:
@@ -172,7 +176,9 @@ class Architecture:
         """The name of the list of layers."""
         if self.is_modern:
             return f"{self.prefix}.layers"
-        return f"{self.prefix}.{'transformer' if self.base == DISTIL else 'encoder'}.layer"
+        if self.base == DISTIL:
+            return f"{self.prefix}.transformer.layer"
+        return f"{self.prefix}.encoder.layer"
 
 
 ARCHITECTURES = {
@@ -223,14 +229,18 @@ def canonical(name: str, prefix: str) -> str:
     """Return the current name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"{prefix}.{name}" if name.startswith(_BASE_PARTS) else name
+    if name.startswith(_BASE_PARTS):
+        return f"{prefix}.{name}"
+    return name
 
 
 def optional_names(base: str) -> set[str]:
     """Return the tensor names, besides the backbone's, that a folder of this kind may hold."""
     names = set(COPIES)
-    for head in (parts for name, parts in HEADS[base].items() if name not in FINE_TUNED):
-        for part, name in head.items():
-            single = part.startswith(".")
-            names |= {name} if single else {f"{name}.weight", f"{name}.bias"}
+    for head in HEADS[base].keys() - set(FINE_TUNED):
+        for part, name in HEADS[base][head].items():
+            if part.startswith("."):
+                names.add(name)
+            else:
+                names |= {f"{name}.weight", f"{name}.bias"}
     return names

@@ -24,7 +24,7 @@ from metaseq_lm.interop.parts import ModulePart
 from metaseq_lm.models.transformer.classifiers import SETS, SetHeads, module_name
 from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.tasks import Passes
-from metaseq_lm.tasks.protocols import ScoresTraining, task_read_as
+from metaseq_lm.tasks.protocols import passes_of, task_read_as
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 
@@ -96,7 +96,7 @@ def check_objective(
 def _first_rows(parts: Parts, labelled: str) -> Passes:
     """Return the first rows of each stream of the validation split, or of a labelled set's."""
     task, split = parts.task, parts.config.trainer.valid_split or "valid"
-    streams = (task.single_pass if isinstance(task, ScoresTraining) else task.build_streams)(split)
+    streams = passes_of(task, split)
     chosen = {key: s for key, s in streams.items() if key.rpartition("/")[2] == labelled}
     return {
         key: [parts.engine.to_device(next(stream.one_epoch(parts.shard))[:1])]
@@ -131,20 +131,23 @@ class _ModelComparison:
             padding = self.encoder.padding
             if padding is not None and padding.shape == difference.shape[: padding.dim()]:
                 difference = difference[~padding]
-            largest = float(difference.max().nan_to_num(torch.inf)) if difference.numel() else 0.0
+            largest = 0.0
+            if difference.numel():
+                largest = float(difference.max().nan_to_num(torch.inf))
             key = f"the outputs of head '{head}'"
             differences[key] = max(differences.get(key, 0.0), largest)
 
         self.exchange()
         with _hooked(self.parts.model, self.module_paths, compare):
             theirs = self.losses(passes)
-        for name, loss in ours.items() if differences else ():
+        if not differences:
+            return {}
+        for name, loss in ours.items():
             difference = abs(loss - theirs[name]) / max(1.0, abs(loss))
             differences[f"the values of '{name}'"] = difference
         return differences
 
     def losses(self, passes: Passes) -> dict[str, float]:
-        """Return the losses of an evaluation."""
         parts = self.parts
         with parts.evaluation_mode():
             metrics = parts.task.evaluate(parts.engine, parts.model, passes).metrics
@@ -163,7 +166,7 @@ class _ModelComparison:
         for head, path in self.module_paths.items():
             parent, _, name = path.rpartition(".")
             owner = model.get_submodule(parent)
-            setattr(owner, name, Columns(self.encoder, head))
+            setattr(owner, name, _HeadColumns(self.encoder, head))
             for holder in (owner, model.get_submodule("heads")):
                 if isinstance(holder, (SentenceHead, SetHeads)):
                     holder.pooler = None
@@ -180,7 +183,9 @@ def _module_path_of(model: nn.Module, head: str, labelled: str) -> str:
     heads = model.heads
     if isinstance(heads, SetHeads):
         return SETS + module_name(labelled or heads.names[0])
-    return f"heads.{head}" if head in _WHOLE_HEADS else f"heads.{head}.out"
+    if head in _WHOLE_HEADS:
+        return f"heads.{head}"
+    return f"heads.{head}.out"
 
 
 @contextmanager
@@ -202,13 +207,11 @@ def _hooked(model: nn.Module, module_paths: dict[str, str], record: Any) -> Iter
 
 
 class _LibraryEncoder(nn.Module):
-    """A model of the library in place of an encoder; its states are its concatenated outputs.
-
-    It keeps the encoder's embeddings, which tied heads and noise models use, but not its layers.
-    """
+    """A model of the library in place of an encoder; its states are its concatenated outputs."""
 
     def __init__(self, part: ModulePart, model: nn.Module, embeddings: nn.Module) -> None:
         super().__init__()
+        # Tied heads and noise models use the embeddings of the encoder.
         self.part, self.model, self.embeddings = part, model, embeddings
         self.columns: dict[str, slice] = {}
         self.padding: Tensor | None = None
@@ -233,7 +236,8 @@ class _LibraryEncoder(nn.Module):
             outputs["sentence"] = (outputs["sentence"] - label_range[0]) / label_range[1]
         states, at = [], 0
         for head in self.part.foreign.architecture.heads:
-            parts = [outputs[name] for name in (_SPAN if head == "span" else (head,))]
+            names = _SPAN if head == "span" else (head,)
+            parts = [outputs[name] for name in names]
             if head in ("sentence", "next_sentence"):
                 parts = [p.unsqueeze(1).expand(-1, length, -1) for p in parts]
             elif head in ("rtd", "span"):
@@ -245,7 +249,7 @@ class _LibraryEncoder(nn.Module):
         return torch.cat(states, -1).reshape(*tokens.shape, -1)
 
 
-class Columns(nn.Module):
+class _HeadColumns(nn.Module):
     """The outputs of one head among the states of a LibraryEncoder."""
 
     def __init__(self, encoder: _LibraryEncoder, head: str) -> None:
@@ -255,4 +259,6 @@ class Columns(nn.Module):
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         """Return the columns (..., K) of states, or (...) for a head with one logit a token."""
         chosen = x[..., self.columns[self.head]]
-        return chosen.squeeze(-1) if self.head == "rtd" else chosen
+        if self.head == "rtd":
+            return chosen.squeeze(-1)
+        return chosen

@@ -1,5 +1,6 @@
 """Models as named tensors, converted between the transformers library's names and ours."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +83,9 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
     if is_modern:
         del modules[f"{backbone}.stack.layers.0.attention_norm"]
     for head in architecture.heads:
-        ours = "generator.head" if head == "lm" and not main else heads + head
+        ours = heads + head
+        if head == "lm" and not main:
+            ours = "generator.head"
         for part, name in HEADS[architecture.base][head].items():
             if not part.startswith("."):
                 modules[f"{ours}.{part}"] = (name,)
@@ -97,14 +100,16 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
         if ours != "segments" or foreign.segments:
             names[f"{backbone}.embeddings.{ours}.weight"] = (table(foreign, kind),)
     for ours, theirs in modules.items():
-        for kind in ("weight",) if is_modern else ("weight", "bias"):
-            names[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in theirs)
+        names[f"{ours}.weight"] = tuple(f"{name}.weight" for name in theirs)
+        if not is_modern:
+            names[f"{ours}.bias"] = tuple(f"{name}.bias" for name in theirs)
     return names
 
 
 def table(foreign: ExternalModel, kind: str) -> str:
     """Return the name of the embedding table of "word", "position" or "token_type"."""
-    kind = "tok" if foreign.architecture.is_modern and kind == "word" else kind
+    if foreign.architecture.is_modern and kind == "word":
+        kind = "tok"
     return f"{foreign.architecture.prefix}.embeddings.{kind}_embeddings.weight"
 
 
@@ -120,7 +125,7 @@ def read_part(
     if len(stored) < len(tensors):
         raise MetaseqError(f"{source}: a tensor is there under an old and under its present name")
     names = tensor_names(foreign, main)
-    required = [name for pieces in names.values() for name in pieces]
+    required = list(itertools.chain(*names.values()))
     for name in required:
         if name not in stored and TWINS.get(name) in stored:
             stored[name] = stored.pop(TWINS[name])
@@ -139,8 +144,9 @@ def read_part(
         by_name[position] = by_name[position][foreign.offset :].clone()
     try:
         for parameter, pieces in names.items():
-            rows = [by_name[name] for name in pieces]
-            part.weights[parameter] = torch.cat(rows) if len(rows) > 1 else rows[0]
+            part.weights[parameter] = by_name[pieces[0]]
+            if len(pieces) > 1:
+                part.weights[parameter] = torch.cat([by_name[name] for name in pieces])
     except RuntimeError as error:
         raise MetaseqError(f"{source}: its tensors do not fit together ({error})") from error
     return part
@@ -180,11 +186,10 @@ def _sort_rest(
 def write_part(part: ModulePart) -> dict[str, Tensor]:
     """Return the tensors for a folder with this model."""
     foreign = part.foreign
-    tensors = {
-        name: piece.clone()
-        for parameter, pieces in tensor_names(foreign, part.main).items()
-        for name, piece in zip(pieces, part.weights[parameter].chunk(len(pieces)))
-    }
+    tensors: dict[str, Tensor] = {}
+    for parameter, names in tensor_names(foreign, part.main).items():
+        pieces = part.weights[parameter].chunk(len(names))
+        tensors |= {name: piece.clone() for name, piece in zip(names, pieces)}
     words, position = tensors[table(foreign, "word")], table(foreign, "position")
     if not foreign.segments and foreign.architecture.has_segments:
         rows = int(part.config.get("type_vocab_size", 2))
@@ -198,7 +203,7 @@ def write_part(part: ModulePart) -> dict[str, Tensor]:
     return {part.names.get(name, name): t for name, t in tensors.items()} | copies | rest
 
 
-def assemble(
+def _assemble(
     model: EncoderConfig, vocab_size: int, pad: int, names: set[str], generator: bool = False
 ) -> nn.Module:
     """Build a network with parameters `names`: an encoder with heads, or ELECTRA's generator.
@@ -211,7 +216,7 @@ def assemble(
         return nn.ModuleDict({"generator": nn.ModuleDict({**parts, "head": head})})
     has = {name.split(".")[1] for name in names if name.startswith("heads.")}
     tied = "heads.lm.weight" not in names
-    net = TransformerLM(model, vocab_size, pad, ("lm",) if "lm" in has else (), tied)
+    net = TransformerLM(model, vocab_size, pad, tuple(has & {"lm"}), tied)
     width = model.encoder_embed_dim
     if "rtd" in has:
         net.heads["rtd"] = BinaryHead(width)
@@ -225,7 +230,7 @@ def build(part: ModulePart, source: object) -> nn.Module:
     foreign, weights = part.foreign, dict(part.original or part.weights)
     weights.pop(LABEL_RANGE, None)
     with torch.device("meta"):  # no random weights, which would be replaced at once
-        net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
+        net = _assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
         if isinstance(net, TransformerLM):
             add_fine_tuned_heads(net.heads, weights, foreign.architecture.activation)
     checkpoint.check_fit(net, weights, source)

@@ -43,7 +43,7 @@ def write_tokenizer(
     library = _library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary
     library.add_special_tokens([vocabulary.symbols[i] for i in vocabulary.specials])
-    library.post_processor = template(vocabulary, row_length > 0, is_causal)
+    library.post_processor = _template(vocabulary, row_length > 0, is_causal)
     tokenizer.save(folder)
     write_atomic(folder / "tokenizer.json", (library.to_str(pretty=True) + "\n").encode("utf-8"))
     content = settings(vocabulary, model, row_length, is_causal)
@@ -55,8 +55,10 @@ def settings(
 ) -> dict[str, Any]:
     """Return the content of `tokenizer_config.json`."""
     ids = {"pad": vocabulary.pad, "mask": vocabulary.mask, "sep": vocabulary.sep}
-    ids |= {"cls": vocabulary.cls()} if vocabulary.task_tokens else {}
-    ids |= {} if vocabulary.unk is None else {"unk": vocabulary.unk}
+    if vocabulary.task_tokens:
+        ids["cls"] = vocabulary.cls()
+    if vocabulary.unk is not None:
+        ids["unk"] = vocabulary.unk
     if vocabulary.layout == "roberta" or (is_causal and vocabulary.task_tokens):
         ids |= {"bos": vocabulary.cls(), "eos": vocabulary.sep}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
@@ -71,14 +73,10 @@ def settings(
     }
 
 
-def template(
+def _template(
     vocabulary: Vocabulary, is_fine_tuned: bool = False, is_causal: bool = False
 ) -> processors.PostProcessor:
-    """Return the processor that puts special symbols around one or two texts, by layout.
-
-    A causal model's does not end texts: programs that generate or score a continuation, such as
-    lm-eval, take the tokens of a text to be the first tokens of the longer text.
-    """
+    """Return the processor that puts special symbols around one or two texts, by layout."""
     sep = vocabulary.symbols[vocabulary.sep]
     specials = [(sep, vocabulary.sep)]
     first = "$A"
@@ -86,6 +84,8 @@ def template(
         cls = vocabulary.symbols[vocabulary.cls()]
         specials.append((cls, vocabulary.cls()))
         first = f"{cls} $A"
+    # Programs that generate or score a continuation, such as lm-eval, take the tokens of a text to
+    # be the first tokens of the longer text.
     if is_causal:
         return processors.TemplateProcessing(first, f"{first} {sep} $B:1", specials)
     between = f"{sep} $B:1 {sep}:1"
@@ -107,11 +107,11 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         library = tokenizers.Tokenizer(
             models.WordLevel(ids, unk_token=vocabulary.symbols[vocabulary.unk])
         )
-        by_character = tokenizer.name == "char"
-        cut = tokenizers.Regex("[\\s\\S]" if by_character else _WHITE_SPACE)
-        library.pre_tokenizer = pre_tokenizers.Split(cut, "isolated" if by_character else "removed")
-        if by_character:
+        cut, behaviour = _WHITE_SPACE, "removed"
+        if tokenizer.name == "char":
+            cut, behaviour = "[\\s\\S]", "isolated"
             library.decoder = decoders.Fuse()
+        library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(cut), behaviour)
         return library
     raise MetaseqError(
         f"the transformers library has no tokenizer of the kind {tokenizer.name} with these options"
@@ -133,8 +133,10 @@ def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
         normal = [i for i in range(len(symbols)) if i > tokenizer.vocabulary.specials[-1]]
         merges = _merges({symbols[i]: scores[i] for i in normal})
         ids = {symbol: i for i, symbol in enumerate(symbols)}
+        # Like sentencepiece, which makes one token of successive unknown characters.
         model = models.BPE(ids, merges, unk_token=symbols[unk], fuse_unk=True)
     library = tokenizers.Tokenizer(model)
+    # sentencepiece removes superfluous spaces, of which its table of characters says nothing.
     library.normalizer = normalizers.Sequence(
         [
             normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap),
@@ -149,10 +151,10 @@ def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     """Return the pairs that form a piece, best score first, in the order of sentencepiece."""
-    pairs = [
-        (-score, at, piece[:at], piece[at:])
-        for piece, score in scores.items()
-        for at in range(1, len(piece))
-        if piece[:at] in scores and piece[at:] in scores
-    ]
+    pairs = []
+    for piece, score in scores.items():
+        for at in range(1, len(piece)):
+            left, right = piece[:at], piece[at:]
+            if left in scores and right in scores:
+                pairs.append((-score, at, left, right))
     return [(left, right) for _, _, left, right in sorted(pairs)]

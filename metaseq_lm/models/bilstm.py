@@ -77,7 +77,7 @@ class BiLSTM(nn.Module):
         states = [x]
         for number, layer in enumerate(layers):
             x = self.dropout(x)
-            with differentiable():
+            with _differentiable():
                 out, _ = layer(x)
             x = out + x if number else out
             states.append(x)
@@ -116,11 +116,12 @@ def projected_lstm(width: int, cells: int, inputs: int = 0) -> LSTM:
         for name in ("bias_ih_l0", "bias_hh_l0"):
             bias = getattr(lstm, name)
             bias.zero_()
-            bias[cells : 2 * cells] = 0.5  # there are two biases, which are added
+            # The two biases are added.
+            bias[cells : 2 * cells] = 0.5
     return lstm
 
 
-def differentiable() -> contextlib.AbstractContextManager[None]:
+def _differentiable() -> contextlib.AbstractContextManager[None]:
     """Return a context that turns off cuDNN if second derivatives, which it lacks, are needed."""
     if current_context().double_backward:
         return torch.backends.cudnn.flags(enabled=False)

@@ -31,11 +31,10 @@ def inherited(config: RunConfig) -> RunConfig:
             "model=inherit takes the model of init_from, which is not given; give init_from=RUN or "
             "another model"
         )
-    source = config.init_from
-    if not Path(source).exists() and manifests.newest_manifest(
-        Path(config.save_dir, "checkpoints")
-    ):
-        source = config.save_dir  # a resumed run has the same model
+    source, checkpoints = config.init_from, Path(config.save_dir, "checkpoints")
+    # A resumed run has the same model.
+    if not Path(source).exists() and manifests.newest_manifest(checkpoints):
+        source = config.save_dir
     path = manifests.resolve(source)
     stored = manifests.read_manifest(path).get("config")
     model = stored.get("model") if isinstance(stored, dict) else None

@@ -55,13 +55,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _GELULinear(torch.autograd.Function):
-    """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass.
-
-    gelu(x) has the width of the feed-forward layer, usually four times the width of hidden states.
-    """
+    """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # gelu(x) is usually four times as wide as the hidden states.
         ctx.save_for_backward(x, weight)
         # Not cast by autocast: its cached copy would have no graph in other uses of the weight.
         bias = None if bias is None else bias.to(x.dtype)
@@ -109,7 +107,9 @@ class LayerNorm(nn.LayerNorm):
         scaled = scaled * _of_copies(self.weight, x)
         # nn.LayerNorm(bias=False) has no bias.
         bias: Tensor | None = self.bias
-        return scaled if bias is None else scaled + _of_copies(bias, x)
+        if bias is None:
+            return scaled
+        return scaled + _of_copies(bias, x)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -213,10 +213,13 @@ class Dropout(nn.Module):
 @contextlib.contextmanager
 def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
     """Set every dropout rate of `net` inside the context; None changes nothing."""
-    layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
+    if rate is None:
+        yield
+        return
+    layers = [m for m in net.modules() if isinstance(m, Dropout)]
     before = [layer.p for layer in layers]
     for layer in layers:
-        layer.p = rate  # type: ignore[assignment]
+        layer.p = rate
     try:
         yield
     finally:

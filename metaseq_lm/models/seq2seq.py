@@ -114,11 +114,9 @@ def _restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
 
 
 def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
-    """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row.
-
-    Log-probabilities only fall. A penalty above 0 helps most at the row's limit, one below 0 not at
-    all.
-    """
+    """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row."""
+    # Log-probabilities only fall. A penalty above 0 helps most at the row's limit, one below 0 not
+    # at all.
     longest = limits if beam.length_penalty > 0 else torch.ones_like(limits)
     return bool((beam.worth(alive.max(1).values, longest) <= best).all())
 
@@ -201,11 +199,12 @@ class LSTMEncoderDecoder(nn.Module):
     def encode(self, tokens: Tensor, layout: Layout) -> Memory:
         """Encode source rows (B, S) for the decoder; states at padding are arbitrary."""
         lengths = layout.lengths(tokens)
-        counts = lengths.cpu()  # torch needs them there; copied once for all layers
+        # torch needs them there; copied once for all layers.
+        counts = lengths.cpu()
         x, first = self.dropout(self.source(tokens)), []
         for ahead, back in zip(self.ahead, self.back, strict=True):
-            one, (h, c) = run_rows(ahead, x, counts)
-            other, (g, d) = run_rows(back, reverse(x, lengths), counts)
+            one, (h, c) = _run_rows(ahead, x, counts)
+            other, (g, d) = _run_rows(back, reverse(x, lengths), counts)
             first.append((torch.cat([h, g], dim=-1), torch.cat([c, d], dim=-1)))
             x = self.dropout(torch.cat([one, reverse(other, lengths)], dim=-1))
         return Memory(x, layout.padding_of(tokens), first)
@@ -255,13 +254,12 @@ class LSTMEncoderDecoder(nn.Module):
 
 
 def _draw_uniform(net: nn.Module) -> None:
-    """Initialise all weights except biases uniformly in +-0.1."""
     for name, parameter in net.named_parameters():
         if "bias" not in name:
             nn.init.uniform_(parameter, -0.1, 0.1)
 
 
-def run_rows(layer: nn.Module, x: Tensor, counts: Tensor) -> tuple[Tensor, _LSTMState]:
+def _run_rows(layer: nn.Module, x: Tensor, counts: Tensor) -> tuple[Tensor, _LSTMState]:
     """Return the outputs (B, S, width) of a layer on rows of `counts` (B,) steps, 0 after them.
 
     Also returns state and cells after each row's last step. `counts` must be on the CPU.

@@ -48,7 +48,6 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def _norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
-    """Return the normalisation layer for `channels` channels."""
     if config.norm == "group":  # every layer has a multiple of 16 channels
         return nn.GroupNorm(_GROUPS, channels)
     return _BatchNorm(channels)
@@ -129,15 +128,13 @@ _SLOPE = 0.1  # slope of the leaky ReLUs
 _PRIMARY = "primary"
 
 
-class PositionalNorm(LayerNorm):
-    """Normalises over the channels at each position (Li et al. 2019, without their moments).
-
-    Norms that average over an image, such as group norm, would make the features at each position
-    depend on the whole image.
-    """
+class _PositionalNorm(LayerNorm):
+    """Normalises over the channels at each position (Li et al. 2019, without their moments)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (B, C, H, W) normalised over C."""
+        # Norms that average over an image, such as group norm, would make the features at each
+        # position depend on the whole image.
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
@@ -149,7 +146,7 @@ class _Convolution(nn.Sequential):
     def __init__(
         self, config: ConvLargeConfig, inputs: int, outputs: int, size: int, padding: int
     ) -> None:
-        norm = PositionalNorm if config.norm == POSITIONAL else _BatchNorm
+        norm = _PositionalNorm if config.norm == POSITIONAL else _BatchNorm
         super().__init__(
             nn.Conv2d(inputs, outputs, size, padding=padding, bias=False),
             norm(outputs),

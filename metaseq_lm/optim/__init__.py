@@ -62,7 +62,7 @@ class Optimizer:
         # In the model's order, whatever the groups: vectors of gradients have this order.
         self.parameters = list(parameters)
         # The tensors that `inner` updates: the local rows of sharded parameters.
-        self.local = list(parameters) if local is None else list(local)
+        self.local = list(parameters if local is None else local)
         self.names = names or [f"parameter {i}" for i in range(len(self.local))]
         self.is_sharded = any(map(is_dtensor, self.parameters))
 
@@ -84,7 +84,9 @@ class Optimizer:
     @property
     def last_lr(self) -> float:
         """The rate of the last step, like `lr`; 0 before the first."""
-        return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
+        if not self.updates:
+            return 0.0
+        return max(self.base) * self.schedule(self.updates)
 
     def describe_rules(self) -> str:
         """Describe how many parameters of which roles each rule updates; "" for a single rule.
@@ -104,7 +106,9 @@ class Optimizer:
         for rule, parameters in rules.items():
             roles = {role.name.lower() for p in parameters if (role := role_of("", p).role)}
             parts.append(f"{len(parameters)} parameters ({', '.join(sorted(roles))}) by {rule}")
-        return ", ".join(parts) if len(parts) > 1 else ""
+        if len(parts) < 2:
+            return ""
+        return ", ".join(parts)
 
     def load_gradient(self, gradient: Vector) -> Tensor:
         """Set the `.grad` of `local` and return the gradient's norm.
@@ -141,6 +145,7 @@ class Optimizer:
         factor = self.schedule(self.updates + 1)
         for group, base in zip(self.inner.param_groups, self.base):
             group["lr"] = base * factor
+        # torch's fused optimizers read this attribute, as torch.amp.GradScaler sets it.
         self.inner.found_inf = found_inf  # type: ignore[attr-defined]
         self.inner.step()
         self.updates += 1
@@ -150,7 +155,9 @@ class Optimizer:
 
         A collective call.
         """
-        return shards.whole(self.placed_slots(name)) if self.is_sharded else self._slots(name)
+        if not self.is_sharded:
+            return self._slots(name)
+        return shards.whole(self.placed_slots(name))
 
     def placed_slots(self, name: str) -> list[Tensor]:
         """Return the same moments, each in the placement of its parameter."""
@@ -172,9 +179,11 @@ class Optimizer:
     def _numbers(self) -> dict[int, int]:
         """Return, by torch's number of each parameter, its index in `parameters`."""
         index = {id(p): i for i, p in enumerate(self.local)}
-        order = [index[id(p)] for group in self.inner.param_groups for p in group["params"]]
-        numbers = [n for g in self.inner.state_dict()["param_groups"] for n in g["params"]]
-        return dict(zip(numbers, order))
+        numbers: dict[int, int] = {}
+        groups = zip(self.inner.state_dict()["param_groups"], self.inner.param_groups)
+        for numbered, group in groups:
+            numbers |= zip(numbered["params"], [index[id(p)] for p in group["params"]])
+        return numbers
 
     def local_state(self) -> dict[str, Any]:
         """Return step count and local moments; rates come from the configuration."""
@@ -211,7 +220,10 @@ class Optimizer:
             state[number] = map_tensors(partial(self._placed, index), slots)
             if not self.is_sharded and (odd := odd_forms(slots, self.local[index])):
                 forms[number] = odd
-        return {"updates": self.updates, "state": state, **({"forms": forms} if forms else {})}
+        content = {"updates": self.updates, "state": state}
+        if forms:
+            content["forms"] = forms
+        return content
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load step count and full moments; of these, each process reads its own rows.
@@ -247,7 +259,7 @@ def build_optimizer(
     is_plug_in = not OPTIMIZERS.entry(config._name).is_of_package
     if is_plug_in:
         check_kind(config._name, inner, local)
-    if any(is_sharded(p) for _, p in named) and (need := why_whole(inner)):
+    if any(is_sharded(p) for _, p in named) and (need := _why_whole(inner)):
         raise UsageError(
             f"optimizer {config._name} needs whole matrices{need}, but engine.parallel=shard or "
             "hybrid leaves each process some of their rows; use engine.parallel=replicate, or "
@@ -268,7 +280,7 @@ def build_optimizer(
     )
 
 
-def why_whole(inner: torch.optim.Optimizer) -> str:
+def _why_whole(inner: torch.optim.Optimizer) -> str:
     """Return why a step on some rows of a matrix differs from these rows of a whole step.
 
     "" if it does not.
@@ -283,9 +295,11 @@ def why_whole(inner: torch.optim.Optimizer) -> str:
 Schedule = Callable[[int], float]
 
 
-def warmup(step: int, warmup_updates: float) -> float:
+def _warmup(step: int, warmup_updates: float) -> float:
     """Increase linearly from 1/W at step 1 to 1 at step W, then stay constant."""
-    return min(1.0, step / warmup_updates) if warmup_updates else 1.0
+    if not warmup_updates:
+        return 1.0
+    return min(1.0, step / warmup_updates)
 
 
 def _warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
@@ -295,7 +309,7 @@ def _warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int)
 
 def constant(config: ConstantConfig) -> Schedule:
     """Return a schedule with warm-up to a constant 1."""
-    return lambda step: warmup(step, config.warmup_updates)
+    return lambda step: _warmup(step, config.warmup_updates)
 
 
 def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
@@ -305,14 +319,14 @@ def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
 
     def factor(step: int) -> float:
         decay: float = max(step, warmup_updates) ** -0.5
-        return scale * warmup(step, warmup_updates) * decay
+        return scale * _warmup(step, warmup_updates) * decay
 
     return factor
 
 
 def damped_inverse_sqrt(config: DampedInverseSqrtConfig) -> Schedule:
     """Return min(1, step / W) / (1 + damping sqrt(step))."""
-    return lambda step: warmup(step, config.warmup_updates) / (1.0 + config.damping * step**0.5)
+    return lambda step: _warmup(step, config.warmup_updates) / (1.0 + config.damping * step**0.5)
 
 
 def polynomial(config: PolynomialConfig) -> Schedule:
@@ -332,15 +346,14 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     def factor(step: int) -> float:
         step -= config.zero_based
         if step < rising and not config.decay_in_warmup:
-            return warmup(step, rising)
+            return _warmup(step, rising)
         decay: float = max(0.0, 1.0 - step / total) ** config.power
-        return warmup(step, rising) * (end + (1.0 - end) * decay)
+        return _warmup(step, rising) * (end + (1.0 - end) * decay)
 
     return factor
 
 
 def _check_length(total: int) -> None:
-    """Raise UsageError for a schedule without updates."""
     if total < 1:
         raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
 
@@ -362,9 +375,9 @@ def cosine(config: CosineConfig) -> Schedule:
     def factor(step: int) -> float:
         left = max(0, total - step)
         if cooling and left <= cooling:
-            return warmup(step, rising) * end * left / cooling
+            return _warmup(step, rising) * end * left / cooling
         share = min(1.0, max(0.0, (step - rising) / falling))
-        return warmup(step, rising) * (end + (1.0 - end) * (1.0 + math.cos(math.pi * share)) / 2)
+        return _warmup(step, rising) * (end + (1.0 - end) * (1.0 + math.cos(math.pi * share)) / 2)
 
     return factor
 
@@ -391,8 +404,8 @@ def wsd(config: WsdConfig) -> Schedule:
     def factor(step: int) -> float:
         left = max(0, total - step)
         if left >= falling:  # exact, without rounding: runs of all lengths have these rates
-            return warmup(step, rising)
-        return warmup(step, rising) * (end + (1.0 - end) * shape(left / falling))
+            return _warmup(step, rising)
+        return _warmup(step, rising) * (end + (1.0 - end) * shape(left / falling))
 
     return factor
 
@@ -404,7 +417,9 @@ def linear(config: LinearConfig) -> Schedule:
     rising = _warmup_length(config.warmup_updates, config.warmup_ratio, total)
 
     def factor(step: int) -> float:
-        rate = warmup(step, rising)
-        return max(0.0, min(rate, (total - step) / (total - rising))) if total > rising else rate
+        rate = _warmup(step, rising)
+        if total <= rising:
+            return rate
+        return max(0.0, min(rate, (total - step) / (total - rising)))
 
     return factor

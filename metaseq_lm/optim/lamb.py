@@ -25,7 +25,6 @@ class _Lamb(Eager):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:

@@ -24,28 +24,30 @@ from metaseq_lm.core.roles import Role, role_of
 from metaseq_lm.optim.optimizers import FusedAdamW, pair_of
 from metaseq_lm.optim.states import LIKE, Table
 
+# Steep at 0, so that few iterations suffice; in exchange, singular values do not converge to 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _LEAST_NORM = 1e-7
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def _orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices (P, A, B) with singular values near 1, by five Newton-Schulz iterations.
 
     Singular values s of X / ||X|| become phi^5(s), phi(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5,
     which lies in about [0.68, 1.20], except for tiny s. A zero matrix stays zero. It computes in
     the precision of `matrices`, with 5 (4 m^2 n + 2 m^3) FLOPs for each matrix.
     """
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return _orthogonalise(matrices.mT).mT
     a, b, c = COEFFICIENTS
-    is_tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if is_tall else matrices
-    x = x / x.flatten(1).norm(dim=1).clamp(min=_LEAST_NORM)[:, None, None]
+    norms = matrices.flatten(1).norm(dim=1)
+    x: Tensor = matrices / norms.clamp(min=_LEAST_NORM)[:, None, None]
     for _ in range(_STEPS):
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if is_tall else x
+    return x
 
 
 def _scale_of(rows: int, columns: int, scale: str) -> float:
@@ -75,7 +77,9 @@ class Muon(FusedAdamW):
         """The FLOPs of a step of all parameters; AdamW's do not count."""
         flops = 0
         for group in self.param_groups:
-            for p in group["params"] if "pieces" in group else ():
+            if "pieces" not in group:
+                continue
+            for p in group["params"]:
                 rows, columns = p.shape
                 smaller, larger = sorted((rows // group["pieces"], columns))
                 flops += group["pieces"] * _STEPS * (4 * smaller**2 * larger + 2 * smaller**3)
@@ -106,11 +110,13 @@ class Muon(FusedAdamW):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(p)
         momentum = state["momentum_buffer"].lerp(grad, 1 - mu)
-        update = grad.lerp(momentum, mu) if group["nesterov"] else momentum
+        update = momentum
+        if group["nesterov"]:
+            update = grad.lerp(momentum, mu)
         pieces = update.unflatten(0, (group["pieces"], -1)).to(_precision_of(p, group["iteration"]))
         _, rows, columns = pieces.shape
         factor = lr * _scale_of(rows, columns, group["scale"])
-        direction = orthogonalise(pieces).flatten(0, 1)
+        direction = _orthogonalise(pieces).flatten(0, 1)
         weight = p.mul(1 - lr * group["weight_decay"]).add_(direction, alpha=-factor)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:  # the device decides, see Optimizer.step
@@ -121,10 +127,8 @@ class Muon(FusedAdamW):
 
 
 def _precision_of(weight: Tensor, iteration: str) -> torch.dtype:
-    """Return the precision in which the update of a weight is orthogonalised.
-
-    A CPU without bf16 units takes 20 times as long in bf16.
-    """
+    """Return the precision in which the update of a weight is orthogonalised."""
+    # A CPU without bf16 units takes 20 times as long in bf16.
     if iteration == "auto":
         return torch.bfloat16 if weight.is_cuda else weight.dtype
     return _PRECISIONS[iteration]
@@ -138,10 +142,12 @@ def _hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]
     """
     check_roles(parameters, "optimizer muon")
     hidden = [
-        (name, p, role_of(name, p).pieces if config.split else 1)
+        (name, p, role_of(name, p).pieces)
         for name, p in parameters
         if role_of(name, p).role is Role.HIDDEN
     ]
+    if not config.split:
+        hidden = [(name, p, 1) for name, p, _ in hidden]
     if not hidden:
         raise UsageError(
             "optimizer muon is for matrices between hidden states, such as those of Transformer "
@@ -162,10 +168,10 @@ def _hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]
         name: getattr(config, name) for name in ("momentum", "nesterov", "scale", "iteration")
     }
     if config.hidden_lr or config.width_ratio != 1.0:
-        rate = config.hidden_lr or config.lr
-        # An update has singular values near its scale, which with match_rms_adamw grows with the
-        # square root of the width.
-        options["lr"] = rate * (config.width_ratio**-0.5 if config.scale == MATCH_RMS else 1.0)
+        options["lr"] = config.hidden_lr or config.lr
+        if config.scale == MATCH_RMS:
+            # The singular values of an update grow with the square root of the width.
+            options["lr"] *= config.width_ratio**-0.5
     cuts = [Rule(re.escape(name), {"pieces": n}) for name, _, n in hidden if n > 1]
     return [Rule(".*", {"pieces": 1, **options}, roles=(Role.HIDDEN,)), *cuts]
 

@@ -122,8 +122,8 @@ class FusedSGD(Eager, torch.optim.SGD):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            for p in group["params"] if group["momentum"] else ():
-                if p.grad is not None and not self.state[p]:
+            for p in group["params"]:
+                if group["momentum"] and p.grad is not None and not self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         inspect.unwrap(super().step)(self)
 

@@ -52,18 +52,18 @@ def roles_of(model: nn.Module) -> dict[str, ParameterRole]:
 
 
 def _check_tables(module: nn.Module) -> None:
-    """Raise UsageError if a table of a plug-in's module has a key that the module lacks.
-
-    Tables of the package's modules, which plug-ins may inherit, may name children that some options
-    leave out.
-    """
+    """Raise UsageError if a table of a plug-in's module has a key that the module lacks."""
+    # Tables of the package's modules, which plug-ins may inherit, may name children that some
+    # options leave out.
     if type(module).__module__.startswith(("metaseq_lm.", "torch.")):
         return
     attributes = {**vars(type(module)), **vars(module)}  # without inherited tables
     names = {"", *dict(module.named_modules()), *dict(module.named_parameters())}
     for table in ("parameter_roles", "parameter_pieces", "parameter_levels"):
-        entries = attributes.get(table, {})
-        for key in entries if isinstance(entries, Mapping) else ():  # not a property
+        entries = attributes.get(table)
+        if not isinstance(entries, Mapping):  # absent, or a property
+            continue
+        for key in entries:
             if key not in names:
                 raise UsageError(
                     f"{type(module).__name__}.{table} has {key!r}, which is no module or parameter "

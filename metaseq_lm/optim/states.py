@@ -54,7 +54,8 @@ def why_not_stored(slots: Any, parameter: Tensor, is_sharded: bool, table: Table
 
     A state without a declared form has to have the parameter's shape on shards.
     """
-    if unknown := [key for key in slots if table and key not in table]:
+    unknown = [key for key in slots if key not in table]
+    if table and unknown:
         return f"the state {unknown[0]}, which its state_form lacks,"
     pending = [(str(name), value) for name, value in slots.items()]
     while pending:
@@ -75,21 +76,17 @@ def why_not_stored(slots: Any, parameter: Tensor, is_sharded: bool, table: Table
 
 
 def _has_own_type(name: str, value: Tensor, parameter: Tensor) -> bool:
-    """Return whether a tensor keeps its type when the precision of a run changes.
-
-    As in torch, "step" is not a moment.
-    """
+    """Return whether a tensor keeps its type when the precision of a run changes."""
+    # As in torch, "step" is not a moment.
     return value.is_floating_point() and name != "step" and value.dtype != parameter.dtype
 
 
 def odd_forms(slots: Mapping[str, Any], parameter: Tensor) -> dict[str, list[int]]:
-    """Return the strides of tensors that keep their own type or are not contiguous.
-
-    Products of matrices with other strides may differ in the last bit.
-    """
+    """Return the strides of tensors that keep their own type or are not contiguous."""
     forms: dict[str, list[int]] = {}
 
     def note(name: str, value: Tensor) -> None:
+        # Products of matrices with other strides may differ in the last bit.
         if _has_own_type(name, value, parameter) or not value.is_contiguous():
             dense = value if all(value.stride()) else value.contiguous()
             forms[name] = list(dense.stride())
@@ -108,12 +105,15 @@ def read_state(slots: Mapping[str, Any], forms: _Forms, parameter: Tensor, table
     def read(name: str, value: Tensor | StoredTensor) -> Tensor:
         if is_strict and not _has_form(name, value, parameter, table):
             raise ValueError(f"{name}, {tuple(value.shape)}")
-        tensor = (
-            value if isinstance(value, Tensor) and not value.dim() else rows_like(value, parameter)
-        )
+        if isinstance(value, Tensor) and not value.dim():
+            tensor = value
+        else:
+            tensor = rows_like(value, parameter)
         if name in forms:
             return torch.empty_strided(tensor.shape, forms[name], dtype=tensor.dtype).copy_(tensor)
-        return tensor.to(parameter.dtype) if _has_own_type(name, tensor, parameter) else tensor
+        if _has_own_type(name, tensor, parameter):
+            return tensor.to(parameter.dtype)
+        return tensor
 
     return map_tensors(read, slots)
 

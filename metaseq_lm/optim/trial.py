@@ -24,11 +24,9 @@ _TRIED = (1, 2, 3, 1000)  # steps of a schedule
 
 
 def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) -> None:
-    """Raise UsageError if a run with the configured optimizer could not be resumed.
-
-    The optimizer updates stand-ins for the parameters. In each group, the smallest local parameter
-    of each number of dimensions has memory and a gradient; the others have neither.
-    """
+    """Raise UsageError if a run with the configured optimizer could not be resumed."""
+    # The optimizer updates stand-ins for the parameters. In each group, the smallest local
+    # parameter of each number of dimensions has memory and a gradient; the others have neither.
     stand_ins = [(name, _without_memory(p)) for name, p in parameters]
     devices = {p.device for _, p in parameters if p.is_cuda}
     with torch.random.fork_rng(devices):
@@ -93,7 +91,7 @@ def check_schedule(name: str, schedule: Callable[[int], float]) -> None:
     """Raise UsageError if a schedule returns no number, or depends on more than the step."""
     at, place = SCHEDULES.entry(name).value, _place(SCHEDULES, name)
     interfaces.check_call(f"what schedule '{name}' returns", schedule, ["step"], at=at)
-    first, second = ([schedule(step) for step in _TRIED] for _ in range(2))
+    first, second = list(map(schedule, _TRIED)), list(map(schedule, _TRIED))
     for step, *factors in zip(_TRIED, first, second):
         if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in factors):
             raise UsageError(
@@ -144,12 +142,9 @@ def _set_gradients(inner: torch.optim.Optimizer) -> None:
 
 def _numbers_outside(inner: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the numbers that an optimizer keeps in groups and attributes, outside its state."""
-    options = [
-        (f"groups/{key}", value)
-        for group in inner.param_groups
-        for key, value in group.items()
-        if key != "params"
-    ]
+    options: list[tuple[str, Any]] = []
+    for group in inner.param_groups:
+        options += [(f"groups/{key}", value) for key, value in group.items() if key != "params"]
     numbers: dict[str, Any] = {}
     others = {"state": inner.state, "param_groups": inner.param_groups, "defaults": inner.defaults}
     attributes = [(key, value) for key, value in vars(inner).items() if key not in others]
@@ -170,4 +165,6 @@ def _content(value: Any) -> Any:
         return [_content(item) for item in value.values()]
     if isinstance(value, list | tuple | set | deque):
         return [_content(item) for item in value]
-    return value if type(value) in PLAIN else None
+    if type(value) in PLAIN:
+        return value
+    return None

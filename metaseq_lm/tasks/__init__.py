@@ -78,7 +78,8 @@ class Task:
         self.data = Path(run_config.data)
         check_pair(run_config, type(self))
         if isinstance(config, WarmupConfig) and (config.row_lengths or config.length_phases):
-            config.in_phases()  # raises UsageError before the run has a folder
+            # Raises UsageError before the run has a folder.
+            config.in_phases()
         self.criterion: Criterion = build("criterion", run_config.criterion)
 
     def build_streams(self, split: str) -> dict[str, Stream]:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from metaseq_lm.config.tasks import (
-    ClozeConfig,
-)
+from metaseq_lm.config.tasks import ClozeConfig
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError

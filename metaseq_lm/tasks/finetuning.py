@@ -5,6 +5,7 @@ Shapes: N samples, K classes or candidates.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,12 +153,14 @@ def judged(
         return terms
 
     logs = engine.evaluate(loss, batches, rng_key="validate")
-    return logs, [item for part in process_group.gather_objects(results) for item in part]
+    return logs, list(chain.from_iterable(process_group.gather_objects(results)))
 
 
 def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict[str, Any]] | None:
     """Return the rows of a benchmark's file for `samples`; None if the set has no such rows."""
-    return None if data.rows is None else [data.rows[sample] for sample in samples]
+    if data.rows is None:
+        return None
+    return [data.rows[sample] for sample in samples]
 
 
 def listed(samples: Any, outputs: Tensor) -> Outputs:
@@ -217,25 +220,22 @@ def _prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     classes or candidates, or the one real value. If rows have several labels, gold and predicted
     are lists.
     """
+
+    def named(label: Any) -> Any:
+        if data.multi_label:
+            return [data.label_names[number] for number in np.flatnonzero(label)]
+        return label.item() if data.regression else data.label_names[label]
+
     rows = []
     for sample, row in outputs:
+        gold = None if data.labels is None else named(data.labels[sample])
+        predicted: Any = row[0]
         if data.multi_label:
-            chosen = _names_of(data, np.array(row) > THRESHOLD)
-            listed_gold = None if data.labels is None else _names_of(data, data.labels[sample])
-            rows.append({"index": sample, "gold": listed_gold, "predicted": chosen, "scores": row})
-            continue
-        gold: Any = None if data.labels is None else data.labels[sample].item()
-        predicted: Any = row[0] if data.regression else int(np.argmax(row))
-        if not data.regression:
-            gold = None if gold is None else data.label_names[gold]
-            predicted = data.label_names[predicted]
+            predicted = named(np.array(row) > THRESHOLD)
+        elif not data.regression:
+            predicted = named(np.argmax(row))
         rows.append({"index": sample, "gold": gold, "predicted": predicted, "scores": row})
     return rows
-
-
-def _names_of(data: Labels, has_class: np.ndarray) -> list[str]:
-    """Return the names of classes, given whether a row has each (K,)."""
-    return [data.label_names[number] for number in np.flatnonzero(has_class)]
 
 
 def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:

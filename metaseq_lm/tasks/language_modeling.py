@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from metaseq_lm.core.batch import Layout, TokenBatch, as_tensor
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
@@ -83,19 +83,16 @@ def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> Toke
     """Return rows (B, S) and their layout; "targets" counts tokens but each document's first."""
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])
-    documents = len(rows) if layout.documents is None else _count_documents(layout, lengths)
+    documents = len(rows)
+    if layout.documents is not None:
+        # Documents are numbered from 0 in each row.
+        last = layout.documents[torch.arange(len(rows)), torch.from_numpy(lengths) - 1]
+        documents += int(last.sum())
     return TokenBatch(
         tokens=as_tensor(rows),
         layout=layout,
         sizes={"targets": int(lengths.sum()) - documents, "rows": len(rows)},
     )
-
-
-def _count_documents(layout: Layout, lengths: np.ndarray) -> int:
-    """Return the number of documents in packed rows with `lengths` (B,)."""
-    assert layout.documents is not None
-    last = layout.documents[torch.arange(len(lengths)), torch.from_numpy(lengths) - 1]
-    return int(last.sum()) + len(lengths)
 
 
 class WordLanguageModelingTask(LanguageModelingTask):
@@ -131,7 +128,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
 
     def build_model(self) -> nn.Module:
         options = self.config
-        ids = model_ids(self.words, options.min_frequency, options.vocab_size)
+        ids = _model_ids(self.words, options.min_frequency, options.vocab_size)
         return self.language_model(int(ids.max()) + 1, PAD, torch.from_numpy(ids))
 
 
@@ -144,7 +141,7 @@ def _sentence_batch(
     return TokenBatch(tokens=rows.tokens, layout=rows.layout, sizes=sizes)
 
 
-def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> np.ndarray:
+def _model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> np.ndarray:
     """Return the id of each word (V,) in a language model, int64; special words keep theirs.
 
     The `size` most frequent words (0: all) that occur at least `min_frequency` times have ids;
@@ -157,7 +154,7 @@ def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> 
         raise UsageError(
             f"no word of the data folder occurs task.min_frequency={min_frequency} times; lower it"
         )
-    frequent = frequent[:size] if size else frequent
+    frequent = frequent[: size or None]
     ids = np.full(len(counts), UNKNOWN, np.int64)
     specials = len(SPECIAL_WORDS)
     ids[:specials] = np.arange(specials)

@@ -172,11 +172,8 @@ def units_of(config: MaskingConfig, folder: Path) -> Units | None:
         return None
     if config.mask_unit == SHORT_SPAN:
         return Units(SHORT_SPAN, np.zeros(0, bool))
-    lengths, by_tokens = (
-        SpanLengths(config.mean_span, config.longest_span),
-        config.span_anchors == TOKENS,
-    )
-    return Units(config.mask_unit, load_tokenizer(folder).word_starts, lengths, by_tokens)
+    lengths, by_tokens = SpanLengths(config.mean_span, config.longest_span), config.span_anchors
+    return Units(config.mask_unit, load_tokenizer(folder).word_starts, lengths, by_tokens == TOKENS)
 
 
 def mask_rates(config: MaskRatesConfig, run_config: RunConfig) -> MaskRates | None:
@@ -192,13 +189,14 @@ def mask_rates(config: MaskRatesConfig, run_config: RunConfig) -> MaskRates | No
 
 def limited_count(count: int, limit: int) -> int:
     """Return `count`, but at most `limit` unless that is 0."""
-    return min(count, limit) if limit else count
+    return min(count, limit or count)
 
 
 def scored_rows(task: Task, split: str, count: int) -> int:
     """Return how many of `count` rows of a split are scored; task.valid_size limits valid_split."""
-    is_valid = split == task.run_config.trainer.valid_split
-    return limited_count(count, task.config.valid_size if is_valid else 0)
+    if split != task.run_config.trainer.valid_split:
+        return count
+    return limited_count(count, task.config.valid_size)
 
 
 class _CorpusRows(Protocol):
@@ -236,7 +234,9 @@ def text_stream(
             order = Growing(len(lengths), sizes, config.seed, "train")
         order.by_epoch = _is_by_epoch(options)
     arguments = split, order, collate, config.seed, lengths, widths, corpus.words
-    return Stream(*arguments) if plan is None else PlannedStream(*arguments, plan=plan)
+    if plan is None:
+        return Stream(*arguments)
+    return PlannedStream(*arguments, plan=plan)
 
 
 def _phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
@@ -261,7 +261,6 @@ def length_phases(config: RunConfig) -> Phases:
 
 
 def _is_by_epoch(options: Any) -> bool:
-    """Return whether each epoch has different rows."""
     return getattr(options, "sample_break_mode", "") == DOCUMENTS
 
 
@@ -351,10 +350,9 @@ class MaskedLMTask(TextTask):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
-        is_modern = isinstance(sizes, ModernConfig)
-        rates = mask_rates(self.config, self.run_config)
         share = OUTPUT_SHARE
-        if is_modern:
+        if isinstance(sizes, ModernConfig):
+            rates = mask_rates(self.config, self.run_config)
             share = self.config.mask_prob if rates is None else rates.mean
         flops: float = self.config.batch_size * masked_lm(row, share)
         return flops
@@ -372,12 +370,11 @@ class SentencePairsTask(MaskedLMTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
         is_phased = split == "train" and options.has_phases
-        phases = [
-            Pairs(self.data, split, self.vocabulary, phase.tokens_per_sample, seed)
-            for phase in (options.in_phases() if is_phased else [options])
-        ]
-        for part in phases:
-            part.shuffled = split == "train" and options.shuffle_tokens
+        phases = []
+        for phase in options.in_phases() if is_phased else [options]:
+            rows = Pairs(self.data, split, self.vocabulary, phase.tokens_per_sample, seed)
+            rows.shuffled = split == "train" and options.shuffle_tokens
+            phases.append(rows)
         pairs = PhasedPairs(phases) if is_phased else phases[0]
         collate = partial(pair_batch, pairs)
         return {split: masked_stream(self, split, pairs, self.masking(split), collate)}

@@ -52,7 +52,7 @@ class _MixtureObjective:
     config: RunConfig
 
 
-def parse_objectives(config: RunConfig) -> dict[str, _MixtureObjective]:
+def _parse_objectives(config: RunConfig) -> dict[str, _MixtureObjective]:
     """Return the objectives of a mixture by name; UsageError that names a wrong entry."""
     objectives: dict[str, _MixtureObjective] = {}
     for item in config.task.objectives:
@@ -71,7 +71,8 @@ def parse_objectives(config: RunConfig) -> dict[str, _MixtureObjective]:
 def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> _MixtureObjective:
     """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
     entry = read_entry(item, ObjectiveEntry)
-    task_name = composed(f"task={entry.task}").task._name  # a preset names another one
+    # A preset names another task.
+    task_name = composed(f"task={entry.task}").task._name
     _check_takes_part(task_name)
     name = entry.name or entry.task
     if not name.isidentifier():
@@ -112,17 +113,13 @@ def composed(*overrides: str) -> RunConfig:
 
 def _check_takes_part(name: str) -> None:
     """Raise UsageError for a task that cannot be an objective of a mixture."""
-    able = [n for n, entry in sorted(TASKS.entries.items()) if _takes_part(entry.value)]
+    # Not inherited: a class itself says so.
+    able = [n for n, e in sorted(TASKS.entries.items()) if vars(e.value).get("in_mixtures")]
     if name not in able:
         raise UsageError(
             f"task {name} is no objective of a mixture, which predict tokens of the same rows with "
             f"the same model; these are: {', '.join(able)}"
         )
-
-
-def _takes_part(task: type[Task]) -> bool:
-    """Return whether a task class itself says that it can be an objective of a mixture."""
-    return bool(vars(task).get("in_mixtures"))
 
 
 def _with_rows(options: Any, rows: Any) -> Any:
@@ -212,7 +209,7 @@ class MixtureTask(TextTask):
 
     def __init__(self, config: MixtureConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
-        self.objectives = parse_objectives(run_config)
+        self.objectives = _parse_objectives(run_config)
         self.tasks: dict[str, Task] = {}
         for name, objective in self.objectives.items():
             alone = objective.config
@@ -236,14 +233,16 @@ class MixtureTask(TextTask):
     @classmethod
     def read_as(cls, run_config: RunConfig) -> RunConfig:
         """Return the configuration of a run with only the objective that criterion.read names."""
-        objectives = parse_objectives(run_config)
+        objectives = _parse_objectives(run_config)
         weights = _phase_weights([*objectives.values()], run_config.task)
         return objectives[_read_name(run_config.criterion.read, [*objectives], weights)].config
 
     def facts(self) -> dict[str, Any]:
         """Return the usual facts, and the updates of all phases, which determine the batches."""
         facts = usual_facts(self)
-        return facts | ({"phase_updates": self.phases.updates} if self.config.phases else {})
+        if self.config.phases:
+            facts["phase_updates"] = self.phases.updates
+        return facts
 
     # ---------------------------------------------------------------- training
 
@@ -304,18 +303,18 @@ class MixtureTask(TextTask):
         flops = 0.0
         for name, share in self.shares.items():
             task = self.tasks[name]
-            by_rule = task.flops_by_rule() if isinstance(task, PricedByRule) else None
-            if by_rule is None:
+            if not isinstance(task, PricedByRule) or (by_rule := task.flops_by_rule()) is None:
                 return None
             flops += share * by_rule
         return flops
 
     def eager_reason(self) -> str:
         """Return why the losses cannot be compiled: the reason of the first objective with one."""
-        parts = [part for task in self.tasks.values() for part in (task, task.criterion)]
-        return next(
-            filter(None, (p.eager_reason() for p in parts if isinstance(p, NeedsEager))), ""
-        )
+        for task in self.tasks.values():
+            for part in (task, task.criterion):
+                if isinstance(part, NeedsEager) and (reason := part.eager_reason()):
+                    return reason
+        return ""
 
     # ---------------------------------------------------------------- evaluation
 

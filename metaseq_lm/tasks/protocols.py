@@ -66,6 +66,13 @@ class ScoresTraining(Protocol):
         """Return one pass over a split; for "train", over the examples that are trained on."""
 
 
+def passes_of(task: Task, split: str) -> dict[str, Stream]:
+    """Return one pass over each stream of a split, for an evaluation."""
+    if isinstance(task, ScoresTraining):
+        return task.single_pass(split)
+    return task.build_streams(split)
+
+
 @runtime_checkable
 class CutsRows(Protocol):
     """Makes rows that lose tokens if they are too long."""
@@ -95,9 +102,10 @@ def flops_by_rule(task: Any, engine: Engine) -> float | None:
 
     Each replica makes the whole step of an optimizer that counts FLOPs.
     """
-    passes = task.flops_by_rule() if isinstance(task, PricedByRule) else None
+    if not isinstance(task, PricedByRule) or (passes := task.flops_by_rule()) is None:
+        return None
     steps = sum(optimizer.step_flops for optimizer in engine.optimizers.values())
-    return None if passes is None else passes + steps * process_group.world_size()
+    return passes + steps * process_group.world_size()
 
 
 @runtime_checkable
@@ -227,7 +235,9 @@ TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
 
 def kinds_of(task: Task) -> Kinds:
     """Return the kinds of updates of a task; by default a single kind."""
-    return task.kinds() if isinstance(task, _HasKinds) else [(1.0, task.needs(0))]
+    if isinstance(task, _HasKinds):
+        return task.kinds()
+    return [(1.0, task.needs(0))]
 
 
 def kind_streams_of(task: Task) -> dict[str, Stream]:
@@ -243,7 +253,9 @@ def kind_streams_of(task: Task) -> dict[str, Stream]:
 
 def facts_of(task: Task) -> dict[str, Any]:
     """Return the facts of a task; by default `usual_facts`."""
-    return task.facts() if isinstance(task, _HasFacts) else usual_facts(task)
+    if isinstance(task, _HasFacts):
+        return task.facts()
+    return usual_facts(task)
 
 
 def usual_facts(task: Task) -> dict[str, Any]:
@@ -253,28 +265,36 @@ def usual_facts(task: Task) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {"labels": labels_in(task.data, options_of(task.config))}
     if isinstance(task.config, WarmupConfig):
-        lengths = task.config.warmup_lengths(task.run_config.trainer.max_update)
-        facts |= {"warmup_updates": list(lengths)} if any(lengths) else {}
-        updates = task.config.length_updates or task.run_config.trainer.max_update
-        facts |= {"length_updates": updates} if task.config.has_phases else {}
+        updates = task.run_config.trainer.max_update
+        lengths = task.config.warmup_lengths(updates)
+        if any(lengths):
+            facts["warmup_updates"] = list(lengths)
+        if task.config.has_phases:
+            facts["length_updates"] = task.config.length_updates or updates
     return facts
 
 
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the leaderboard files of a task; by default none."""
-    return task.submissions(split, rows) if isinstance(task, _Submits) else {}
+    if isinstance(task, _Submits):
+        return task.submissions(split, rows)
+    return {}
 
 
 def read_as(config: RunConfig) -> RunConfig:
     """Return the configuration with which a run is scored, probed and exported."""
     task_class = TASKS.entry(config.task._name).value
-    return task_class.read_as(config) if issubclass(task_class, IsReadAs) else config
+    if issubclass(task_class, IsReadAs):
+        config = task_class.read_as(config)
+    return config
 
 
 def task_read_as(task: Task) -> Task:
     """Return the task with which a run is scored, probed and exported: itself, unless a mixture."""
     config = read_as(task.run_config)
-    reading: Task = task if config is task.run_config else build("task", config.task, config)
+    if config is task.run_config:
+        return task
+    reading: Task = build("task", config.task, config)
     return reading
 
 

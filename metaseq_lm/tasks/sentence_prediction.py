@@ -58,23 +58,21 @@ _TANH = "tanh"
 
 
 def _with_reach(config: RunConfig) -> RunConfig:
-    """Return `config` with task.reach=causal in place of "auto" if its source is causal.
-
-    A run that has started keeps its reach; a run older than the option sees both sides.
-    """
+    """Return `config` with task.reach=causal in place of "auto" if its source is causal."""
     if config.task.reach != AUTO:
         return config
     folder, reach = Path(config.save_dir), BOTH
+    # A run that has started keeps its reach; a run older than the option sees both sides.
     if config.save_dir and begun(folder):
         reach = flatten(read_config(folder / "config.yaml")).get("task.reach", BOTH)
     elif config.init_from:
-        reach = reach_of_manifest(manifests.read_manifest(manifests.resolve(config.init_from)))
+        reach = _reach_of_manifest(manifests.read_manifest(manifests.resolve(config.init_from)))
     if reach != CAUSAL:
         return config
     return replace(config, task=replace(config.task, reach=CAUSAL))
 
 
-def reach_of_manifest(manifest: Mapping[str, Any]) -> str:
+def _reach_of_manifest(manifest: Mapping[str, Any]) -> str:
     """Return what a token sees in the run of a checkpoint, by its task or its criterion.
 
     "both" if neither the checkpoint nor a registered class says it.
@@ -187,10 +185,11 @@ class SentencePredictionTask(LabelledSetTask):
         folder = Path(self.data, self.config.labelled)
         multi_label = Manifest.load(folder).details.get("form") == MULTI_LABEL
         facts: dict[str, Any] = {"labels": labels_in(self.data, options_of(self.config))}
-        facts |= {"multi_label": True} if multi_label else {}
-        return facts | (
-            {} if self._activation == _TANH else {"pooler_activation": self._activation}
-        )
+        if multi_label:
+            facts["multi_label"] = True
+        if self._activation != _TANH:
+            facts["pooler_activation"] = self._activation
+        return facts
 
     @property
     def _activation(self) -> str:

@@ -138,15 +138,16 @@ class SquadTask(LabelledSetTask):
         answers = []
         for row, (window, null) in enumerate(zip(batch.samples.tolist(), beam.null.tolist())):
             starts, ends, values = (array[row] for array in arrays)
-            best = window_texts(
-                windows, window, (starts, ends, values), options.n_best, options.max_answer_length
-            )
+            limits = options.n_best, options.max_answer_length
+            best = window_texts(windows, window, (starts, ends, values), *limits)
             answers.append(WindowAnswers(window, null, best))
         return answers
 
     def _odds(self, answers: Answers) -> float:
         """Return the no-answer odds: its logit, or (BERT) its score minus the best span's."""
-        return answers.null - (0.0 if self.config.answerability else answers.best_score)
+        if self.config.answerability:
+            return answers.null
+        return answers.null - answers.best_score
 
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:
         """Return the official scores of the best texts and the odds of no answer, by question."""
@@ -173,12 +174,12 @@ class SquadTask(LabelledSetTask):
     def _predicted(self, split: str, row: dict[str, Any]) -> str:
         """Return the best text of a row; "" if its no-answer odds are above the threshold."""
         answerable = self.windows(split).data.answerable_only
-        empty = not answerable and row["null_odds"] > self.config.null_threshold
-        return "" if empty else best_text(row)
+        if not answerable and row["null_odds"] > self.config.null_threshold:
+            return ""
+        return best_text(row)
 
 
 def _windows_of(config: RunConfig, split: str) -> SquadWindows:
-    """Return the windows of a split of the configured set."""
     options = config.task
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")
     data = SquadSet(labelled_folder(config), split)

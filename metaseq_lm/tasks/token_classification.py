@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from metaseq_lm.config.tasks import (
-    TokenClassificationConfig,
-)
+from metaseq_lm.config.tasks import TokenClassificationConfig
 from metaseq_lm.core.batch import Terms, TokenBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.criterions.labelled import TokenClassification
@@ -108,7 +106,6 @@ class TokenClassificationTask(OneSetTask):
 
 
 def _tagged_rows(config: RunConfig, split: str) -> TaggedRows:
-    """Return the rows of a split of the configured set."""
     return tagged_rows(labelled_folder(config), split, config.task.tokens_per_sample)
 
 

@@ -86,11 +86,7 @@ class TranslationTask(Task):
     # ---------------------------------------------------------------- translations
 
     def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
-        """Return the best translation of each source row, ids (B, L) padded behind [SEP].
-
-        The source's length bounds the translation's, so it does not depend on other rows. Special
-        tokens other than [UNK] are not generated.
-        """
+        """Return the best translation of each source row, ids (B, L) padded behind [SEP]."""
         vocabulary = self.tokenizers[1].vocabulary
         beam = Beam(
             self.config.beam_size,
@@ -100,6 +96,7 @@ class TranslationTask(Task):
             length_penalty=self.config.length_penalty,
             banned=tuple(sorted(vocabulary.unwritten - {vocabulary.sep})),
         )
+        # The source's length bounds the translation's, so it does not depend on other rows.
         lengths = batch.layout.lengths(batch.tokens) - 1
         limits = lengths * _LENGTH_FACTOR + _LONGER
         best: Tensor = model.translate(batch.tokens, batch.layout, limits, beam)[0]  # type: ignore[operator]
@@ -122,7 +119,8 @@ class TranslationTask(Task):
         bleu = self.config.bleu
 
         def judge(batch: TranslationBatch) -> tuple[Terms, _Translated]:
-            return self.criterion(model, batch), self.translations(model, batch) if bleu else []
+            terms = self.criterion(model, batch)
+            return terms, self.translations(model, batch) if bleu else []
 
         logs, translated = judged(engine, batches, judge)
         # numpy's exp of a diverged loss is infinite, not an error.

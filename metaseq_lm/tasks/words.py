@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -97,10 +98,9 @@ class WordTask(Task):
     def chosen(self, name: str) -> np.ndarray:
         """Return the training sentences of a set that are used: a seeded share."""
         seed = self.config.fraction_seed
-        data = self.labelled(name, "train")
-        return data.fraction(
-            self.config.label_fraction, self.run_config.seed if seed is None else seed
-        )
+        if seed is None:
+            seed = self.run_config.seed
+        return self.labelled(name, "train").fraction(self.config.label_fraction, seed)
 
     # ---------------------------------------------------------------- data and model
 
@@ -185,7 +185,9 @@ class WordTask(Task):
 
     def further_costs(self) -> Costs:
         """Return the cost of the language model of task.elmo."""
-        return ancestors(self.config.elmo, prefer="best") if self.config.elmo else {}
+        if not self.config.elmo:
+            return {}
+        return ancestors(self.config.elmo, prefer="best")
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
         """Return the modules of a set, the primary one first; methods add others."""
@@ -207,9 +209,14 @@ class WordTask(Task):
         """Load the encoder of a run of words, the averaged one if it has one."""
         averaged = _AVERAGE + ENCODER
         prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
-        encoder = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        targets = [ENCODER] if not self.config.average_decay else [ENCODER, averaged]
-        return {start + name: weight for start in targets for name, weight in encoder.items()}
+        chosen = {}
+        for name, weight in weights.items():
+            if name.startswith(prefix):
+                suffix = name.removeprefix(prefix)
+                chosen[ENCODER + suffix] = weight
+                if self.config.average_decay:
+                    chosen[averaged + suffix] = weight
+        return chosen
 
     # ---------------------------------------------------------------- updates and scores
 
@@ -250,7 +257,7 @@ class WordTask(Task):
             makers.append(partial(prediction_rows, name, data, predicted[""]))
         means = {name: float(np.mean(values)) for name, values in main_scores.items()}
         metrics = {**means, **logs, "loss": float(np.mean(losses))}
-        return Scored(metrics, lambda: [row for rows in makers for row in rows()])
+        return Scored(metrics, lambda: list(chain.from_iterable(make() for make in makers)))
 
     def _predicted(
         self,
@@ -427,11 +434,7 @@ def prediction_rows(
 
 
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U.
-
-    Tags of spans are written in BIO, which every version of conlleval reads, so that conlleval's F1
-    of the file is "conlleval_f1". NAME.SPLIT.conlleval.txt is conlleval's output for the file.
-    """
+    """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U."""
     sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
     if data.form == TREES:
         trees = (conllu_text(r["words"], r["predicted_heads"], r["predicted"]) for r in sentences)
@@ -439,9 +442,11 @@ def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -
     lines: list[str] = []
     gold_tags, predicted_tags = [], []
     for row in sentences:
-        words = ["_".join(word.split()) for word in row["words"]]  # CoNLL-U allows blanks in words
+        # CoNLL-U allows blanks in words.
+        words = ["_".join(word.split()) for word in row["words"]]
         tags = [row["gold"], row["predicted"]]
         if data.spans:
+            # Every version of conlleval reads BIO.
             tags = [bio_tags(conlleval_spans(column), len(column)) for column in tags]
         lines += ["\t".join(part) for part in zip(words, *tags)]
         lines.append("")

@@ -70,7 +70,9 @@ class MovingAverage:
 
     def hidden_weights(self) -> dict[str, Any]:
         """Return the state that a checkpoint made inside `shown` needs besides the model's."""
-        return {"trained_weights": dict(self.averages)} if self.averages else {}
+        if not self.averages:
+            return {}
+        return {"trained_weights": dict(self.averages)}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Checkpointer:
         # A weight that is not finite on one replica must stop all replicas.
         local = {name: vectors.local(tensor) for name, tensor in weights.items()}
         by_replica = process_group.gather_objects(checkpoint.nonfinite(local))
-        bad = [*dict.fromkeys(name for names in by_replica for name in names)]
+        bad = list(dict.fromkeys(chain.from_iterable(by_replica)))
         if bad:
             raise DivergedError(
                 f"after update {update} {', '.join(bad[:4])} is not finite, so "
@@ -109,7 +110,9 @@ class Checkpointer:
         trouble = self._begin(update, state, valid, names, copy) or trouble
         if trouble:
             return self._reported(trouble, required)
-        return "" if copy else self.finish(required)
+        if copy:
+            return ""
+        return self.finish(required)
 
     def _begin(
         self,
@@ -137,7 +140,8 @@ class Checkpointer:
             return str(error)
         thread = ThreadPoolExecutor(1, "checkpoint")
         writing = thread.submit(checkpoint.write, self.folder, update, contents)
-        thread.shutdown(wait=False)  # ends once it has written
+        # The thread ends once it has written.
+        thread.shutdown(wait=False)
         self.pending = _Pending(update, contents.manifest(update, description), names, writing)
         return ""
 
@@ -222,9 +226,13 @@ class Checkpointer:
         changes = [f"{key} {then} -> {now}" for key, (then, now) in pairs.items() if then != now]
         updates = stored.state["update"]
         is_branch = stored.path.parent.resolve() != self.folder.resolve()
-        message = f"{'branches' if is_branch else 'resumed'} from {stored.path} at update {updates}"
-        message += f"; reset {', '.join(reset)}" * bool(reset)
-        messages = ["; changed ".join([message, ", ".join(changes)] if changes else [message])]
+        verb = "branches" if is_branch else "resumed"
+        message = f"{verb} from {stored.path} at update {updates}"
+        if reset:
+            message += f"; reset {', '.join(reset)}"
+        if changes:
+            message += f"; changed {', '.join(changes)}"
+        messages = [message]
         others = [
             f"{name} {stored.manifest[name]} -> {self.description[name]}"
             for name in ("code", "torch")
@@ -256,7 +264,6 @@ class Checkpointer:
             checkpoint.relink(self.folder, stored.path, best, words)
 
     def _check_fit(self, stored: Checkpoint, reset: Collection[str]) -> None:
-        """Raise CheckpointError if the run cannot resume from a checkpoint."""
         config = self.parts.config
         trained_on, current = stored.manifest.get("data"), self.parts.data_fingerprint
         if trained_on != current and "data" not in reset:

@@ -63,13 +63,12 @@ def _unknown(config: RunConfig, task: Task, streams: Mapping[str, Any]) -> dict[
     reads_corpus = any(getattr(stream, "words", None) is not None for stream in streams.values())
     if holds_tokens(task.data) and (reads_corpus or not names):
         folders[""] = task.data
-    splits = _splits(config)
-    return {
-        f"{name}{split}": share
-        for name, folder in folders.items()
-        for split, share in unknown_shares(Path(folder)).items()
-        if split in splits
-    }
+    splits, unknown = _splits(config), {}
+    for name, folder in folders.items():
+        for split, share in unknown_shares(Path(folder)).items():
+            if split in splits:
+                unknown[f"{name}{split}"] = share
+    return unknown
 
 
 def _cut(config: RunConfig, task: Task) -> dict[str, float]:
@@ -127,7 +126,10 @@ def _rates(config: RunConfig, updates: int) -> dict[str, float]:
         low, high = numbers[same - 1], numbers[same]
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if schedule(middle) == last else (middle, high)
+            if schedule(middle) == last:
+                high = middle
+            else:
+                low = middle
         rates["same_from"] = high
     for item in fields(config.schedule):
         length = getattr(config.schedule, item.name)
@@ -150,8 +152,8 @@ def check_best_metric(parts: Parts, known: Mapping[str, float]) -> None:
     if not (metric and options.valid_split):
         return
     metrics = dict(known)
-    for most in (1, None) if metric != _USUAL_METRIC else ():
-        if metric not in metrics:
+    for most in (1, None):
+        if metric not in metrics and metric != _USUAL_METRIC:
             metrics = evaluate_split(parts, options.valid_split, most).metrics
     check_produced(metric, metrics)
     if options.maximize_best_checkpoint_metric is None:

@@ -44,7 +44,9 @@ def check_effects(config: RunConfig, of_package: bool = False) -> list[str]:
     if not claims:
         return []
     config = prepare_config(config)
-    config = config if config.trainer.max_update else with_updates(config, 1)
+    if not config.trainer.max_update:
+        config = with_updates(config, 1)
+    # What differs between two trials of the same options, such as a time, says nothing.
     usual, untried = _stable(_measure(config), _measure(config)), []
     for group, item in claims:
         key, options = f"{group}.{item.name}", getattr(config, group)
@@ -81,7 +83,6 @@ def _claims(config: RunConfig, of_package: bool) -> Iterator[tuple[str, Field[An
 
 
 def _owner(schema: type, name: str) -> type:
-    """Return the dataclass that declares an option."""
     return next(c for c in schema.__mro__ if name in vars(c).get("__annotations__", ()))
 
 
@@ -102,7 +103,9 @@ def _measure(config: RunConfig) -> _Results:
     split, streams = config.trainer.valid_split, kind_streams_of(parts.task)
 
     def validate() -> Mapping[str, float]:
-        return evaluate_split(parts, split, most=1).metrics if split else {}
+        if not split:
+            return {}
+        return evaluate_split(parts, split, most=1).metrics
 
     valid = validate()
     train: dict[str, float] = {}

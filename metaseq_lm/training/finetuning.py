@@ -89,13 +89,15 @@ class FineTuner:
         best = manifests.read_manifest(manifests.resolve(config.save_dir, prefer="best"))
         train, scored = LabelledSet(folder, "train"), LabelledSet(folder, split)
         first, stop = parts_of_train(train, config.task)
-        left_out = {"score", "loss", *results["losses"]}  # "score" repeats the main metric
+        choosing = stop - first if config.trainer.valid_split == HELD_OUT else len(scored)
+        # "score" repeats the main metric.
+        left_out = {"score", "loss", *results["losses"]}
         return FineTuned(
             metrics={n: v for n, v in results["metrics"][split].items() if n not in left_out},
             choice=best["valid"][config.trainer.best_checkpoint_metric],
             epoch=best["update"] * config.task.epochs / results["updates"],
             trained=first,
-            choosing=stop - first if config.trainer.valid_split == HELD_OUT else len(scored),
+            choosing=choosing,
             cut=_share_of_cut_rows(scored, config.task.tokens_per_sample),
         )
 
@@ -108,7 +110,6 @@ class FineTuner:
     def _configured(
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
     ) -> RunConfig:
-        """Return the configuration of the training run on a set."""
         options = {**options, LENGTH: min(options[LENGTH], longest_row(self.config))}
         digest = hashlib.blake2b(to_json([str(folder), seed, options]).encode(), digest_size=6)
         values = {

@@ -45,8 +45,9 @@ class LoggedRun:
     @property
     def id(self) -> str:
         """The logger's identifier of the run, stored in the run folder to resume it."""
-        file = self.folder / _ID_FILE
-        stored = file.read_text(errors="replace").strip() if file.is_file() else ""
+        file, stored = self.folder / _ID_FILE, ""
+        if file.is_file():
+            stored = file.read_text(errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", stored):
             stored = uuid.uuid4().hex
             write_atomic(file, f"{stored}\n".encode())
@@ -68,12 +69,8 @@ class _Logger(Protocol):
         """Flush, and mark the run as finished or failed."""
 
 
-class TensorBoard:
-    """An event file in the run folder.
-
-    It does not use the library's SummaryWriter, which writes in a thread: when that dies because
-    the disk is full, the next point blocks.
-    """
+class _TensorBoard:
+    """An event file in the run folder."""
 
     def __init__(self, run: LoggedRun) -> None:
         from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
@@ -83,6 +80,8 @@ class TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         # The number sorts files of the same second. The rest is random, so nobody can plant a link.
         number = sum(1 for _ in folder.iterdir())
+        # The library's SummaryWriter writes in a thread: when that dies because the disk is full,
+        # the next point blocks.
         self.writer = EventsWriter(str(folder / "events"), f".{number:04d}.{secrets.token_hex(8)}")
         # TensorBoard then drops later points, which a killed process logged, and shows new ones.
         start = SessionLog(status=SessionLog.START)
@@ -91,7 +90,6 @@ class TensorBoard:
         )
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Write one event."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
@@ -102,7 +100,6 @@ class TensorBoard:
         self.writer.flush()
 
     def close(self, failed: bool) -> None:
-        """Flush and close."""
         self.writer.close()
 
 
@@ -113,23 +110,19 @@ class _Trackio:
         import trackio
 
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-        name = f"{run.name}-{run.id[:8]}"  # trackio finds runs by their names
+        # trackio finds runs by their names.
+        name = f"{run.name}-{run.id[:8]}"
         self.run = trackio.init(project, name=name, config=run.options, resume="allow", embed=False)
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Log a step."""
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
-        """Finish the run."""
         self.run.finish()
 
 
 class _WandB:
-    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT etc. choose where it goes.
-
-    Command line, output and code are not sent: they may hold secrets.
-    """
+    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT etc. choose where it goes."""
 
     def __init__(self, run: LoggedRun) -> None:
         import wandb
@@ -141,6 +134,7 @@ class _WandB:
             dir=run.folder,
             config=run.options,
             resume="allow",
+            # Command line, output and code may hold secrets.
             settings=wandb.Settings(
                 console="off", disable_git=True, save_code=False, x_disable_meta=True
             ),
@@ -151,11 +145,10 @@ class _WandB:
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
-        """Flush and end the run."""
         self.run.finish(exit_code=int(failed))
 
 
-class MLflow:
+class _MLflow:
     """A run of MLflow at MLFLOW_TRACKING_URI, in MLFLOW_EXPERIMENT_NAME."""
 
     def __init__(self, run: LoggedRun) -> None:
@@ -164,10 +157,10 @@ class MLflow:
 
         self.client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self.client.get_experiment_by_name(name)
-        experiment_id = (
-            experiment.experiment_id if experiment else self.client.create_experiment(name)
-        )
+        if experiment := self.client.get_experiment_by_name(name):
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self.client.create_experiment(name)
         earlier = self.client.search_runs([experiment_id], f"tags.metaseq_lm_id = '{run.id}'")
         if earlier:
             self.run_id = earlier[0].info.run_id
@@ -178,11 +171,11 @@ class MLflow:
             experiment_id, run_name=run.name, tags=tags
         ).info.run_id
         options = [Param(key, str(value)[:500]) for key, value in run.options.items()]
-        for first in range(0, len(options), 100):  # MLflow takes no more at once
+        # MLflow takes no more at once.
+        for first in range(0, len(options), 100):
             self.client.log_batch(self.run_id, params=options[first : first + 100])
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Log a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -190,16 +183,15 @@ class MLflow:
         self.client.log_batch(self.run_id, metrics=points)
 
     def close(self, failed: bool) -> None:
-        """End the run."""
         self.client.set_terminated(self.run_id, status="FAILED" if failed else "FINISHED")
 
 
 # Keys are the names in engine.loggers, which are also the names of the packages and extras.
 LOGGERS: dict[str, Callable[[LoggedRun], _Logger]] = {
-    "tensorboard": TensorBoard,
+    "tensorboard": _TensorBoard,
     "trackio": _Trackio,
     "wandb": _WandB,
-    "mlflow": MLflow,
+    "mlflow": _MLflow,
 }
 
 

@@ -45,15 +45,16 @@ class NonfinitePolicy:
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return a copy of what the next update may change; None if the policy never undoes one."""
-        return copied(self._changeable()) if self.policy == "skip" else None
+        if self.policy != "skip":
+            return None
+        snapshot: dict[str, Any] = copied(self._changeable())
+        return snapshot
 
     def _changeable(self) -> dict[str, Any]:
-        """Return the state that a refused update may have changed.
-
-        With several optimizers, an earlier one may have stepped. With one, its step was refused,
-        but tensors outside it may have changed: running statistics, averages.
-        """
+        """Return the state that a refused update may have changed."""
         optimizers = self.engine.optimizers
+        # With several optimizers, an earlier one may have stepped. With one, its step was refused,
+        # but tensors outside it may have changed: running statistics, averages.
         if len(optimizers) > 1:
             states = {name: o.local_state() for name, o in optimizers.items()}
             return {"weights": self.model.state_dict(), "optimizers": states}
@@ -95,7 +96,9 @@ class NonfinitePolicy:
         """Count a refused update; DivergedError with `message` if the run has to stop."""
         self.refusals += 1
         if self.policy == "stop" or self.refusals > self.limit:
-            times = f" ({self.refusals} times in a row)" if self.refusals > 1 else ""
+            times = ""
+            if self.refusals > 1:
+                times = f" ({self.refusals} times in a row)"
             raise DivergedError(
                 f"{message}{times}; nothing was changed by it. Lower optimizer.lr or "
                 "optimizer.clip_norm and start anew, or resume "
@@ -122,7 +125,7 @@ def describe_refusal(update: int, engine: Engine, optimizers: list[str], logs: L
     replicas = engine.finite_check.nonfinite_replicas(update - 1)
     if 0 < len(replicas) < process_group.world_size():
         numbers = ", ".join(map(str, replicas))
-        text += f" (the loss of replica{'s' if len(replicas) > 1 else ''} {numbers})"
+        text += f" (the loss of replica{'s' * (len(replicas) > 1)} {numbers})"
     return text
 
 

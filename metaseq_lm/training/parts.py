@@ -42,7 +42,7 @@ from metaseq_lm.models.transformer.encoder import Layer, Stack
 from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
-from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
+from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining, passes_of
 from metaseq_lm.training.words import numbers_of_words
 
 
@@ -85,9 +85,12 @@ class Parts:
         A collective call. Raises UsageError for "train" if the task cannot score it.
         """
         _check_scored(self.task, split)
-        _ = self.data_fingerprint  # MetaseqError if a file is damaged
+        # MetaseqError if a file is damaged.
+        _ = self.data_fingerprint
         metrics, rows = evaluate_split(self, split)
-        return metrics, [] if process_group.rank() else list(rows())
+        if process_group.rank():
+            return metrics, []
+        return metrics, list(rows())
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
@@ -133,7 +136,8 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
         # Gathering and releasing parameters in turn would fragment the heap.
         set_heap(1 << 20)
     elif config.engine.retain_heap:
-        set_heap(1 << 30, retain=True)  # can save a quarter of the time of an update on a CPU
+        # On a CPU this can save a quarter of the time of an update.
+        set_heap(1 << 30, retain=True)
     device = choose_device(config.engine.device)
     process_group.initialise(device, config.engine.timeout, config.save_dir)
     task = build_task(config)
@@ -156,7 +160,7 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
     low = config.engine.reduce_precision == "bf16"
     placement = build_placement(model, mesh, in_turn, task.takes_second_derivatives, low)
     if empty:
-        allocate(model, device)
+        _allocate(model, device)
     placement.prepare()
     by_block = recompute or placement.gathers
     if config.engine.compile:
@@ -180,15 +184,13 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
 
 
 def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
-    """Raise UsageError if built-in criterions cannot call a plug-in's model.
-
-    A criterion that defines `__call__` is not checked, because it may call the model differently.
-    """
+    """Raise UsageError if built-in criterions cannot call a plug-in's model."""
     criterion = type(task.criterion)
     named = next(c for c in criterion.__mro__ if {"calls", "__call__"} & vars(c).keys())
     # Several networks in a ModuleDict are called one by one.
     is_of_plug_in = not type(model).__module__.startswith("metaseq_lm.")
     is_network = is_of_plug_in and type(model).forward is not nn.Module.forward
+    # A criterion that defines `__call__` may call the model differently.
     if criterion.calls and "calls" in vars(named) and is_network:
         by_position, _, by_name = " ".join(criterion.calls).partition("*")
         title = f"model '{config.model._name}' of criterion '{config.criterion._name}'"
@@ -221,13 +223,11 @@ def _check_compilable(config: RunConfig, task: Task, model: nn.Module, device: s
 
 
 def _set_up_compiler() -> None:
-    """Make torch.compile treat Python numbers, such as dropout rates, as constants.
-
-    By default it traces them as symbols, fails, and then traces and compiles everything again.
-    Values that change between updates are tensors.
-    """
+    """Make torch.compile treat Python numbers, such as dropout rates, as constants."""
     import torch._dynamo  # takes 2 s
 
+    # By default it traces them as symbols, fails, and then traces and compiles everything again.
+    # Values that change between updates are tensors.
     torch._dynamo.config.specialize_float = True
 
 
@@ -267,7 +267,7 @@ def build_model(task: Task, config: RunConfig, device: str, empty: bool = False)
     If they may be `empty`, parameters stay on the meta device, unless other values depend on their
     initial ones.
     """
-    model = build_on_meta(task) if empty else None
+    model = _build_on_meta(task) if empty else None
     if model is None:
         torch.manual_seed(config.seed)
         model = task.build_model()
@@ -278,7 +278,7 @@ def build_model(task: Task, config: RunConfig, device: str, empty: bool = False)
     return model
 
 
-def build_on_meta(task: Task) -> nn.Module | None:
+def _build_on_meta(task: Task) -> nn.Module | None:
     """Build the task's networks with parameters on the meta device, and buffers with their values.
 
     Returns None if a network computes with the values of parameters, or keeps results of them in
@@ -288,7 +288,8 @@ def build_on_meta(task: Task) -> nn.Module | None:
     def without_memory(
         module: nn.Module, name: str, parameter: nn.Parameter | None
     ) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:  # a tied parameter must stay the same object
+        # A tied parameter must stay the same object.
+        if parameter is None or parameter.is_meta:
             return parameter
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
@@ -300,32 +301,37 @@ def build_on_meta(task: Task) -> nn.Module | None:
     finally:
         hook.remove()
     stored = model.state_dict().keys()
-    others = [buffer for name, buffer in model.named_buffers() if name not in stored]
-    others += [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
-    return None if any(tensor.is_meta for tensor in others) else model
+    others: list[Any] = [buffer for name, buffer in model.named_buffers() if name not in stored]
+    for module in model.modules():
+        others += vars(module).values()
+    if any(isinstance(value, Tensor) and value.is_meta for value in others):
+        return None
+    return model
 
 
-def allocate(model: nn.Module, device: str) -> None:
+def _allocate(model: nn.Module, device: str) -> None:
     """Allocate all meta tensors of a model on `device`; tied parameters stay tied."""
     allocated: dict[int, Tensor] = {}
     for module in model.modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is not None and tensor.is_meta:
-                if id(tensor) not in allocated:
-                    empty = torch.empty_like(tensor, device=device)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    allocated[id(tensor)] = (
-                        nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-                    )
-                # Not into module._parameters: an LSTM keeps a second list of its weights.
-                setattr(module, name, allocated[id(tensor)])
+            if tensor is None or not tensor.is_meta:
+                continue
+            if id(tensor) not in allocated:
+                empty = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    empty = nn.Parameter(empty, tensor.requires_grad)
+                allocated[id(tensor)] = empty
+            # Not into module._parameters: an LSTM keeps a second list of its weights.
+            setattr(module, name, allocated[id(tensor)])
 
 
 def choose_device(name: str) -> str:
     """Return "cpu" or "cuda" for engine.device; UsageError if there is no such device."""
-    if name == "cuda" and not torch.cuda.is_available():
+    if name != "cpu" and torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
         raise UsageError("engine.device is cuda but torch finds no GPU; use engine.device=cpu")
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cpu"
 
 
 def set_heap(largest: int, retain: bool = False) -> None:
@@ -365,7 +371,7 @@ def evaluate_split(parts: Parts, split: str, most: int | None = None) -> Scored:
     A collective call. With `most`, only the first batches of each stream are used.
     """
     with parts.evaluation_mode():
-        logs, rows = parts.task.evaluate(parts.engine, parts.model, batches_of(parts, split, most))
+        logs, rows = parts.task.evaluate(parts.engine, parts.model, _batches_of(parts, split, most))
     return Scored({name: float(value) for name, value in logs.items()}, rows)
 
 
@@ -377,7 +383,7 @@ def sample_texts(parts: Parts) -> list[str]:
         return parts.task.samples(parts.engine, parts.model)
 
 
-def batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
+def _batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
     """Return iterators by stream over this replica's batches of a split, or over the first `most`.
 
     They raise Interrupted after a stop signal, on all replicas at the same batch.
@@ -390,9 +396,7 @@ def batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
             process_group.stop_if_signalled("during an evaluation")
             yield parts.engine.to_device(batch)
 
-    task = parts.task
-    passes = task.single_pass if isinstance(task, ScoresTraining) else task.build_streams
-    return {name: read(stream) for name, stream in passes(split).items()}
+    return {name: read(stream) for name, stream in passes_of(parts.task, split).items()}
 
 
 def peak_memory(device: torch.device) -> int:

@@ -70,10 +70,11 @@ class Prefetcher:
         batches: Batches = {}
         for name, number in plan:
             stream = self.streams[name]
-            source = stream.at_update(update) if isinstance(stream, Stream) else stream
-            micro_batches = source.micro_batches(number, self.shard)
-            batches.setdefault(name, []).append(micro_batches)
-        batches = self.transfer(batches) if self.transfer else batches
+            if isinstance(stream, Stream):
+                stream = stream.at_update(update)
+            batches.setdefault(name, []).append(stream.micro_batches(number, self.shard))
+        if self.transfer is not None:
+            batches = self.transfer(batches)
         del self.threads[update]
         return batches
 
@@ -107,7 +108,9 @@ class Prefetcher:
             thread = self.threads.get(update, 0)
             names = {t.ident: t.name for t in threading.enumerate()}
             frame = sys._current_frames().get(thread)
-            where = "".join(traceback.format_stack(frame)) if frame else "it has not begun\n"
+            where = "it has not begun\n"
+            if frame is not None:
+                where = "".join(traceback.format_stack(frame))
             raise MetaseqError(
                 f"replica {self.shard.rank}: {names.get(thread, 'no thread')} has not prepared the "
                 f"batch of update {update} within {self.timeout:.0f} s "

@@ -109,12 +109,14 @@ def _phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
 
 def _measure(config: RunConfig, divisor: int, size: float) -> PriceEstimate:
     """Return the estimate of a run from updates of full size; `size` is the relative mean size."""
-    config = config if config.trainer.max_update else with_updates(config, 1)
+    if not config.trainer.max_update:
+        config = with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
     task, model, engine = parts.task, parts.model, parts.engine
     if config.init_from:
         initialise_from(parts, config.init_from)
-    _ = parts.data_fingerprint  # damaged data would end the run as well
+    # Damaged data would end the run as well.
+    _ = parts.data_fingerprint
     check_splits(parts)
     check_final_suites(config, task, model)
     streams = kind_streams_of(task)
@@ -146,10 +148,11 @@ def _count_steps(engine: Engine) -> list[int]:
 
     def counted(step: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
-            before = Counter.active[-1].total if Counter.active else 0
+            if not Counter.active:
+                return step()
+            before = Counter.active[-1].total
             result = step()
-            if Counter.active:
-                spent.append(Counter.active[-1].total - before)
+            spent.append(Counter.active[-1].total - before)
             return result
 
         return run
@@ -220,8 +223,9 @@ def conditions_before(config: RunConfig, estimate: PriceEstimate) -> dict[str, A
     if not config.trainer.max_update and limit:
         config = with_updates(config, limit)
     most = config.trainer.max_update
-    streams = task.build_streams("train")
-    return conditions_of(config, task, streams, min(limit or most, most)) if most else {}
+    if not most:
+        return {}
+    return conditions_of(config, task, task.build_streams("train"), min(limit or most, most))
 
 
 def seconds_of_update(estimate: PriceEstimate) -> float:
@@ -263,8 +267,10 @@ def dry_run(config: RunConfig) -> tuple[Parts, dict[str, Any]]:
         log.values("first batch of valid", updates, 0.0, valid)
         check_best_metric(parts, valid)
     trained = count_parameters(parts.model)["trained"]
-    is_part = estimate.divisor > 1
-    part = f" (measured on 1/{estimate.divisor} of a batch)" if is_part else ""
+    part, larger = "", ""
+    if estimate.divisor > 1:
+        part = f" (measured on 1/{estimate.divisor} of a batch)"
+        larger = " with such a part, more with a whole batch"
     seconds = seconds_of_update(estimate)
     peak = max(process_group.gather_objects(peak_memory(parts.engine.device)))
     log.message(
@@ -279,8 +285,7 @@ def dry_run(config: RunConfig) -> tuple[Parts, dict[str, Any]]:
     total = options.max_update or _updates_of_budget(config, estimate.flops)
     log.message(
         f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, "
-        f"without validations and saves; memory: {human_bytes(peak)} of a process at "
-        f"most{' with such a part, more with a whole batch' if is_part else ''}",
+        f"without validations and saves; memory: {human_bytes(peak)} of a process at most{larger}",
         is_result=True,
     )
     conditions = describe_conditions(conditions_before(config, estimate), REMEDY)
@@ -313,7 +318,9 @@ def resolve_budget(config: RunConfig) -> RunConfig:
     cached = process_group.from_first(_read_cached_budget(Path(config.save_dir), options))
     if cached:
         return with_updates(config, cached)
-    price = estimate_price(replace(config, seed=PRICED_SEED)).flops if options.max_flops else 0.0
+    price = 0.0
+    if options.max_flops:
+        price = estimate_price(replace(config, seed=PRICED_SEED)).flops
     if price > options.max_flops:
         raise UsageError(
             f"one update costs {price:.3g} FLOPs, more than "
@@ -327,18 +334,18 @@ def _updates_of_budget(config: RunConfig, price: float) -> int:
 
     `price` is the FLOPs of an update. 0 without a budget.
     """
-    options = config.trainer
-    counts = [int(options.max_flops // price)] if options.max_flops else []
-    counts += [_updates_for_words(config)] if options.max_words else []
+    options, counts = config.trainer, []
+    if options.max_flops:
+        counts.append(int(options.max_flops // price))
+    if options.max_words:
+        counts.append(_updates_for_words(config))
     return min(counts, default=0)
 
 
 def _updates_for_words(config: RunConfig) -> int:
-    """Return the number of updates that see trainer.max_words words of the corpus, or more.
-
-    If warm-ups depend on that number, it is the smallest one that is consistent with itself.
-    """
+    """Return the number of updates that see trainer.max_words words of the corpus, or more."""
     updates, needed = 0, 1
+    # If warm-ups depend on the number, it is the smallest one that is consistent with itself.
     while needed > updates:
         updates = needed
         task = build_task(with_updates(config, updates))
@@ -349,8 +356,7 @@ def _updates_for_words(config: RunConfig) -> int:
 def _read_cached_budget(folder: Path, options: TrainerConfig) -> int:
     """Return the number of updates of the run in a folder if it has the same limits, else 0."""
     file = folder / "config.yaml"
-    config = read_config(file) if begun(folder) and file.is_file() else {}
-    values = flatten(config)
+    values = flatten(read_config(file)) if begun(folder) and file.is_file() else {}
     limits = {"trainer.max_flops": options.max_flops, "trainer.max_words": options.max_words}
     if any(values.get(key, 0) != limit for key, limit in limits.items()):
         return 0

@@ -94,8 +94,12 @@ class Initialisation:
 
     def record(self) -> dict[str, Any]:
         """Return its record in checkpoints, for JSON."""
-        costs = {} if self.costs is None else {"costs": self.costs}
-        return {"start": {"weights": self.weights, **costs}} if self.weights else {}
+        if not self.weights:
+            return {}
+        record: dict[str, Any] = {"weights": self.weights}
+        if self.costs is not None:
+            record["costs"] = self.costs
+        return {"start": record}
 
 
 def initialise_from(parts: Parts, source: str) -> Initialisation:
@@ -123,7 +127,8 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
     loaded |= {name: current[name] for name in fresh}
     checkpoint.load_into(parts.model, loaded, stored.path)
     for kind, heads in (("fresh", fresh), ("not used", unused)):
-        message += f"; {kind}: {', '.join(dict.fromkeys(heads.values()))}" if heads else ""
+        if heads:
+            message += f"; {kind}: {', '.join(dict.fromkeys(heads.values()))}"
     weights = manifests.hash_of_weights(stored.manifest)
     return Initialisation(message, lineage_cost.ancestors(source), weights)
 
@@ -138,8 +143,10 @@ def _other_heads(
     """
 
     def head_of(name: str) -> str:
-        prefix = next((p for p in prefixes if name.startswith(p)), None)
-        return "" if prefix is None else prefix + name.removeprefix(prefix).partition(".")[0]
+        for prefix in prefixes:
+            if name.startswith(prefix):
+                return prefix + name.removeprefix(prefix).partition(".")[0]
+        return ""
 
     present = {"", *map(head_of, others)}
     return {name: head for name in weights if (head := head_of(name)) not in present}

@@ -92,14 +92,11 @@ class TrainingRun:
         trainer, options = self.trainer, self.config.trainer
         folder = Path(self.config.save_dir)
         results = read_results(folder)
-        complete = None
-        if (
-            results is not None
-            and _is_complete(results, options)
-            and not missing_suites(self.config)
-        ):
-            complete = results
-        if (results := process_group.from_first(complete)) is not None:
+        if results is not None and not _is_complete(results, options):
+            results = None
+        if results is not None and missing_suites(self.config):
+            results = None
+        if (results := process_group.from_first(results)) is not None:
             trained_on, current = results.get("data"), self.parts.data_fingerprint
             if trained_on not in (None, current):
                 raise MetaseqError(
@@ -137,7 +134,8 @@ class TrainingRun:
             self.log.event(trainer.update, trainer.seconds, message)
         try:
             trainer.train()
-            self._note_missed_words()
+            if missed := trainer.words.missed:
+                self.log.event(trainer.update, trainer.seconds, f"checkpoints: {missed}")
             with trainer.average.shown():
                 self._finish()
         finally:
@@ -157,12 +155,6 @@ class TrainingRun:
         with contextlib.suppress(manifests.CheckpointError):  # a source was removed
             facts = facts_of(self.task)
         check_facts(stored.get("facts"), facts, folder)
-
-    def _note_missed_words(self) -> None:
-        """Log which checkpoints at numbers of words the run lacks."""
-        trainer = self.trainer
-        if missed := trainer.words.missed:
-            self.log.event(trainer.update, trainer.seconds, f"checkpoints: {missed}")
 
     def _finish(self) -> None:
         metrics: dict[str, Any] = {}
@@ -214,14 +206,19 @@ class TrainingRun:
         """
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))
-        by_replica = process_group.gather_objects(spent) if status != "failed" else [spent]
+        by_replica = [spent]
+        if status != "failed":
+            by_replica = process_group.gather_objects(spent)
         by_rule = flops_by_rule(self.task, self.engine)
-        further = self.task.further_costs() if isinstance(self.task, UsesOtherRuns) else {}
-        ancestors = lineage_cost.union([self.initialisation.costs, further])
+        costs = [self.initialisation.costs]
+        if isinstance(self.task, UsesOtherRuns):
+            costs.append(self.task.further_costs())
+        ancestors = lineage_cost.union(costs)
         if self.folder is None:
             return
+        # If the run was finished before this attempt, its results stay.
         if status == "failed" and self.folder.is_finished():
-            return  # the run was finished before this attempt: keep its results
+            return
         terms = self.engine.record.loss_terms
         criterion = type(self.task.criterion)
         self.folder.write_results(
@@ -252,7 +249,7 @@ class TrainingRun:
                 "data": self.parts.data_fingerprint,
                 "corpus": corpus_fingerprint(config.data),
                 "code": code_hash(config.user_dir),
-                "versions": versions(),
+                "versions": _versions(),
                 # Bits of results depend on the vector instructions.
                 "architecture": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
                 "threads": torch.get_num_threads(),
@@ -272,7 +269,7 @@ def train_run(config: RunConfig) -> None:
         raise
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Return the versions of the software that the results depend on."""
     return {
         "python": platform.python_version(),
@@ -298,16 +295,16 @@ def _is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
     """Return whether results.json says that a run is finished under the limits of `options`."""
     if results["status"] != "finished":
         return False
+    # It may be trained, but not all splits are scored.
     if set(options.final_splits) - set(results.get("metrics") or {}):
-        return False  # it may be trained, but not all splits are scored
+        return False
     spent = [
         (results["flops"], options.max_flops),
         (results["flops"], options.pause_flops),
         (results["seconds"], options.max_seconds),
         (results.get("words_seen") or 0, options.max_words),
     ]
+    if results["stopped_by"] == "patience":
+        spent.append((results.get("patience", 0), options.patience))
     reached = any(0 < limit <= amount for amount, limit in spent)
-    out_of_patience = results["stopped_by"] == "patience" and 0 < options.patience <= results.get(
-        "patience", 0
-    )
-    return reached or out_of_patience or results["updates"] >= options.max_update
+    return reached or results["updates"] >= options.max_update

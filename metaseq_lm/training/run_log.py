@@ -81,7 +81,8 @@ class RunLog:
             speed = self._since.text(self.meter.is_visible)
             speed += f"  memory {human_bytes(peak_memory(self.device))}"
             self._since = _Since()
-            if self.meter.is_visible:  # values last: a narrow terminal cuts them off
+            # The values come last, because a narrow terminal cuts them off.
+            if self.meter.is_visible:
                 self.meter.note = f"{speed.strip()}  {text}"
                 return
             text += speed

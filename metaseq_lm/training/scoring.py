@@ -8,6 +8,7 @@ tokens of the same word can also be hidden (Kauf and Ivanova 2023).
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ ORIGINAL, _WITHIN_WORD = PLL_RULES = ("original", "within_word_l2r")
 
 
 @dataclass
-class Cost:
+class _Cost:
     """The cost of scoring: seconds, distinct sentences, tokens, tokens through the encoder."""
 
     seconds: float = 0.0
@@ -74,7 +75,6 @@ class _ScoredRow(NamedTuple):
 
     @property
     def key(self) -> tuple[bytes, bytes]:
-        """A key that is the same for equal rows."""
         return self.ids.tobytes(), b"" if self.words is None else self.words.tobytes()
 
 
@@ -114,7 +114,7 @@ class SentenceScorer:
         self.tokenizer = load_tokenizer(run.config.data)
         self.vocabulary = self.tokenizer.vocabulary
         self.room = longest_row(run.config) - 2
-        self.cost = Cost()
+        self.cost = _Cost()
 
     def score(self, sentences: Sequence[SourceSentence]) -> list[SentenceScore | None]:
         """Return the score of each sentence, None for one that is skipped.
@@ -122,7 +122,7 @@ class SentenceScorer:
         Raises MetaseqError, with the location, for a sentence that is too long, and UsageError if
         the run's criterion gives no probabilities of tokens.
         """
-        rows = [self._fit(row, text) for row, text in zip(self._rows(sentences), sentences)]
+        rows = list(map(self._fit, self._rows(sentences), sentences))
         scored = [None if row is None else np.ones(len(row.ids), dtype=bool) for row in rows]
         return self._scores(rows, scored, token_scorer(self.task))
 
@@ -138,8 +138,8 @@ class SentenceScorer:
             MetaseqError: A sentence is too long, or a pair has different numbers of tokens.
             UsageError: The run's criterion gives no scores by which tokens can be compared.
         """
-        sentences = [sentence for pair in pairs for sentence in pair]
-        rows = [self._fit(row, text) for row, text in zip(self._rows(sentences), sentences)]
+        sentences = list(chain.from_iterable(pairs))
+        rows = list(map(self._fit, self._rows(sentences), sentences))
         scored: list[np.ndarray | None] = []
         for (good, _), first, second in zip(pairs, rows[::2], rows[1::2]):
             differs = None
@@ -195,15 +195,13 @@ class SentenceScorer:
             part_of.append(number[dropped:])
         scored = [None if row is None else number >= 0 for row, number in zip(rows, part_of)]
         scores = self._scores(rows, scored, token_scorer(self.task))
-        return [
-            None
-            if score is None
-            else np.bincount(number[number >= 0], score.log_probs, minlength=len(spans))
-            for score, number, spans in zip(scores, part_of, parts)
-        ]
+        sums: list[np.ndarray | None] = [None] * len(scores)
+        for i, (score, number, spans) in enumerate(zip(scores, part_of, parts)):
+            if score is not None:
+                sums[i] = np.bincount(number[number >= 0], score.log_probs, minlength=len(spans))
+        return sums
 
     def _rows(self, sentences: Sequence[SourceSentence]) -> list[_ScoredRow]:
-        """Return the tokens of each sentence."""
         texts = list(dict.fromkeys(sentence.text for sentence in sentences))
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
@@ -227,12 +225,10 @@ class SentenceScorer:
         scored: Sequence[np.ndarray | None],
         scorer: TokenScorer,
     ) -> list[SentenceScore | None]:
-        """Return the scores of the `scored` tokens of each row; None if one of the two is None.
-
-        Equal rows are scored once, so that their scores cannot differ by a rounding error. A row
-        without scored tokens needs no pass.
-        """
+        """Return the scores of the `scored` tokens of each row; None if one of the two is None."""
         started = time.perf_counter()
+        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A row
+        # without scored tokens needs no pass.
         unique: dict[tuple[bytes, ...], tuple[_ScoredRow, np.ndarray]] = {}
         keys = []
         for row, choice in zip(rows, scored):
@@ -283,7 +279,8 @@ class SentenceScorer:
             )
         if self.too_long == "skip":
             return None
-        return row.slice(count - self.room, count) if from_end else row.slice(0, self.room)
+        first = count - self.room if from_end else 0
+        return row.slice(first, first + self.room)
 
     def _token_scores(self, scorer: TokenScorer, batch: ScoredBatch) -> np.ndarray:
         """Return the scores of the tokens of a micro-batch, float64 (B, S), 0 elsewhere."""
@@ -338,11 +335,9 @@ class SentenceScorer:
 
 def longest_row(config: RunConfig) -> int:
     """Return the most tokens in a row, with special ones; later positions were never trained."""
-    sizes = [
-        getattr(config.task, "tokens_per_sample", 0),
-        getattr(config.model, "max_positions", 0),
-    ]
-    return min((n for n in sizes if n), default=1 << 30)
+    tokens = getattr(config.task, "tokens_per_sample", 0)
+    positions = getattr(config.model, "max_positions", 0)
+    return min(filter(None, (tokens, positions)), default=1 << 30)
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

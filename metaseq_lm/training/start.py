@@ -57,7 +57,9 @@ def source_of(folder: Path, stored: dict[str, Any] | None, otherwise: str | None
         source: str | None = (stored.get("config") or {}).get("init_from")
         return source
     file = folder / "config.yaml"
-    return read_config(file).get("init_from") if file.is_file() and begun(folder) else otherwise
+    if not file.is_file() or not begun(folder):
+        return otherwise
+    return read_config(file).get("init_from")
 
 
 def _weights_at(source: str | None) -> str | None:

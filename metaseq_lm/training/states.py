@@ -147,14 +147,8 @@ def read_rows(
 
 
 def _means_where(chosen: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return each layer's means of the chosen states, (B, P, D), and the rows' numbers, (B,).
-
-    The mean of no state is 0.
-
-    Args:
-        chosen: Boolean (B, P, S).
-        states: The states of each layer, (B, S, D).
-    """
+    """Return each layer's means of the chosen states, (B, P, D), and the rows' numbers, (B,)."""
+    # The mean of no state is 0.
     weights = chosen / chosen.sum(-1, keepdim=True).clamp(min=1)
     means = [torch.einsum("bps,bsd->bpd", weights.to(x.dtype), x) for x in states]
     return means, torch.arange(len(chosen))

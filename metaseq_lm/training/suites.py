@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ class SuiteRequest:
             options |= {name: getattr(self, name) for name in _OF_SENTENCES}
         # Device and batches of the scoring do not change the results.
         changes = [word for word in self.overrides if not word.startswith(("engine.", "data="))]
-        return options | ({"overrides": sorted(changes)} if changes else {})
+        if changes:
+            options["overrides"] = sorted(changes)
+        return options
 
 
 def _read_items(suite: Suite[Any, Any], folder: Path) -> Any:
@@ -162,16 +165,16 @@ def _references_of(request: SuiteRequest, items: Any, run: Parts) -> References:
     run's corpus, unless the suite brings its own n-grams, as the pairs of a world do.
     """
     suite, references = request.suite, request.suite.references(items, request.folder)
-    groups = references.values()
-    names = {name for group in groups for levels in group.values() for name in levels}
-    if suite.takes != SENTENCES or NGRAM in names:
+    levels_of_metrics = chain.from_iterable(group.values() for group in references.values())
+    if suite.takes != SENTENCES or any(NGRAM in levels for levels in levels_of_metrics):
         return references
     for name, probabilities in ngrams_of(Path(run.config.data)).items():
         results = suite.score(items, probabilities)
         for group, levels in references.items():
             for metric, others in levels.items():
                 value = results[group].metrics.get(metric, math.nan)
-                levels[metric] = {**others, name: value} if math.isfinite(value) else others
+                if math.isfinite(value):
+                    levels[metric] = {**others, name: value}
     return references
 
 
@@ -189,7 +192,9 @@ def stored_results(
     precision = request.precision or "fp32"
     if request.suite.takes == PREDICTIONS and request.precision is None:
         precision = manifest["config"]["engine"]["precision"]
-    for result in suite_results.read_all(folder)[0] if folder else ():
+    if folder is None:
+        return None
+    for result in suite_results.read_all(folder)[0]:
         if (
             (result.name, result.update) == (request.name, known[0])
             and result.code == code_hash(user_dir)
@@ -236,11 +241,7 @@ def _check_made_for(folder: Path, run: Parts) -> None:
 def _score_tuning(
     request: SuiteRequest, items: Any, run: Parts, checkpoint: Path, train: Train
 ) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that fine-tunes a checkpoint, and its cost.
-
-    The training runs stay in the run folder until all of them have ended, so that an interrupted
-    call can continue.
-    """
+    """Return the results of a suite that fine-tunes a checkpoint, and its cost."""
     for folder in items:
         _check_made_for(folder, run)
     run_folder = suite_results.run_folder_of(checkpoint)
@@ -249,6 +250,8 @@ def _score_tuning(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             folder = Path(process_group.from_first(str(folder)))
         else:
+            # An interrupted call continues with these training runs, which stay until all of them
+            # have ended.
             folder = run_folder / suite_results.FOLDER / request.name / "training"
             check_folder(folder, run_folder)
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
@@ -263,7 +266,6 @@ def _score_tuning(
 def _score_word_tuning(
     request: SuiteRequest, items: Any, run: Parts, checkpoint: Path
 ) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that fine-tunes on labels of words, and its cost."""
     _check_made_for(request.folder, run)
     tuner = WordTuner(run, checkpoint, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, tuner))
@@ -473,6 +475,7 @@ def score_final_suites(config: RunConfig, train: Train) -> Iterator[SuiteResults
             run = open_scored(str(checkpoint), None, config.user_dir)
         if request.is_optional:
             try:
+                # Without parts only by the options.
                 task, model = (run.task, run.model) if run else (None, None)
                 _check_gives(request, config, task, model)
             except UsageError as error:

@@ -78,9 +78,11 @@ class Trainer:
 
     def train(self) -> None:
         """Make the remaining updates; raises DivergedError or Interrupted."""
-        _ = self.checkpointer.description  # damaged data show now, not at the first save
+        # Damaged data show now, not at the first save.
+        _ = self.checkpointer.description
         streams = self.task.build_streams("train")
-        if not isinstance(streams, dict):  # a plug-in's mistake
+        # A plug-in may return anything.
+        if not isinstance(streams, dict):
             raise UsageError(
                 f"build_streams of task '{self.config.task._name}' returns a "
                 f"{type(streams).__name__}; it must return a dict of streams by name, such as "
@@ -119,10 +121,11 @@ class Trainer:
         """Return the updates that the run will make, estimated from a rule for its FLOPs."""
         price = flops_by_rule(self.task, self.engine)
         most, flops = self.options.max_update, self.options.max_flops
-        return min(most, math.ceil(flops / price)) if price and flops else most
+        if not price or not flops:
+            return most
+        return min(most, math.ceil(flops / price))
 
     def _make_updates(self, prefetcher: Prefetcher) -> None:
-        """Make updates until the run ends or is rolled back."""
         for update, batches in prefetcher.updates(self.update, self.options.max_update):
             process_group.alive()
             before, self.positions = self.positions, dict(prefetcher.positions)
@@ -172,9 +175,9 @@ class Trainer:
             )
 
     def _update(self, update: int, batches: Batches) -> None:
-        """Make one update; one that is not finite is undone."""
         snapshot = self.nonfinite.snapshot()
         finite_check = self.engine.finite_check
+        # Replicas sum these numbers with the sizes of the update, which saves a message.
         spent: list[float] = []
         if process_group.world_size() > 1:
             spent = self._spent(self.flops.total_with(batches))
@@ -224,7 +227,8 @@ class Trainer:
 
     def _roll_back(self, refused: _Unchecked) -> None:
         """Return to the last checkpoint, but continue in the data after the refused update."""
-        spent = self.flops.total  # stays counted, like the words
+        # What was spent stays counted, like the words.
+        spent = self.flops.total
         for message in self.resume():
             self._event(message)
         self.flops.total, self.stopped_by = spent, ""
@@ -243,12 +247,10 @@ class Trainer:
         return [flops, seconds, words, self.checkpointer.is_written(), *signals.votes()]
 
     def poll_limits(self) -> int:
-        """Decide with all replicas whether a limit is reached; return a received signal, or 0.
-
-        Replicas send these numbers with the sizes of an update, so they notice a signal, or the end
-        of the time, up to one update later than a single process.
-        """
+        """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
         options = self.options
+        # Replicas send these numbers with the sizes of an update, so they notice a signal, or the
+        # end of the time, up to one update later than a single process.
         sums = self.engine.take_sums()
         counts_flops = options.max_flops > 0 or options.pause_flops > 0
         if sums is None or (counts_flops and math.isnan(sums[0])):
@@ -265,9 +267,7 @@ class Trainer:
         return signals.elected(votes)
 
     def _is_due(self, *intervals: int) -> bool:
-        return any(
-            self.update and interval and not self.update % interval for interval in intervals
-        )
+        return self.update > 0 and any(n and not self.update % n for n in intervals)
 
     def _between_updates(self, signal: int) -> None:
         """Stop for a signal; validate and save when due."""
@@ -282,8 +282,9 @@ class Trainer:
         save_due = self._is_due(options.save_interval_updates)
         save_due = save_due or bool(self.words.names_at(self.update))
         if options.valid_split and due and self._validated_at != self.update:
+            # A job may have too little time left for the validation.
             if save_due:
-                self.save(False)  # a job may have too little time left for the validation
+                self.save(False)
             improved = self._validate()
         waited = self.best.waited if options.valid_split else 0
         if 0 < options.patience <= waited and not self.stopped_by:
@@ -328,8 +329,9 @@ class Trainer:
         try:
             return self.best.improves(self.last_valid, self.update)
         except UsageError:
+            # A wrong name of the metric must not lose the updates.
             self._validated_at = -1
-            self.save(False, required=True)  # a wrong name of the metric must not lose the updates
+            self.save(False, required=True)
             raise
 
     def _event(self, message: str, **details: Any) -> None:
@@ -361,14 +363,16 @@ class Trainer:
             optimizer.load_state_dict(state["optimizers"][name])
         self.average.load(state)
         self.flops.load_state_dict(state["flops"])
-        if "words" in state:  # runs of earlier versions lack it; their words are counted again
+        # Runs of earlier versions lack it; their words are counted again.
+        if "words" in state:
             self.words.load_state_dict(state["words"])
         self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
         self.positions = dict(state["positions"])
+        # The last validation may have been for another metric.
         if not self.best.load_state_dict(state["best"]):
-            self._validated_at = -1  # the last validation was for another metric
+            self._validated_at = -1
 
     def save(self, is_best: bool, required: bool = False) -> None:
         """Save a checkpoint, linked as the best if it is, and by the numbers of words it reaches.

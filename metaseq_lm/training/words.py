@@ -60,9 +60,9 @@ def check_words(options: TrainerConfig, task: Task) -> None:
 
 def _require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
     """Raise UsageError, which names `option`, if words cannot be counted."""
-    read = corpora(streams)
+    read = _corpora(streams)
     # The kinds of updates of a mixture are its objectives, which share a stream.
-    needed = {name for _, needs in kinds_of(task) for name in needs} | task.needs(0).keys()
+    needed = set(task.needs(0)).union(*(needs for _, needs in kinds_of(task)))
     if not needed & read.keys():
         name = task.run_config.task._name
         raise UsageError(f"{option} counts words of a corpus, but task {name} here reads none")
@@ -70,8 +70,7 @@ def _require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
         raise UsageError(f"{option} counts words, but {reasons[0]}")
 
 
-def corpora(streams: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the streams that read a corpus."""
+def _corpora(streams: Mapping[str, Any]) -> dict[str, Any]:
     return {n: s for n, s in streams.items() if getattr(s, "words", None) is not None}
 
 
@@ -79,11 +78,10 @@ def _words_between(
     streams: Mapping[str, Any], before: Mapping[str, int], after: Mapping[str, int]
 ) -> int:
     """Return the number of words in the batches between two positions of each stream."""
-    return sum(
-        stream.count_words(number)
-        for name, stream in streams.items()
-        for number in range(before.get(name, 0), after.get(name, 0))
-    )
+    words = 0
+    for name, stream in streams.items():
+        words += sum(map(stream.count_words, range(before.get(name, 0), after.get(name, 0))))
+    return words
 
 
 class WordCounter:
@@ -102,7 +100,7 @@ class WordCounter:
 
     def start(self, streams: Mapping[str, Any], positions: Mapping[str, int]) -> None:
         """Count the words of streams from now on; if none were counted, from their beginning."""
-        self._streams = corpora(streams)
+        self._streams = _corpora(streams)
         if any(stream.words.missing for stream in self._streams.values()):
             self._streams, self.seen = {}, None
         elif self.seen is None:
@@ -133,14 +131,19 @@ class WordCounter:
         seen = self.seen or 0
         later = ", ".join(words_name(number) for number in absent if number > seen)
         earlier = ", ".join(words_name(number) for number in absent if number <= seen)
-        reasons = [f"no {later}: the run has seen {seen:,} words"] if later else []
-        reasons += [f"no {earlier}: seen before trainer.save_words asked for it"] if earlier else []
+        reasons = []
+        if later:
+            reasons.append(f"no {later}: the run has seen {seen:,} words")
+        if earlier:
+            reasons.append(f"no {earlier}: seen before trainer.save_words asked for it")
         return "; ".join(reasons)
 
     @property
     def values(self) -> dict[str, float]:
         """The number of words seen, for the log; empty if none are counted."""
-        return {} if self.seen is None or not self._streams else {"words_seen": self.seen}
+        if self.seen is None or not self._streams:
+            return {}
+        return {"words_seen": self.seen}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the words seen and the checkpoints at numbers of them."""
@@ -155,7 +158,7 @@ class WordCounter:
 def updates_for(task: Task, streams: Mapping[str, Any], words: float) -> int:
     """Return the smallest number of updates that see at least `words` words of the corpus."""
     _require_words(task, streams, "trainer.max_words")
-    read = corpora(streams)
+    read = _corpora(streams)
     positions = dict.fromkeys(read, 0)
     seen = 0
     for update in itertools.count():

@@ -286,9 +286,9 @@ def as_on_a_gpu() -> Iterator[None]:
         for owner, name, value in (
             (passes, "cuda_kernels", lambda kind: Kernels),
             (layers, "BLOCK", 1 << 62),
-            (attention, "takes_sequences", lambda device: True),
-            (attention, "fused_attention", fused_attention),
-            (attention.Unpacking, "of", lambda *args: None),
+            (attention, "_takes_sequences", lambda device: True),
+            (attention, "_fused_attention", fused_attention),
+            (attention._Unpacking, "of", lambda *args: None),
             (F, "layer_norm", full_layer_norm),
             (nn.init, "trunc_normal_", lambda weight, **options: weight),  # would look at values
             (nn.Module, "to", lambda module, **options: module),

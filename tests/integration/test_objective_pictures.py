@@ -29,7 +29,7 @@ from objective_pictures import PAGES, drawn_pictures, with_text
 from objective_views import Reading, Run, make_data, open_runs, read, target_names, view
 from torch import Tensor, nn
 
-from metaseq_lm.forward.passes import is_optimized
+from metaseq_lm.forward.passes import _is_optimized
 from metaseq_lm.models.transformer.attention import Visibility
 from metaseq_lm.models.transformer.decoder import Decoder
 from metaseq_lm.models.transformer.encoder import BinaryHead, Embeddings, LMHead, Stack
@@ -172,7 +172,7 @@ def compare(objective: Objective, picture: Picture, data: dict[str, Path]) -> No
     for part, run in enumerate(runs):
         with watched(run.model) as graph:
             readings, terms = read(run)
-        loss = sum(term.sum * term.weight for term in terms.values() if is_optimized(term))
+        loss = sum(term.sum * term.weight for term in terms.values() if _is_optimized(term))
         torch.manual_seed(0)
         for panel in picture.panels:
             if panel.part == part:

@@ -19,16 +19,16 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import FOLDER, RunConfig, build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.loading import config_file, load_config, recipe_names
+from metaseq_lm.core.loading import _recipe_names, config_file, load_config
 from metaseq_lm.data.corpus.mixture import MixtureBatch
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.methods.span_corruption.corruption import Corruption
-from metaseq_lm.methods.span_corruption.task import denoisers_of
+from metaseq_lm.methods.span_corruption.task import _denoisers_of
 from metaseq_lm.tasks import Task
 from metaseq_lm.training.parts import build_parts, build_task, prepare_config
 
-NAMES = recipe_names()
+NAMES = _recipe_names()
 SMALL = [
     *("model.encoder_layers=2", "model.encoder_embed_dim=8", "model.encoder_ffn_embed_dim=16"),
     *("model.encoder_attention_heads=2", "model.max_positions=64"),
@@ -298,7 +298,7 @@ def test_mdlm_draws_times_in_cells(moons):
 def corrupted(name: str, rows: int, length: int) -> tuple[Any, np.ndarray, Corruption]:
     """Return texts of a length corrupted by a recipe, its denoisers' numbers, and how."""
     config = recipe(name)
-    denoisers = denoisers_of(config.task)
+    denoisers = _denoisers_of(config.task)
     corruption = Corruption(denoisers, 10_000 - np.arange(200), 1, 0, config.task.random_roll)
     keys = np.random.default_rng(4).integers(1 << 62, size=rows).astype(np.uint64)
     chosen = corruption.choose(keys)

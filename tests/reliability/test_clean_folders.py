@@ -108,7 +108,7 @@ def test_validation_hears_a_signal_at_the_next_batch(split, moons, tmp_path, mon
     more += ["trainer.valid_split=''", "trainer.final_splits=[valid]"] if split == "final" else []
     assert main(["train", str(moons), "--save-dir", str(tmp_path / "whole"), *MLM, *more]) == 0
     run = tmp_path / "run"
-    inner, seen = parts.batches_of, []
+    inner, seen = parts._batches_of, []
 
     def signalled(*arguments: Any) -> Any:
         def read(batches: Any) -> Any:
@@ -120,7 +120,7 @@ def test_validation_hears_a_signal_at_the_next_batch(split, moons, tmp_path, mon
 
         return {name: read(batches) for name, batches in inner(*arguments).items()}
 
-    monkeypatch.setattr(parts, "batches_of", signalled)
+    monkeypatch.setattr(parts, "_batches_of", signalled)
     assert main(["train", str(moons), "--save-dir", str(run), *MLM, *more]) == 75
     assert len(seen) == 2
     said = capsys.readouterr().err

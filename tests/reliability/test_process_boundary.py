@@ -25,7 +25,7 @@ from metaseq_lm.sweeps.definition import normalise
 from metaseq_lm.sweeps.expansion import expand
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.launching import take_code
-from metaseq_lm.training.loggers import LoggedRun, TensorBoard
+from metaseq_lm.training.loggers import LoggedRun, _TensorBoard
 
 PROGRAM = ["-m", "metaseq_lm"]
 RUN = [*TINY, "criterion=masked_lm", "trainer.max_update=1"]
@@ -303,9 +303,9 @@ def test_copied_code_is_written_through_no_link(place, tmp_path):
 
 def test_event_files_have_names_that_nobody_can_guess(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1.8e9)
-    TensorBoard(LoggedRun(tmp_path / "a", RunConfig())).close(False)
+    _TensorBoard(LoggedRun(tmp_path / "a", RunConfig())).close(False)
     (name,) = (path.name for path in (tmp_path / "a" / "tb").iterdir())
     link = tmp_path / "b" / "tb" / name.replace(".0000", ".0001")
     plant({link}, "file", tmp_path / "victims")
-    TensorBoard(LoggedRun(tmp_path / "b", RunConfig())).close(False)
+    _TensorBoard(LoggedRun(tmp_path / "b", RunConfig())).close(False)
     assert (tmp_path / "victims" / "0").read_text() == PRECIOUS

@@ -25,7 +25,9 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
     world = process_group.world_size()
     if parallel == "replicate" or world == 1:
         return None
-    shards = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if parallel == "hybrid" else world
+    shards = world
+    if parallel == "hybrid":
+        shards = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if set(process_group.gather_objects(shards)) != {shards} or world % shards:
         raise UsageError(
             f"engine.parallel=hybrid needs as many processes on every node; there are {world} in "

@@ -75,7 +75,6 @@ class Bilevel(Placement):
         install(self.slots, {id(shard): shard for shard in shards.values()})
 
     def _units(self, blocks: Iterable[nn.Module]) -> list[list[nn.Parameter]]:
-        """Return the parameters of each unit of `pool`."""
         block_of = {id(m): id(block) for block in blocks for m in block.modules()}
         units: dict[int, dict[int, nn.Parameter]] = {}  # by the id of the block or module
         units_of: dict[int, int] = {}
@@ -124,8 +123,9 @@ class Bilevel(Placement):
         leaves, parts = {}, {}
         for shard in self.shards:
             leaf = local(shard.detach()).requires_grad_(shard.requires_grad)
-            leaves[id(shard)] = leaf
-            parts[id(shard)] = leaf if shard.dim() else leaf.reshape(1)[: len(part(shard))]
+            leaves[id(shard)] = parts[id(shard)] = leaf
+            if not shard.dim():
+                parts[id(shard)] = leaf.reshape(1)[: len(part(shard))]
         weights = ShardedWeights(self.pool, parts, leaves)
         with use_weights(weights), self.pool.in_pass():
             yield weights
@@ -156,22 +156,16 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         counts: Counter[int] = Counter()
         for module in root.modules():
             counts.update(map(id, module.children()))
-            counts.update(map(id, _parameters_of(module)))
+            counts.update(id(p) for p in module._parameters.values() if p is not None)
         return counts
+
+    def is_apart(block: nn.Module) -> bool:
+        has_axes = any(parameter.dim() for parameter in block.parameters())
+        return has_axes and uses(block).items() <= everywhere.items()
 
     everywhere = uses(model)
     blocks = [module for module in model.modules() if getattr(module, "is_gathered_alone", False)]
-    return [
-        block
-        for block in blocks
-        if any(parameter.dim() for parameter in block.parameters())
-        and all(everywhere[member] == count for member, count in uses(block).items())
-    ]
-
-
-def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
-    """Return the direct parameters of a module."""
-    return [parameter for parameter in module._parameters.values() if parameter is not None]
+    return list(filter(is_apart, blocks))
 
 
 def install(slots: Iterable[Slot], parameters: dict[int, nn.Parameter]) -> None:

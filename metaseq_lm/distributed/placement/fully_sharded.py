@@ -75,9 +75,8 @@ class FullySharded(Placement):
         self.model, self.mesh = model, mesh[SHARDS]
         self.outermost = _Outermost(model)
         numbers = {p for p in model.parameters() if not p.dim()}  # fully_shard refuses them
-        policy = MixedPrecisionPolicy(
-            reduce_dtype=torch.bfloat16 if low else None, cast_forward_inputs=False
-        )
+        reduce_dtype = torch.bfloat16 if low else None
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         shard = partial(fully_shard, mesh=self.mesh, mp_policy=policy, ignored_params=numbers)
         self.blocks = blocks_of(model) if by_block else []
         for block in reversed(self.blocks):
@@ -168,10 +167,8 @@ class FullySharded(Placement):
             self._note_gathered(block)
 
     def take_calls(self) -> list[int]:
-        """Return the blocks gathered since the last call, for replicas to compare.
-
-        Blocks of equal shapes that are called in different orders would be mixed silently.
-        """
+        """Return the blocks gathered since the last call, for replicas to compare."""
+        # Blocks of equal shapes that are called in different orders would be mixed silently.
         calls, self.calls = self.calls, []
         return calls
 
@@ -209,7 +206,10 @@ class FullySharded(Placement):
             if unit is not self.units[0]:
                 unit.set_reshard_after_forward(not is_whole, recurse=False)
             with process_group.passing():
-                unit.unshard() if is_whole else unit.reshard()
+                if is_whole:
+                    unit.unshard()
+                else:
+                    unit.reshard()
 
     @contextlib.contextmanager
     def _numbers(self) -> Iterator[None]:
@@ -235,11 +235,8 @@ class FullySharded(Placement):
                 self.units[0].reshard()
 
     def _forget_order(self) -> None:
-        """Forget which blocks earlier passes have called.
-
-        A backward pass prefetches in the order of all forward passes since the last one. These
-        include passes inside `whole`, which may differ in number between replicas.
-        """
+        # A backward pass prefetches in the order of all forward passes since the last one. These
+        # include passes inside `whole`, which may differ in number between replicas.
         if hasattr(FSDPModule, "reset_iter_state"):
             self.units[0].reset_iter_state()
             return
@@ -250,7 +247,9 @@ class FullySharded(Placement):
                 state._fsdp_param_group._post_forward_indices.clear()
 
     def call(self, function: Callable[[], T]) -> T:
-        return function() if self.is_whole else self._call(function)
+        if self.is_whole:
+            return function()
+        return self._call(function)
 
     def _call(self, function: Callable[[], T]) -> T:
         """Return function(), a forward pass of the outermost module.
@@ -300,7 +299,9 @@ class FullySharded(Placement):
         loss = function()
         self.is_attached = not loss.requires_grad
         root = [self.full[number] for number in self.outer if self.full[number].requires_grad]
-        return loss + 0.0 * root[0].sum() if self.is_attached and root else loss
+        if root and self.is_attached:
+            return loss + 0.0 * root[0].sum()
+        return loss
 
     def _backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulate the gradients of a loss; sum them at the last one of a global batch."""
@@ -354,6 +355,7 @@ class _FullyShardedGradients(Gradients):
         numbers = [parameter for parameter in self.wrt if not parameter.dim()]
         sharded = [parameter for parameter in self.wrt if parameter.dim()]
         present: Sequence[float] = [id(parameter) in placement.present for parameter in self.wrt]
+        # A number of 20 bits, so that squares add up exactly.
         order = random_streams.key(*placement.take_calls()) % (1 << 20)
         leaves = [placement.full[id(number)] for number in numbers]
         sums = Reduction(leaves, numbers, [order, order**2, *present])

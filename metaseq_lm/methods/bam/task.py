@@ -92,7 +92,8 @@ class BamTask(Task):
         task = cls(options, countable)
         results = read_results(Path(config.save_dir)) if config.save_dir else None
         if results is None or results["status"] != "finished":
-            _ = task.teachers  # rejects wrong teachers before anything is written
+            # Wrong teachers are rejected before anything is written.
+            _ = task.teachers
         if not (options.epochs or options.validate_epochs):
             return config
         rows = sum(task.mixing()[0])
@@ -261,11 +262,9 @@ class BamTask(Task):
     # ---------------------------------------------------------------- updates and scores
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Make the default update with the current weight of the gold labels.
-
-        The weight follows the optimizer's count of steps, so a resumed run continues it.
-        """
+        """Make the default update with the current weight of the gold labels."""
         # A tensor, because torch.compile would recompile for each number.
+        # The weight follows the optimizer's count of steps, so a resumed run continues it.
         number = self.criterion.gold_share(engine.optimizers["main"].updates)
         share = torch.full((), number, dtype=torch.float64, device=engine.device)
 
@@ -288,21 +287,26 @@ class BamTask(Task):
             data = self.labelled(name, split).data
             metrics, rows_by_set[name] = labelled_scores(engine, data, batches, score)
             if metrics:
-                del metrics[LOSS]  # it equals "loss"
-                metrics_by_set[name] = with_score(metrics)
+                # It equals "loss".
+                del metrics[LOSS]
+                metrics_by_set[name] = _with_score(metrics)
 
         def rows() -> list[dict[str, Any]]:
-            return [{"set": name, **row} for name, make in rows_by_set.items() for row in make()]
+            named: list[dict[str, Any]] = []
+            for name, make in rows_by_set.items():
+                named += [{"set": name, **row} for row in make()]
+            return named
 
-        return Scored(summary(metrics_by_set), rows)
+        return Scored(_summary(metrics_by_set), rows)
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the leaderboard file of each set that belongs to a benchmark."""
         files: dict[str, str] = {}
-        for name, set_rows in by_set(rows).items():
+        for name, set_rows in _by_set(rows).items():
             new = leaderboard_files(self.labelled(name, split).data, split, set_rows)
-            # Two sets made from one benchmark have files of the same name.
-            files |= {f"{name}.{file}" if file in files else file: t for file, t in new.items()}
+            for file, text in new.items():
+                # Two sets made from one benchmark have files of the same name.
+                files[f"{name}.{file}" if file in files else file] = text
         return files
 
     def ensemble(
@@ -311,23 +315,23 @@ class BamTask(Task):
         """Return metrics and predictions, by set, of the runs' mean probabilities or values."""
         metrics_by_set: dict[str, Logs] = {}
         rows: list[dict[str, Any]] = []
-        members_by_set = [by_set(member) for member in members]
+        members_by_set = [_by_set(member) for member in members]
         for name in members_by_set[0]:
             data = self.labelled(name, split).data
             metrics, set_rows = ensemble_of(data, [m.get(name, []) for m in members_by_set])
             rows += [{"set": name, **row} for row in set_rows]
             if metrics:
-                metrics_by_set[name] = with_score(metrics)
-        return summary(metrics_by_set), rows
+                metrics_by_set[name] = _with_score(metrics)
+        return _summary(metrics_by_set), rows
 
 
-def with_score(metrics: Logs) -> Logs:
+def _with_score(metrics: Logs) -> Logs:
     """Return the metrics of a set with the paper's as "score", or else the official score."""
     paper = [metrics[name] for name in _PAPER_METRICS if name in metrics]
     return metrics | {"score": paper[0]} if paper else metrics
 
 
-def summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
+def _summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
     """Return the mean "score" and "loss" of the sets if all have them, then each set's metrics."""
     result: dict[str, Any] = {}
     for kind in ("score", "loss"):
@@ -339,8 +343,7 @@ def summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
     return result
 
 
-def by_set(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return prediction rows grouped by their labelled set."""
+def _by_set(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["set"], []).append(row)

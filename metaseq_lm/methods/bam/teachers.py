@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ def resolve(name: str) -> Teacher:
     if stored:
         return Teacher(name, folder, dict.fromkeys(f.name.removesuffix(SUFFIX) for f in stored))
     source = manifests.resolve(name, prefer="best")
-    results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
-    if (results or {}).get("status") != "finished":
+    is_run = (folder / "checkpoints").is_dir()
+    if is_run and (read_results(folder) or {}).get("status") != "finished":
         raise UsageError(
             f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let "
             "it come to its end, or name one of its checkpoints"
@@ -101,9 +102,10 @@ def resolve(name: str) -> Teacher:
             f"{name} is a run of task {str(kind)[:40]}; a teacher is a run of task bam (on one set "
             "or several), or a folder of its outputs"
         )
-    # A checkpoint outside a run folder has its outputs inside itself.
-    in_run = source.parent.name == "checkpoints"
-    outputs = source.parent.parent / FOLDER / source.name if in_run else source / FOLDER
+    outputs = source.parent.parent / FOLDER / source.name
+    if source.parent.name != "checkpoints":
+        # A checkpoint outside a run folder has its outputs inside itself.
+        outputs = source / FOLDER
     weights = manifests.hash_of_weights(manifest)
     labels = labels_of(manifest.get("facts"), source)
     return Teacher(name, outputs, labels, source, weights)
@@ -157,29 +159,32 @@ def load_outputs(
         MetaseqError: A stored file belongs to other rows or weights.
         Interrupted: A signal asked one of the replicas to stop.
     """
-    for teacher in {t.name: t for t in teachers.values() if t.checkpoint}.values():
-        names = [
-            n for n, t in teachers.items() if t.name == teacher.name and not t.file(n).is_file()
-        ]
-        names = process_group.from_first(names)
-        if names:
-            run = open_teacher(config, teacher)
-            for name in () if dry_run else names:
-                outputs, spent = compute_outputs(run, teacher, name)
-                if process_group.rank() == 0:
-                    file = teacher.file(name)
-                    costs = lineage_cost.union(
-                        [
-                            lineage_cost.ancestors(str(teacher.checkpoint)),
-                            {str(file.resolve()): spent},
-                        ]
-                    )
-                    header = describe(Path(config.data) / name, sets[name], teacher.weights)
-                    header |= {"checkpoint": str(teacher.checkpoint), "cost": costs}
-                    store(file, outputs, header)
-                process_group.from_first(None)  # wait until the file is written
-            del run
-            gc.collect()
+    missing: dict[str, list[str]] = {}
+    for name, teacher in teachers.items():
+        if teacher.checkpoint and not teacher.file(name).is_file():
+            missing.setdefault(teacher.name, []).append(name)
+    # Replicas may not see the same files on a shared disk, so the first one decides.
+    for names in process_group.from_first(missing).values():
+        teacher = teachers[names[0]]
+        run = _open_teacher(config, teacher)
+        for name in names:
+            if dry_run:
+                break
+            outputs, spent = _compute_outputs(run, teacher, name)
+            if process_group.rank() == 0:
+                file = teacher.file(name)
+                own_cost = {str(file.resolve()): spent}
+                costs = lineage_cost.union(
+                    [lineage_cost.ancestors(str(teacher.checkpoint)), own_cost]
+                )
+                header = describe(Path(config.data) / name, sets[name], teacher.weights)
+                header |= {"checkpoint": str(teacher.checkpoint), "cost": costs}
+                store(file, outputs, header)
+            # A collective call, for all to wait until the file is written.
+            process_group.from_first(None)
+        # The next teacher needs the memory of this one.
+        del run
+        gc.collect()
     by_set, costs_by_set = {}, []
     for name, teacher in teachers.items():
         data, file = sets[name], teacher.file(name)
@@ -192,7 +197,7 @@ def load_outputs(
     return by_set, lineage_cost.union(costs_by_set)
 
 
-def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
+def _open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
     """Return a teacher's run on the student's data, in full precision.
 
     Raises UsageError if DATA lacks a set of the teacher, since the teacher's model has all its
@@ -210,7 +215,9 @@ def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
     return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)
 
 
-def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
+def _compute_outputs(
+    run: Parts, teacher: Teacher, name: str
+) -> tuple[np.ndarray, dict[str, float]]:
     """Return a teacher's outputs (rows, K) on a set's training rows without dropout, and the cost.
 
     Call on all replicas, as each computes its share of every batch. Raises Interrupted.
@@ -238,9 +245,9 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
                 shown = now
             placed = engine.to_device(batch)
             with meter.count(placed):
-                local += [row for micro in engine.map(forward, placed) for row in micro]
+                local.extend(chain.from_iterable(engine.map(forward, placed)))
     flops = sum(process_group.gather_objects(meter.total))
-    rows = [row for part in process_group.gather_objects(local) for row in part]
+    rows = list(chain.from_iterable(process_group.gather_objects(local)))
     # NaN, so that `store` refuses a row that was not computed.
     outputs = np.full((n_rows, task.outputs[name]), np.nan, np.float32)
     outputs[[sample for sample, _ in rows]] = [values for _, values in rows]

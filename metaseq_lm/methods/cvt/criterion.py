@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.forward.passes import current_context, full_precision
+from metaseq_lm.forward.passes import full_precision, uniform
 from metaseq_lm.methods.cvt.model import (
     adversarial_direction,
     auxiliaries,
@@ -111,12 +111,12 @@ class Unlabelled(WordLabels):
         if shift:  # only pairs of words, because <start> predicts nothing
             target = shifted(target, shift) * batch.scored.unsqueeze(-1)
         scores = full_precision(model.scores(views, batch.scored, name, module))
-        loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
+        loss = _soft_cross_entropy(scores, target.to(scores.dtype)).sum()
         label = model.label(name, f"unlabelled_{module}")
         return {label: Term(loss, "pairs" if shift else "words", batch.weight)}
 
 
-def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+def _soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     """Return -sum target log softmax(scores) over the last axis (..., C)."""
     flat = F.cross_entropy(scores.flatten(0, -2), target.flatten(0, -2), reduction="none")
     return flat.view(scores.shape[:-1])
@@ -191,10 +191,8 @@ class WordDropout(Unlabelled):
 
     def remove_words(self, batch: WordBatch) -> WordBatch:
         """Return the batch with random words removed."""
-        shape = batch.scored.shape
-        noise = current_context().noise
-        u = torch.rand(shape) if noise is None else noise.uniform(shape, torch.double)
-        removed = (u.to(batch.scored.device) < self.config.rate) & batch.scored
+        u = uniform(batch.scored.shape, batch.scored.device, torch.double)
+        removed = (u < self.config.rate) & batch.scored
         tokens = batch.tokens.masked_fill(removed, REMOVED)
         assert batch.characters is not None
         characters = batch.characters.masked_fill(removed.unsqueeze(-1), 0)

@@ -36,7 +36,6 @@ class UnlabelledWeightConfig:
 
 
 def _student_dropout(default: float | None) -> Any:
-    """Return the option for the student's dropout; the teacher has none."""
     about = "dropout of the student on unlabelled batches (null = model.dropout)"
     return option(default, about, at_least=0, below=1)
 

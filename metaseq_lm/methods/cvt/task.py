@@ -169,5 +169,4 @@ class _EveryOther:
 def _unlabelled_batch(
     data: WordSet, sets: Sequence[str], samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> WordBatch:
-    """Return a `word_batch` of unlabelled sentences from which the modules of `sets` learn."""
     return word_batch(data, _UNLABELLED, samples, keys, width).replace(learners=tuple(sets))

@@ -24,7 +24,7 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.forward.passes import current_context
+from metaseq_lm.forward.passes import uniform
 from metaseq_lm.methods.cvt.criterion import weight_after
 from metaseq_lm.methods.cvt.model import AveragedNet
 from metaseq_lm.methods.cvt.options import (
@@ -108,17 +108,12 @@ class WordDropoutTranslation(_SemiSupervisedTranslation):
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
         assert batch.inputs is not None and batch.targets is not None and batch.words is not None
-        tokens = batch.tokens.masked_fill(self.hidden(batch.tokens, batch.words), batch.mask_id)
+        u = uniform(batch.tokens.shape, batch.tokens.device)
+        tokens = batch.tokens.masked_fill(batch.words & (u < self.config.rate), batch.mask_id)
         memory = net.encode(tokens, batch.layout)
         logits = net.heads[PRIMARY](net.decode(batch.inputs, memory.first)[0], memory)
         losses = cross_entropy(logits, batch.targets, self.config.label_smoothing)
         return {"word_dropout": Term(losses.sum(), "targets", batch.weight)}
-
-    def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
-        """Return which of the `words` (B, S) are hidden, drawn by row."""
-        noise = current_context().noise
-        u = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
-        return words & (u.to(tokens.device) < self.config.rate)
 
 
 # ------------------------------------------------------------------------ task
@@ -165,20 +160,22 @@ class CVTTranslationTask(TranslationTask):
         net = super().build_model()
         if isinstance(self.criterion, _SemiSupervisedTranslation):
             for name in self.criterion.auxiliary:
-                hidden = self.criterion.attention_dropout if name == "attention" else 0.0
-                net.add_head(name, hidden)  # type: ignore[operator]
+                dropout = self.criterion.attention_dropout if name == "attention" else 0.0
+                net.add_head(name, dropout)  # type: ignore[operator]
         return AveragedNet(net, self.config.average_decay)
 
     # ---------------------------------------------------------------- updates
 
     def needs(self, update: int) -> dict[str, int]:
-        turn = update % 2 and update >= self.config.labelled_first
-        return {UNLABELLED: 1} if self.semi_supervised and turn else {"train": 1}
+        if self.semi_supervised and update % 2 and update >= self.config.labelled_first:
+            return {UNLABELLED: 1}
+        return {"train": 1}
 
     def kinds(self) -> Kinds:
         """Return the two kinds that take turns after task.labelled_first."""
-        kinds: Kinds = [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})]
-        return kinds if self.semi_supervised else [(1.0, self.needs(0))]
+        if not self.semi_supervised:
+            return [(1.0, {"train": 1})]
+        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Make one step; the loss is also logged as "loss_labelled" or "loss_unlabelled"."""

@@ -92,16 +92,13 @@ class _ConsistentImages(ImageClassification):
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros.
-
-        An adversarial perturbation is one step of power iteration (Miyato et al. 2017): the
-        gradient of the loss at a small random displacement, without dropout, because its noise
-        would exceed such a change.
-        """
+        """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros."""
         if self.config.perturbation == NONE:
             return torch.zeros_like(images)
         direction = gaussian(images)
         if self.config.perturbation == ADVERSARIAL:
+            # One step of power iteration (Miyato et al. 2017): the gradient of the loss at a small
+            # random displacement. Without dropout, whose noise would exceed such a change.
             with dropout_at(net, 0.0):
                 direction = adversarial_direction(
                     direction, self.config.xi, lambda step: loss(images + step).sum()
@@ -288,8 +285,9 @@ class CVTVisionTask(Task):
         return {UNLABELLED: 1} if update % 2 else {"train": 1}
 
     def kinds(self) -> Kinds:
-        turns = self.semi_supervised and not self.config.joint
-        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})] if turns else [(1.0, self.needs(0))]
+        if not self.semi_supervised or self.config.joint:
+            return [(1.0, self.needs(0))]
+        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         assert isinstance(model, AveragedNet)
@@ -304,7 +302,6 @@ class CVTVisionTask(Task):
         return model.scored(partial(self._evaluate_net, engine), passes, self.config.score_raw)
 
     def _evaluate_net(self, engine: Engine, net: nn.Module, passes: Passes) -> Scored:
-        """Return accuracy, macro F1, loss and rows of one net."""
         ((split, batches),) = passes.items()
 
         def scored(batch: ImageBatch) -> tuple[Tensor, Terms]:

@@ -19,7 +19,7 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_o
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.forward.passes import current_context, full_precision
+from metaseq_lm.forward.passes import full_precision, uniform
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import (
     Electra,
@@ -89,6 +89,7 @@ class Corrupting(Criterion):
         else:
             slots, _ = model.masked_noise(batch)
         never = batch.targets if self.config.disallow_correct else None
+        # The noise model learns from its own loss only, never through its samples.
         samples = sample(slots.detach(), self.config.temperature, never)
         tokens, chosen = replaced(batch, samples)
         terms = _generator_terms(slots, samples, batch, weight)
@@ -120,7 +121,6 @@ def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
 
 
 def _generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
-    """Return the loss and accuracy at the chosen positions, and the accuracy of the samples."""
     targets = batch.targets
     with torch.no_grad():
         best_correct = number_of(logits.argmax(-1) == targets)
@@ -144,14 +144,12 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
-    """Return shares of all tokens: correctly classified, fake, classified as fake, and both.
-
-    Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % of the tokens are
-    real, so accuracy says little. `candidates` is the share of the tokens that may be replaced.
-    """
+    """Return shares of all tokens: correctly classified, fake, classified as fake, and both."""
     with torch.no_grad():
         real = _real_tokens(batch)
         flagged = (logits > 0) & real
+        # About 94 % of the tokens are real, so accuracy says little. Recall of the fakes is caught
+        # / fakes, precision caught / flagged.
         counts = {
             "accuracy": (flagged == fake) & real,
             "fakes": fake & real,
@@ -210,10 +208,7 @@ class ReplacedTokenDetection(Corrupting):
         """Return which rows remain uncorrupted, (B,); None without criterion.contrast."""
         if not self.config.contrast:
             return None
-        count, device = len(batch.tokens), batch.tokens.device
-        noise = current_context().noise
-        u = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
-        return u < self.config.contrast
+        return uniform((len(batch.tokens),), batch.tokens.device) < self.config.contrast
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -235,10 +230,11 @@ class ReplacedTokenDetection(Corrupting):
         logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
         if self.config.pll_formula == "dissertation":
-            log_probs: Tensor = (log_q + math.log(m / (1 - m)) - logits) * batch.scored
-            return log_probs
-        log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
-        return F.logsigmoid(log_odds) * batch.scored
+            log_probs: Tensor = log_q + math.log(m / (1 - m)) - logits
+        else:
+            log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
+            log_probs = F.logsigmoid(log_odds)
+        return log_probs * batch.scored
 
     @torch.no_grad()
     def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -258,7 +254,8 @@ class ReplacedTokenDetection(Corrupting):
 class ReplaceMLM(Corrupting):
     """A masked LM with samples instead of [MASK] at the chosen positions (Clark 2021, 5.4.3)."""
 
-    exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
+    # The pipeline fills [MASK], which this model never sees.
+    exported = Exported(heads=("lm",), pipeline=False)
     heads = ("lm",)
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
@@ -292,7 +289,7 @@ class AllTokensMLM(Corrupting):
         logits = model.heads["lm"](hidden, model.token_table())  # (B, S, V)
         gate = model.heads["copy"](hidden).squeeze(-1)
         logits, gate = full_precision(logits), full_precision(gate)
-        log_p = copied_log_probs(logits, gate, noised.tokens == batch.tokens, batch.tokens)
+        log_p = _copied_log_probs(logits, gate, noised.tokens == batch.tokens, batch.tokens)
         with torch.no_grad():
             copied = number_of((gate > 0) & batch.candidates)
         return noised.terms | {
@@ -301,7 +298,7 @@ class AllTokensMLM(Corrupting):
         }
 
 
-def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor) -> Tensor:
+def _copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor) -> Tensor:
     """Return log P(target) (B, S) of softmax `logits` (B, S, V) mixed with a copy of the input.
 
     `same` (B, S) marks positions where the input already is the target.
@@ -388,7 +385,8 @@ class Electric(Corrupting):
     )
     noises = ("two_tower", "unigram", "uniform")
 
-    normalised = False  # energies
+    # Energies do not sum to 1.
+    normalised = False
     config: ElectricConfig
 
     def __init__(self, config: ElectricConfig) -> None:
@@ -422,7 +420,8 @@ class Electric(Corrupting):
         n = included.sum(-1, keepdim=True)
         # A row without noise or without data is ignored, because log 0 would give NaN.
         odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
-        return odds if noised.log_q is None else odds.to(noised.log_q)
+        assert noised.log_q is not None
+        return odds.to(noised.log_q)
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:

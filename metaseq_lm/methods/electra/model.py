@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward.passes import current_context, full_precision
+from metaseq_lm.forward.passes import draw_index, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.options import (
     DIFFICULTY,
@@ -41,10 +41,26 @@ def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
         raise UsageError(f"{criterion} cannot be trained with model.noise={noise}; set {choices}")
 
 
-class MaskedGenerator(nn.Module):
+class _NoiseNet(nn.Module):
+    """The base of the noise nets: embeddings of their own, or with `shared` the main encoder's."""
+
+    def __init__(
+        self, config: EncoderConfig, vocab_size: int, padding_idx: int, shared: bool
+    ) -> None:
+        super().__init__()
+        self.embeddings = None if shared else Embeddings(config, vocab_size, padding_idx)
+
+    def embeddings_with(self, main: Encoder | None) -> Embeddings:
+        if self.embeddings is not None:
+            return self.embeddings
+        assert main is not None
+        return main.embeddings
+
+
+class MaskedGenerator(_NoiseNet):
     """A masked LM that reads the masked row.
 
-    With `shared` embeddings or stack it uses those of the main encoder; its head is never shared.
+    It may share the stack of the main encoder; its head is never shared.
     """
 
     def __init__(
@@ -52,26 +68,25 @@ class MaskedGenerator(nn.Module):
         config: EncoderConfig,
         vocab_size: int,
         padding_idx: int,
-        shared_embeddings: bool,
+        shared: bool,
         shared_stack: bool,
     ) -> None:
-        super().__init__()
-        self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
+        super().__init__(config, vocab_size, padding_idx, shared)
         self.stack = None if shared_stack else Stack(config)
         self.head = LMHead(config, vocab_size)
 
     def forward(self, main: Encoder | None, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, M, V) at the chosen positions and the states (B, M, G) behind them."""
-        embeddings, stack = self.embeddings, self.stack
-        if main is not None:
-            embeddings, stack = embeddings or main.embeddings, stack or main.stack
-        assert embeddings is not None and stack is not None
+        embeddings, stack = self.embeddings_with(main), self.stack
+        if stack is None:
+            assert main is not None
+            stack = main.stack
         x = embeddings(batch.masked, batch.layout, batch.segments)
         states = select(stack(x, batch.layout), batch.positions)
         return self.head(states, embeddings.tokens.weight), states
 
 
-class TwoTowers(nn.Module):
+class TwoTowers(_NoiseNet):
     """A left-to-right and a right-to-left Transformer; position t sees all tokens except its own.
 
     See Clark 2021, section 5.1.5. The state for t concatenates the left tower's state at t - 1 and
@@ -80,21 +95,16 @@ class TwoTowers(nn.Module):
     """
 
     def __init__(
-        self,
-        config: EncoderConfig,
-        vocab_size: int,
-        padding_idx: int,
-        shared_embeddings: bool,
+        self, config: EncoderConfig, vocab_size: int, padding_idx: int, shared: bool
     ) -> None:
-        super().__init__()
-        self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
+        super().__init__(config, vocab_size, padding_idx, shared)
         self.left = Stack(config)
         self.right = Stack(config)
         self.head = LMHead(config, vocab_size, width=2 * config.encoder_embed_dim)
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) for each token of the original rows."""
-        embeddings = _embeddings_of(self, main)
+        embeddings = self.embeddings_with(main)
         x = embeddings(batch.tokens, batch.layout, batch.segments)
         left = self.left(x, replace(batch.layout, reach="causal"))
         right = self.right(x, replace(batch.layout, reach="anticausal"))
@@ -109,34 +119,20 @@ class TwoTowers(nn.Module):
         return logits
 
 
-def _embeddings_of(net: TwoTowers | _Difficulty, main: Encoder | None) -> Embeddings:
-    """Return a net's own embeddings, or the main encoder's if it shares them."""
-    embeddings = net.embeddings or (main.embeddings if main is not None else None)
-    assert embeddings is not None
-    return embeddings
-
-
-class _Difficulty(nn.Module):
+class _Difficulty(_NoiseNet):
     """An encoder of the generator's size that reads the original row and scores each token."""
 
     def __init__(
-        self,
-        config: EncoderConfig,
-        vocab_size: int,
-        padding_idx: int,
-        shared_embeddings: bool,
+        self, config: EncoderConfig, vocab_size: int, padding_idx: int, shared: bool
     ) -> None:
-        super().__init__()
-        self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
+        super().__init__(config, vocab_size, padding_idx, shared)
         self.stack = Stack(config)
         self.head = BinaryHead(config.encoder_embed_dim)
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S) for each token of the original rows."""
-        embeddings = _embeddings_of(self, main)
-        x = embeddings(batch.tokens, batch.layout, batch.segments)
-        states = self.stack(x, batch.layout)
-        logits: Tensor = self.head(states)
+        x = self.embeddings_with(main)(batch.tokens, batch.layout, batch.segments)
+        logits: Tensor = self.head(self.stack(x, batch.layout))
         return logits
 
 
@@ -165,23 +161,14 @@ class FixedNoise(nn.Module):
 def sample(logits: Tensor, temperature: float = 1.0, never: Tensor | None = None) -> Tensor:
     """Draw a token from softmax(logits / temperature) for each position; (B, M, V) -> (B, M).
 
-    The token `never` (B, M) is not drawn. The draw inverts the cumulative distribution in at least
-    fp32, which takes one random number per position, where Gumbel noise needs V.
+    The token `never` (B, M) is not drawn.
     """
     scores = full_precision(logits) / temperature
     if never is not None:
         # Unused positions hold -1.
         scores = scores.scatter(-1, never.clamp(min=0).unsqueeze(-1), float("-inf"))
     # In fp32 a sum of 30,000 small numbers would make rare tokens lose their probability.
-    cumulative = scores.softmax(-1).double().cumsum(-1)
-    noise = current_context().noise
-    shape = logits.shape[:-1]
-    if noise is None:
-        u = torch.rand(shape, dtype=torch.double, device=logits.device)
-    else:
-        u = noise.uniform(shape, torch.double)
-    tokens = torch.searchsorted(cumulative, (u * cumulative[..., -1]).unsqueeze(-1), right=True)
-    return tokens.squeeze(-1).clamp(max=logits.shape[-1] - 1)
+    return draw_index(scores.softmax(-1).double().cumsum(-1))
 
 
 def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:

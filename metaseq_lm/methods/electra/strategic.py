@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term, Terms, number_of
 from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.forward.passes import current_context, full_precision
+from metaseq_lm.forward.passes import full_precision, uniform
 from metaseq_lm.methods.electra.criterion import binary_losses
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra
@@ -69,11 +69,7 @@ def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, T
     Each row keeps its number of chosen tokens and their replacements: [MASK], another token, or
     none. Returns masked rows (B, S), positions (B, M), and targets (B, M), -1 where unused.
     """
-    noise, shape = current_context().noise, log_weights.shape
-    if noise is None:
-        u = torch.rand(shape, dtype=torch.double, device=log_weights.device)
-    else:
-        u = noise.uniform(shape, torch.double)
+    u = uniform(log_weights.shape, log_weights.device, torch.double)
     # Exponential clocks with these rates ring in the order of successive draws in proportion to the
     # weights (Efraimidis and Spirakis 2006). Times are in logarithms, so that none is infinite.
     rings = torch.log(-torch.log1p(-u)) - log_weights.double()

@@ -126,13 +126,13 @@ class ElectraTask(Task):
         same = all(getattr(small, name) == getattr(model, name) for name in sizes)
         head = {n.replace(lm, "generator.head."): w for n, w in weights.items() if n.startswith(lm)}
         if head and same and model.noise == "mlm":
+            # Parameters that the generator shares exist once, in the main encoder.
             shared = {"all": ("encoder.",), "embeddings": ("encoder.embeddings.",)}
-            generator = {
-                name.replace("encoder", "generator", 1): weight
-                for name, weight in weights.items()
-                if name.startswith("encoder.")
-                and not name.startswith(shared.get(model.sharing, ()))
-            }
+            left_out = shared.get(model.sharing, ())
+            generator = {}
+            for name, weight in weights.items():
+                if name.startswith("encoder.") and not name.startswith(left_out):
+                    generator[name.replace("encoder", "generator", 1)] = weight
             return chosen | head | generator
         if model.freeze_generator:
             raise UsageError(

@@ -118,12 +118,9 @@ def _query_margin(scores: Tensor) -> Tensor:
     return scores[:, 0] - scores[:, 1:].amax(-1)
 
 
-def label_probabilities(scores: Tensor) -> Tensor:
-    """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K).
-
-    They only compare the query with the best other candidate, so entailment is the likelier label
-    exactly if the query scores best.
-    """
+def _label_probabilities(scores: Tensor) -> Tensor:
+    """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K)."""
+    # Entailment is the likelier label exactly if the query scores best.
     entailed = _query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)
 
@@ -163,11 +160,11 @@ class WnliTask(LabelledSetTask):
         sizes, vocabulary = encoder_sizes(self.run_config), load_tokenizer(self.data).vocabulary
         folder = labelled_folder(self.run_config)
         # A folder without a training split is for evaluation, where the prior is in the weights.
-        prior = [0.5, 0.5]
+        prior, labels = [0.5, 0.5], None
         if "train" in Manifest.load(folder).splits:
             labels = LabelledSet(folder, "train").labels
-            if labels is not None:
-                prior = (np.bincount(labels, minlength=2) / len(labels)).tolist()
+        if labels is not None:
+            prior = (np.bincount(labels, minlength=2) / len(labels)).tolist()
         return _Discriminator(sizes, len(vocabulary), vocabulary.pad, prior)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -184,9 +181,10 @@ class WnliTask(LabelledSetTask):
 
         def judge(batch: CandidateBatch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
-            outputs = listed(batch.samples, label_probabilities(scores))
-            terms = {} if data.labels is None else self.criterion.terms(model, scores, batch)
-            return terms, outputs
+            outputs = listed(batch.samples, _label_probabilities(scores))
+            if data.labels is None:
+                return {}, outputs
+            return self.criterion.terms(model, scores, batch), outputs
 
         logs, outputs = judged(engine, batches, judge)
         # The prior predicts samples that are in no batch.
@@ -197,7 +195,6 @@ class WnliTask(LabelledSetTask):
 
 
 def _candidate_rows(config: RunConfig, split: str) -> CandidateRows:
-    """Return the rows of a split of the configured set."""
     data = LabelledSet(labelled_folder(config), split)
     require_tokenizer(data.folder, data.tokenizer_hash)
     tokenizer = load_tokenizer(config.data)

@@ -7,6 +7,7 @@ of its samples), S the longest row.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -141,22 +142,23 @@ class CandidateRows:
             return None
         query, others = phrase_key(row["query"]), list(row["candidates"])
         entailed = self.entailed is not None and self.entailed[sample]
-        antecedents = (
-            [] if entailed else antecedents_by_pronoun.get((row["sentence"], *row["pronoun"]), [])
-        )
+        antecedents: list[str] = []
+        if not entailed:
+            antecedents = antecedents_by_pronoun.get((row["sentence"], *row["pronoun"]), [])
         right = {phrase_key(text): text for text in antecedents if phrase_key(text) != query}
         if training and right:
+            # A candidate that overlaps an antecedent is not wrong.
             wrong = []
             for text in others:
                 key = phrase_key(text)
                 if not any(overlap(key, antecedent) for antecedent in right):
                     wrong.append(text)
             others = [*wrong, *right.values()]
-        encoded = {
-            number: (text, tokens)
-            for number, text in enumerate((row["query"], *others))
-            if (tokens := self._encode(row, text)) is not None
-        }
+        encoded = {}
+        for number, text in enumerate((row["query"], *others)):
+            tokens = self._encode(row, text)
+            if tokens is not None:
+                encoded[number] = text, tokens
         if 0 not in encoded or len(encoded) < 2:
             return None
         positive = None
@@ -166,20 +168,18 @@ class CandidateRows:
                 positive[0] = True
             elif not positive.any():
                 positive[1:] = True
-        tokens, spans = zip(*(tokens for _, tokens in encoded.values()))
-        return _WnliChoice(list(tokens), list(spans), positive)
+        rows, spans = zip(*(tokens for _, tokens in encoded.values()))
+        return _WnliChoice(list(rows), list(spans), positive)
 
     def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
-        """Return the tokens with `text` in place of the pronoun and its span, None if empty.
-
-        A sentence that is too long is cut to a window around the span.
-        """
+        """Return the tokens with `text` in place of the pronoun and its span, None if empty."""
         start, end = row["pronoun"]
         sentence = row["sentence"][:start] + text + row["sentence"][end:]
         ids, starts, ends = self.tokenizer.encode_with_offsets(sentence)
         first, last = token_span(np.array(starts), np.array(ends), start, start + len(text))
         if first == last:
             return None
+        # A sentence that is too long is cut to a window around the span.
         excess = max(len(ids) - self.max_tokens, 0)
         cut = min(max((first + last - self.max_tokens) // 2, 0), excess)
         tokens = np.array(ids[cut : cut + self.max_tokens], np.int64)
@@ -191,7 +191,7 @@ class CandidateRows:
         choices = [self.choices[number] for number in numbers.tolist()]
         counts = np.array([len(choice.tokens) for choice in choices])
         present = np.arange(counts.max()) < counts[:, None]
-        rows = [tokens for choice in choices for tokens in choice.tokens]
+        rows = list(chain.from_iterable(choice.tokens for choice in choices))
         lengths = np.array([len(tokens) + 2 for tokens in rows])
         width = max(width, int(lengths.max()))
         tokens = np.full((len(rows), width), vocabulary.pad, np.int64)
@@ -199,10 +199,12 @@ class CandidateRows:
         tokens[np.arange(len(rows)), lengths - 1] = vocabulary.sep
         for row, values in enumerate(rows):
             tokens[row, 1 : len(values) + 1] = values
-        spans = 1 + np.array([span for choice in choices for span in choice.spans])
+        # [CLS] comes before the tokens.
+        spans = 1 + np.concatenate([choice.spans for choice in choices])
         positions = np.arange(width)
-        positive = None
+        positive = targets = None
         if self.entailed is not None:
+            targets = self.entailed[numbers].astype(np.int64)
             positive = np.zeros_like(present)
             for sample, choice in enumerate(choices):
                 assert choice.positive is not None
@@ -215,7 +217,7 @@ class CandidateRows:
             slots=as_tensor(np.flatnonzero(present)),
             present=as_tensor(present),
             positive=as_tensor(positive),
-            targets=None if self.entailed is None else self.entailed[numbers].astype(np.int64),
+            targets=as_tensor(targets),
             # There are more rows than samples: each row gets its own random keys.
             rows=words(keys, 0, present.shape[1])[present],
             samples=numbers,

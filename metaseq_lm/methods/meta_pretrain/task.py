@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from metaseq_lm.config.tasks import (
-    WarmupConfig,
-)
+from metaseq_lm.config.tasks import WarmupConfig
 from metaseq_lm.core.batch import Logs, TokenBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -142,9 +140,10 @@ class MetaPretrainPairsTask(_MetaLearned):
         for name in self.sources:
             data = LabelledSet(self.data / name, "train")
             if data.regression or data.form not in ("single", "pair"):
+                form = "real values" if data.regression else data.form
                 raise UsageError(
-                    f"{data.folder} holds {'real values' if data.regression else data.form}; task "
-                    f"{PAIRS} is for sentences and pairs with classes"
+                    f"{data.folder} holds {form}; task {PAIRS} is for sentences and pairs with "
+                    "classes"
                 )
             classes[name] = len(data.label_names)
         return labelled_sets_model(encoder_sizes(self.run_config), self.vocabulary, classes)
@@ -157,5 +156,4 @@ class MetaPretrainPairsTask(_MetaLearned):
 def _set_batch(
     rows: SentenceRows, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
-    """Return a batch of the set `name`, which also names the batch's head and its size."""
     return rows.batch(samples, keys, width).replace(head=name, sizes={name: len(samples)})

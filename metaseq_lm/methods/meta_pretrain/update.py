@@ -35,7 +35,8 @@ def meta_update(
     inner_losses: Logs = {}
     inner_gradients: list[InnerGradient] = []
     # Without inner steps there is nothing to restore, so no copy of the parameters is made.
-    with engine.restoring(_MAIN) if inner_batches else contextlib.nullcontext():
+    restoring = engine.restoring(_MAIN) if inner_batches else contextlib.nullcontext()
+    with restoring:
         for step, batch in enumerate(inner_batches):
             # Inner passes have their own keys, so the test pass has the random numbers of an
             # ordinary update.

@@ -20,7 +20,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.distributed import vectors
-from metaseq_lm.forward.passes import copy_sums, current_context, full_precision
+from metaseq_lm.forward.passes import copy_sums, draw_index, full_precision
 from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.model import decoupled_decay
 from metaseq_lm.methods.meta_pseudo_label.options import HardConfig, SoftConfig
@@ -29,15 +29,12 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
 
 
-def _per_update(terms: Terms, batch: CopiesBatch) -> Terms:
-    """Weight terms by 1/C, so that an update takes the mean over its micro-steps."""
-    return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
-
-
 def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:
     """Return the masked-LM terms of the student on an update's masked rows (C, B, S)."""
     logits = student(batch.tokens, batch.layout, batch.positions)
-    return _per_update(labelled_terms(logits, batch), batch)
+    terms = labelled_terms(logits, batch)
+    # An update takes the mean over its micro-steps.
+    return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
 
 
 def labelled(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
@@ -86,7 +83,6 @@ class _PairCriterion(Criterion):
     """Base class for soft and hard labels: validation scores the student as a masked LM."""
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
-        """Return the student's masked-LM terms."""
         return labelled_terms(model(batch.tokens, batch.layout, batch.positions), batch)
 
 
@@ -127,17 +123,8 @@ class HardLabels(_PairCriterion):
 
 
 def draw(logits: Tensor) -> Tensor:
-    """Sample a token per position from softmax(logits) by inverting its distribution function."""
-    noise = current_context().noise
-    assert noise is not None
-    cumulative = logits.double().softmax(-1).cumsum(-1)
-    u = noise.uniform(logits.shape[:-1], torch.float64).unsqueeze(-1)
-    # The last entry is 1 only up to rounding, so we scale u to it.
-    return (
-        torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
-        .squeeze(-1)
-        .clamp(max=logits.shape[-1] - 1)
-    )
+    """Sample a token per position from softmax(logits)."""
+    return draw_index(logits.double().softmax(-1).cumsum(-1))
 
 
 class SoftLabels(_PairCriterion):
@@ -179,15 +166,13 @@ class SoftLabels(_PairCriterion):
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
 
     def taught(self, probabilities: Tensor, padding: Tensor) -> Tensor:
-        """Return the student's targets in place of the teacher's probabilities (C, B, S, V).
-
-        Only learned targets pass the meta loss to the teacher's head of targets: through shifted
-        targets it would learn to predict half a row ahead, which undoes the shift.
-        """
+        """Return the student's targets in place of the teacher's probabilities (C, B, S, V)."""
         kind = self.config.targets
         if kind == "flat":
             return _flat_support(probabilities.detach(), self.config.support)
         if kind == "shifted":
+            # Detached: the meta loss would teach the teacher's head of targets to predict half a
+            # row ahead, which undoes the shift.
             return shifted(probabilities.detach(), padding)
         if kind == "unigram":
             assert self.frequencies is not None
@@ -246,11 +231,7 @@ def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 class _SoftLoss(torch.autograd.Function):
-    """log sum exp - <probabilities, logits>, (N,): the cross-entropy, as probabilities sum to 1.
-
-    Its derivative by the probabilities is -logits, which equals the cross-entropy's up to a
-    constant in each row; a softmax is invariant to that.
-    """
+    """log sum exp - <probabilities, logits>, (N,): the cross-entropy, as probabilities sum to 1."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -264,6 +245,8 @@ class _SoftLoss(torch.autograd.Function):
         logits, probabilities, log_sum = ctx.saved_tensors
         scale = grads[0].unsqueeze(1)
         by_logits = _SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
+        # The derivative by the probabilities equals the cross-entropy's up to a constant in each
+        # row, to which a softmax is invariant.
         return by_logits, -scale * logits if ctx.needs_input_grad[1] else None
 
 

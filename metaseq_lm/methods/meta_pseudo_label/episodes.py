@@ -95,7 +95,6 @@ class _WindowStream:
         return np.arange(number * size, (number + 1) * size).reshape(self.copies, -1)
 
     def count_words(self, number: int) -> int:
-        """Return the words of the corpus in update `number`."""
         assert self.words is not None and self.texts is not None
         texts = self.texts(self._samples(number).ravel())
         return self.words.count(texts, np.zeros(0, np.uint64), 0)
@@ -209,9 +208,10 @@ class Labelled:
         parts: list[tuple[np.ndarray, Rows]] = []
         for task in np.unique(tasks):
             at = np.flatnonzero(tasks == task)
-            rows = (
-                self.mlm_rows(flat[at], query) if task < 0 else self.set_rows(task, flat[at], query)
-            )
+            if task < 0:
+                rows = self.mlm_rows(flat[at], query)
+            else:
+                rows = self.set_rows(task, flat[at], query)
             parts.append((at, rows))
         batch = CopiesBatch(**_common_format(samples.shape, merge(parts, len(flat))))
         return batch.replace(sizes=_sizes_of(batch))
@@ -365,11 +365,9 @@ def micro_step_of(batch: CopiesBatch, number: int) -> TokenBatch:
 def pseudo_batch(
     batch: CopiesBatch, tokens: Tensor, targets: Tensor, number: int, pad: int
 ) -> TokenBatch:
-    """Return the sampled pair of one micro-step as a labelled batch.
-
-    A sampled [PAD] inside the text becomes padding of the student's input and is not a target.
-    """
+    """Return the sampled pair of one micro-step as a labelled batch."""
     assert batch.rows is not None
+    # A sampled [PAD] inside the text becomes padding of the student's input and is not a target.
     padding = tokens == pad
     targets = targets.masked_fill(padding, -1)
     return TokenBatch(

@@ -64,7 +64,7 @@ class TokenLabelCriterion(Criterion):
         if batch.token_level:
             correct = number_of(logits.detach().argmax(-1) == batch.targets)
             return {"labels": loss, "accuracy": Term(correct, "targets", 0.0)}
-        correct = number_of(class_scores(logits.detach(), batch).argmax(-1) == batch.classes)
+        correct = number_of(_class_scores(logits.detach(), batch).argmax(-1) == batch.classes)
         return {"labels": loss, "accuracy": Term(correct, "rows", 0.0)}
 
 
@@ -201,19 +201,17 @@ class _Cyclic(Sequential):
 _WindowAnswer = tuple[int, int, tuple[Any, ...]]
 
 
-def class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
-    """Return the mean raw logit of each class token over a row, (B, K); padding counts as 0.
-
-    The row counts as padded to the longest window of its own sample, so that the scores of a sample
-    do not depend on its batch; the authors' code divides by the width of the batch.
-    """
+def _class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
+    """Return the mean raw logit of each class token over a row, (B, K); padding counts as 0."""
     scores = logits[..., batch.class_tokens].double()
     if batch.padding is not None:
         scores = scores.masked_fill(batch.padding.unsqueeze(-1), 0.0)
+    # The row counts as padded to the longest window of its own sample, so that the scores of a
+    # sample do not depend on its batch; the authors' code divides by the width of the batch.
     return scores.sum(-2) / batch.longest.unsqueeze(-1)
 
 
-def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[int]]]:
+def _best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[int]]]:
     """Return (log-probability, predicted tokens) of the most probable answer in each row.
 
     Each position predicts its likeliest token. Answers are the longest runs of tokens other than
@@ -241,12 +239,11 @@ def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[
 
 
 def _window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[_WindowAnswer]:
-    """Return the answers of the windows of a batch."""
     answers: Iterable[tuple[Any, ...]]
     if batch.token_level:
-        answers = best_runs(logits, batch)
+        answers = _best_runs(logits, batch)
     else:
-        answers = map(tuple, class_scores(logits, batch).tolist())
+        answers = map(tuple, _class_scores(logits, batch).tolist())
     assert batch.samples is not None
     return list(zip(batch.samples.tolist(), batch.windows.tolist(), answers))
 
@@ -261,7 +258,6 @@ def _by_sample(answers: Iterable[_WindowAnswer]) -> dict[int, list[tuple[Any, ..
 
 
 def _mean_scores(answers: Iterable[_WindowAnswer]) -> list[tuple[int, list[float]]]:
-    """Return (sample, its class scores): the mean over its windows."""
     return [(s, np.mean(windows, 0).tolist()) for s, windows in _by_sample(answers).items()]
 
 

@@ -190,11 +190,7 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
 
 
 def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
-    """Return the parameters after one AdamW step (decoupled decay), and the moments after it.
-
-    The derivative of the root at a second moment of 0 is taken as 0, because there the gradient is
-    0 and the parameter does not move.
-    """
+    """Return the parameters after one AdamW step (decoupled decay), and the moments after it."""
     settings = replace(moments, step=moments.step + 1)
     after: tuple[Tensor, Tensor, Tensor] = _AdamWStep.apply(  # type: ignore[no-untyped-call]
         theta, grad, moments.first, moments.second, settings
@@ -229,6 +225,7 @@ class _AdamWStep(torch.autograd.Function):
         grad, first, second = ctx.saved_tensors
         settings, (theta_shape, moments_shape) = ctx.settings, ctx.shapes
         (beta1, beta2), (size, correction) = settings.betas, settings.corrections
+        # The root has no derivative at 0, but there the gradient is 0 and nothing moves: take 0.
         positive = second > 0
         root = torch.where(positive, second, 1.0).sqrt_()
         denominator = torch.where(positive, root, 0.0).div_(correction).add_(settings.eps)

@@ -163,9 +163,9 @@ class MetaPseudoLabelTask(TextTask):
         """Return some validation texts with the pair that the teacher makes of each."""
         if isinstance(self.criterion, MaskedLM) or not self.config.pairs:
             return []
-        texts = texts_of(self.corpus(self.run_config.trainer.valid_split), self.config.pairs)
+        texts = _texts_of(self.corpus(self.run_config.trainer.valid_split), self.config.pairs)
         (batch,) = engine.to_device([texts])
-        make = partial(pair_of, self.criterion, teacher_of(model))
+        make = partial(_pair_of, self.criterion, teacher_of(model))
         (pair,) = engine.map(make, [batch], rng_key="pairs")
         return _format_pairs(batch, pair, load_tokenizer(self.data))
 
@@ -323,8 +323,8 @@ class MetaPseudoLabelTask(TextTask):
         """
         criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
-        (unlabelled,), (support,), (query,) = (
-            batches[n] for n in ("unlabelled", "support", "query")
+        (unlabelled,), (support,), (query,) = map(
+            batches.__getitem__, ("unlabelled", "support", "query")
         )
         start = student.vector()  # (P,)
         theta0 = student.leaf(start.expand(copies, -1).clone())  # (C, P)
@@ -405,21 +405,19 @@ class MetaPseudoLabelTask(TextTask):
 
 
 def _leaf(tensor: Tensor | None) -> Tensor:
-    """Return the local part of `tensor` as a leaf that requires a gradient."""
     assert tensor is not None
     return local(tensor.detach()).requires_grad_()
 
 
 def _add_logs(total: Logs, part: Logs, weight: float) -> Logs:
-    """Return total + weight * part, name by name."""
     return {name: total.get(name, 0.0) + weight * value for name, value in part.items()}
 
 
-# ------------------------------------------------------------------------ pairs as text (tables 1
-# and 3)
+# ------------------------------------------------------------------------ pairs as text
+# Tables 1 and 3 of the paper.
 
 
-def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
+def _texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
     """Return `count` texts spread evenly over a corpus as a micro-step (1, N, S)."""
     chosen = np.unique(np.linspace(0, len(corpus) - 1, count).round().astype(np.int64))
     original, lengths = corpus.rows(chosen, cls=UNLABELLED)
@@ -433,15 +431,16 @@ def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
 
 
 @torch.no_grad()
-def pair_of(
+def _pair_of(
     criterion: Criterion, teacher: TransformerLM, batch: UnlabelledBatch
 ) -> tuple[Tensor, Tensor]:
     """Return the teacher's pair, (1, N, S) each: a sample (hard) or the likeliest tokens (soft)."""
     if isinstance(criterion, HardLabels):
         return criterion.sample(teacher, batch)
     x, y = (scores.argmax(-1) for scores in teacher_logits(teacher, batch))
-    fixed = isinstance(criterion, SoftLabels) and criterion.config.fixed_y
-    return x, batch.original if fixed else y
+    if isinstance(criterion, SoftLabels) and criterion.config.fixed_y:
+        return x, batch.original
+    return x, y
 
 
 def _format_pairs(
@@ -454,14 +453,14 @@ def _format_pairs(
     samples = []
     for row, padding in enumerate(batch.padding[0]):
         lines = [
-            f"{name}  {readable(tokens[row, ~padding].tolist(), tokenizer)}"
+            f"{name}  {_readable(tokens[row, ~padding].tolist(), tokenizer)}"
             for name, tokens in texts
         ]
         samples.append("\n".join(lines))
     return samples
 
 
-def readable(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
+def _readable(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
     """Return tokens as text on one line, special symbols by name."""
     vocabulary = tokenizer.vocabulary
     parts = []

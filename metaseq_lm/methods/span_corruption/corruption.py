@@ -57,11 +57,15 @@ class Denoiser:
             values = [float(number) for number in numbers]
         except ValueError:
             values = []
-        count = 1 if mode == _SEQUENTIAL else 2
-        in_range = len(values) == count and 0 < values[0] < 1 and values[-1] > 0
-        if not mode or mode not in MODES or not in_range or (count == 2 and values[1] < 1):
+        if mode == _SEQUENTIAL and len(values) == 1:
+            values.append(0.0)
+            in_range = 0 < values[0] < 1
+        else:
+            in_range = len(values) == 2 and 0 < values[0] < 1 and values[1] >= 1
+            in_range = in_range and mode not in ("", _SEQUENTIAL)
+        if mode not in MODES or not in_range:
             raise UsageError(f"task.denoisers has '{text}': {_USAGE}")
-        return cls(values[0], 0.0 if count == 1 else values[1], mode)
+        return cls(values[0], values[1], mode)
 
     def counts(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of noise tokens and spans in texts of `lengths`, int64 of their shape.
@@ -139,7 +143,7 @@ def _sizes_of_parts(is_first: np.ndarray, items: np.ndarray, count: int) -> np.n
     return sizes[:, :count]
 
 
-def draw_noise(
+def _draw_noise(
     lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray, width: int, keys: np.ndarray
 ) -> np.ndarray:
     """Return which tokens of texts of `lengths` (B,) are noise, boolean (B, width).
@@ -175,7 +179,7 @@ def roll(is_noise: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> np.ndar
     return np.take_along_axis(is_noise, source, 1) & (at < lengths[:, None])
 
 
-class Corrupted(NamedTuple):
+class _Corrupted(NamedTuple):
     """Rows of inputs (B, I) and of targets (B, T), each with [SEP], and their lengths (B,)."""
 
     inputs: np.ndarray
@@ -202,15 +206,18 @@ class Corruption:
     pad: int
     random_roll: bool = False
 
+    def _row_lengths(self, length: int) -> np.ndarray:
+        # Of each denoiser, the inputs and targets of a text, (denoisers, 2).
+        return np.array([denoiser.row_lengths(np.array(length)) for denoiser in self.denoisers])
+
     def row_lengths(self, length: int) -> tuple[int, int]:
         """Return the longest inputs and targets, with [SEP], of texts of a length."""
-        lengths = [denoiser.row_lengths(np.array(length)) for denoiser in self.denoisers]
-        return max(int(i) for i, _ in lengths), max(int(t) for _, t in lengths)
+        inputs, targets = self._row_lengths(length).max(0).tolist()
+        return inputs, targets
 
     def joint_length(self, length: int) -> int:
         """Return the largest sum of inputs and targets of one text of a length."""
-        lengths = [denoiser.row_lengths(np.array(length)) for denoiser in self.denoisers]
-        return max(int(i + t) for i, t in lengths)
+        return int(self._row_lengths(length).sum(1).max())
 
     def choose(self, keys: np.ndarray) -> np.ndarray:
         """Return the number of each row's denoiser, int64 (B,)."""
@@ -219,7 +226,7 @@ class Corruption:
 
     def __call__(
         self, texts: np.ndarray, lengths: np.ndarray, keys: np.ndarray, chosen: np.ndarray
-    ) -> Corrupted:
+    ) -> _Corrupted:
         """Corrupt texts (B, S) of `lengths` (B,) by keys (B,), row i by denoiser chosen[i].
 
         The width of inputs and targets depends only on S.
@@ -227,7 +234,7 @@ class Corruption:
         rows, width = np.arange(len(texts))[:, None], texts.shape[1]
         counts = [denoiser.counts(lengths) for denoiser in self.denoisers]
         noise, spans = np.array(counts)[chosen, :, rows[:, 0]].T
-        is_noise = draw_noise(lengths, noise, spans, width, keys)
+        is_noise = _draw_noise(lengths, noise, spans, width, keys)
         if self.random_roll:
             rolled = roll(is_noise, lengths, subkeys(keys, "roll"))
             is_noise = np.where(spans[:, None] > 0, rolled, is_noise)
@@ -252,4 +259,4 @@ class Corruption:
         targets[row, column] = sentinel[row, at]
         inputs[rows[:, 0], input_lengths - 1] = self.end
         targets[rows[:, 0], target_lengths - 1] = self.end
-        return Corrupted(inputs, input_lengths, targets, target_lengths)
+        return _Corrupted(inputs, input_lengths, targets, target_lengths)

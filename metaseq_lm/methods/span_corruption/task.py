@@ -44,7 +44,7 @@ _NONE = -1  # no target
 _MULTIPLE = 16
 
 
-def denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
+def _denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
     """Return the denoisers in the options; UsageError if one is malformed."""
     if config.denoisers:
         return tuple(Denoiser.parse(text) for text in config.denoisers)
@@ -121,7 +121,7 @@ class SpanCorruptionTask(TextTask):
 
     def __init__(self, config: SpanCorruptionConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
-        self.denoisers = denoisers_of(config)
+        self.denoisers = _denoisers_of(config)
         self.text_token = MODES[self.denoisers[0].mode]
 
     @classmethod
@@ -137,7 +137,7 @@ class SpanCorruptionTask(TextTask):
             )
         lengths = [
             text_length(options.inputs_length, d.density, d.mean_span).tokens
-            for d in denoisers_of(options)
+            for d in _denoisers_of(options)
             if d.mean_span
         ]
         # In mode S the noise leaves the inputs shorter.

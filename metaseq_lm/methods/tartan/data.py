@@ -76,8 +76,8 @@ def masked_texts(rows: SentenceRows, masking: Masking) -> TartanRows:
 
 
 def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> TartanRows:
-    """Return `count` masked lines of a corpus (see `drawn_lines`), one a row, truncated."""
-    lines = drawn_lines(corpus, count, seed, name)
+    """Return `count` masked lines of a corpus (see `_drawn_lines`), one a row, truncated."""
+    lines = _drawn_lines(corpus, count, seed, name)
 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
         return masked_batch(corpus, masking, lines[samples], keys, width)
@@ -88,7 +88,7 @@ def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: 
     return TartanRows(corpus.row_lengths[lines], collate, RowWords(corpus.data, runs))
 
 
-def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
+def _drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
     """Return `count` random lines (0 = all) of a corpus in break mode eos, in ascending order.
 
     They are drawn without replacement. Raises UsageError if there are fewer.

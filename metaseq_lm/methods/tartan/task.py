@@ -63,9 +63,9 @@ class TartanTask(EndTaskAware):
                 f"of the corpus in DATA (none may be called {ENDTASK} or {DEV})"
             )
         self.authors = self.config.fidelity == "authors"
-        self.lm_heads = {
-            n: f"{LM}{i}" if i and not self.authors else LM for i, n in enumerate(names)
-        }
+        self.lm_heads = dict.fromkeys(names, LM)
+        if not self.authors:
+            self.lm_heads |= {name: f"{LM}{i}" for i, name in enumerate(names) if i}
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.members = [AUXILIARY + name for name in names]
         if isinstance(self.criterion, MultiTask):
@@ -88,9 +88,9 @@ class TartanTask(EndTaskAware):
         folder = labelled_folder(self.run_config)
         rows = sentence_rows(folder, split, self.vocabulary, self.config.tokens_per_sample)
         if rows.data.form not in _FORMS or rows.data.regression:
+            form = "real values" if rows.data.regression else f"the form {rows.data.form}"
             raise UsageError(
-                f"{folder}: task tartan needs classes of single texts or pairs; this set has "
-                f"{'real values' if rows.data.regression else f'the form {rows.data.form}'}"
+                f"{folder}: task tartan needs classes of single texts or pairs; this set has {form}"
             )
         return rows
 
@@ -162,7 +162,8 @@ class TartanTask(EndTaskAware):
             classes = len(self.labelled("train").data.label_names)
             # The meta head comes last, so that it does not change the initial values of other
             # weights.
-            for name in (self.endtask_head, META) if self.has_meta_head else (self.endtask_head,):
+            heads = [self.endtask_head, *[META] * self.has_meta_head]
+            for name in heads:
                 model.heads[name] = SentenceHead(
                     sizes.width, classes, self.config.head_dropout, pooled=True, pooler_dropout=True
                 )
@@ -174,8 +175,9 @@ class TartanTask(EndTaskAware):
         """Load the encoder and the LM heads; a missing LM head starts as the first one."""
         chosen = encoder_weights(weights, self.run_config)
         for head in set(self.lm_heads.values()):
-            prefix = f"heads.{head}."
-            source = prefix if any(name.startswith(prefix) for name in weights) else f"heads.{LM}."
+            prefix = source = f"heads.{head}."
+            if not any(name.startswith(prefix) for name in weights):
+                source = f"heads.{LM}."
             for name, weight in weights.items():
                 if name.startswith(source):
                     chosen[prefix + name.removeprefix(source)] = weight

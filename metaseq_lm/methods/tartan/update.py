@@ -128,7 +128,7 @@ def _build_head_optimizer(
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Return an optimizer of the run's kind for one head, with weight decay for all of it."""
+    # Weight decay is for all of a head, its biases included.
     options = replace(
         optimizer,
         lr=lr,
@@ -178,14 +178,16 @@ def update(
     weights = (new_logits if algorithm_1 else logits).double().softmax(0).unbind()
     total: Vector = [None] * len(body)
     for weight, gradient in zip(weights, gradients.values(), strict=True):
-        factors = [1.0 if algorithm_1 and not encoder else weight for encoder in in_encoder]
+        weighted: list[Tensor | None] = []
         # The end task's gradient continues into its head, which has a separate step.
-        weighted = [None if g is None else g * factor for g, factor in zip(gradient, factors)]
+        for g, encoder in zip(gradient, in_encoder):
+            factor = weight if encoder or not algorithm_1 else 1.0
+            weighted.append(None if g is None else g * factor)
         total = vectors.add(total, weighted)
     engine.step(_BODY, total)
     if ENDTASK in gradients:
-        head_gradient = gradients[ENDTASK][len(body) :]
-        engine.step(HEAD, vectors.scale(head_gradient, 1.0 if algorithm_1 else weights[-1]))
+        factor = 1.0 if algorithm_1 else weights[-1]
+        engine.step(HEAD, vectors.scale(gradients[ENDTASK][len(body) :], factor))
     if not engine.finite_check.refused:
         logits.copy_(new_logits)
     logs |= {f"alpha_{label(name)}": weight for name, weight in zip(members, weights)}
@@ -218,7 +220,7 @@ def _meta_similarities(
     with frozen_statistics(model):
         if not config.same_head:
             with _frozen_parameters(model.get_submodule("encoder")):
-                logs |= fit_meta_head(engine, model, batches[_FIT][0], config, optimizer)
+                logs |= _fit_meta_head(engine, model, batches[_FIT][0], config, optimizer)
         dev_gradient, dev_logs = engine.gradients(
             partial(task_terms, model), batches[DEV][0], engine.parameters(_BODY), rng_key=DEV
         )
@@ -248,18 +250,14 @@ def _frozen_parameters(net: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def fit_meta_head(
+def _fit_meta_head(
     engine: Engine,
     model: nn.Module,
     batches: list[Any],
     config: MetaConfig,
     optimizer: OptimizerConfig,
 ) -> Logs:
-    """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
-
-    The optimizer's moments start at zero in every update. The weights are reinitialised from the
-    seed and the number of updates, unless algorithm 1 keeps them.
-    """
+    """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1."""
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:
         updates = engine.optimizers[_BODY].updates
@@ -267,6 +265,7 @@ def fit_meta_head(
             redraw(head, random_streams.generator(engine.seed, "meta head", updates))
     options = replace(optimizer, clip_norm=0.0)
     constant = section("schedule", "constant", warmup_updates=0)
+    # The optimizer's moments start at zero in every update.
     head_optimizer = _build_head_optimizer(
         head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )

@@ -38,7 +38,7 @@ from metaseq_lm.tasks.finetuning import labelled_scores
 OTHER, _TARGET = "other", "target"  # heads
 
 
-def select_classes(images: Images, classes: Sequence[int]) -> Images:
+def _select_classes(images: Images, classes: Sequence[int]) -> Images:
     """Return the images of some classes, renumbered in the order of `classes`."""
     chosen = images[np.flatnonzero(np.isin(images.labels, classes))]
     number = np.full(len(images.names), -1)
@@ -46,7 +46,7 @@ def select_classes(images: Images, classes: Sequence[int]) -> Images:
     return Images(chosen.images, number[chosen.labels], tuple(images.names[c] for c in classes))
 
 
-def split_target(images: Images, options: TartanVisionConfig) -> tuple[Images, Images]:
+def _split_target(images: Images, options: TartanVisionConfig) -> tuple[Images, Images]:
     """Return the target's training and development images, in random order up to the limits.
 
     Images drawn for a full part are left out.
@@ -110,14 +110,14 @@ class TartanVisionTask(EndTaskAware):
     def parts(self) -> dict[str, Images]:
         """The images of the auxiliary task, and the target images for training and development."""
         images, (target, others) = load_images(self.data, "train"), self.classes
-        train, dev = split_target(select_classes(images, target), self.config)
-        return {OTHER: select_classes(images, others), "train": train, "valid": dev}
+        train, dev = _split_target(_select_classes(images, target), self.config)
+        return {OTHER: _select_classes(images, others), "train": train, "valid": dev}
 
     def labelled(self, split: str) -> Images:
         """Return the target's images; "train" and "valid" are parts of the training split."""
         if split in ("train", "valid"):
             return self.parts[split]
-        target = select_classes(load_images(self.data, split), self.classes[0])
+        target = _select_classes(load_images(self.data, split), self.classes[0])
         return target[np.arange(len(target))[: self.config.test_limit or None]]
 
     def rows(self, part: Images) -> TartanRows:

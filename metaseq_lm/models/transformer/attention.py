@@ -20,7 +20,9 @@ Shapes: N rows (copies and rows of the batch flattened), S length, D width, H he
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -56,8 +58,8 @@ class Visibility:
 
     mask: Tensor | None = None
     is_causal: bool = False
-    unpacking: Unpacking | None = None
-    sequences: Sequences | None = None
+    unpacking: _Unpacking | None = None
+    sequences: _Sequences | None = None
 
     @classmethod
     def of_keys(cls, layout: Layout, length: int) -> Visibility:
@@ -82,17 +84,17 @@ class Visibility:
             return cls(is_causal=reach == "causal")
         is_plain = reach in ("both", "causal") and not torch.compiler.is_compiling()
         sequences = None
-        if is_plain and takes_sequences(device):
-            sequences = Sequences.of(layout, length, reach == "causal", distance)
+        if is_plain and _takes_sequences(device):
+            sequences = _Sequences.of(layout, length, reach == "causal", distance)
         if is_one and reach == "both":
             return replace(cls.of_keys(layout, length), sequences=sequences)
-        seen = reach_mask(layout, length, device, distance)
+        seen = _reach_mask(layout, length, device, distance)
         unpacking = None
         if layout.documents is not None:
             documents = layout.documents.reshape(-1, length)
             seen = seen & (documents[:, :, None] == documents[:, None, :])
             if is_plain and device.type == "cpu":
-                unpacking = Unpacking.of(documents, padding, reach == "causal", distance)
+                unpacking = _Unpacking.of(documents, padding, reach == "causal", distance)
         if padding is not None:
             itself = torch.eye(length, dtype=torch.bool, device=device)
             seen = (seen & ~padding[:, None, :]) | itself
@@ -103,10 +105,12 @@ class Visibility:
         mask = self.mask
         if self.is_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+        if mask is None:
+            return scores
+        return scores.masked_fill(~mask, float("-inf"))
 
 
-def takes_sequences(device: torch.device) -> bool:
+def _takes_sequences(device: torch.device) -> bool:
     """Return whether torch has a flash kernel on a device for sequences of any length."""
     return (
         device.type == "cuda"
@@ -118,7 +122,7 @@ def takes_sequences(device: torch.device) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
+class _Sequences:
     """Rows as sequences of any length, one after the other, for the flash kernel.
 
     A sequence is a document, the padding of a row, or a row without any.
@@ -139,7 +143,7 @@ class Sequences:
     rows: int = 0
 
     @classmethod
-    def of(cls, layout: Layout, length: int, is_causal: bool, distance: int) -> Sequences | None:
+    def of(cls, layout: Layout, length: int, is_causal: bool, distance: int) -> _Sequences | None:
         """Return the sequences of rows of a length; None if their number is not known here.
 
         A layout with more sequences than it says is an error, on a GPU a later one.
@@ -153,7 +157,7 @@ class Sequences:
                 for part in (layout.documents, layout.padding)
                 if part is not None
             ]
-            is_first = F.pad(changes[0] if len(changes) == 1 else changes[0] | changes[1], (1, 0))
+            is_first = F.pad(reduce(operator.or_, changes), (1, 0))
             is_first[:, 0] = True
             rows = len(is_first)
             number = is_first.flatten().cumsum(0)
@@ -194,7 +198,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, eq=False)
-class Unpacking:
+class _Unpacking:
     """The places of documents in packed rows: M documents of at most L tokens, without padding.
 
     For example, documents [[1, 1, 2]] have M = 2 and L = 2: tokens [[0, 1], [2, 0]], slots
@@ -214,13 +218,13 @@ class Unpacking:
     @classmethod
     def of(
         cls, documents: Tensor, padding: Tensor | None, is_causal: bool, distance: int = 0
-    ) -> Unpacking | None:
+    ) -> _Unpacking | None:
         """Return the places of the documents of rows (N, S); None if it would save no computation.
 
         Tokens see up to a `distance` in their row, 0 for any.
         """
         rows, length = documents.shape
-        is_first = (document_positions(documents) == 0).flatten()
+        is_first = (_document_positions(documents) == 0).flatten()
         is_real = torch.ones_like(is_first) if padding is None else ~padding.flatten()
         number = is_first.cumsum(0) - 1
         before = is_real.cumsum(0) - is_real.long()  # number of real tokens before each token
@@ -236,16 +240,20 @@ class Unpacking:
         is_token = torch.zeros(size + 1, dtype=torch.bool)
         is_token[slots] = True
         shape = (count, longest)
-        visibility = Visibility(is_causal=True)  # positions past an end are later than every token
+        # Positions past an end are later than every token.
+        visibility = Visibility(is_causal=True)
         if not is_causal:
             is_token = is_token[:-1].view(shape)
-            seen = is_token | ~is_token.any(-1, keepdim=True)  # softmax over nothing is NaN
+            # Softmax over nothing is NaN.
+            seen = is_token | ~is_token.any(-1, keepdim=True)
             visibility = Visibility(seen[:, None, None])
         tokens = tokens[:-1].view(shape)
         if 0 < distance < longest:
             # By places in the rows, which differ from places in `tokens` if padding lies inside.
             near = _near_mask(tokens[:, :, None] - tokens[:, None, :], distance)
-            seen = near[_BOTH] if visibility.mask is None else near[_BOTH] & visibility.mask[:, 0]
+            seen = near[_BOTH]
+            if visibility.mask is not None:
+                seen = seen & visibility.mask[:, 0]
             if is_causal:
                 seen = near[_CAUSAL] & torch.ones(longest, longest, dtype=torch.bool).tril()
             itself = torch.eye(longest, dtype=torch.bool)
@@ -269,7 +277,7 @@ def _near_mask(offset: Tensor, distance: int) -> tuple[Tensor, Tensor]:
     return far <= distance, far < distance
 
 
-def reach_mask(layout: Layout, length: int, device: torch.device, distance: int = 0) -> Tensor:
+def _reach_mask(layout: Layout, length: int, device: torch.device, distance: int = 0) -> Tensor:
     """Return the visibility by reach and distance (0 for any), boolean (N or 1, query S, key S)."""
     at = torch.arange(length, device=device)
     before = (at[:, None] >= at)[None]
@@ -280,7 +288,7 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     if layout.prefix is None:
         prefix = before
     else:
-        key = at if layout.documents is None else document_positions(layout.documents)
+        key = at if layout.documents is None else _document_positions(layout.documents)
         key = key.reshape(-1, 1, length)
         limit = layout.prefix.reshape(-1, 1, length if layout.prefix_by_document else 1)
         prefix = before | (around & (key < limit))
@@ -298,7 +306,7 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     return seen
 
 
-def document_positions(documents: Tensor) -> Tensor:
+def _document_positions(documents: Tensor) -> Tensor:
     """Return the position of each token in its document, for document numbers (..., S).
 
     For example, [[1, 1, 2, 2, 2, 3]] gives [[0, 1, 0, 1, 2, 0]].
@@ -333,7 +341,7 @@ class Rotation:
         if layout.documents is None:
             positions = torch.arange(x.shape[-2], device=x.device)
         else:
-            positions = document_positions(layout.documents)
+            positions = _document_positions(layout.documents)
         pairs = torch.arange(0, head_width, 2, device=x.device, dtype=dtype)
         frequencies = 1.0 / theta ** (pairs / head_width)
         angles = positions.reshape(-1, 1, x.shape[-2], 1).to(dtype) * frequencies
@@ -378,7 +386,7 @@ class _PositionTable(nn.Embedding):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:  # type: ignore[override]
         if layout.documents is not None:
-            return x + lookup(document_positions(layout.documents), self.weight)
+            return x + lookup(_document_positions(layout.documents), self.weight)
         positions = self.weight[..., : x.shape[-2], :]
         return x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
 
@@ -396,7 +404,9 @@ class RotaryPositions(Positions):
             )
 
     def rotation(self, layout: Layout, x: Tensor, theta: float) -> Rotation | None:
-        return Rotation.of(layout, x, theta, self.head_width) if theta else None
+        if not theta:
+            return None
+        return Rotation.of(layout, x, theta, self.head_width)
 
 
 class Attention(Part):
@@ -522,15 +532,15 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout:
     if (unpacking := visibility.unpacking) is not None:
         rows, in_rows = len(q), attention_flops(q.shape, k.shape, v.shape)
         q, k, v = map(unpacking.unpack, (q, k, v))
-        mixed = fused_attention(q, k, v, unpacking.visibility)
+        mixed = _fused_attention(q, k, v, unpacking.visibility)
         count_more(mixed, in_rows - attention_flops(q.shape, k.shape, v.shape))
         return unpacking.pack(mixed, rows)
     if (sequences := visibility.sequences) is not None and sequences.take(q):
         return sequences.attend(q, k, v)
-    return fused_attention(q, k, v, visibility)
+    return _fused_attention(q, k, v, visibility)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
     """Return torch's fused attention of (N, H, S, D/H), computed in fp32 on a CPU."""
     mask, is_causal = visibility.mask, visibility.is_causal
     # In bf16, the CPU kernel's derivative takes five times as long as in fp32.

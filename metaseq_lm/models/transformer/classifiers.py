@@ -118,8 +118,9 @@ def set_of(weight: str, folder: str) -> str:
 
     The inverse of `module_name`; names of sets have no dots.
     """
-    module = weight.removeprefix(folder).partition(".")[0]
-    return module.removeprefix(module_name("")) if weight.startswith(folder) else ""
+    if not weight.startswith(folder):
+        return ""
+    return weight.removeprefix(folder + module_name("")).partition(".")[0]
 
 
 class SetHeads(nn.Module):

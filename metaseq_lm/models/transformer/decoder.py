@@ -83,4 +83,6 @@ class Decoder(nn.Module):
             x = self.project(x)
         for layer in self.layers:
             x = apply_block(layer, x, visibility, rotation, memory, of_memory)
-        return x if self.norm is None else self.norm(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x

@@ -105,7 +105,8 @@ class Layer(nn.Module):
             self.parameter_pieces = network.parameter_pieces
         else:
             self.feed_forward = network
-        self._network = [network]  # in a list, so that it is not registered again
+        # In a list, so that it is not registered again.
+        self._network = [network]
         self.ffn_norm = make_norm(width, config)
         self.dropout = Dropout(config.dropout)
         self.depth, self.width_ratio = style.depth, config.width_ratio
@@ -176,11 +177,13 @@ class Embeddings(nn.Module):
             if segments is None or self.one_segment:
                 segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
             x = x + self.segments(segments)
-        embeddings: Tensor = self.dropout(x if self.norm is None else self.norm(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        embeddings: Tensor = self.dropout(x)
         return embeddings
 
 
-def farthest(scope: Scope, length: int) -> int:
+def _farthest(scope: Scope, length: int) -> int:
     """Return the largest distance between tokens of a row that see each other; 0 for any."""
     half = scope.window // 2
     return half if 0 < half < length else 0
@@ -210,7 +213,7 @@ class Stack(nn.Module):
         The final states of each layer are appended to `outputs`; the last ones are as returned.
         """
         length = x.shape[-2]
-        distances = [farthest(scope, length) for scope in self.scopes]
+        distances = [_farthest(scope, length) for scope in self.scopes]
         visibility = {
             d: Visibility.of(layout, length, x.device, d) for d in dict.fromkeys(distances)
         }
@@ -224,7 +227,8 @@ class Stack(nn.Module):
             x = apply_block(layer, x, visibility[distance], rotation[scope.theta])
             if outputs is not None:
                 outputs.append(x)
-        x = x if self.norm is None else self.norm(x)
+        if self.norm is not None:
+            x = self.norm(x)
         if outputs is not None:
             outputs[-1] = x
         return x
@@ -302,7 +306,6 @@ def initialise(model: nn.Module, init: str) -> None:
 
 @torch.no_grad()
 def _scale_linear(module: nn.Module, factor: float) -> None:
-    """Multiply the weights of all linear layers of a module."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.mul_(factor)
@@ -451,7 +454,8 @@ class SentenceHead(nn.Module):
         """Return scores (..., K) of rows (..., S, D)."""
         first = x[..., 0, :]
         if self.pooler is not None:
-            first = self.dropout(first) if self.pooler_dropout else first
+            if self.pooler_dropout:
+                first = self.dropout(first)
             first = self.activation(self.pooler(first))
         logits: Tensor = self.out(self.dropout(first))
         return logits

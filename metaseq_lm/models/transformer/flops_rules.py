@@ -72,7 +72,7 @@ class Sizes:
             length,
         )
         if isinstance(config, ModernConfig):
-            return ModernSizes(**vars(sizes), layer=_layer_flops(config, length))
+            return _ModernSizes(**vars(sizes), layer=_layer_flops(config, length))
         return sizes
 
     def blocks(self) -> int:
@@ -101,7 +101,9 @@ class Sizes:
     def projection(self) -> int:
         """Return the forward FLOPs of projecting the embeddings of one row, 0 if not projected."""
         e, h = self.embed, self.width
-        return self.length * (2 * h * e + h) if e != h else 0
+        if e == h:
+            return 0
+        return self.length * (2 * h * e + h)
 
     def softmax_head(self, share: float = OUTPUT_SHARE) -> float:
         """Return the forward FLOPs of a language-model head on `share` of one row's positions."""
@@ -116,7 +118,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class ModernSizes(Sizes):
+class _ModernSizes(Sizes):
     """The sizes of a modern encoder, of which only the matrices count."""
 
     passes = 3
@@ -134,7 +136,9 @@ class ModernSizes(Sizes):
 
     def projection(self) -> int:
         e, h = self.embed, self.width
-        return self.length * 2 * h * e if e != h else 0
+        if e == h:
+            return 0
+        return self.length * 2 * h * e
 
     def softmax_head(self, share: float = OUTPUT_SHARE) -> float:
         e, v = self.embed, self.vocab

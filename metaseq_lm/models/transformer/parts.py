@@ -108,10 +108,12 @@ class Part(nn.Module):
 
     def initialise(self, init: str, depth: int) -> None:
         """Draw the weights that differ from other layers' N(0, 0.02), see `encoder.initialise`."""
-        for name in self.inputs if init == XAVIER_ATTENTION else ():
-            nn.init.xavier_uniform_(getattr(self, name).weight)
-        for name in self.outputs if init == DEPTH_SCALED else ():
-            scale_by_depth(getattr(self, name), depth)
+        if init == XAVIER_ATTENTION:
+            for name in self.inputs:
+                nn.init.xavier_uniform_(getattr(self, name).weight)
+        elif init == DEPTH_SCALED:
+            for name in self.outputs:
+                scale_by_depth(getattr(self, name), depth)
 
     def flops(self, length: int) -> int:
         """Return the forward FLOPs of its matrix products on one row of `length` tokens."""

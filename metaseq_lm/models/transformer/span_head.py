@@ -39,7 +39,7 @@ def masked(logits: Tensor, mask: Tensor) -> Tensor:
     return logits - _MASKED * (~mask).to(logits.dtype)
 
 
-class JointSpanHead(nn.Module):
+class _JointSpanHead(nn.Module):
     """A linear start score, and an end score given the start (Clark et al. 2020, code).
 
     The end score of position j is a linear unit on a GELU layer of H units on the states of the
@@ -112,7 +112,7 @@ class SpanHead(nn.Module):
         return _SpanBeam(starts, start_scores, ends, end_scores, null)
 
 
-class AnswerabilityHead(nn.Module):
+class _AnswerabilityHead(nn.Module):
     """The no-answer logit, from [CLS] and the mean state under the start probabilities."""
 
     def __init__(self, width: int, hidden: int = HIDDEN) -> None:
@@ -146,9 +146,9 @@ class SpanModel(nn.Module):
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
         width = config.encoder_embed_dim
-        self.heads = Heads({"span": JointSpanHead(width) if joint else SpanHead(width)})
+        self.heads = Heads({"span": _JointSpanHead(width) if joint else SpanHead(width)})
         if answerability:
-            self.heads["answerability"] = AnswerabilityHead(width)
+            self.heads["answerability"] = _AnswerabilityHead(width)
         initialise(self, config.init)
 
     def forward(
@@ -160,7 +160,7 @@ class SpanModel(nn.Module):
 
     def best_spans(self, x: Tensor, mask: Tensor, size: int) -> _SpanBeam:
         """Return the beam of states (B, S, D); an answerability head's logit becomes `null`."""
-        span: JointSpanHead | SpanHead = self.heads["span"]  # type: ignore[assignment]
+        span: _JointSpanHead | SpanHead = self.heads["span"]  # type: ignore[assignment]
         beam = span.beam(x, mask, size)
         if "answerability" not in self.heads:
             return beam

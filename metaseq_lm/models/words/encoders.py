@@ -94,7 +94,7 @@ class TransformerViews(ViewsEncoder):
         self.full = Stack(config)
         initialise(self, config.init)
         with torch.no_grad():
-            self.positions.weight.copy_(sinusoids(config.max_positions, width))
+            self.positions.weight.copy_(_sinusoids(config.max_positions, width))
         # Last, because it draws its own weights.
         self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
 
@@ -150,7 +150,7 @@ class NoEncoder(ViewsEncoder):
         return Views(nothing, nothing, nothing)
 
 
-def sinusoids(positions: int, width: int) -> Tensor:
+def _sinusoids(positions: int, width: int) -> Tensor:
     """Return a table (positions, width) with sin(t / 10000^(2i / width)) in row t, column 2i.
 
     Column 2i + 1 has the cosine (Vaswani et al. 2017, section 3.5). An odd width ends with a sine.

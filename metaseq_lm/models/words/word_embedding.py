@@ -24,7 +24,7 @@ SPREAD = 0.3
 BLOCK = 2048
 
 
-def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
+def _unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct rows of an integer table (N, M) on a CPU, and each row's index in them.
 
     Like torch.unique(dim=0), but in another order and in a fifth of the time.
@@ -35,11 +35,8 @@ def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
     return table[torch.from_numpy(first)], torch.from_numpy(inverse)
 
 
-class CharacterCNN(nn.Module):
-    """Convolutions, ReLU, and the maximum over positions; padding counts like any character.
-
-    On a CPU each distinct word is computed once: most words of a batch occur several times.
-    """
+class _CharacterCNN(nn.Module):
+    """Convolutions, ReLU, and the maximum over positions; padding counts like any character."""
 
     def __init__(self, config: WordEmbeddingConfig, characters: int) -> None:
         super().__init__()
@@ -59,7 +56,8 @@ class CharacterCNN(nn.Module):
         """Return one vector for each word of characters (B, S, M)."""
         words = characters.reshape(-1, characters.shape[-1])
         if characters.device.type == "cpu" and not torch.compiler.is_compiling():
-            words, inverse = unique_rows(words)
+            # Most words of a batch occur several times.
+            words, inverse = _unique_rows(words)
             vectors = F.embedding(inverse, self._encode(words))
         else:
             vectors = self._encode(words)
@@ -71,11 +69,9 @@ class CharacterCNN(nn.Module):
         return torch.cat(maxima, -1).relu()
 
     def _convolve(self, layer: Any, words: Tensor) -> Tensor:
-        """Return the convolution of words (N, M) at each position, (N, M - width + 1, filters).
-
-        It sums the products of each filter position with the character there. There are few
-        different characters, so the products are computed per character, not per text position.
-        """
+        """Return the convolution of words (N, M) at each position, (N, M - width + 1, filters)."""
+        # There are few different characters, so each filter position is multiplied with every
+        # character and not with every position of the text.
         products = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
         length = words.shape[1] - len(products) + 1
         parts = [F.embedding(words[:, k : k + length], table) for k, table in enumerate(products)]
@@ -83,7 +79,7 @@ class CharacterCNN(nn.Module):
         return filtered
 
 
-class MeanVariance(torch.autograd.Function):
+class _MeanVariance(torch.autograd.Function):
     """Mean and variance (W,) of the rows of a table (V, W), weighted by shares (V,) that sum to 1.
 
     A batch looks up a small part of the table: every operation that writes another table of its
@@ -154,7 +150,7 @@ class WordEmbedding(nn.Module):
         if self.normalize:
             self.register_buffer("frequencies", torch.full((words,), 1.0 / words))
         self.scale = nn.Parameter(torch.ones(()))
-        self.characters = CharacterCNN(config, characters) if config.char_filters else None
+        self.characters = _CharacterCNN(config, characters) if config.char_filters else None
         self.dropout = dropout
         self.mix = mix
 
@@ -164,7 +160,7 @@ class WordEmbedding(nn.Module):
         x = F.embedding(tokens, weight)
         if not self.normalize:
             return x
-        mean, variance = MeanVariance.apply(weight, self.frequencies)  # type: ignore[no-untyped-call]
+        mean, variance = _MeanVariance.apply(weight, self.frequencies)  # type: ignore[no-untyped-call]
         normalized: Tensor = (x - mean) / (variance + 1e-6).sqrt()
         return normalized
 
@@ -177,8 +173,12 @@ class WordEmbedding(nn.Module):
     ) -> Tensor:
         """Return the vectors; `shift` (B, S, W) is added to word embeddings after their dropout."""
         x: Tensor = self.dropout(self.embed_words(tokens))
-        x = (x if shift is None else x + shift) * self.scale
+        if shift is not None:
+            x = x + shift
+        x = x * self.scale
         if self.characters is not None:
             states = self.dropout(self.characters(characters))
             x = x + states if self.combine == "sum" else torch.cat([x, states], -1)
-        return x if self.mix is None else torch.cat([x, self.mix(layers)], -1)
+        if self.mix is not None:
+            x = torch.cat([x, self.mix(layers)], -1)
+        return x

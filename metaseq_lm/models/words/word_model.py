@@ -47,8 +47,9 @@ class Views(NamedTuple):
         States of width 0 are left out.
         """
         if name == FULL:
-            extra = [] if self.extra is None else [self.extra]
-            every = [torch.cat([self.ahead, self.back], -1), self.merged, *extra]
+            every = [torch.cat([self.ahead, self.back], -1), self.merged]
+            if self.extra is not None:
+                every.append(self.extra)
             return [states for states in every if states.shape[-1]]
         return [{AHEAD: self.ahead, BACK: self.back}[name]]
 
@@ -202,7 +203,8 @@ class ParsingModule(nn.Module):
         bound = (6 / (hidden * (relations + width))) ** 0.5
         nn.init.uniform_(self.by_relation, -bound, bound)
         if self.root is not None:
-            nn.init.uniform_(self.root, 0.0, 2 * hidden**-0.5)  # nonnegative, like hidden units
+            # Nonnegative, like hidden units.
+            nn.init.uniform_(self.root, 0.0, 2 * hidden**-0.5)
 
     def forward(self, views: Views, scored: Tensor) -> Tensor:
         """Return scores (B, S, (1 + S) L); `scored` (B, S) is true at words.

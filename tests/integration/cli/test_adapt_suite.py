@@ -17,7 +17,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.subwords import TaggedRows
-from metaseq_lm.evaluation.probe import ProbePart, part_of
+from metaseq_lm.evaluation.probe import ProbePart, _part_of
 from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.models.transformer.classifiers import TokenClassifier
 from metaseq_lm.runs import checkpoint, manifests, suite_results
@@ -155,7 +155,7 @@ def test_words_see_what_follows_them(place: Path, updates: int, rate: float) -> 
     """As soon as a causal encoder is fine-tuned; its frozen states do not."""
     run, folder = opened(place)
     rows = TaggedRows(place / "quad" / "depth", "test", 40)
-    part = part_of(rows, 0, 40)
+    part = _part_of(rows, 0, 40)
     # A label is at a filler, never at the full stop that is changed.
     changed = ProbePart(Changed(rows), part.samples, part.labels)  # type: ignore[arg-type]
     options = {"task.train_size": 8, "trainer.max_update": updates, "optimizer.lr": rate}
@@ -180,7 +180,7 @@ def test_updates_are_those_of_a_plain_loop(place: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(WordTuner, "_start", noted)
     options = {"task.train_size": 8, "task.batch_size": 8, "task.head_dropout": 0.0}
     options |= {"trainer.max_update": 5, "optimizer.lr": 0.01, "schedule.warmup_ratio": 0.2}
-    part = part_of(rows, 0, 8)
+    part = _part_of(rows, 0, 8)
     (logits,) = WordTuner(run, folder, 10_000).tune(rows.data.folder, [part], options)
     [model] = first
     encoder = encoder_of(task_read_as(run.task), run.model)

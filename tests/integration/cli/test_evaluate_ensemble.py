@@ -10,7 +10,7 @@ from battery import CASES, TINY
 from outcomes import expect_facts
 
 from metaseq_lm.cli import main
-from metaseq_lm.evaluation.squad import squad_v2
+from metaseq_lm.evaluation.squad import _squad_v2
 from metaseq_lm.training.parts import Parts
 
 SEEDS = (1, 2, 3)
@@ -134,7 +134,7 @@ def test_answers_to_questions(moons: Path, tmp_path: Path, number: int) -> None:
         assert row["null_odds"] == pytest.approx(np.log(none / (1 - none)))
         assert row["predicted"] == ("" if row["null_odds"] > -2.75 else text)
     golds = {row["id"]: row["gold"] for row in rows}
-    wanted = squad_v2(golds, said, odds, -2.75)
+    wanted = _squad_v2(golds, said, odds, -2.75)
     assert metrics["score"] == metrics["f1"] == pytest.approx(wanted["f1"] / 100)
     assert metrics["best_exact_thresh"] == wanted["best_exact_thresh"]
     assert metrics.keys() == {"score", *wanted}

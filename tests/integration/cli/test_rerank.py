@@ -16,7 +16,7 @@ from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import inert
 from metaseq_lm.data.labelled.files import SourceSentence
-from metaseq_lm.evaluation.nbest import edit_distances, read_nbest, read_plls
+from metaseq_lm.evaluation.nbest import _edit_distances, read_nbest, read_plls
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import SentenceScorer
 
@@ -53,7 +53,7 @@ def shown(capsys: pytest.CaptureFixture) -> list[dict[str, Any]]:
 
 def rate(references: list[str], hypotheses: list[str]) -> float:
     """The word error rate of one hypothesis for each reference."""
-    edits = sum(edit_distances(r, [h])[0] for r, h in zip(references, hypotheses, strict=True))
+    edits = sum(_edit_distances(r, [h])[0] for r, h in zip(references, hypotheses, strict=True))
     return edits / sum(len(r.split()) for r in references)
 
 

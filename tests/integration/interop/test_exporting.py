@@ -15,7 +15,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 from metaseq_lm.interop.configs import ExternalModel
 from metaseq_lm.interop.names import ARCHITECTURES
-from metaseq_lm.interop.parts import assemble, tensor_names
+from metaseq_lm.interop.parts import _assemble, tensor_names
 from metaseq_lm.runs import checkpoint, manifests
 
 pytest.importorskip("transformers")
@@ -71,7 +71,7 @@ def write_run(folder, tokenizer, model, names=()):
     tokenizer.save(folder / "data")
     options = TransformerConfig(**model)
     size, pad = len(tokenizer.vocabulary), tokenizer.vocabulary.pad
-    net = assemble(options, size, pad, set(names) or {"heads.lm.bias"})
+    net = _assemble(options, size, pad, set(names) or {"heads.lm.bias"})
     weights = dict(net.state_dict())
     if any(name.startswith("generator.") for name in names):
         other = TransformerConfig(
@@ -83,7 +83,7 @@ def write_run(folder, tokenizer, model, names=()):
                 "token_embed_dim": options.embed_dim,
             }
         )
-        found = assemble(other, size, pad, {"generator.head.bias"}, generator=True).state_dict()
+        found = _assemble(other, size, pad, {"generator.head.bias"}, generator=True).state_dict()
         weights |= {n: w for n, w in found.items() if ".embeddings." not in n}
     weights = {n: w + 0.05 * torch.randn_like(w) for n, w in weights.items()}
     about = {"config": as_dict(config), "valid": {}, "data": {}}

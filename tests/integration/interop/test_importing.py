@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.interop.check import foreign_outputs, native_outputs, random_rows
+from metaseq_lm.interop.check import _native_outputs, _random_rows, foreign_outputs
 from metaseq_lm.interop.exporting import export_part
-from metaseq_lm.interop.parts import assemble
+from metaseq_lm.interop.parts import _assemble
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.restore import open_run, stored_config
 
@@ -145,16 +145,16 @@ def test_one_step_of_adamw_is_the_same(root, name):
     """Loss and, after one step on the same rows, loss again: so the gradients agree as well."""
     part, tokenizer = part_of(root / "own" / name)
     foreign = part.foreign
-    own = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(part.weights))
+    own = _assemble(foreign.model, foreign.vocab_size, foreign.pad, set(part.weights))
     own.load_state_dict(part.weights)
     other = make(root / "again" / name, name)
-    rows, layout, segments = random_rows(part, tokenizer.vocabulary, padded=True)
+    rows, layout, segments = _random_rows(part, tokenizer.vocabulary, padded=True)
     labels = torch.randint(10, 50, rows.shape, generator=torch.Generator().manual_seed(3))
     losses = []
     for net in (own.train(), other.train()):
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.01)
         for _ in range(2):
-            outputs = native_outputs if net is own else foreign_outputs
+            outputs = _native_outputs if net is own else foreign_outputs
             said = dict(outputs(net, rows, layout, segments).items())
             said = {n: v for n, v in said.items() if n in own.heads}
             loss = loss_of(said, labels, ~layout.padding_of(rows))

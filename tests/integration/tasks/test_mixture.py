@@ -19,9 +19,9 @@ from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.interop.claims import claimed
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError
-from metaseq_lm.tasks.mixture import MixtureTask, parse_objectives
+from metaseq_lm.tasks.mixture import MixtureTask, _parse_objectives
 from metaseq_lm.tasks.protocols import reach_of, task_read_as
-from metaseq_lm.tasks.sentence_prediction import reach_of_manifest
+from metaseq_lm.tasks.sentence_prediction import _reach_of_manifest
 from metaseq_lm.training.parts import Parts, build_parts, check_parts, prepare_config
 from metaseq_lm.training.price import dry_run, estimate_price
 from metaseq_lm.training.restore import open_run
@@ -243,9 +243,9 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons, tmp_path):
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["architectures"] == ["MegatronBertForCausalLM"]
     manifest = manifests.read_manifest(manifests.resolve(str(tmp_path)))
-    assert reach_of_manifest(manifest) == "both"
+    assert _reach_of_manifest(manifest) == "both"
     manifest["config"]["criterion"]["read"] = "causal_lm"
-    assert reach_of_manifest(manifest) == "causal"
+    assert _reach_of_manifest(manifest) == "causal"
 
 
 @pytest.mark.parametrize("name", ["masked_next_token", "masked_diffusion"])
@@ -319,8 +319,8 @@ def test_mappings_are_what_texts_are(moons, tmp_path):
     for key in ("mask_prob", "task.mask_prob"):
         entry = f"{{task: masked_lm, weight: 2, {key}: 0.3}}"
         by_mapping = load_config([*more, f"task.objectives=[{entry}]"])
-        assert parse_objectives(by_mapping) == parse_objectives(by_text)
+        assert _parse_objectives(by_mapping) == _parse_objectives(by_text)
     for key, message in (("mask_pro", "Did you mean 'mask_prob'"), ("batch_size", "of all obj")):
         wrong = load_config([*more, f"task.objectives=[{{task: masked_lm, {key}: 3}}]"])
         with pytest.raises(UsageError, match=message):
-            parse_objectives(wrong)
+            _parse_objectives(wrong)

@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
-from metaseq_lm.evaluation.squad import squad_v1, squad_v2
+from metaseq_lm.evaluation.squad import _squad_v1, _squad_v2
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.parts import Parts, build_parts, evaluate_split
 from metaseq_lm.training.restore import initialise_from
@@ -69,13 +69,13 @@ def test_questions_learnt_by_heart(data, tmp_path, name, options, capsys):
     assert said.keys() == nbest.keys() == golds.keys()
     if name == "v1":
         assert not (tmp_path / "run" / "null_odds.valid.json").exists()
-        assert squad_v1(golds, said)["exact"] == 100
+        assert _squad_v1(golds, said)["exact"] == 100
         assert all(texts[0]["text"] == said[q] for q, texts in nbest.items())
     else:
         assert results["best_exact"] == results["best_f1"] == results["HasAns_f1"] == 1
         assert results["total"] == 21
         odds = json.loads((tmp_path / "run" / "null_odds.valid.json").read_text())
-        assert squad_v2(golds, said, odds, 1e9)["exact"] == 100
+        assert _squad_v2(golds, said, odds, 1e9)["exact"] == 100
         assert all((odds[q] > -2.75) == (said[q] == "") for q in golds)
     rows = (tmp_path / "run" / "predictions.valid.jsonl").read_text().splitlines()
     assert [json.loads(row)["index"] for row in rows] == list(range(21))

@@ -20,7 +20,7 @@ from metaseq_lm.data.words.vocabulary import (
     UNKNOWN,
     WordVocabulary,
 )
-from metaseq_lm.tasks.language_modeling import model_ids
+from metaseq_lm.tasks.language_modeling import _model_ids
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.run import TrainingRun
 
@@ -37,11 +37,11 @@ def test_frequent_words_are_known_and_others_are_unknown() -> None:
     counts = [0] * 5 + [3, 7, 1, 3, 0]
     vocabulary = WordVocabulary(words, SPECIAL_CHARACTERS, counts)
     special = [0, 1, 2, 3, 4]
-    assert model_ids(vocabulary, 1).tolist() == [*special, 6, 5, 8, 7, 1]
-    assert model_ids(vocabulary, 2).tolist() == [*special, 6, 5, 1, 7, 1]
-    assert model_ids(vocabulary, 2, size=2).tolist() == [*special, 6, 5, 1, 1, 1]
+    assert _model_ids(vocabulary, 1).tolist() == [*special, 6, 5, 8, 7, 1]
+    assert _model_ids(vocabulary, 2).tolist() == [*special, 6, 5, 1, 7, 1]
+    assert _model_ids(vocabulary, 2, size=2).tolist() == [*special, 6, 5, 1, 1, 1]
     with pytest.raises(MetaseqError, match="word of.*data"):
-        model_ids(vocabulary, 8)
+        _model_ids(vocabulary, 8)
 
 
 def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from battery import WORDS
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.criterions.tagging import targets_of
+from metaseq_lm.criterions.tagging import _targets_of
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans, span_counts
 from metaseq_lm.runs import checkpoint, manifests
@@ -142,7 +142,7 @@ def test_label_smoothing_is_for_training_only(sentences):
         batch = run.task.build_streams("train")[name].micro_batches(0, run.shard)[0]
         scores = run.model.scores(run.model.views(batch), batch.scored, name, "primary")
         logs = scores.log_softmax(-1)
-        gold = targets_of(run.model, batch)
+        gold = _targets_of(run.model, batch)
         picked = logs.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         for training in (True, False):
             run.model.train(training)

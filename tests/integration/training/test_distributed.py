@@ -23,8 +23,8 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.batch import Batch, Layout, TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import gate, launcher, messages, process_group, shards
-from metaseq_lm.distributed.process_group import choose_gpu, join_step
-from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of, tasks_per_node
+from metaseq_lm.distributed.process_group import _choose_gpu, _join_step
+from metaseq_lm.distributed.step import HOST, Meeting, Step, _tasks_per_node, step_of
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
@@ -68,14 +68,14 @@ def test_a_step_whose_first_port_is_taken(tmp_path: Path) -> None:
 
 
 def test_tasks_of_each_node() -> None:
-    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-    assert tasks_per_node("4") == [4]
+    assert _tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert _tasks_per_node("4") == [4]
 
 
 def test_processes_of_a_task() -> None:
     """The second of two nodes starts three processes: numbers go on, the node has its own."""
     step = Step(number=1, tasks=2)
-    variables = launcher.environment_of(2, 3, step, {"MASTER_PORT": "9"})
+    variables = launcher._environment_of(2, 3, step, {"MASTER_PORT": "9"})
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     assert [variables[name] for name in names] == ["5", "2", "6", "3", "9"]
 
@@ -130,28 +130,28 @@ def test_a_signal_ends_the_waiting_for_other_tasks(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_no_group_outside_a_step_of_several(environment: dict[str, str]) -> None:
-    assert join_step(environment) == {}
+    assert _join_step(environment) == {}
 
 
 def test_choose_gpu_is_by_local_rank() -> None:
     """Its own of those that all see, or the only one that srun --gpus-per-task=1 shows it."""
-    assert choose_gpu({}, 1) == 0
-    assert choose_gpu({"LOCAL_RANK": "3"}, 4) == 3
-    assert choose_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
+    assert _choose_gpu({}, 1) == 0
+    assert _choose_gpu({"LOCAL_RANK": "3"}, 4) == 3
+    assert _choose_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
     step = STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}
-    assert choose_gpu(step | {"LOCAL_RANK": "3"}, 1) == 0
+    assert _choose_gpu(step | {"LOCAL_RANK": "3"}, 1) == 0
     with pytest.raises(UsageError, match=r"process 1\b.* 1\b"):  # one task on each node
-        choose_gpu(step | {"LOCAL_RANK": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, 1)
+        _choose_gpu(step | {"LOCAL_RANK": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, 1)
     with pytest.raises(UsageError, match=r"process 1\b.* 1\b"):  # --nproc 2 in a step of one
-        choose_gpu({"LOCAL_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"}, 1)
+        _choose_gpu({"LOCAL_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"}, 1)
     with pytest.raises(UsageError, match=r"process 2\b.* 2;.* 2\b"):
-        choose_gpu({"LOCAL_RANK": "2"}, 2)
+        _choose_gpu({"LOCAL_RANK": "2"}, 2)
 
 
 def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    assert launcher.environment_of(0, 2, Step(), {})["OMP_NUM_THREADS"] == "2"
+    assert launcher._environment_of(0, 2, Step(), {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_buckets_hold_every_leaf_once_from_the_last() -> None:

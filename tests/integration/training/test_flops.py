@@ -17,7 +17,7 @@ from metaseq_lm.core.config import section
 from metaseq_lm.core.registry import ALL, Entry
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import ModernLM
-from metaseq_lm.models.transformer.flops_rules import ModernSizes
+from metaseq_lm.models.transformer.flops_rules import _ModernSizes
 from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
 from metaseq_lm.training.price import estimate_price
 
@@ -143,7 +143,7 @@ def test_packed_rows_count_attention_of_whole_rows(reach, recompute):
             engine.begin(0)
             engine.gradients(loss, [batch], list(model.parameters()))
         spent.add(counter.total)
-    row = ModernSizes.of(config, 40, 32)
+    row = _ModernSizes.of(config, 40, 32)
     assert spent == {4 * 3 * (row.blocks() + row.inputs() + row.softmax_head(1.0))}
 
 

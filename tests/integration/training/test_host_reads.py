@@ -17,7 +17,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
 
-PACKED = "models/seq2seq.py:run_rows"  # torch wants the lengths of packed rows on the host
+PACKED = "models/seq2seq.py:_run_rows"  # torch wants the lengths of packed rows on the host
 SEARCH = {"models/seq2seq.py:beam_search", "models/seq2seq.py:done"}
 TRANSLATED = {f"methods/cvt/translation.py:{name}" for name in ("_translated", "<genexpr>")}
 # Where an update of these does wait, because it decides by what it reads.

@@ -24,7 +24,7 @@ from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, shards, vectors
-from metaseq_lm.distributed.gathering import Gathered, ShardedWeights, UnitPool
+from metaseq_lm.distributed.gathering import ShardedWeights, UnitPool, _Gathered
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.distributed.shards import whole
 from metaseq_lm.engine.engine import Engine
@@ -402,7 +402,7 @@ def gather_in_the_graph() -> None:
     def weights_in_memory() -> int:
         return sum(size for storage, size in storages if not storage.expired())
 
-    def noted(self: UnitPool, weights: ShardedWeights, number: int) -> Gathered:
+    def noted(self: UnitPool, weights: ShardedWeights, number: int) -> _Gathered:
         is_new = (id(weights), number) not in self.gathered
         result = gather(self, weights, number)
         if is_new:

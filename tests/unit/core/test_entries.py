@@ -7,7 +7,7 @@ import pytest
 from metaseq_lm.config.entries import (
     ObjectiveEntry,
     SuiteEntry,
-    as_mapping,
+    _as_mapping,
     as_text,
     objective_entries,
     read_entry,
@@ -21,7 +21,7 @@ PROBE = {"suite": "probe", "folder": "a b", "lr": [1e-3, 3e-3], "optional": True
 @pytest.mark.parametrize("entry, schema", [(MASKED, ObjectiveEntry), (PROBE, SuiteEntry)])
 def test_text_and_mapping_say_the_same(entry: dict[str, Any], schema: type) -> None:
     text = as_text(entry)
-    assert as_mapping(text, schema) == entry and as_text(text) == text
+    assert _as_mapping(text, schema) == entry and as_text(text) == text
     assert read_entry(text, schema) == read_entry(entry, schema)
 
 

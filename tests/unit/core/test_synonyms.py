@@ -8,7 +8,7 @@ from metaseq_lm.cli import COMMANDS, build_parser
 from metaseq_lm.cli.train import FLAGS
 from metaseq_lm.core.config import GROUPS, as_dict, flatten
 from metaseq_lm.core.loading import common_config
-from metaseq_lm.core.mistakes import unknown_option
+from metaseq_lm.core.mistakes import _unknown_option
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.synonyms import TABLE, Synonyms, answer
 
@@ -85,8 +85,8 @@ def test_answers_of_train(word: str, ours: str) -> None:
 )
 def test_answers_for_keys(key: str, ours: str) -> None:
     known = ["optimizer.lr", "trainer.max_update", "task.batch_size", "engine.precision"]
-    assert ours in unknown_option(key, known)
+    assert ours in _unknown_option(key, known)
 
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
-    assert "Did you mean" not in unknown_option("task.foo", ["task.root", "task.elmo"])
+    assert "Did you mean" not in _unknown_option("task.foo", ["task.root", "task.elmo"])

@@ -21,7 +21,7 @@ from metaseq_lm.data.squad.files import SquadReader
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
-from metaseq_lm.evaluation.squad import squad_v1, squad_v2
+from metaseq_lm.evaluation.squad import _squad_v1, _squad_v2
 
 CONTEXT = "The café's Owner, Zoë  Ray, paid $3.50 (in 1998) — naïve?"
 
@@ -272,10 +272,10 @@ def test_real_files(tmp_path, name, version, questions, impossible):
     assert all(first[q] in spelled[q] for q in first)
     assert sum(first[q] == spelled[q] for q in first) > 0.97 * questions
     if version == "v1.1":
-        assert squad_v1(golds, first)["exact"] == squad_v1(golds, first)["f1"] == 100
+        assert _squad_v1(golds, first)["exact"] == _squad_v1(golds, first)["f1"] == 100
     else:
         odds = {q: 1.0 if not answers else -9.0 for q, answers in golds.items()}
-        scores = squad_v2(golds, first, odds, -2.75)
+        scores = _squad_v2(golds, first, odds, -2.75)
         assert {scores[n] for n in ("exact", "f1", "best_exact", "best_f1")} == {100}
         assert (scores["HasAns_total"], scores["NoAns_total"]) == (
             questions - impossible,

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
-from metaseq_lm.evaluation.squad import exact_match, normalize_answer, token_f1
+from metaseq_lm.evaluation.squad import _normalize_answer, exact_match, token_f1
 
 # Few values, so that ties, constant columns and one-sided predictions are common.
 score = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
@@ -163,7 +163,7 @@ words = st.lists(
 
 @given(words.map(" ".join), words.map(" ".join))
 def test_answers(gold, predicted):
-    assert normalize_answer(gold) == official_normalize(gold)
+    assert _normalize_answer(gold) == official_normalize(gold)
     ours, theirs = official_normalize(predicted).split(), official_normalize(gold).split()
     assert exact_match(gold, predicted) == (ours == theirs)
     left, shared = list(theirs), 0

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from metaseq_lm.data.words.tags import bioes_tags, read_spans
 from metaseq_lm.evaluation.chunks import (
-    SpanScores,
-    chunk_spans,
+    _chunk_spans,
+    _SpanScores,
     conlleval_report,
     conlleval_spans,
     span_counts,
@@ -45,7 +45,7 @@ TAGS = st.lists(
     ],
 )
 def test_hand_made(tags, ours, conlleval):
-    assert chunk_spans(tags.split()) == set(ours)
+    assert _chunk_spans(tags.split()) == set(ours)
     assert conlleval_spans(tags.split()) == set(conlleval)
 
 
@@ -78,7 +78,7 @@ def as_perl(tags):
 
 @given(TAGS)
 def test_definitions(tags):
-    assert chunk_spans(tags) == written_out(tags)
+    assert _chunk_spans(tags) == written_out(tags)
     assert conlleval_spans(tags) == as_perl(tags)
     assert conlleval_spans(tags) == set(read_spans(tags, "conlleval"))
 
@@ -86,10 +86,12 @@ def test_definitions(tags):
 @given(TAGS)
 def test_both_agree_where_tags_are_well_formed(tags):
     good = bioes_tags(sorted(conlleval_spans(tags)), len(tags))
-    assert chunk_spans(good) == conlleval_spans(good) == conlleval_spans(tags)
+    assert _chunk_spans(good) == conlleval_spans(good) == conlleval_spans(tags)
 
 
-@given(st.lists(st.tuples(TAGS, TAGS), max_size=5), st.sampled_from([chunk_spans, conlleval_spans]))
+@given(
+    st.lists(st.tuples(TAGS, TAGS), max_size=5), st.sampled_from([_chunk_spans, conlleval_spans])
+)
 def test_counts(pairs, reader):
     gold = [a[: len(b)] for a, b in pairs]
     predicted = [b[: len(a)] for a, b in pairs]
@@ -97,7 +99,7 @@ def test_counts(pairs, reader):
     # A span of the whole corpus carries the number of its sentence.
     true = {(i, *s) for i, tags in enumerate(gold) for s in reader(tags)}
     found = {(i, *s) for i, tags in enumerate(predicted) for s in reader(tags)}
-    assert counts.scores == SpanScores(len(true), len(found), len(true & found))
+    assert counts.scores == _SpanScores(len(true), len(found), len(true & found))
     for name in ("gold", "predicted", "correct"):
         by_type = sum(getattr(scores, name) for scores in counts.by_type.values())
         assert by_type == getattr(counts.scores, name)
@@ -110,7 +112,7 @@ def test_counts(pairs, reader):
 
 def test_a_type_counts_once_per_sentence():
     counts = span_counts([["S-NP", "O"], ["S-NP", "O"]], [["S-NP", "S-NP"], ["O", "S-NP"]])
-    assert counts.scores == SpanScores(2, 3, 1)
+    assert counts.scores == _SpanScores(2, 3, 1)
     assert (counts.scores.precision, counts.scores.recall, counts.scores.f1) == (1 / 3, 0.5, 0.4)
 
 

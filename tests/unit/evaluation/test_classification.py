@@ -5,12 +5,12 @@ import pytest
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.evaluation.classification import (
     CORRELATIONS,
+    _pearson_spearman,
     accuracy,
     f1_binary,
     f1_macro,
     matthews,
     pearson,
-    pearson_spearman,
     spearman,
 )
 
@@ -53,7 +53,7 @@ def test_correlations_by_hand():
     by_hand = (3.75 + 0.75 - 0.25 + 6.75) / math.sqrt(5 * 29)
     assert math.isclose(pearson(gold, predicted), by_hand)
     assert math.isclose(spearman(gold, predicted), 1.0)
-    assert math.isclose(pearson_spearman(gold, predicted), (by_hand + 1) / 2)
+    assert math.isclose(_pearson_spearman(gold, predicted), (by_hand + 1) / 2)
 
 
 @pytest.mark.parametrize(

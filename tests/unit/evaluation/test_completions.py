@@ -11,8 +11,8 @@ import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.files import SourceSentence
-from metaseq_lm.evaluation.completions import first_is_best, world_knowledge
-from metaseq_lm.evaluation.minimal_pairs import pair_metrics
+from metaseq_lm.evaluation.completions import _world_knowledge, first_is_best
+from metaseq_lm.evaluation.minimal_pairs import _pair_metrics
 from metaseq_lm.evaluation.suites import OVERALL, Results, SentenceScore, build_suite
 
 
@@ -132,18 +132,18 @@ def test_soft_accuracies_are_shares_of_the_right_one() -> None:
     """Of two that is the sigmoid of the margin, as of a minimal pair; scores may be large."""
     for margin in (-3.0, 0.25, 900.0):
         soft = first_is_best(np.array([margin - 1e3, -1e3]))["soft_accuracy"]
-        assert soft == pytest.approx(pair_metrics(np.array([margin]))["soft_accuracy"])
+        assert soft == pytest.approx(_pair_metrics(np.array([margin]))["soft_accuracy"])
     assert first_is_best(np.zeros(5))["soft_accuracy"] == pytest.approx(1 / 5)
     # Target 1 and 2 in context 1, then in context 2.
-    metrics = world_knowledge(np.array([math.log(3), 0.0, 0.0, 0.0]))
+    metrics = _world_knowledge(np.array([math.log(3), 0.0, 0.0, 0.0]))
     assert metrics["soft_target_accuracy"] == pytest.approx(3 / 4)
     assert metrics["soft_context_accuracy"] == pytest.approx((3 / 4 + 1 / 2) / 2)
 
 
 def test_ties_of_ewok_are_items() -> None:
-    assert world_knowledge(np.zeros(4))["context_ties"] == 1
-    assert world_knowledge(np.array([1.0, 0, 0, 0]))["context_ties"] == 1
-    assert world_knowledge(np.array([1.0, 0, 0, 1]))["context_ties"] == 0
+    assert _world_knowledge(np.zeros(4))["context_ties"] == 1
+    assert _world_knowledge(np.array([1.0, 0, 0, 0]))["context_ties"] == 1
+    assert _world_knowledge(np.array([1.0, 0, 0, 1]))["context_ties"] == 0
 
 
 def test_wug_is_a_rank_correlation(tmp_path: Path) -> None:

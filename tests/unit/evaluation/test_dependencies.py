@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaseq_lm.data.words.vocabulary import is_punctuation
-from metaseq_lm.evaluation.words import attachment_scores
+from metaseq_lm.evaluation.words import _attachment_scores
 
 SKIPPED = "! ... `` { } ( ) [ ] -- - , . '' ` ; : ? -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
 
@@ -28,21 +28,21 @@ def test_attachment_scores_equal_those_by_hand():
     gold = [2, 0, 4, 2, 4, 0, 1], [1, 0, 2, 3, 2, 0, 2]
     predicted = [2, 0, 1, 1, 4, 2, 0], [1, 0, 2, 3, 1, 2, 0]
     counted = [not is_punctuation(word) for word in words]
-    assert attachment_scores(gold, predicted, counted) == (2 / 3, 2 / 3)
-    assert attachment_scores(gold, predicted) == (3 / 7, 2 / 7)
+    assert _attachment_scores(gold, predicted, counted) == (2 / 3, 2 / 3)
+    assert _attachment_scores(gold, predicted) == (3 / 7, 2 / 7)
     # The relation alone is worth nothing.
-    assert attachment_scores(([0], [0]), ([1], [0])) == (0, 0)
+    assert _attachment_scores(([0], [0]), ([1], [0])) == (0, 0)
 
 
 def test_only_punctuation_has_no_score():
-    uas, las = attachment_scores(([0, 1], [0, 1]), ([0, 1], [0, 1]), [False, False])
+    uas, las = _attachment_scores(([0, 1], [0, 1]), ([0, 1], [0, 1]), [False, False])
     assert isnan(uas) and isnan(las)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * 4, st.booleans()), min_size=1, max_size=30))
 def test_counts(rows):
     heads, relations, found, names, counted = (np.array(part) for part in zip(*rows))
-    uas, las = attachment_scores((heads, relations), (found, names), counted)
+    uas, las = _attachment_scores((heads, relations), (found, names), counted)
     kept = [row for row in rows if row[4]]
     if kept:
         assert uas == sum(row[0] == row[2] for row in kept) / len(kept)
@@ -52,4 +52,4 @@ def test_counts(rows):
 
 def test_lengths_must_fit():
     with pytest.raises(ValueError):
-        attachment_scores(([0], [0]), ([0], [0, 1]))
+        _attachment_scores(([0], [0]), ([0], [0, 1]))

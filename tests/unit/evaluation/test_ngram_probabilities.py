@@ -7,7 +7,7 @@ import pytest
 from agreement import make_data
 
 from metaseq_lm.data.labelled.files import SourceSentence
-from metaseq_lm.evaluation.ngram_probabilities import NGramProbabilities, ngrams_of
+from metaseq_lm.evaluation.ngram_probabilities import _NGramProbabilities, ngrams_of
 
 SENTENCES = [
     SourceSentence("the dogs near the cat run", ""),
@@ -16,11 +16,11 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="module")
-def trigrams(tmp_path_factory: pytest.TempPathFactory) -> NGramProbabilities:
+def trigrams(tmp_path_factory: pytest.TempPathFactory) -> _NGramProbabilities:
     return ngrams_of(make_data(tmp_path_factory.mktemp("ngrams")))["ngram"]
 
 
-def test_parts_and_changed_tokens_are_parts_of_the_sentence(trigrams: NGramProbabilities) -> None:
+def test_parts_and_changed_tokens_are_parts_of_the_sentence(trigrams: _NGramProbabilities) -> None:
     good, bad = trigrams.score(SENTENCES)
     assert len(good.tokens) == len(good.log_probs) == 6
     cut = SENTENCES[0].text.index(" near")
@@ -30,7 +30,7 @@ def test_parts_and_changed_tokens_are_parts_of_the_sentence(trigrams: NGramProba
     assert of_good.pll == good.log_probs[-1] and of_bad.pll == bad.log_probs[-1]
 
 
-def test_scores_do_not_depend_on_other_sentences(trigrams: NGramProbabilities) -> None:
+def test_scores_do_not_depend_on_other_sentences(trigrams: _NGramProbabilities) -> None:
     together = trigrams.score(SENTENCES)
     for sentence, score in zip(SENTENCES, together):
         np.testing.assert_array_equal(trigrams.score([sentence])[0].log_probs, score.log_probs)

@@ -12,7 +12,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.labelled.baselines import class_of_word
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
-from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, inputs_of, part_of
+from metaseq_lm.evaluation.probe import RIDGES, _effective_rank, _inputs_of, _part_of, _Ridge
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     References,
@@ -39,7 +39,7 @@ def test_the_ridge_is_that_with_the_fewest_errors_of_items_left_out():
     inputs = rng.normal(size=(60, 7)) + 0.7 * np.eye(3, 7)[labels]
     inputs[:, 5] *= 100  # standardised
     inputs[:, 6] = 2.5  # constant
-    ridge = Ridge.fit(inputs, labels, 3)
+    ridge = _Ridge.fit(inputs, labels, 3)
     x, y = inputs[:, :6], np.eye(3)[labels]
     x = (x - x.mean(0)) / x.std(0)
     errors = []
@@ -72,19 +72,19 @@ def test_more_inputs_than_items():
     labels = np.arange(12) % 2
     inputs = rng.normal(size=(12, 40)).astype(np.float32)
     inputs[:, 0] += 10 * labels
-    assert (Ridge.fit(inputs, labels, 2).values(inputs).argmax(1) == labels).all()
+    assert (_Ridge.fit(inputs, labels, 2).values(inputs).argmax(1) == labels).all()
 
 
 def test_the_effective_rank_is_a_share_of_the_directions():
     axes = np.concatenate([np.eye(6), -np.eye(6)])
-    assert effective_rank(axes) == pytest.approx(1, abs=1e-12)
-    assert effective_rank(axes + 7) == pytest.approx(1, abs=1e-12)
-    assert effective_rank(axes[:, :3] @ np.ones((3, 6))) == pytest.approx(1 / 6, abs=1e-12)
+    assert _effective_rank(axes) == pytest.approx(1, abs=1e-12)
+    assert _effective_rank(axes + 7) == pytest.approx(1, abs=1e-12)
+    assert _effective_rank(axes[:, :3] @ np.ones((3, 6))) == pytest.approx(1 / 6, abs=1e-12)
     # Singular values in the proportion 3 to 1: exp(H) = 4 / 3^(3/4).
-    assert effective_rank(axes[:, :2] * [3, 1]) == pytest.approx(2 / 3**0.75, abs=1e-12)
-    assert effective_rank(np.eye(3, 50)) == pytest.approx(1, abs=1e-12)  # three points, a plane
-    assert effective_rank(np.full((9, 6), 0.1, np.float32)) == 0
-    assert effective_rank(np.ones((1, 6))) == 0
+    assert _effective_rank(axes[:, :2] * [3, 1]) == pytest.approx(2 / 3**0.75, abs=1e-12)
+    assert _effective_rank(np.eye(3, 50)) == pytest.approx(1, abs=1e-12)  # three points, a plane
+    assert _effective_rank(np.full((9, 6), 0.1, np.float32)) == 0
+    assert _effective_rank(np.ones((1, 6))) == 0
 
 
 def test_the_class_of_a_word():
@@ -233,7 +233,7 @@ def test_the_hash_of_the_data_does_not_depend_on_their_place(world, tmp_path):
 
 def test_words_without_a_label_are_left_out(world):
     rows = TaggedRows(world / "depth", "test", 64)
-    part = part_of(rows, 0, 3)
+    part = _part_of(rows, 0, 3)
     assert part.samples.tolist() == [0, 1, 2]
     assert 0 < len(part.labels) < rows.lengths[:3].sum() and part.labels.max() < 4
 
@@ -255,15 +255,15 @@ def test_a_set_too_small_to_choose_a_layer_is_refused(world, tmp_path):
 def test_pairs_are_read_by_difference_and_product():
     """Whether two states are equal is no linear function of the two."""
     states = np.array([[[1.0, -2.0], [3.0, 0.5]]])
-    assert inputs_of(states).tolist() == [[1.0, -2.0, 3.0, 0.5, 2.0, 2.5, 3.0, -1.0]]
-    assert inputs_of(states[:, 0]).tolist() == [[1.0, -2.0]]
+    assert _inputs_of(states).tolist() == [[1.0, -2.0, 3.0, 0.5, 2.0, 2.5, 3.0, -1.0]]
+    assert _inputs_of(states[:, 0]).tolist() == [[1.0, -2.0]]
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 2, 400)
     first = rng.normal(size=(400, 3))
     pairs = np.stack([first, np.where(labels[:, None], first, -first)], 1)
     hits = [
-        (Ridge.fit(x[:200], labels[:200], 2).values(x[200:]).argmax(1) == labels[200:]).mean()
-        for x in (inputs_of(pairs), pairs.reshape(400, 6))
+        (_Ridge.fit(x[:200], labels[:200], 2).values(x[200:]).argmax(1) == labels[200:]).mean()
+        for x in (_inputs_of(pairs), pairs.reshape(400, 6))
     ]
     assert hits[0] > 0.95 and hits[1] < 0.65
 
@@ -272,7 +272,7 @@ def test_real_values_are_fitted_with_the_least_squared_error():
     rng = np.random.default_rng(6)
     inputs = rng.normal(size=(50, 4))
     values = inputs @ np.array([1.0, 0.0, -2.0, 0.5]) + 3 + rng.normal(size=50)
-    ridge = Ridge.fit(inputs, values, 0)
+    ridge = _Ridge.fit(inputs, values, 0)
     x = (inputs - inputs.mean(0)) / inputs.std(0)
     y = values[:, None]
     errors = []

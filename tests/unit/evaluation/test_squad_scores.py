@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.evaluation.squad import (
+    _normalize_answer,
+    _squad_v1,
+    _squad_v2,
+    _token_f1_or_empty,
     exact_match,
-    normalize_answer,
-    squad_v1,
-    squad_v2,
     token_f1,
-    token_f1_or_empty,
 )
 
 word = st.sampled_from(
@@ -76,12 +76,12 @@ def naive_f1(gold: str, predicted: str) -> float:
 @example(gold="The U.S.", predicted="us")
 def test_one_answer(gold: str, predicted: str) -> None:
     same = naive_words(gold) == naive_words(predicted)
-    assert normalize_answer(gold) == " ".join(naive_words(gold))
+    assert _normalize_answer(gold) == " ".join(naive_words(gold))
     assert exact_match(gold, predicted) == same
     assert token_f1(gold, predicted) == pytest.approx(naive_f1(gold, predicted))
     empty = not naive_words(gold) or not naive_words(predicted)
     wanted = float(same) if empty else naive_f1(gold, predicted)
-    assert token_f1_or_empty(gold, predicted) == pytest.approx(wanted)
+    assert _token_f1_or_empty(gold, predicted) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_one_answer(gold: str, predicted: str) -> None:
     ],
 )
 def test_normal_forms(answer: str, normal: str) -> None:
-    assert normalize_answer(answer) == normal
+    assert _normalize_answer(answer) == normal
 
 
 questions = st.dictionaries(
@@ -186,9 +186,9 @@ def test_version_2(asked: dict) -> None:
     odds = {q: o for q, (_, _, o) in asked.items()}
     if not predictions:
         with pytest.raises(MetaseqError, match="needs predictions"):
-            squad_v2(golds, predictions, odds, -2.75)
+            _squad_v2(golds, predictions, odds, -2.75)
         return
-    found = squad_v2(golds, predictions, odds, -2.75)
+    found = _squad_v2(golds, predictions, odds, -2.75)
     wanted = naive_v2(asked, -2.75)
     # Sums of F1 that are equal but for rounding may stop at another question.
     del wanted["best_f1_thresh"]
@@ -204,7 +204,7 @@ def test_version_2(asked: dict) -> None:
 def test_version_1(asked: dict) -> None:
     golds = {q: g or ["x"] for q, (g, _, _) in asked.items()}
     predictions = {q: p for q, (_, p, _) in asked.items() if p is not None}
-    found = squad_v1(golds, predictions)
+    found = _squad_v1(golds, predictions)
     exact, f1 = [], []
     for q, answers in golds.items():
         said = predictions.get(q)
@@ -220,11 +220,11 @@ def test_the_threshold_is_applied() -> None:
     golds = {"a": ["x"], "b": ["y"], "c": [], "d": []}
     said = {"a": "x", "b": "y", "c": "z", "d": "z"}
     odds = {"a": -2.75, "b": -2.7, "c": 3.0, "d": -9.0}
-    found = squad_v2(golds, said, odds, -2.75)
+    found = _squad_v2(golds, said, odds, -2.75)
     assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"]) == (50.0, 50.0, 50.0)
     # Letting d, a and b through: two right, c right, d wrong.
     assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, -2.7)
-    nothing = squad_v2({"c": []}, {"c": "z"}, {"c": -9.0}, 0.0)
+    nothing = _squad_v2({"c": []}, {"c": "z"}, {"c": -9.0}, 0.0)
     assert (nothing["best_f1"], nothing["best_f1_thresh"], nothing["f1"]) == (100.0, 0.0, 0.0)
     assert "HasAns_f1" not in nothing
 
@@ -235,7 +235,7 @@ def test_questions_of_equal_odds() -> None:
     said = {"a": "x", "b": "y", "c": "z", "d": "z"}
     for order, best in (("abcd", 100.0), ("acbd", 75.0), ("cdab", 50.0)):
         odds = dict.fromkeys(order, 1.0)
-        found = squad_v2(golds, said, odds, 0.0)
+        found = _squad_v2(golds, said, odds, 0.0)
         asked = {q: (golds[q], said[q], 1.0) for q in order}
         wanted = official_sweep({"a": 1, "b": 1, "c": 0, "d": 0}, said, odds, asked)
         assert (found["best_exact"], found["best_exact_thresh"]) == wanted
@@ -244,10 +244,10 @@ def test_questions_of_equal_odds() -> None:
 
 def test_version_1_has_no_case_for_empty_answers() -> None:
     """Both sides empty once normalised: exact, but F1 0; version 2.0 gives 1."""
-    assert squad_v1({"a": ["the"]}, {"a": "."})["f1"] == 0
-    assert squad_v1({"a": ["the"]}, {"a": "."})["exact"] == 100
-    assert token_f1_or_empty("the", ".") == 1
+    assert _squad_v1({"a": ["the"]}, {"a": "."})["f1"] == 0
+    assert _squad_v1({"a": ["the"]}, {"a": "."})["exact"] == 100
+    assert _token_f1_or_empty("the", ".") == 1
     with pytest.raises(MetaseqError, match="gold answers"):
-        squad_v1({"a": []}, {})
+        _squad_v1({"a": []}, {})
     with pytest.raises(MetaseqError, match="odds of"):
-        squad_v2({"a": ["x"]}, {"a": "x"}, {}, 0.0)
+        _squad_v2({"a": ["x"]}, {"a": "x"}, {}, 0.0)

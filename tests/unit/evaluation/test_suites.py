@@ -10,7 +10,7 @@ import pytest
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import value_of
 from metaseq_lm.data.labelled.files import SourceSentence
-from metaseq_lm.evaluation.minimal_pairs import MinimalPair, pair_metrics, read_pairs
+from metaseq_lm.evaluation.minimal_pairs import MinimalPair, _pair_metrics, read_pairs
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     GroupMetrics,
@@ -128,8 +128,8 @@ def test_chance_of_an_accuracy_and_of_its_mean_over_groups() -> None:
 def test_soft_accuracy_is_the_mean_sigmoid_and_does_not_overflow() -> None:
     margins = np.array([0.5, -2.0, 3.0])
     expected = (1 / (1 + np.exp(-margins))).mean()
-    assert pair_metrics(margins)["soft_accuracy"] == pytest.approx(expected, rel=1e-12)
-    assert pair_metrics(np.array([-1e5, 1e5]))["soft_accuracy"] == 0.5
+    assert _pair_metrics(margins)["soft_accuracy"] == pytest.approx(expected, rel=1e-12)
+    assert _pair_metrics(np.array([-1e5, 1e5]))["soft_accuracy"] == 0.5
 
 
 def test_pairs_that_are_too_long_are_left_out_and_an_empty_group_is_refused() -> None:

@@ -13,7 +13,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.formulas import Formula, Region
 from metaseq_lm.evaluation.suites import OVERALL, Results, build_suite
-from metaseq_lm.evaluation.syntaxgym import chance_of
+from metaseq_lm.evaluation.syntaxgym import _chance_of
 
 VALUES = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 3.0, "e": 1.0005}
 
@@ -68,7 +68,7 @@ def test_what_is_no_formula(text: str, part: str) -> None:
 
 def test_chance_is_that_of_conditions_in_any_order() -> None:
     def chance(text: str) -> float:
-        return chance_of(Formula(text, "here"), "abcd")
+        return _chance_of(Formula(text, "here"), "abcd")
 
     assert chance("(1;%a%) < (1;%b%)") == 0.5
     two = chance("[(1;%a%) < (1;%b%)] & [(1;%c%) < (1;%d%)]")

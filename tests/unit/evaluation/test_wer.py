@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.evaluation.nbest import (
     NBest,
+    _difference_interval,
+    _edit_distances,
+    _error_rate,
     choose_weight,
-    difference_interval,
-    edit_distances,
-    error_rate,
     split_rates,
 )
 
@@ -23,8 +23,8 @@ TEXT = st.lists(st.sampled_from(["a", "b", "ab", "c"]), max_size=6).map(" ".join
 
 def rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
     """The word error rate of one hypothesis for each reference."""
-    edits = [edit_distances(r, [h])[0] for r, h in zip(references, hypotheses)]
-    return error_rate(np.array(edits), np.array([len(r.split()) for r in references]))
+    edits = [_edit_distances(r, [h])[0] for r, h in zip(references, hypotheses)]
+    return _error_rate(np.array(edits), np.array([len(r.split()) for r in references]))
 
 
 @cache
@@ -42,7 +42,7 @@ def distance(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 @given(TEXT, st.lists(TEXT, min_size=1, max_size=4))
 def test_distances_are_those_of_the_definition(reference: str, hypotheses: list[str]) -> None:
     wanted = [distance(tuple(reference.split()), tuple(h.split())) for h in hypotheses]
-    assert edit_distances(reference, hypotheses).tolist() == wanted
+    assert _edit_distances(reference, hypotheses).tolist() == wanted
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5))
@@ -66,20 +66,20 @@ def test_the_interval_is_that_of_the_normal_approximation() -> None:
     words = np.full(800, 10)
     baseline = rng.integers(1, 9, 800)
     edits = baseline - (rng.random(800) < 0.3)  # the two go together, as they do in practice
-    low, high = difference_interval(edits, baseline, words)
+    low, high = _difference_interval(edits, baseline, words)
     change = (edits - baseline) / 10
     error = change.std() / np.sqrt(800)
     assert (low + high) / 2 == pytest.approx(change.mean(), abs=0.15 * error)
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
-    assert (low, high) == difference_interval(edits, baseline, words)
+    assert (low, high) == _difference_interval(edits, baseline, words)
 
 
 def test_the_interval_of_no_change_and_of_one_utterance() -> None:
     words, edits = np.array([3, 0, 5]), np.array([1, 2, 0])
-    assert difference_interval(edits, edits, words) == (0, 0)
-    assert difference_interval(np.array([1]), np.array([3]), np.array([4])) == (-0.5, -0.5)
+    assert _difference_interval(edits, edits, words) == (0, 0)
+    assert _difference_interval(np.array([1]), np.array([3]), np.array([4])) == (-0.5, -0.5)
     # Draws of the empty reference alone have no rate and are left out.
-    low, high = difference_interval(np.array([1, 0]), np.array([0, 0]), np.array([0, 2]))
+    low, high = _difference_interval(np.array([1, 0]), np.array([0, 0]), np.array([0, 2]))
     assert low == 0 and 0.4 < high <= 0.5
 
 
@@ -112,6 +112,6 @@ def test_the_weight_has_the_fewest_errors_and_is_the_smallest_such(data: st.Data
     assert [errors(w) > errors(chosen) for w in grid if w < chosen] == [True] * grid.index(chosen)
     assert errors(chosen) == min(map(errors, grid))
     rates = split_rates(lists, plls, chosen)
-    assert rates["wer"] == error_rate(np.array([errors(chosen)]), np.array([4 * count]))
+    assert rates["wer"] == _error_rate(np.array([errors(chosen)]), np.array([4 * count]))
     assert rates["one_best_wer"] == errors(0.0) / (4 * count)
     assert rates["oracle_wer"] == sum(map(min, edits)) / (4 * count)

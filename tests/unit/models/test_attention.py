@@ -20,10 +20,10 @@ from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.transformer.attention import (
     SelfAttention,
-    Unpacking,
     Visibility,
-    document_positions,
-    reach_mask,
+    _document_positions,
+    _reach_mask,
+    _Unpacking,
 )
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
@@ -255,7 +255,7 @@ def test_repeated_rows_have_the_layout_of_each(name):
 
 def test_positions_start_in_each_document():
     documents = torch.tensor([[[1, 1, 2, 2, 2, 3], [0, 1, 1, 1, 5, 5]]])
-    assert document_positions(documents).tolist() == [[[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 0, 1]]]
+    assert _document_positions(documents).tolist() == [[[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 0, 1]]]
 
 
 def test_a_row_of_padding_sees_something():
@@ -285,8 +285,8 @@ def test_ranks_stand_for_every_reach(reach, distance):
         "anticausal": -at,
         "prefix": (at - PREFIX[:, None] + 1).clamp(min=0),
     }
-    ranked = reach_mask(Layout(reach="ranked", ranks=ranks[reach]), LENGTH, at.device, distance)
-    wanted = reach_mask(Layout(reach=reach, prefix=PREFIX), LENGTH, at.device, distance)
+    ranked = _reach_mask(Layout(reach="ranked", ranks=ranks[reach]), LENGTH, at.device, distance)
+    wanted = _reach_mask(Layout(reach=reach, prefix=PREFIX), LENGTH, at.device, distance)
     is_equal = torch.equal(ranked, wanted.expand(ROWS, -1, -1))
     assert is_equal is not (reach == "prefix" and distance > 0)
 
@@ -365,15 +365,15 @@ SHORT_DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [5, 5, 6, 6, 6, 7, 7]])
 def test_documents_are_unpacked_as_in_the_docstring():
     """Two documents of one row; in the second case the padding of a row is left out."""
     documents = torch.tensor([[1, 1, 2, 2, 3, 3]])
-    unpacking = Unpacking.of(documents, None, is_causal=True)
+    unpacking = _Unpacking.of(documents, None, is_causal=True)
     assert unpacking.tokens.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert unpacking.slots.tolist() == [0, 1, 2, 3, 4, 5]
     padding = torch.tensor([[False, True, False, False, True, True]])
-    unpacking = Unpacking.of(documents, padding, is_causal=True)
+    unpacking = _Unpacking.of(documents, padding, is_causal=True)
     assert unpacking.tokens.tolist() == [[0, 0], [2, 3], [0, 0]]
     assert unpacking.slots.tolist() == [0, 6, 2, 3, 6, 6]
     for longer in ([[1, 1, 1]], [[1, 1, 1, 2]]):  # as many computations as the row, or more
-        assert Unpacking.of(torch.tensor(longer * 2), None, is_causal=True) is None
+        assert _Unpacking.of(torch.tensor(longer * 2), None, is_causal=True) is None
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_unpacked_documents_are_masked_rows(reach, padded, monkeypatch):
     calls, results = noted_kernel(monkeypatch), []
     for is_unpacked in (True, False):
         if not is_unpacked:
-            monkeypatch.setattr(Unpacking, "of", lambda *_: None)
+            monkeypatch.setattr(_Unpacking, "of", lambda *_: None)
         calls.clear()
         output = model(tokens, layout)[~padding]
         assert ([call["attn_mask"] is None for call in calls] == [True] * 2) is (

@@ -8,7 +8,7 @@ import torch
 from metaseq_lm.config.models import ConvLargeConfig
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.vision import ConvLarge, PositionalNorm, feature_size
+from metaseq_lm.models.vision import ConvLarge, _PositionalNorm, feature_size
 
 
 def net_of(**options: Any) -> ConvLarge:
@@ -50,7 +50,7 @@ def test_images_do_not_see_each_other() -> None:
 
 
 def test_channels_of_a_place_are_normalised() -> None:
-    layer = PositionalNorm(24).double()
+    layer = _PositionalNorm(24).double()
     x = layer(torch.randn(2, 24, 5, 3, dtype=torch.float64) * 7 + 2)
     assert x.mean(1).abs().max() < 1e-12 and (x.var(1, correction=0) - 1).abs().max() < 1e-5
 

@@ -18,7 +18,7 @@ from metaseq_lm.forward.passes import ForwardContext, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.layers import LayerNorm, RMSNorm
 from metaseq_lm.models.transformer.attention import Rotation, SelfAttention, Visibility
-from metaseq_lm.models.transformer.encoder import TransformerLM, farthest
+from metaseq_lm.models.transformer.encoder import TransformerLM, _farthest
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.runs.flops import Counter
 
@@ -229,7 +229,7 @@ def test_the_window_of_a_query(reach: str, keys: range) -> None:
     model = build(global_every=2, encoder_layers=2)
     layer, x = model.encoder.stack.layers[1], torch.randn(1, LENGTH, 32, requires_grad=True)
     scope = SIZES.scope(1)
-    visibility = Visibility.of(Layout(reach=reach), LENGTH, x.device, farthest(scope, LENGTH))
+    visibility = Visibility.of(Layout(reach=reach), LENGTH, x.device, _farthest(scope, LENGTH))
     rotation = Rotation.of(Layout(), x, scope.theta, 8)
     (grad,) = torch.autograd.grad(layer(x, visibility, rotation)[0, 15].sum(), x)
     assert grad[0].any(-1).nonzero().flatten().tolist() == list(keys)
@@ -237,8 +237,8 @@ def test_the_window_of_a_query(reach: str, keys: range) -> None:
 
 @torch.no_grad()
 def test_rows_longer_than_windows_only_have_masks() -> None:
-    assert farthest(SIZES.scope(1), HALF) == 0 and farthest(SIZES.scope(1), HALF + 1) == HALF
-    assert farthest(SIZES.scope(0), 10**6) == 0
+    assert _farthest(SIZES.scope(1), HALF) == 0 and _farthest(SIZES.scope(1), HALF + 1) == HALF
+    assert _farthest(SIZES.scope(0), 10**6) == 0
     model = build()
     wide = build(local_window=100)
     assert torch.equal(model(TOKENS[:, :HALF]), wide(TOKENS[:, :HALF]))

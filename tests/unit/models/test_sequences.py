@@ -14,7 +14,7 @@ from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.forward.passes import ForwardContext, use_context
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer import attention
-from metaseq_lm.models.transformer.attention import Sequences, Visibility, mix_values
+from metaseq_lm.models.transformer.attention import Visibility, _Sequences, mix_values
 from metaseq_lm.runs.flops import Counter, attention_flops
 
 ROWS, HEADS, LENGTH, WIDTH = 3, 2, 12, 8
@@ -62,8 +62,8 @@ def reference_kernel(
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the path of a GPU, also in fp64."""
-    monkeypatch.setattr(attention, "takes_sequences", lambda device: True)
-    monkeypatch.setattr(Sequences, "take", lambda sequences, q: True)
+    monkeypatch.setattr(attention, "_takes_sequences", lambda device: True)
+    monkeypatch.setattr(_Sequences, "take", lambda sequences, q: True)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", reference_kernel)
 
 
@@ -126,13 +126,13 @@ def test_layouts_that_do_not_know_their_sequences_use_masks(on_gpu):
     ],
 )
 def test_queries_that_the_kernel_takes(shape, dtype, takes):
-    sequences = Sequences.of(PACKED, LENGTH, False, 0)
+    sequences = _Sequences.of(PACKED, LENGTH, False, 0)
     assert sequences is not None and sequences.take(torch.empty(shape, dtype=dtype)) == takes
 
 
 def test_starts():
     """Those of documents, of padding inside the last one, and past the last sequence the end."""
-    sequences = Sequences.of(PADDED_DOCUMENTS, LENGTH, False, 0)
+    sequences = _Sequences.of(PADDED_DOCUMENTS, LENGTH, False, 0)
     assert sequences is not None and sequences.starts is not None
     wanted = [0, 2, 5, 6, 12, 17, 24, 28, 33]
     assert sequences.starts.tolist() == wanted + [36] * (21 - len(wanted))
@@ -140,9 +140,9 @@ def test_starts():
 
 def test_more_sequences_than_the_layout_says():
     with pytest.raises(RuntimeError):
-        Sequences.of(replace(PACKED, sequences=6), LENGTH, False, 0)
+        _Sequences.of(replace(PACKED, sequences=6), LENGTH, False, 0)
     copied = PACKED.repeated(2)
-    assert copied.sequences == 14 and Sequences.of(copied, LENGTH, False, 0) is not None
+    assert copied.sequences == 14 and _Sequences.of(copied, LENGTH, False, 0) is not None
 
 
 def test_cpus_take_none():
@@ -159,7 +159,7 @@ def test_counted_flops_are_those_of_rows(starts):
         for _ in range(3)
     )
     with Counter() as counter:
-        mixed = Sequences(starts, LENGTH, False, 5).attend(q, k, v)
+        mixed = _Sequences(starts, LENGTH, False, 5).attend(q, k, v)
         assert mixed.shape == shape
         assert counter.total == attention_flops(shape, shape, shape)
         gradients = torch.autograd.grad(mixed.sum(), (q, k, v))

@@ -13,10 +13,10 @@ from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.models.transformer.span_head import (
-    AnswerabilityHead,
-    JointSpanHead,
     SpanHead,
     SpanModel,
+    _AnswerabilityHead,
+    _JointSpanHead,
 )
 
 WIDTH, ROWS, LENGTH = 4, 3, 7
@@ -27,10 +27,10 @@ class Heads(nn.Module):
 
     def __init__(self, joint: bool, answerability: bool, hidden: int = 5) -> None:
         super().__init__()
-        span = JointSpanHead(WIDTH, hidden) if joint else SpanHead(WIDTH)
+        span = _JointSpanHead(WIDTH, hidden) if joint else SpanHead(WIDTH)
         self.heads = nn.ModuleDict({"span": span})
         if answerability:
-            self.heads["answerability"] = AnswerabilityHead(WIDTH, hidden)
+            self.heads["answerability"] = _AnswerabilityHead(WIDTH, hidden)
         draw = torch.Generator().manual_seed(3)
         for p in self.parameters():
             p.data = torch.randn(p.shape, generator=draw, dtype=torch.float64)

@@ -51,8 +51,8 @@ def tokens_and_padding() -> tuple[Tensor, Tensor]:
 def test_training_uses_the_fused_kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout of attention weights, which it cannot have, is a choice."""
     calls = []
-    fused = attention.fused_attention
-    monkeypatch.setattr(attention, "fused_attention", lambda *a: calls.append(1) or fused(*a))
+    fused = attention._fused_attention
+    monkeypatch.setattr(attention, "_fused_attention", lambda *a: calls.append(1) or fused(*a))
     for config, number in [
         (TransformerConfig(2, 8, 16, 2), 2),
         (replace(TransformerConfig(2, 8, 16, 2), attention_dropout=0.1), 0),

@@ -16,12 +16,12 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
-from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews, sinusoids
+from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews, _sinusoids
 from metaseq_lm.models.words.word_embedding import (
-    CharacterCNN,
-    MeanVariance,
     WordEmbedding,
-    unique_rows,
+    _CharacterCNN,
+    _MeanVariance,
+    _unique_rows,
 )
 from metaseq_lm.models.words.word_model import ViewsEncoder
 
@@ -105,14 +105,14 @@ def test_a_shift_is_added_to_word_embeddings(kind: str) -> None:
 @pytest.mark.parametrize("width", [8, 7])
 def test_positions_start_as_sinusoids_of_which_neighbours_differ_alike(width: int) -> None:
     """Vaswani et al. 2017: column 2i is sin(t / 10000^(2i / width)), the next its cosine."""
-    table = sinusoids(12, width)
+    table = _sinusoids(12, width)
     for t, column in [(0, 0), (0, 1), (5, 0), (5, 1), (11, 2), (11, 5), (7, 6)]:
         angle = t / 10000 ** (column // 2 * 2 / width)
         expected = math.cos(angle) if column % 2 else math.sin(angle)
         assert abs(float(table[t, column]) - expected) < 1e-6
     net = TransformerViews(TRANSFORMER, WORDS, CHARACTERS)
-    assert torch.equal(net.positions.weight, sinusoids(12, 8))
-    products = (sinusoids(12, 8) @ sinusoids(12, 8).T).diagonal(1)
+    assert torch.equal(net.positions.weight, _sinusoids(12, 8))
+    products = (_sinusoids(12, 8) @ _sinusoids(12, 8).T).diagonal(1)
     assert (products - products[0]).abs().max() < 1e-6
 
 
@@ -193,7 +193,7 @@ def test_characters_are_a_convolution_and_a_maximum(combine: str) -> None:
 def test_the_filters_are_torchs_convolution() -> None:
     """What is multiplied out for each character gives the values and gradients of nn.Conv1d."""
     torch.manual_seed(1)
-    cnn = CharacterCNN(WordEmbeddingConfig(char_embed_dim=5, char_filters=4), 9).double()
+    cnn = _CharacterCNN(WordEmbeddingConfig(char_embed_dim=5, char_filters=4), 9).double()
     words = torch.randint(0, 9, (7, 8))
     x = cnn.embedding(words).transpose(1, 2)
     plain = torch.cat([layer(x).amax(-1) for layer in cnn.filters], -1).relu()
@@ -208,10 +208,10 @@ def test_the_filters_are_torchs_convolution() -> None:
 def test_different_rows() -> None:
     """Each row is there once, as torch.unique finds them."""
     table = torch.tensor([[3, -1], [0, 2], [3, -1], [0, 3], [256, 0], [0, 2]])
-    rows, where = unique_rows(table)
+    rows, where = _unique_rows(table)
     assert torch.equal(rows[where], table)
     assert sorted(rows.tolist()) == torch.unique(table, dim=0).tolist()
-    rows, where = unique_rows(table.t())
+    rows, where = _unique_rows(table.t())
     assert torch.equal(rows[where], table.t()) and len(rows) == 2
 
 
@@ -253,7 +253,7 @@ def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPat
     shares /= shares.sum()
     mean = shares @ table
     wanted = mean, shares @ (table - mean).square()
-    for found, plain in zip(MeanVariance.apply(table, shares), wanted):
+    for found, plain in zip(_MeanVariance.apply(table, shares), wanted):
         torch.testing.assert_close(found, plain, rtol=0, atol=1e-14)
         to = torch.randn(4, dtype=torch.double)
         (gradient,) = torch.autograd.grad(found, table, to, retain_graph=True)

@@ -6,7 +6,7 @@ from torch import nn
 
 from metaseq_lm.config.groups import Rule, parameter_groups
 from metaseq_lm.config.optimizers import OptimizerConfig
-from metaseq_lm.optim import why_whole
+from metaseq_lm.optim import _why_whole
 from metaseq_lm.optim.optimizers import Adafactor, FusedAdamW
 
 
@@ -85,4 +85,4 @@ class Orthogonal(FusedAdamW):
     ],
 )
 def test_who_needs_whole_matrices(kind: type[torch.optim.Optimizer], needs: bool) -> None:
-    assert bool(why_whole(kind([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1))) == needs
+    assert bool(_why_whole(kind([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1))) == needs

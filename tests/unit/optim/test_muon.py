@@ -13,8 +13,8 @@ from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.roles import Role
 from metaseq_lm.models.transformer.encoder import ModernLM
-from metaseq_lm.optim import Optimizer, why_whole
-from metaseq_lm.optim.muon import COEFFICIENTS, Muon, orthogonalise
+from metaseq_lm.optim import Optimizer, _why_whole
+from metaseq_lm.optim.muon import COEFFICIENTS, Muon, _orthogonalise
 from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.runs.flops import Counter
 
@@ -38,8 +38,8 @@ def test_an_orthogonal_matrix_is_scaled_by_the_iterated_polynomial() -> None:
     for _ in range(5):
         r = polynomial(r)
     assert r == pytest.approx(0.85667, abs=1e-5)
-    torch.testing.assert_close(orthogonalise(q[None])[0], r * q, rtol=0, atol=1e-12)
-    values = torch.linalg.svdvals(orthogonalise(q.float()[None])[0])
+    torch.testing.assert_close(_orthogonalise(q[None])[0], r * q, rtol=0, atol=1e-12)
+    values = torch.linalg.svdvals(_orthogonalise(q.float()[None])[0])
     torch.testing.assert_close(values, torch.full((48,), r), rtol=0, atol=2e-6)
 
 
@@ -51,7 +51,7 @@ def test_singular_vectors_stay_and_values_come_near_1(shape: tuple[int, int]) ->
     for _ in range(5):
         values = torch.tensor([polynomial(x) for x in values.tolist()], dtype=torch.float64)
     expected = u @ torch.diag(values) @ vh
-    torch.testing.assert_close(orthogonalise(g[None])[0], expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(_orthogonalise(g[None])[0], expected, rtol=0, atol=1e-10)
     if shape != (16, 16):
         assert 0.65 < values.min() and values.max() < 1.21
 
@@ -59,12 +59,12 @@ def test_singular_vectors_stay_and_values_come_near_1(shape: tuple[int, int]) ->
 def test_scale_and_zero() -> None:
     """A power of two changes no bit; another factor changes the rounding only."""
     g = matrix(16, 48)[None]
-    assert torch.equal(orthogonalise(g), orthogonalise(1024 * g))
-    low = orthogonalise(g.bfloat16())
-    assert torch.equal(low, orthogonalise(g.bfloat16() * 4))
-    assert 0 < (low - orthogonalise((3 * g).bfloat16())).abs().max() < 0.02
-    assert torch.equal(orthogonalise(0 * g), 0 * g)
-    error = (low.float() - orthogonalise(g)).norm() / orthogonalise(g).norm()
+    assert torch.equal(_orthogonalise(g), _orthogonalise(1024 * g))
+    low = _orthogonalise(g.bfloat16())
+    assert torch.equal(low, _orthogonalise(g.bfloat16() * 4))
+    assert 0 < (low - _orthogonalise((3 * g).bfloat16())).abs().max() < 0.02
+    assert torch.equal(_orthogonalise(0 * g), 0 * g)
+    error = (low.float() - _orthogonalise(g)).norm() / _orthogonalise(g).norm()
     assert error < 0.02
 
 
@@ -173,7 +173,7 @@ def test_scales_of_the_update(scale: str, factor: float) -> None:
     build(named, lr=0.5, hidden_lr=0.1, weight_decay=0.0, scale=scale).step()
     step = (before - parameter.detach()) / 0.1
     torch.testing.assert_close(
-        step, factor * orthogonalise(matrix(48, 16)[None])[0], rtol=1e-4, atol=1e-5
+        step, factor * _orthogonalise(matrix(48, 16)[None])[0], rtol=1e-4, atol=1e-5
     )
 
 
@@ -272,4 +272,4 @@ def test_impossible_settings() -> None:
     with pytest.raises(UsageError, match="layer_decay"):
         build(named, hidden_lr=0.1, layer_decay=0.9)
     assert isinstance(build(named, layer_decay=0.9).inner, Muon)
-    assert why_whole(build(named).inner)
+    assert _why_whole(build(named).inner)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from metaseq_lm.training.parts import allocate, build_on_meta
+from metaseq_lm.training.parts import _allocate, _build_on_meta
 
 
 class Tied(nn.Module):
@@ -52,11 +52,11 @@ class Builder:
 
 def test_parameters_get_memory_later() -> None:
     state = torch.get_rng_state()
-    model = build_on_meta(Builder(Tied))  # type: ignore[arg-type]
+    model = _build_on_meta(Builder(Tied))  # type: ignore[arg-type]
     assert model is not None and all(parameter.is_meta for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model.positions, torch.arange(3.0))
-    allocate(model, "cpu")
+    _allocate(model, "cpu")
     assert not any(parameter.is_meta for parameter in model.parameters())
     assert model.out.weight is model.embed.weight
     built = Tied()
@@ -67,5 +67,5 @@ def test_parameters_get_memory_later() -> None:
 
 @pytest.mark.parametrize("kind", [WithValue, WithBuffer, WithTensor])
 def test_models_that_need_their_first_values(kind: type) -> None:
-    assert build_on_meta(Builder(kind)) is None  # type: ignore[arg-type]
+    assert _build_on_meta(Builder(kind)) is None  # type: ignore[arg-type]
     assert not any(parameter.is_meta for parameter in kind().parameters())

@@ -16,7 +16,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.evaluation.classification import matthews
-from metaseq_lm.methods.bam.task import with_score
+from metaseq_lm.methods.bam.task import _with_score
 from metaseq_lm.runs import checkpoint, manifests
 
 CUT = ["trainer.save_interval_updates=1", "criterion.total_updates=8"]
@@ -304,8 +304,8 @@ def test_mistakes(options, words, bam_sets, tmp_path):
 
 def test_a_set_without_a_score_of_the_papers_has_its_official_one():
     """As MultiRC; elsewhere the paper's choice stays."""
-    assert with_score({"score": 0.3, "f1a": 0.3, "exact_match": 0.1})["score"] == 0.3
-    assert with_score({"score": 0.3, "f1": 0.3, "accuracy": 0.6})["score"] == 0.6
+    assert _with_score({"score": 0.3, "f1a": 0.3, "exact_match": 0.1})["score"] == 0.3
+    assert _with_score({"score": 0.3, "f1": 0.3, "accuracy": 0.6})["score"] == 0.6
 
 
 def test_totals_follow_only_where_that_is_their_default(bam_sets):

@@ -65,7 +65,7 @@ def test_batch_size_changes_nothing(teacher_runs, bam_sets):
     teacher, found = teachers.resolve(str(teacher_runs[0])), []
     for more in (["task.batch_size=5"], ["task.batch_size=64", "engine.micro_batch_size=3"]):
         run = open_run(str(teacher.checkpoint), None, None, [*more, "engine.precision=fp64"])
-        found.append(teachers.compute_outputs(run, teacher, "words")[0])
+        found.append(teachers._compute_outputs(run, teacher, "words")[0])
     assert np.abs(found[0] - found[1]).max() <= 1e-7 and np.ptp(found[0]) > 0
 
 
@@ -270,7 +270,7 @@ def test_a_teacher_is_asked_in_full_precision(bam_sets, tmp_path):
     low = bam_bench.teacher(tmp_path, bam_sets, "few", more=["engine.precision=bf16"])
     for own, wanted in (("bf16", "fp32"), ("fp32", "fp32"), ("fp64", "fp64")):
         config = bam_bench.configure(bam_sets, tmp_path / "run", f"engine.precision={own}")
-        run = teachers.open_teacher(config, teachers.resolve(str(low)))
+        run = teachers._open_teacher(config, teachers.resolve(str(low)))
         assert run.engine.precision == wanted
 
 

@@ -17,7 +17,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.benchmarks import find_benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
+from metaseq_lm.methods.electra.wnli import Wnli, _label_probabilities
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.training.run import TrainingRun
 
@@ -207,7 +207,7 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
 
 def test_entailment_exactly_if_the_query_scores_best() -> None:
     scores = torch.tensor([[2.0, 1, 1.9], [1, 1, 0], [0, 1, -math.inf]])
-    found = label_probabilities(scores)
+    found = _label_probabilities(scores)
     assert found.sum(-1).tolist() == pytest.approx([1, 1, 1])
     assert found.argmax(-1).tolist() == [1, 0, 0] and found[1, 1] == 0.5
 

@@ -20,7 +20,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.squad import exact_match, token_f1
-from metaseq_lm.methods.meta_pseudo_label.finetune import best_runs
+from metaseq_lm.methods.meta_pseudo_label.finetune import _best_runs
 from metaseq_lm.training.run import TrainingRun
 
 LONG = "task.tokens_per_sample=20"
@@ -158,7 +158,7 @@ def test_runs() -> None:
         longest=torch.zeros(len(logits)),
         windows=torch.zeros(len(logits)),
     )
-    found = best_runs(logits, batch)
+    found = _best_runs(logits, batch)
     assert [tokens for _, tokens in found] == [[], [3], [7, 8]]
     assert found[0][0] == -np.inf
     assert found[2][0] == pytest.approx(logits[2, 2].log_softmax(-1)[8].item())

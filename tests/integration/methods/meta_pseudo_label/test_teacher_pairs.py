@@ -8,16 +8,16 @@ import torch
 from meta_pseudo_bench import Bench
 
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.methods.meta_pseudo_label.task import pair_of, readable, texts_of
+from metaseq_lm.methods.meta_pseudo_label.task import _pair_of, _readable, _texts_of
 from metaseq_lm.training.run import TrainingRun
 
 
 def test_text_of_tokens(even: Path) -> None:
     tokenizer = load_tokenizer(even)
     (ids,) = tokenizer.encode_batch(["12 7 63"])
-    assert readable([3, *ids, 2, 0], tokenizer) == "[CLS0] 12 7 63 [SEP] [PAD]"
-    assert readable([1, ids[1], 1, 1], tokenizer) == "[MASK] 7 [MASK] [MASK]"
-    assert readable([], tokenizer) == ""
+    assert _readable([3, *ids, 2, 0], tokenizer) == "[CLS0] 12 7 63 [SEP] [PAD]"
+    assert _readable([1, ids[1], 1, 1], tokenizer) == "[MASK] 7 [MASK] [MASK]"
+    assert _readable([], tokenizer) == ""
 
 
 @pytest.mark.parametrize("name", ["hard", "soft", "soft_fixed_y"])
@@ -34,7 +34,7 @@ def test_pairs_of_a_teacher(ragged: Path, name: str) -> None:
     for row, text in enumerate(texts):
         x, given, target = text.split("\n")
         original = tokens[row, : lengths[row]]
-        assert x == f"x  {readable(original.tolist(), tokenizer)}"
+        assert x == f"x  {_readable(original.tolist(), tokenizer)}"
         if name == "hard":
             continue
         hidden = model["teacher"].encoder(torch.from_numpy(original)[None])
@@ -42,14 +42,14 @@ def test_pairs_of_a_teacher(ragged: Path, name: str) -> None:
             wanted = model["teacher"].predict(hidden, head=head).argmax(-1)[0].tolist()
             if head == "y" and name == "soft_fixed_y":
                 wanted = original.tolist()
-            assert line[4:] == readable(wanted, tokenizer)
+            assert line[4:] == _readable(wanted, tokenizer)
 
 
 def test_hard_pairs_are_samples(even: Path) -> None:
     bench = Bench(even, "hard")
-    (batch,) = bench.engine.to_device([texts_of(bench.task.corpus("valid"), 60)])
+    (batch,) = bench.engine.to_device([_texts_of(bench.task.corpus("valid"), 60)])
     x, y = bench.engine.map(
-        lambda b: pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], rng_key=1
+        lambda b: _pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], rng_key=1
     )[0]
     assert x.shape == y.shape == batch.original.shape == (1, 60, 34)
     # An untrained teacher is close to uniform over 407 tokens.

@@ -6,16 +6,16 @@ import pytest
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.tags import read_spans
-from metaseq_lm.evaluation.words import score_tags, score_trees, tagging_accuracy
+from metaseq_lm.evaluation.words import _tagging_accuracy, score_tags, score_trees
 from metaseq_lm.tasks.words import prediction_files, prediction_rows
 
 
 def test_accuracy():
-    assert tagging_accuracy([0, 1, 2, 2], [0, 1, 2, 0]) == 0.75
-    assert tagging_accuracy([0, 1, 2, 2], [0, 1, 2, 0], unseen=2) == 0.5
+    assert _tagging_accuracy([0, 1, 2, 2], [0, 1, 2, 0]) == 0.75
+    assert _tagging_accuracy([0, 1, 2, 2], [0, 1, 2, 0], unseen=2) == 0.5
     for gold, predicted in (([0], [0, 1]), ([], [])):
         with pytest.raises(MetaseqError):
-            tagging_accuracy(gold, predicted)
+            _tagging_accuracy(gold, predicted)
 
 
 def test_tags(words):

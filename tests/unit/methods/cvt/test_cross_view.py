@@ -11,7 +11,7 @@ from cvt_bench import BOTH, SGD, batch_of, built, configure, gradients, scores
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.methods.cvt.criterion import soft_cross_entropy
+from metaseq_lm.methods.cvt.criterion import _soft_cross_entropy
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
@@ -140,7 +140,7 @@ def test_cross_entropy_has_the_gradient_of_the_divergence():
     both = []
     for divergence in (False, True):
         given = torch.arange(30.0).double().view(2, 3, 5).sin().requires_grad_(True)
-        loss = soft_cross_entropy(given, target).sum()
+        loss = _soft_cross_entropy(given, target).sum()
         if divergence:
             logs = given.log_softmax(-1)
             loss = torch.nn.functional.kl_div(logs, target, reduction="sum")

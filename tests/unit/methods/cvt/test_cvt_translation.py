@@ -202,7 +202,7 @@ def test_word_dropout_hides_words_only(pairs, tmp_path):
     run = build(pairs, tmp_path, *more, criterion="word_dropout_translation")
     (batch,) = taught(run)
     assert heads(reached(run, [batch])) == {"primary"}
-    hidden = run.task.criterion.hidden(batch.tokens, batch.words)
+    hidden = batch.words
     vocabulary = run.task.tokenizers[0].vocabulary
     special = (batch.tokens == vocabulary.sep) | (batch.tokens == vocabulary.pad)
     assert torch.equal(hidden, ~special) and batch.mask_id == vocabulary.mask

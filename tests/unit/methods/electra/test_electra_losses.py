@@ -245,7 +245,7 @@ def test_all_tokens_mlm(shift):
 
 def test_all_tokens_mlm_with_extreme_gates():
     """Where exp-space gives log 0, log-space is finite."""
-    from metaseq_lm.methods.electra.criterion import copied_log_probs
+    from metaseq_lm.methods.electra.criterion import _copied_log_probs
 
     logits = torch.zeros(1, 2, VOCABULARY, dtype=torch.double)
     gate = torch.tensor([[800.0, -800.0]], dtype=torch.double)
@@ -254,7 +254,7 @@ def test_all_tokens_mlm_with_extreme_gates():
             True: [0.0, -math.log(VOCABULARY)],
             False: [-800 - math.log(VOCABULARY), -math.log(VOCABULARY)],
         }
-        found = copied_log_probs(
+        found = _copied_log_probs(
             logits, gate, torch.full((1, 2), same), torch.zeros(1, 2, dtype=torch.long)
         )
         assert found[0].tolist() == pytest.approx(wanted[same])

@@ -11,7 +11,7 @@ from meta_pseudo_bench import Bench
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.methods.meta_pseudo_label.finetune import class_scores
+from metaseq_lm.methods.meta_pseudo_label.finetune import _class_scores
 
 FULL = Shard(0, 1, 0)
 
@@ -100,14 +100,14 @@ def test_class_scores(ragged: Path) -> None:
         longest=torch.tensor([4, 3]),
         windows=torch.tensor([0, 1]),
     )
-    found = class_scores(logits, batch)
+    found = _class_scores(logits, batch)
     for row, (length, longest) in enumerate(((4, 4), (2, 3))):
         for k, token in enumerate((2, 5)):
             wanted = sum(logits[row, at, token].item() for at in range(length)) / longest
             assert found[row, k].item() == pytest.approx(wanted, abs=1e-6)
     first = batch.replace(longest=batch.longest[:1], layout=Layout(padding[:1]))
-    whole = class_scores(logits[:1], first.replace(layout=ALL_VISIBLE))
-    assert torch.equal(whole, class_scores(logits[:1], first))
+    whole = _class_scores(logits[:1], first.replace(layout=ALL_VISIBLE))
+    assert torch.equal(whole, _class_scores(logits[:1], first))
 
 
 def test_gradient_and_accuracy(ragged: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import key, row_keys
 from metaseq_lm.methods.span_corruption.corruption import (
-    Corrupted,
     Corruption,
     Denoiser,
-    draw_noise,
+    _Corrupted,
+    _draw_noise,
     roll,
     text_length,
 )
@@ -35,7 +35,7 @@ def corruption(*denoisers: Denoiser, rolls: bool = False) -> Corruption:
 
 def corrupt(
     texts: np.ndarray, lengths: np.ndarray, *denoisers: Denoiser, rolls: bool = False
-) -> Corrupted:
+) -> _Corrupted:
     mixture = corruption(*denoisers, rolls=rolls)
     keys = row_keys(key("rows"), np.arange(len(texts)))
     return mixture(texts, lengths, keys, mixture.choose(keys))
@@ -102,7 +102,7 @@ def test_masks_begin_without_noise_and_end_with_it():
     lengths = np.full(20_000, 10)
     noise, spans = np.full(20_000, 4), np.full(20_000, 2)
     keys = row_keys(key("masks"), np.arange(20_000))
-    is_noise = draw_noise(lengths, noise, spans, 12, keys)
+    is_noise = _draw_noise(lengths, noise, spans, 12, keys)
     assert not is_noise[:, 0].any() and is_noise[:, 9].all() and not is_noise[:, 10:].any()
     assert (is_noise.sum(1) == 4).all()
     kinds, counts = np.unique(is_noise, axis=0, return_counts=True)
@@ -151,7 +151,7 @@ def test_rolled_noise_has_as_many_tokens_and_spans(density, mean_span):
     lengths = np.arange(1, 98)
     noise, spans = Denoiser(density, mean_span).counts(lengths)
     keys = row_keys(key("rows"), lengths)
-    before = draw_noise(lengths, noise, spans, 100, keys)
+    before = _draw_noise(lengths, noise, spans, 100, keys)
     after = roll(before, lengths, keys)
     starts = after & ~np.pad(after, ((0, 0), (1, 0)))[:, :-1]
     assert (after.sum(1) == noise).all() and (starts.sum(1) == spans).all()

@@ -14,7 +14,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.methods.tartan.data import Drawn, drawn_lines
+from metaseq_lm.methods.tartan.data import Drawn, _drawn_lines
 from metaseq_lm.methods.tartan.model import scores_of
 
 
@@ -24,19 +24,19 @@ def corpus(data: Path, split: str, longest: int = 12) -> Corpus:
 
 def test_lines_are_drawn_without_replacement_and_by_seed(topics):
     lines = corpus(topics, "train")
-    first = drawn_lines(lines, 100, 1, "train")
+    first = _drawn_lines(lines, 100, 1, "train")
     assert len(set(first.tolist())) == 100 and (np.diff(first) > 0).all()
-    assert (first == drawn_lines(lines, 100, 1, "train")).all()
-    assert (first != drawn_lines(lines, 100, 2, "train")).any()
-    assert (first != drawn_lines(lines, 100, 1, "other")).any()
-    assert (drawn_lines(lines, 0, 1, "train") == np.arange(300)).all()
+    assert (first == _drawn_lines(lines, 100, 1, "train")).all()
+    assert (first != _drawn_lines(lines, 100, 2, "train")).any()
+    assert (first != _drawn_lines(lines, 100, 1, "other")).any()
+    assert (_drawn_lines(lines, 0, 1, "train") == np.arange(300)).all()
 
 
 def test_every_line_is_as_likely_as_another(topics):
     """300 lines, 60 of them in each of 500 draws: 100 +- 45 is 5 standard deviations."""
     lines = corpus(topics, "train")
     counts = np.bincount(
-        np.concatenate([drawn_lines(lines, 60, seed, "x") for seed in range(500)]), minlength=300
+        np.concatenate([_drawn_lines(lines, 60, seed, "x") for seed in range(500)]), minlength=300
     )
     assert abs(counts - 100).max() < 45 and counts.sum() == 30_000
 
@@ -45,7 +45,7 @@ def test_a_long_line_is_one_row_cut(topics):
     """7 lines of 30 tokens are 7 rows of the first 10, not 21 windows."""
     lines = corpus(topics, "long")
     assert len(lines) == 21
-    chosen = drawn_lines(lines, 7, 1, "long")
+    chosen = _drawn_lines(lines, 7, 1, "long")
     rows, lengths = lines.rows(chosen)
     assert lengths.tolist() == [12] * 7
     assert [len(set(row[1:11])) for row in rows] == [1] * 7

@@ -211,7 +211,7 @@ def test_fitting_the_meta_head_changes_nothing_else(topics, tmp_path):
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
     how = run.task.criterion.config
-    logs = updates.fit_meta_head(engine, run.model, rows, how, run.config.optimizer)
+    logs = updates._fit_meta_head(engine, run.model, rows, how, run.config.optimizer)
     after = weights(run)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if name.startswith("heads.meta.")}
@@ -259,7 +259,7 @@ def test_states_with_dropout_are_computed_in_every_step(topics, tmp_path):
     run.model.encoder.register_forward_hook(lambda *_: seen.append(0))
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
-    updates.fit_meta_head(engine, run.model, rows, run.task.criterion.config, run.config.optimizer)
+    updates._fit_meta_head(engine, run.model, rows, run.task.criterion.config, run.config.optimizer)
     assert len(seen) == 10
 
 
@@ -299,7 +299,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(decay, topics, tmp_p
         adam.zero_grad()
         torch.nn.functional.cross_entropy(head(states), batch.targets).backward()
         adam.step()
-    updates.fit_meta_head(engine, run.model, rows, how, own)
+    updates._fit_meta_head(engine, run.model, rows, how, own)
     for name, wanted in head.named_parameters():
         found = run.model.heads["meta"].get_parameter(name)
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)

@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.methods.tartan.options import TartanVisionConfig
-from metaseq_lm.methods.tartan.vision import select_classes, split_target
+from metaseq_lm.methods.tartan.vision import _select_classes, _split_target
 from metaseq_lm.training.run import TrainingRun
 
 TINY = """
@@ -39,17 +39,17 @@ def options(**values: int) -> TartanVisionConfig:
 
 def test_target_images_are_split_once():
     """A fifth for development, at most 65; of the others at most 200; no image in both (B7)."""
-    images = select_classes(image_data.make(400, 3), [1, 3])
+    images = _select_classes(image_data.make(400, 3), [1, 3])
     assert len(images) == 800 and set(images.labels) == {0, 1} and images.names == ("b", "d")
-    train, dev = split_target(images, options())
+    train, dev = _split_target(images, options())
     assert (len(train), len(dev)) == (200, 65)
     every = np.concatenate([train.images, dev.images]).reshape(265, -1)
     assert len(np.unique(every, axis=0)) == 265
-    whole = split_target(images, options(dev_limit=0, train_limit=0))
+    whole = _split_target(images, options(dev_limit=0, train_limit=0))
     assert sum(map(len, whole)) == 800 and abs(len(whole[1]) - 160) < 50
     again, other = (
-        split_target(images, options())[0],
-        split_target(images, options(split_seed=2))[0],
+        _split_target(images, options())[0],
+        _split_target(images, options(split_seed=2))[0],
     )
     assert (again.images == train.images).all() and not (other.images == train.images).all()
 
