@@ -40,7 +40,8 @@ _INNER = re.compile(
 # Tokens of services, by their documented prefixes, and private keys (RFC 7468).
 _ISSUED = re.compile(
     r"(?s:-----BEGIN [A-Z\d ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z\d ]+-----|.*))"
-    r"|(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}"
+    r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
 )
 

@@ -165,7 +165,7 @@ class _FiniteCheck:
         self._sum = self._sum + norm  # the update's later steps are skipped as well
         found_inf = (~torch.isfinite(self._sum)).float()
         skipped = self._found_inf.setdefault(self._update, {})
-        skipped[name] = skipped.get(name, 0.0) + found_inf
+        skipped[name] = skipped[name] + found_inf if name in skipped else found_inf
         return found_inf
 
     def skips(self) -> Tensor:
