@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose a budget, show the costs, run the league and report."""
-    from metaseq_lm.league.fitting import text_plan
     from metaseq_lm.league.folder import Contents
+    from metaseq_lm.league.forecast import text_plan
     from metaseq_lm.league.plan_files import plan_of
 
     options = read_options(_CompareOptions, vars(args))
@@ -136,8 +136,7 @@ def _fitted(
 ) -> "Contents":
     """Measure costs here, show them, and return the contents of a league that fits the time."""
     from metaseq_lm.league.expansion import DataSource
-    from metaseq_lm.league.fitting import measure_times
-    from metaseq_lm.league.forecast import forecast
+    from metaseq_lm.league.forecast import forecast, measure_times
     from metaseq_lm.league.runner import LeagueRequest, Runner
 
     contents = contents_at(_DRAFT)

@@ -34,7 +34,6 @@ from metaseq_lm.league.folder import (
     objective_of,
 )
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.items import Items, items_of
 from metaseq_lm.league.page import REPEAT, standings_document, write_page
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_archive
@@ -48,6 +47,7 @@ from metaseq_lm.league.predictions import (
 )
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.rungs import predict
+from metaseq_lm.league.score_errors import Items, items_of
 from metaseq_lm.league.standings import Context, Standing
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.tuning import describe_other_choices, trials_of, values_text
@@ -368,7 +368,6 @@ def _predict_rung(
 
 
 def _known(values: Mapping[str, T | None]) -> dict[str, T]:
-    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -500,7 +499,6 @@ def read_archived(contents: Contents) -> LeagueRuns:
 
 
 def _with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return runs with the plan's means of metrics."""
     return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
 
 
@@ -528,7 +526,6 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
 
 
 def _labels_of(names: Iterable[str]) -> set[str]:
-    """Return the labels of the objectives' runs in all phases."""
     return {label_of(phase, name) for name in names for phase in PHASES}
 
 

@@ -31,9 +31,9 @@ def above_reader(row: Row, context: Context) -> Iterator[GateFinding]:
         scores = [run.metrics.get(part, math.nan) for run, _ in readers]
         most, n = max((reader for _, reader in readers), default=(1.0, 0))
         mean = float(np.mean(scores)) if len(scores) == len(row.scored) > 1 else math.nan
-        above = [f"{number(mean)} in the mean over seeds"] * is_above(mean, most, n)
+        above = [f"{number(mean)} in the mean over seeds"] * _is_above(mean, most, n)
         for (run, reader), score in zip(readers, scores):
-            above += [f"{number(score)} of seed {run.seed}"] * is_above(score, *reader)
+            above += [f"{number(score)} of seed {run.seed}"] * _is_above(score, *reader)
         if above:
             reason = f"{part} is {', '.join(above)}, above the exact reader's {number(most)} by "
             reason += f"more than the error of {n:,} items"
@@ -56,7 +56,7 @@ def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
     return (levels[EXACT], int(count)) if EXACT in levels else None
 
 
-def is_above(accuracy: float, bound: float, items: int) -> bool:
+def _is_above(accuracy: float, bound: float, items: int) -> bool:
     """Return whether an accuracy exceeds a bound by more than the binomial scatter of items."""
     if not accuracy > bound:
         return False

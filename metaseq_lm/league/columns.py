@@ -134,11 +134,9 @@ class Value:
         return self._signed_text(self.mean, digits) + spread
 
     def _ends_text(self, digits: int | None = None) -> str:
-        """Return the ends of the interval."""
         return " to ".join(self._signed_text(end, digits) for end in self.interval or ())
 
     def _signed_text(self, number: float, digits: int | None) -> str:
-        """Return a number, with its sign if it has one."""
         return "+" * (self.is_signed and number >= 0) + self._number_text(number, digits)
 
     def _number_text(self, number: float, digits: int | None) -> str:
@@ -444,7 +442,6 @@ def _recorded(decision: Decision | None, **names: str) -> dict[str, Any]:
 
 
 def _difference_of(decision: Decision | None, metric: Metric, key: str) -> Value:
-    """Return the difference of a decision, with its interval."""
     line = _recorded(decision, **{f"{key}difference": "difference"})
     if decision is None:
         return Value(line, text="", is_number=True)
@@ -453,7 +450,6 @@ def _difference_of(decision: Decision | None, metric: Metric, key: str) -> Value
 
 
 def _interval_of(ends: tuple[float, float] | None, metric: Metric, key: str, absent: str) -> Value:
-    """Return an interval."""
     low, high = ends or (None, None)
     line = {f"{key}low": low, f"{key}high": high}
     if ends is None:
@@ -462,7 +458,6 @@ def _interval_of(ends: tuple[float, float] | None, metric: Metric, key: str, abs
 
 
 def _interval_of_decision(decision: Decision | None, metric: Metric, key: str) -> Value:
-    """Return the interval of a decision; nothing without a decision."""
     if decision is None:
         return _interval_of(None, metric, key, "")
     return _interval_of(decision.interval, metric, key, NONE)
@@ -543,7 +538,6 @@ def verdict_text(standings: Standings, entry: StandingsEntry) -> str:
 
 
 def _has_gains(standings: Standings) -> bool:
-    """Return whether any row has a gain."""
     return standings.has_gains
 
 

@@ -147,7 +147,6 @@ def shared_untrained(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
-    """Return the metrics of suites of runs that finished, by seed."""
     return {run.seed: [suite.metrics for suite in run.suites] for run in finished(runs)}
 
 
@@ -248,7 +247,6 @@ def part_below_chance(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _minima(runs: Sequence[Run]) -> list[float]:
-    """Return the least validation loss of each run that has a curve."""
     return [float(values.min()) for _, values in map(curve, runs) if len(values)]
 
 

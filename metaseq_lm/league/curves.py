@@ -111,7 +111,7 @@ _shortfall = partial(np.subtract, 1.0)  # its own inverse
 SATURATION = CurveForm("A - K C^-g", (0.0, 1.0), _shortfall, _shortfall)
 
 
-def logit_line(ceiling: float) -> CurveForm:
+def _logit_line(ceiling: float) -> CurveForm:
     """Return the form in which the logit of accuracy / ceiling is a line."""
     share = "" if ceiling == 1 else f" of score / {ceiling:.4g},"
     return CurveForm(
@@ -129,7 +129,7 @@ def form_of(metric: Metric, ceiling: float | None = None) -> CurveForm | None:
         return replace(POWER_LAW, bounds=(0.0, 1.0)) if metric.percent else POWER_LAW
     if not metric.percent:
         return None
-    return SATURATION if ceiling is None else logit_line(ceiling)
+    return SATURATION if ceiling is None else _logit_line(ceiling)
 
 
 def bounds_of(metric: Metric, scores: Iterable[np.ndarray]) -> Ends:
@@ -213,14 +213,14 @@ def obstacle(ladder: ObjectiveLadder, form: CurveForm, budget: float) -> str:
         )
     if ladder.least_seeds < _FEWEST_SEEDS:
         return f"a budget with fewer than {_FEWEST_SEEDS} seeds"
-    if not has_logits(ladder, form):
+    if not _has_logits(ladder, form):
         return f"a mean is not between 0 and the ceiling, {form.ceiling:.4g}: it has no logit"
     if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:
         return f"{flops_text(budget)} is further above {names[1]} than that is above {names[0]}"
     return ""
 
 
-def has_logits(ladder: ObjectiveLadder, form: CurveForm) -> bool:
+def _has_logits(ladder: ObjectiveLadder, form: CurveForm) -> bool:
     """Return whether all means are above 0 and below the ceiling of a form, if it has one."""
     top = form.ceiling
     return top is None or bool(((ladder.means > 0) & (ladder.means < top)).all())
@@ -234,7 +234,7 @@ def held_out_errors(ladders: Iterable[tuple[ObjectiveLadder, CurveForm]]) -> lis
     errors = []
     for ladder, form in ladders:
         below = ladder.at(ladder.budgets[:-1])
-        if len(below.budgets) > form.parameters and has_logits(below, form):
+        if len(below.budgets) > form.parameters and _has_logits(below, form):
             value = Fit(below, form).value(ladder.budgets[-1])
             errors.append(value - float(ladder.means[-1]))
     return errors

@@ -241,13 +241,11 @@ def _describe_overall(standings: Standings, budget: float) -> str:
 
 
 def _is_ahead(standings: Standings, budget: float) -> bool:
-    """Return whether all compared rows are worse than the baseline."""
     verdicts = set(_by_verdict(standings, budget))
     return WORSE in verdicts and verdicts <= {WORSE, NOT_RANKED[FLAG]}
 
 
 def _leader(standings: Standings, budget: float) -> StandingsEntry | None:
-    """Return the best of the rows that are better than the baseline by the metric in focus."""
     better = _by_verdict(standings, budget).get(BETTER, [])
     ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered
     return ranked[0] if ranked else None

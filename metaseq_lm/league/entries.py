@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metaseq_lm.league.choice import choice_error
 from metaseq_lm.league.gate import lacked_by
-from metaseq_lm.league.items import Items, item_errors
 from metaseq_lm.league.predictions import Outcome
+from metaseq_lm.league.score_errors import Items, choice_error, item_errors
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, GateFinding
 from metaseq_lm.league.verdict import WORSE, Decision, DecisionRule, Gain, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
@@ -215,7 +214,6 @@ class Standings:
     def _decide(
         self, metric: Metric, pairs: Mapping[int, tuple[StandingsEntry, StandingsEntry]]
     ) -> dict[int, Decision]:
-        """Return the decisions on a metric, by the number of the row."""
         name, rule = metric.name, self.rule
         if metric != self.primary:
             rule = replace(rule, lower_is_better=metric.lower_is_better)
@@ -228,8 +226,8 @@ class Standings:
     ) -> Errors:
         """Return the errors of the difference of two rows of a budget, other than seeds.
 
-        They are the choice of settings (see `choice`), pooled over all tested rows of the budget,
-        and the test items. With `of_gains` they are errors of the difference of gains.
+        They are the choice of settings, pooled over all tested rows of the budget, and the test
+        items, see `score_errors`. With `of_gains` they are errors of the difference of gains.
         """
         others = [x for x in self.entries if x.budget == entry.budget and x.is_tested(name)]
         sds = [other.sds_of_choice[name] for other in others if name in other.sds_of_choice]
@@ -257,7 +255,6 @@ class Standings:
 
 
 def _rank_key(entry: StandingsEntry, metric: Metric) -> tuple[int, float]:
-    """Return the sort key of a row within its budget."""
     summary = summarise(entry.scores.get(metric.name, ()))
     if entry.about(metric.name, VOID, REFUSE) or summary is None:
         return 2, 0.0

@@ -103,7 +103,6 @@ def _identity_of(values: Values) -> tuple[Any, ...]:
 
 
 def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
-    """Return the options that the league sets in a phase."""
     options = [f"label={quote(label_of(phase, objective.name))}"]
     of_phase = {
         UNTRAINED: ["trainer.max_update=1", "optimizer.lr=0"],

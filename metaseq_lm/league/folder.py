@@ -225,7 +225,6 @@ class LeagueFolder:
         return [read_run(folder) for folder in self._folders_with("config.yaml")]
 
     def _folders_with(self, name: str) -> Iterator[Path]:
-        """Yield the run folders of all phases that have a file, in order."""
         for phase in PHASES:
             yield from sorted(file.parent for file in self.path.glob(f"{phase}/*/*/{name}"))
 

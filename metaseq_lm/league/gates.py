@@ -20,7 +20,7 @@ from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, GateF
 from metaseq_lm.reporting.settings import Row
 
 # Importing these modules registers the gates.
-KINDS = (
+_KINDS = (
     *(parity_gates, data_gates, bound_gates, loss_gates, collapse_gates),
     *(score_gates, control_gates),
 )
@@ -31,14 +31,14 @@ def gate_registry() -> Registry[Gate]:
     return GATES
 
 
-def findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:
+def _findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:
     """Return the findings of all gates on a row, in the order of their stages."""
     return tuple(finding for gate in registered_gates() for finding in gate(row, context))
 
 
 def examine(context: Context) -> list[Standing]:
     """Return the standings: each row with its findings, in the order of the context."""
-    by_row = {row: findings_of(row, context) for row in context.rows}
+    by_row = {row: _findings_of(row, context) for row in context.rows}
     return [
         Standing(row, (*findings, *_of_baseline(row, by_row, context)))
         for row, findings in by_row.items()

@@ -124,8 +124,8 @@ def crossover(one: ObjectiveLadder, other: ObjectiveLadder, level: float) -> Cro
     Both have the same budgets, two at least, and draws that are independent of each other.
     """
     differences = one.means - other.means
-    (observed,) = crossings(one.logs, differences[None])
-    drawn = crossings(one.logs, one.draws - other.draws)
+    (observed,) = _crossings(one.logs, differences[None])
+    drawn = _crossings(one.logs, one.draws - other.draws)
     crossed = drawn[~np.isnan(drawn)]
     ends, p = interval(crossed, level), 1.0
     if differences[0] * differences[-1] < 0:
@@ -138,7 +138,7 @@ def crossover(one: ObjectiveLadder, other: ObjectiveLadder, level: float) -> Cro
     )
 
 
-def crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
+def _crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
     """Return where differences, (n, budgets), change their sign for the last time, NaN if never.
 
     They are linear between the budgets; `logs` are the budgets' logarithms. A difference of zero at

@@ -83,7 +83,6 @@ def unmasked_share(run: Run, term: str) -> float:
 
 
 def _best_terms(row: Row) -> dict[str, list[float]]:
-    """Return the best losses of the runs by cross-entropy over the vocabulary that is trained."""
     terms: dict[str, list[float]] = {}
     for run in row.scored:
         for term, kind in sorted(run.terms.items()):
@@ -93,7 +92,6 @@ def _best_terms(row: Row) -> dict[str, list[float]]:
 
 
 def _at_best(term: str, losses: Sequence[float]) -> str:
-    """Return the beginning of a reason: a term with the mean of the best losses."""
     return f"valid.{term} is {number(float(np.mean(losses)))} nats at best"
 
 
@@ -151,7 +149,7 @@ def undetected(row: Row, context: Context) -> Iterator[GateFinding]:
     Noise with other frequencies than the data, uniform or from a generator that has not learnt
     them, gives fakes away by frequency: there the base rate is too mild a level.
     """
-    best = [at_best for run in row.scored if (at_best := best_detection(run))]
+    best = [at_best for run in row.scored if (at_best := _best_detection(run))]
     if best:
         terms, losses, levels = zip(*best)
         reason = f"{_at_best(terms[0], losses)}; the share of fakes alone reaches "
@@ -160,7 +158,7 @@ def undetected(row: Row, context: Context) -> Iterator[GateFinding]:
         yield from by_share(affected, "plateau", FLAG, NOTE, reason)
 
 
-def best_detection(run: Run) -> tuple[str, float, float] | None:
+def _best_detection(run: Run) -> tuple[str, float, float] | None:
     """Return the term of a discriminator, its loss and that of the base rate at their best.
 
     That is the validation with the smallest ratio of the two, since the share of fakes changes
@@ -169,13 +167,13 @@ def best_detection(run: Run) -> tuple[str, float, float] | None:
     detections = []
     for term in (term for term, kind in run.terms.items() if kind == DETECTION):
         for line in run.log:
-            level = base_rate(run, line) if line["kind"] == "valid" else 0.0
+            level = _base_rate(run, line) if line["kind"] == "valid" else 0.0
             if level > 0 and is_number(line.get(term)):
                 detections.append((term, float(line[term]), level))
     return min(detections, key=lambda at: at[1] / at[2], default=None)
 
 
-def base_rate(run: Run, line: Mapping[str, Any]) -> float:
+def _base_rate(run: Run, line: Mapping[str, Any]) -> float:
     """Return the loss, in nats, of a discriminator that only knows the share of fake tokens.
 
     It is the entropy of the share of fakes among the tokens that may be replaced; special tokens

@@ -31,17 +31,14 @@ def _known(values: Iterable[Any]) -> list[str]:
 
 
 def _set(runs: Sequence[Run], key: str) -> list[str]:
-    """Return the distinct values of an option in runs."""
     return _known(run.values.get(key) for run in runs)
 
 
 def _recorded(runs: Sequence[Run], key: str) -> list[str]:
-    """Return the distinct values of an entry of the results of runs."""
     return _known((run.results or {}).get(key) for run in runs)
 
 
 def _listed(facts: Mapping[str, str]) -> str:
-    """Return facts with their values as text."""
     return "; ".join(f"{key}: {value}" for key, value in facts.items())
 
 

@@ -19,7 +19,6 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import parse_override
 from metaseq_lm.core.options import option
-from metaseq_lm.league.choice import FEWEST
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import leaves_of
 from metaseq_lm.runs.suite_results import entry_name
@@ -33,6 +32,7 @@ from metaseq_lm.sweeps.definition import (
 
 # Keys of the data of a text: its files, the labelled file, and the one that is scored, if any.
 TEXT, PROBE, PROBE_TEST = FILES = ("text", "probe", "probe_test")
+FEWEST = 3  # tuning seeds that make a choice part of the experiment
 # Folders of the user: suites, and official files by benchmark.
 FOLDERS, BENCHMARKS = "folders", "benchmarks"
 
@@ -235,7 +235,6 @@ class Comparison:
         return tuple(dict.fromkeys(kinds))
 
     def _is_innermost(self, metric: str) -> bool:
-        """Return whether no part of a metric is a mean."""
         return self.means.keys().isdisjoint(self.means.get(metric, ()))
 
     def _innermost(self, metric: str) -> list[str]:
@@ -383,7 +382,6 @@ def budget_text(budget: float) -> str:
 
 
 def _check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -> None:
-    """Raise UsageError for a budget that is not among the `known` ones."""
     if other := sorted(set(budgets) - set(known)):
         listed = ", ".join(f"{budget:g}" for budget in known)
         raise UsageError(f"{place}: {other[0]:g} is not one of the budgets, {listed}")

@@ -113,7 +113,6 @@ def shipped_archive(plan: Plan) -> Path | None:
 
 @cache
 def _hash_of_shipped(file: Path) -> str:
-    """Return the hash of a plan of the package."""
     return read_plan(file)[0].hash
 
 
@@ -185,7 +184,6 @@ def merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _option_key(option: Any) -> str:
-    """Return the key of an option, key=value."""
     return str(option).partition("=")[0]
 
 
@@ -283,7 +281,6 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _locate(paths: Any, base: Path) -> Any:
-    """Return a path, or the paths in a list or mapping, as absolute paths."""
     if isinstance(paths, dict):
         return {key: _locate(path, base) for key, path in paths.items()}
     if isinstance(paths, list):

@@ -526,12 +526,10 @@ def _of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def _at(budget: float, grid: Grid) -> list[Values]:
-    """Return all settings of a grid at a budget."""
     return budget_values({budget: combinations(grid)})
 
 
 def _describe(trials: Trials[Trial], proposed: Sequence[Values]) -> str:
-    """Return a sentence on the values added to a grid, and why."""
     parts = []
     for key, tried in trials.grid.items():
         for further in dict.fromkeys(v[key] for v in proposed if v[key] not in tried):

@@ -47,7 +47,6 @@ def _said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
 
 
 def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
-    """Return the values of a metric that runs have."""
     return [run.metrics[metric] for run in runs if metric in run.metrics]
 
 

@@ -95,7 +95,6 @@ def _aligned(texts: Sequence[str]) -> _Lines:
 
 
 def _main_table(standings: Standings) -> Iterator[_Lines]:
-    """Yield the head of the table, then each budget: its verdicts in a sentence, and its rows."""
     entries, columns = standings.ordered, []
     for name, several in groupby(shown_columns(standings, SCREEN), lambda column: column[0]):
         titles, texts, is_right = [], [], True
@@ -117,7 +116,6 @@ def _main_table(standings: Standings) -> Iterator[_Lines]:
 
 
 def _findings(standings: Standings) -> _Lines:
-    """Return a line on each letter or gate with its meaning, and the number of notes."""
     name, by_gate = standings.primary.name, letters(standings)
     flags: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -136,7 +134,6 @@ def _findings(standings: Standings) -> _Lines:
 
 
 def _rule(standings: Standings) -> _Lines:
-    """Return lines that explain the verdicts, and the main metric without training."""
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     digits = 1 if metric.percent else None
@@ -156,7 +153,6 @@ def _rule(standings: Standings) -> _Lines:
 
 
 def _other_metrics(standings: Standings) -> Iterator[_Lines]:
-    """Yield tables of the other metrics, with means at each budget, in columns that fit."""
     metrics = standings.metrics[1:]
     if not metrics:
         return
@@ -254,7 +250,6 @@ def _kinds_rows(standings: Standings) -> Iterator[str]:
 
 
 def _legend(standings: Standings) -> _Lines:
-    """Return lines that explain marks and letters."""
     views = [standings.about(kind) for kind in standings.kinds]
     is_flagged = False
     for view in views:

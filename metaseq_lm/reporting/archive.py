@@ -81,7 +81,6 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
 
 
 def _common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the most frequent value of each key of the configs."""
     counts: dict[str, Counter[str]] = {}
     for config in configs:
         for key, value in config.items():
@@ -110,7 +109,6 @@ def _archived_line(run: Run, common: dict[str, Any], means: dict[str, Any]) -> d
 
 
 def _check_complete(path: Path, runs: Sequence[Run]) -> None:
-    """Raise UsageError if the archive at `path` has runs that are not in `runs`."""
     names = {_name_of(run) for run in runs}
     fingerprints = {run.fingerprint for run in runs}
     others = [run for run in read(path) if run.fingerprint not in fingerprints]
@@ -243,7 +241,6 @@ def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_run(path: Path, line: dict[str, Any], header: dict[str, Any]) -> Run:
-    """Return the run of a line; LookupError, TypeError or ValueError if it is malformed."""
     if problem := schema_error(line, _ROW):
         raise ValueError(problem)
     values = {**header["values"], **line["values"]}

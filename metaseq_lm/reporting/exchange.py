@@ -91,7 +91,6 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
 
 
 def _with_origin(record: Mapping[str, Any], identifier: str, model: str) -> dict[str, Any]:
-    """Return a record with what says who made it, and when."""
     return {
         "schema_version": _SCHEMA,
         "evaluation_id": identifier,
@@ -118,7 +117,6 @@ def _metrics_of(row: Row) -> dict[str, SuiteResults]:
 
 
 def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
-    """Return name and version of the library that computed the results of a suite."""
     if suite.suite.startswith(f"{LM_EVAL}/"):
         return LM_EVAL, str(suite.facts.get(LM_EVAL) or "unknown")
     versions = {((run.results or {}).get("versions") or {}).get(_OURS) for run in runs}
@@ -126,7 +124,6 @@ def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
 
 
 def _model_info(row: Row, identity: str) -> dict[str, Any]:
-    """Return what a record says of the model of a setting."""
     first = row.scored[0]
     results = first.results or {}
     facts = {key.removesuffix("._name"): first.values.get(key) for key in _FACTS}
@@ -178,7 +175,6 @@ def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | N
 
 
 def _parts_of(metric: str, suite: SuiteResults) -> tuple[str, str, str]:
-    """Return the name of the results, the group and the short name of a metric of a suite."""
     rest = metric.removeprefix(f"{suite.name}.")
     for group, content in suite.groups.items():
         short = rest.removeprefix(f"{group}.")
@@ -210,7 +206,6 @@ def _bounds_of(metric: str, scores: Sequence[float]) -> dict[str, Any]:
 
 
 def _score_of(scores: Sequence[float]) -> dict[str, Any]:
-    """Return the mean over seeds, with its uncertainty if there are several."""
     from scipy.stats import t as student_t
 
     mean, count = math.fsum(scores) / len(scores), len(scores)

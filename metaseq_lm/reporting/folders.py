@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import LARGEST_SWEEP, is_altered, read_bounded, schema_error
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import MEANS, Run, natural, read_run
 from metaseq_lm.runs import suite_results
 
@@ -80,6 +79,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     in_folders = _without_copies(_with_means([read_run(folder) for folder in folders]))
     if not archives:
         return in_folders
+    from metaseq_lm.reporting import archive
+
     # A run counts once, even if it is in several archives, or in its folder and in archives.
     archived: dict[str, Run] = {}
     for path in archives:
@@ -172,7 +173,6 @@ def _is_run(files: Iterable[str]) -> bool:
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder exists and is the folder of a started run."""
     return folder.is_dir() and _is_run(path.name for path in folder.iterdir())
 
 
@@ -185,7 +185,7 @@ def _raise_error(error: OSError) -> None:
 
 
 @dataclass(frozen=True)
-class Planned:
+class _Planned:
     """A run of a sweep: its name and, in order, the names and run folders of its stages.
 
     `state` is its state in `sweep status`, None if the sweep's files do not tell.
@@ -204,7 +204,7 @@ class Planned:
         return names[0] if names else ""
 
 
-def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
+def find_plan(paths: Iterable[str | Path]) -> list[_Planned]:
     """Return the planned runs of the sweeps at or above `paths`; none without a sweep.
 
     Archives have no plan.
@@ -227,8 +227,7 @@ def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
     return list(files)
 
 
-def _with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
-    """Return the planned runs of a sweep, each with its state in `sweep status`."""
+def _with_states(folder: Path, plan: list[_Planned]) -> list[_Planned]:
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.states import states
 
@@ -240,7 +239,7 @@ def _with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
     return [replace(planned, state=known.get(planned.name)) for planned in plan]
 
 
-def _read_plan(path: Path) -> list[Planned]:
+def _read_plan(path: Path) -> list[_Planned]:
     """Return the planned runs of a sweep.json; raises MetaseqError if it is damaged.
 
     Entries without stages or folders are left out.
@@ -260,7 +259,7 @@ def _read_plan(path: Path) -> list[Planned]:
                 stages[str(stage.get("name") or folder.name)] = folder
         if stages:
             name = str(run.get("name") or run.get("folder") or next(iter(stages)))
-            plan.append(Planned(name, stages))
+            plan.append(_Planned(name, stages))
     return plan
 
 
@@ -284,7 +283,7 @@ def _mappings_in(value: Any) -> list[dict[str, Any]]:
 
 
 def pick_stage(
-    runs: Sequence[Run], plan: Sequence[Planned], paths: Sequence[str | Path], stage: str | None
+    runs: Sequence[Run], plan: Sequence[_Planned], paths: Sequence[str | Path], stage: str | None
 ) -> tuple[list[Run], list[str]]:
     """Return the runs of one stage and runs of no sweep, and notes on hidden and missing runs.
 
@@ -333,7 +332,7 @@ def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Pat
     return [x for x in roots if not any(folder.is_relative_to(x) for folder in selected)]
 
 
-def _missing_notes(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
+def _missing_notes(plan: Sequence[_Planned], runs: Sequence[Run]) -> list[str]:
     """Return a note, with the reason if known, on each planned run or stage without a folder."""
     known = {run.path: run for run in runs}
     lines = []

@@ -118,28 +118,28 @@ def to_document(
     }
 
 
-def to_tex(table: Table) -> str:
+def _to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
     columns = "".join("r" if is_right else "l" for is_right in table.right)
     lines = []
     for row in table.rows:
         texts = []
         for cell in row:
-            text = escape_tex(cell.text)
+            text = _escape_tex(cell.text)
             texts.append(rf"\textbf{{{text}}}" if cell.best else text)
         lines.append(_tex_line(texts))
     out = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{escape_tex(table.title)}}}",
+        rf"  \caption{{{_escape_tex(table.title)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        _tex_line([escape_tex(title) for title in table.head]),
+        _tex_line([_escape_tex(title) for title in table.head]),
         r"    \midrule",
         *lines,
         r"    \bottomrule",
         r"  \end{tabular}",
-        *(rf"  \par\footnotesize {escape_tex(note)}" for note in table.notes),
+        *(rf"  \par\footnotesize {_escape_tex(note)}" for note in table.notes),
         r"\end{table}",
     ]
     return "\n".join(out) + "\n"
@@ -189,10 +189,9 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
 
 
 def _html_cell(cell: Cell, is_right: bool) -> "Markup":
-    """Return a cell with its class and the number that it is sorted by."""
     from markupsafe import Markup
 
-    value = sort_value(cell)
+    value = _sort_value(cell)
     classes = ["number"] if is_right else ["long"] * (len(cell.text) > _LONG)
     attributes = (
         {"class": " ".join([*classes, *["best"] * cell.best])} if classes or cell.best else {}
@@ -205,7 +204,7 @@ def _html_cell(cell: Cell, is_right: bool) -> "Markup":
     return Markup("<td{}>{}</td>").format(Markup().join(texts), clean(cell.text))
 
 
-def sort_value(cell: Cell) -> float | None:
+def _sort_value(cell: Cell) -> float | None:
     """Return the number to sort a cell by, None without a number."""
     value = cell.value
     if value is None and cell.number and (match := _LEADING.match(cell.text)):
@@ -214,7 +213,6 @@ def sort_value(cell: Cell) -> float | None:
 
 
 def _tex_line(cells: Sequence[str]) -> str:
-    """Return the cells of a row as a line of LaTeX."""
     return "    " + " & ".join(cells) + r" \\"
 
 
@@ -224,7 +222,7 @@ def width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 
 
-def escape_tex(text: str) -> str:
+def _escape_tex(text: str) -> str:
     """Return the text so that LaTeX sets it as it is."""
     return "".join(_TEX.get(c, c) for c in clean(text))
 
@@ -233,5 +231,5 @@ WRITERS: dict[str, tuple[str, Callable[[Table], str]]] = {
     "text": ("table.txt", to_text),
     "md": ("table.md", to_markdown),
     "csv": ("table.csv", to_csv),
-    "tex": ("table.tex", to_tex),
+    "tex": ("table.tex", _to_tex),
 }

@@ -5,23 +5,43 @@ colour in all plots of a report. Each draw function writes one PNG and returns n
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend, ticks
-from metaseq_lm.reporting.drawing import mark, series, thinned
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.reporting.canvas import (
+    PlotStyle,
+    Point,
+    canvas,
+    control_style,
+    cost_axis,
+    draw_points,
+    legend,
+    mark,
+    series,
+    style_of,
+    thinned,
+    ticks,
+)
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
-from metaseq_lm.reporting.runs import Run, identity, natural
-from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, runs_of, show
-from metaseq_lm.reporting.styles import PlotStyle, control_style, style_of
+from metaseq_lm.reporting.runs import Run, identity
+from metaseq_lm.reporting.settings import (
+    Row,
+    axis_numbers,
+    describe,
+    distinct,
+    remedy,
+    require_logged,
+    runs_of,
+    scored_functions,
+    show,
+)
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
@@ -29,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _DATA_KEYS = ("data", "task.labelled")
+_READABLE = 14  # readable number of series in a picture
 
 
 @dataclass(frozen=True)
@@ -89,27 +110,44 @@ class Pictures:
         return panels
 
 
-def is_pattern(metric: str) -> bool:
-    """Return whether a name is a pattern for several logged metrics, such as train.alpha_*."""
-    return bool(set(metric) & set("*?["))
-
-
-def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
-    """Return the logged metrics that match `metric`, a name or a pattern, in natural order.
-
-    Raises UsageError listing the logged metrics if none matches.
-    """
-    known = sorted(set().union(*(run.logged for run in runs)), key=natural)
-    matching = [name for name in known if name == metric or fnmatchcase(name, metric)]
-    if not matching:
-        raise UsageError(
-            f"no log has the metric '{metric}'.{nearest(metric, known)} "
-            f"Logged: {', '.join(known) or 'nothing'}."
+def draw_all(
+    pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path
+) -> tuple[list[Path], list[str]]:
+    """Write the pictures of a report; return their paths and notes on missing contents."""
+    paths: list[Path] = []
+    notes: list[str] = []
+    count = len(pictures.styles())
+    if count > _READABLE:
+        notes.append(
+            f"{count} series in one picture are hard to tell apart; use --where, --columns."
         )
-    return matching
+    for curve in curves:
+        paths.append(out / _file_name("curves", curve))
+        # Only a pattern for several logged metrics, such as train.alpha_*, has such characters.
+        drawn = _draw_curves if set(curve).isdisjoint("*?[") else _draw_metrics
+        notes += drawn(pictures, curve, paths[-1])
+    if differing := scored_functions(metric.name, pictures.settings):
+        notes.append(
+            f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
+        )
+        return paths, notes
+    if not any(setting.scored_by(metric.name) for setting in pictures.settings):
+        notes.append("No picture of scores: no run has one.")
+    elif pictures.along:
+        paths.append(out / _file_name("score_by", pictures.along))
+        notes += _draw_scores(pictures, metric, paths[-1])
+    for cost in _drawn_costs(pictures.settings, metric):
+        paths.append(out / f"score_by_{cost}.png")
+        notes += _draw_costs(pictures, metric, paths[-1], cost)
+    return paths, notes
 
 
-def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
+def _file_name(kind: str, name: str) -> str:
+    """Return the file name of a picture, such as curves_valid.accuracy.png."""
+    return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"
+
+
+def _draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     """Draw all logged metrics that match a pattern over updates, a panel for each setting.
 
     Each line is a metric, as centre and spread over the finished runs. Raises UsageError if no run
@@ -125,7 +163,7 @@ def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     return _draw_updates(pictures, path, panels, styles, pattern)
 
 
-def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
+def _draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
     """Draw a logged metric over updates: centre and spread of the finished runs of each setting.
 
     Runs without a result are drawn as thin lines. Raises UsageError if no run logged the metric.
@@ -174,7 +212,6 @@ def _draw_updates(
 def _draw_runs(
     axes: "Axes", setting: Row, unit: Metric, style: PlotStyle, spread: str
 ) -> list[str]:
-    """Draw the runs of one setting; returns notes on values that cannot be drawn."""
     notes, finished = [], []
     for run in setting.runs:
         updates, values = (np.asarray(part, dtype=float) for part in run.series(unit.name))
@@ -215,7 +252,7 @@ class _Place:
     label: str = ""
 
 
-def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
+def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     """Draw the score against the config key `pictures.along`, with one point per seed.
 
     Values such as which_moon_10 are placed at their number, others at equal distances. The x axis
@@ -258,7 +295,7 @@ _COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of
 _COST_TEXTS = {"flops": flops_text, "words": words_text}
 
 
-def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
+def _draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
     """Draw the score against a cost, pretraining included, on a logarithmic axis.
 
     If the cost does not depend on the key `pictures.along`, its values become panels. `cost` is one
@@ -316,7 +353,7 @@ def _draw_places(
             scored = [s for s in settings if s.name in places and s.scored_by(metric.name)]
             true = [(places[s.name].x, s.run_scores(metric.name)) for s in scored]
             ends, is_log = axes.get_xlim(), axes.get_xscale() == "log"
-            xs = separate_overlapping(true, ends, is_log)
+            xs = _separate_overlapping(true, ends, is_log)
             moved |= any(abs(x - place) > 1e-6 * abs(place) for x, (place, _) in zip(xs, true))
             by_series: dict[str, list[Point]] = {name: [] for name in styles}
             for x, setting in sorted(zip(xs, scored), key=lambda pair: pair[0]):
@@ -335,7 +372,6 @@ def _draw_places(
 
 
 def _point_of(setting: Row, metric: Metric, spread: str, x: float, place: _Place) -> Point:
-    """Return the point of a setting with scores, drawn at x."""
     scores, scale = setting.run_scores(metric.name), metric.scale
     summary = summarise(scores, spread)
     assert summary is not None
@@ -346,7 +382,6 @@ def _point_of(setting: Row, metric: Metric, spread: str, x: float, place: _Place
 
 
 def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric) -> None:
-    """Draw a control as a horizontal line with its spread."""
     x, name = axes.get_xlim()[1], pictures.series(setting)
     point = _point_of(setting, metric, pictures.spread, x, _Place(x, ""))
     style = pictures.styles()[name]
@@ -358,7 +393,7 @@ def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric
         mark(axes, x, point.y, point.value)
 
 
-def separate_overlapping(
+def _separate_overlapping(
     points: Sequence[tuple[float, list[float]]], ends: tuple[float, float], is_log: bool = True
 ) -> list[float]:
     """Return the places of points (x, scores), shifted slightly where points would overlap.
@@ -391,7 +426,7 @@ def separate_overlapping(
     return [math.exp(x) if is_log else x for x in scaled]
 
 
-def drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
+def _drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
     """Return the costs that have points to plot; words only if they differ."""
     drawn = []
     for cost in _COST_AXES:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -187,7 +188,6 @@ class Row:
 
 
 def _keys_of(runs: Sequence[Run]) -> dict[str, None]:
-    """Return the config keys of runs, each once, in their order."""
     keys: dict[str, None] = {}
     for run in runs:
         keys |= dict.fromkeys(run.values)
@@ -210,7 +210,6 @@ def spent_flops(runs: Iterable[Run]) -> float:
 
 
 def _by_seed(runs: Iterable[Run]) -> dict[Any, list[Run]]:
-    """Return the runs of each seed."""
     by_seed: dict[Any, list[Run]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
@@ -359,6 +358,21 @@ def _require_key(runs: Sequence[Run], key: str) -> None:
     )
 
 
+def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
+    """Return the logged metrics that match `metric`, a name or a pattern, in natural order.
+
+    Raises UsageError listing the logged metrics if none matches.
+    """
+    known = sorted(set().union(*(run.logged for run in runs)), key=natural)
+    matching = [name for name in known if name == metric or fnmatchcase(name, metric)]
+    if not matching:
+        raise UsageError(
+            f"no log has the metric '{metric}'.{nearest(metric, known)} "
+            f"Logged: {', '.join(known) or 'nothing'}."
+        )
+    return matching
+
+
 def suggestion(name: str, known: Sequence[str]) -> str:
     """Return a hint with the dotted names that end in `name`, or with the nearest one."""
     ends = [full for full in known if full.rpartition(".")[2] == name]
@@ -442,7 +456,6 @@ def metric_of(name: str, runs: Sequence[Run], better: str | None = None) -> Metr
 
 
 def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metric:
-    """Return a metric that is no mean, see `metric_of`."""
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
     if not metric.guessed:

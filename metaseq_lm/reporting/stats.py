@@ -165,7 +165,7 @@ class Test:
         while high - low > 1:
             power = self.power((n, n), effect, sd, level, comparisons)
             if equivalence:
-                power = min(power, equivalence_power(n, effect, sd, level))
+                power = min(power, _equivalence_power(n, effect, sd, level))
             low, high = (low, n) if power >= POWER else (n, high)
             n = (low + high) // 2
         return high if high <= MOST_SEEDS else None
@@ -272,7 +272,6 @@ def _rounding(samples: Sequence[np.ndarray]) -> float:
 
 
 def _tails(name: str, samples: Sequence[np.ndarray], errors: Errors, centre: str) -> Tails:
-    """Return the one-sided p of a single test."""
     if name in ("welch", "t"):
         return _t_tails(samples, errors, pooled=name == "t")
     x, y, *controls = samples
@@ -409,7 +408,7 @@ def _significant_from(n: int, m: int, tail: float, permutes: bool) -> np.ndarray
     return limits
 
 
-def equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) -> float:
+def _equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) -> float:
     """Return the probability that equal objectives with `n` seeds each are called equivalent.
 
     It is the probability that the 1 - 2 `level` interval (Student's, for normal scores) lies within

@@ -1,8 +1,9 @@
-"""Tables of scores over seeds: a row for each setting, or one config key against another."""
+"""Tables of scores over seeds: a row for each setting or pair, or one key against another."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -15,6 +16,7 @@ from metaseq_lm.reporting.numbers import (
     Summary,
     bytes_text,
     flops_text,
+    p_text,
     summarise,
     words_text,
 )
@@ -35,7 +37,15 @@ from metaseq_lm.reporting.settings import (
     show,
     suggestion,
 )
-from metaseq_lm.reporting.significance import DETECTABLE, SettingComparison, Significance
+from metaseq_lm.reporting.significance import (
+    DETECTABLE,
+    UNIT,
+    SettingComparison,
+    Significance,
+    compare_pair,
+    describe_test,
+)
+from metaseq_lm.reporting.stats import FEWEST, LEVEL, Test, holm
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
 
@@ -205,13 +215,11 @@ def setting_table(
 
 
 def _config_cell(value: Any) -> Cell:
-    """Return the cell of a config value."""
     number = float(value) if is_number(value) else None
     return Cell(show(value), number=number is not None, value=number)
 
 
 def _choose_costs(settings: Sequence[Row]) -> list[str]:
-    """Return the costs of which the runs of settings need columns."""
     runs = runs_of(settings)
     needs = {
         "own_flops": any(run.was_pretrained for run in runs),
@@ -415,3 +423,52 @@ def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
         f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
         "pick one with --where."
     )
+
+
+def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) -> Table:
+    """Return a row for each pair of settings that differ only in `key` among the shown keys.
+
+    p is corrected for all pairs; the smallest comes first. Raises UsageError for a one-sided test,
+    and if no pair has FEWEST scored seeds on both sides.
+    """
+    if test.sides == 1:
+        raise UsageError("--pairs asks which of two settings is ahead: leave --sides 1 out")
+    pairs = sorted(_tested(settings, metric, key, test), key=lambda pair: pair[0])
+    if not pairs:
+        raise UsageError(
+            f"--pairs {key}: no two settings differ in '{key}' alone and have {FEWEST} scored "
+            "seeds each"
+        )
+    rows, records, significant = [], [], 0
+    for (p, pair), corrected in zip(pairs, holm([p for p, _ in pairs])):
+        assert pair.baseline is not None and pair.difference is not None
+        significant += corrected < LEVEL
+        names, gap = [pair.setting.name, pair.baseline.name], abs(pair.difference)
+        if not pair.is_ahead:
+            names.reverse()
+        texts = [metric.text(gap, metric.decimals(gap)), p_text(p), p_text(corrected)]
+        rows.append([*(Cell(name, number=False) for name in names), *map(Cell, texts)])
+        line: dict[str, Any] = dict(zip(("setting", "ahead_of"), names))
+        line |= {"difference": gap, "p": p, "p_holm": corrected}
+        records.append({"metric": metric.name, **line})
+    note = (
+        f"p: {describe_test(test)}; the unit is {UNIT}; p (Holm): corrected for the {len(pairs)} "
+        f"pairs, of which {significant} are significant at {LEVEL}."
+    )
+    head = ["setting", "ahead of", "by", "p", "p (Holm)"]
+    title = f"{metric.title}: differences of {test.centre}s"
+    return Table(title, head, rows, [note, *notes(settings, metric)], records)
+
+
+def _tested(
+    settings: Sequence[Row], metric: Metric, key: str, test: Test
+) -> Iterator[tuple[float, SettingComparison]]:
+    """Yield p and the comparison of each testable pair that differs only in `key`."""
+    for one, other in combinations(settings, 2):
+        others = [name for name in one.shown if name != key]
+        # The same runs under two labels are one setting.
+        if one.identity(others) != other.identity(others) or one.content == other.content:
+            continue
+        comparison = compare_pair(one, other, metric, test)
+        if comparison.p is not None:
+            yield comparison.p, comparison

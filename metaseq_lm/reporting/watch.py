@@ -44,7 +44,7 @@ def follow(
     paths, seen, last_problem = list(paths), None, ""
     try:
         while _quietly(goes_on):
-            pause, present = float(INTERVAL), files_below(paths)
+            pause, present = float(INTERVAL), _files_below(paths)
             if present != seen:
                 started = time.monotonic()
                 problem = ""
@@ -68,12 +68,11 @@ def follow(
 
 
 def _quietly(call: Callable[[], Result]) -> Result:
-    """Return the result of a call while suppressing its output and warnings."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return call()
 
 
-def files_below(paths: Iterable[Path]) -> State:
+def _files_below(paths: Iterable[Path]) -> State:
     """Return time and size of the files that reports read, by path."""
     state: State = {}
     skipped = {*SKIPPED_FOLDERS, SNAPSHOT} - {suite_results.FOLDER}
@@ -115,7 +114,6 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
 
 
 def _has_command(sweep: Path) -> bool:
-    """Return whether a command that starts runs of a sweep is running, on any machine."""
     from metaseq_lm.sweeps.folder import SweepFolder, process_start
 
     host = socket.gethostname()

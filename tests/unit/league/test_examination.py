@@ -199,6 +199,6 @@ def test_symbols_of_a_large_vocabulary_sum_to_less_than_one(
 def test_data_that_are_no_corpus_have_nothing_to_examine(moons: Path, tmp_path: Path) -> None:
     assert not (small_data.ensure(moons, "words") / "dict.txt").exists()
     examine(configure(moons, tmp_path, ("tagging", 0)))
-    rows = examination.make_room(moons, tmp_path, 8, False)
+    rows = examination._make_room(moons, tmp_path, 8, False)
     assert [len(row) for row in rows] == [7] * 8 + [8]
     assert [int((row != rows[0]).sum()) for row in rows[1:8]] == [1] * 7 and np.ndim(rows[0]) == 1

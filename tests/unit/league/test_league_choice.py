@@ -12,13 +12,13 @@ from league_rows import BRACKETS, BUDGET, TOPIC
 from league_standings import action_of, only, standing
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league import choice
-from metaseq_lm.league.choice import choice_error, tuning_seeds_needed
+from metaseq_lm.league import score_errors
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.plan_files import parse_plan
+from metaseq_lm.league.score_errors import choice_error, tuning_seeds_needed
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Standing
-from metaseq_lm.league.tuning import collect_trials
+from metaseq_lm.league.tuning import _collect_trials
 from metaseq_lm.league.verdict import DecisionRule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.settings import Row, TuningRecord
@@ -85,7 +85,7 @@ def trials(scores: np.ndarray, rates: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)) 
         for seed, loss in enumerate(of_rate):
             run = make.make_run(seed, [5.0, float(loss)], optimizer__lr=rate)
             runs.append(run)
-    return collect_trials(Objective("masked", (), {LR: rates}), BUDGET, runs, "valid.loss")
+    return _collect_trials(Objective("masked", (), {LR: rates}), BUDGET, runs, "valid.loss")
 
 
 def widened(of_rates: Trials[Trial], least: float) -> dict[str, tuple[float, ...]]:
@@ -208,15 +208,15 @@ def test_the_tuning_seeds_that_are_enough() -> None:
     """The sd of the worst choice of two settings, simulated, leaves the effect with its power."""
     seeds = tuning_seeds_needed(1.0, 1.0, 0.05, 1)
     needed = 1.959964 + 0.841621
-    assert 1 / math.sqrt(seeds - 1) * needed * choice.WORST * math.sqrt(2) <= 1
-    assert 1 / math.sqrt(seeds - 2) * needed * choice.WORST * math.sqrt(2) > 1
-    assert tuning_seeds_needed(1.0, 100.0, 0.05, 7) == choice.FEWEST
+    assert 1 / math.sqrt(seeds - 1) * needed * score_errors.WORST * math.sqrt(2) <= 1
+    assert 1 / math.sqrt(seeds - 2) * needed * score_errors.WORST * math.sqrt(2) > 1
+    assert tuning_seeds_needed(1.0, 100.0, 0.05, 7) == score_errors.FEWEST
     rng, worst = np.random.default_rng(0), 0.0
     for distance in np.arange(0.5, 4, 0.25):
         means = rng.normal(size=(20_000, 2)) + np.array([0, distance])
         wrong = float((means[:, 0] > means[:, 1]).mean())
         worst = max(worst, distance * math.sqrt(wrong * (1 - wrong)))
-    assert worst == pytest.approx(choice.WORST, abs=0.01)
+    assert worst == pytest.approx(score_errors.WORST, abs=0.01)
 
 
 @pytest.mark.parametrize(
