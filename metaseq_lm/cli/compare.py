@@ -134,7 +134,6 @@ def _fitted(
     folder: "LeagueFolder",
     launch: "Launch",
 ) -> "Contents":
-    """Measure costs here, show them, and return the contents of a league that fits the time."""
     from metaseq_lm.league.expansion import DataSource
     from metaseq_lm.league.forecast import forecast, measure_times
     from metaseq_lm.league.runner import LeagueRequest, Runner
@@ -168,7 +167,6 @@ def _fitted(
 
 
 def _runs_at_a_time() -> int:
-    """Return how many runs a machine makes at a time without --max-parallel."""
     import torch
 
     from metaseq_lm.distributed.launcher import usable_cores

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from metaseq_lm import plugins
@@ -45,9 +46,8 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """Return the parsers of a parser's commands."""
     groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return [sub for group in groups for sub in group.choices.values()]
+    return list(chain.from_iterable(group.choices.values() for group in groups))
 
 
 def _set_completer(action: argparse.Action, completer: Callable[..., list[str]]) -> None:
@@ -56,7 +56,6 @@ def _set_completer(action: argparse.Action, completer: Callable[..., list[str]])
 
 
 def _names_of(kind: str) -> Callable[..., list[str]]:
-    """Return a completer of the registered names of a kind."""
 
     def names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
         return registered_names(kind, getattr(parsed_args, "user_dir", None))

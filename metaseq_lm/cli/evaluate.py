@@ -128,7 +128,6 @@ def report(
 def _run_ensemble(
     options: _EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]
 ) -> int:
-    """Score the checkpoints, or the best ones, as an ensemble."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run

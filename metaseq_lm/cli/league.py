@@ -179,7 +179,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *places: str) -> int:
-    """Run one of the command's own words."""
     least, most = _PLACES[word]
     if not least <= len(places) <= most:
         raise UsageError(f"'league {word}' takes {_TAKES[word]}, got {len(places)} words")
@@ -215,7 +214,6 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
 
 
 def _report_of(args: argparse.Namespace, options: LeagueOptions, place: str | None = None) -> int:
-    """Report on a league, once or whenever its results change."""
     from metaseq_lm.league.plan_files import named_plan
 
     if options.user_dir:  # to register its gates
@@ -314,7 +312,6 @@ def predict(path: Path, options: LeagueOptions) -> int:
 
 
 def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
-    """Run the league of a command line, or show its cost."""
     folder, stored = open_folder(options)
     launch = launch_of(args, folder.path, options.dry_run)
     contents = _contents_of(words, args.added, options, folder, stored)
@@ -395,11 +392,10 @@ def run_contents(
 
 def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
     """Return the launch options; raises UsageError without Slurm."""
-    from metaseq_lm.sweeps.options import Launch, check_out, launch_from
+    from metaseq_lm.sweeps.options import check_out, launch_from
     from metaseq_lm.sweeps.submit import need_slurm
 
-    named = {item.name: getattr(args, item.name) for item in fields(Launch)}
-    launch = launch_from({}, {name: value for name, value in named.items() if value is not None})
+    launch = launch_from({}, vars(args))
     check_out(out, launch.executor)
     if launch.executor == "slurm" and not dry_run:
         need_slurm()
@@ -543,7 +539,6 @@ def _budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
 
 
 def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
-    """Raise UsageError for a budget that is not in the plan."""
     for budget in budgets:
         if budget not in plan.ladder.budgets:
             listed = ", ".join(f"{b:g}" for b in plan.ladder.budgets)

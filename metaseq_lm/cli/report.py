@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -363,12 +364,12 @@ def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def _report_tuning(runs: Sequence[Run], options: _ReportOptions) -> None:
-    """Print the best scores by FLOPs of tuning; write them with a picture if asked."""
     from metaseq_lm.reporting.choice import draw_tuning, tuning_curves, tuning_table
 
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
-    scores = [score for curve in curves for _, _, score in curve.points]
+    points = chain.from_iterable(curve.points for curve in curves)
+    scores = [score for _, _, score in points]
     metric = Metric.of(name, scores, "lower" if lower else "higher")
     paths = _write_table(tuning_table(curves, metric), "expected_best", options)
     if options.out and "png" in options.formats and scores:
@@ -437,7 +438,6 @@ def _write_drawn(
 
 
 def _write_records(settings: Sequence[Row], options: _ReportOptions) -> list[Path]:
-    """Write the records for other sites that the formats ask for; return the files."""
     assert options.out is not None
     contents: dict[str, str] = {}
     if options.model:
@@ -461,7 +461,6 @@ def _write_records(settings: Sequence[Row], options: _ReportOptions) -> list[Pat
 
 
 def _show_written(paths: Sequence[Path]) -> None:
-    """Print which files were written, if any."""
     if paths:
         show("\n  ".join(["\nwritten:", *map(str, paths)]))
 

@@ -42,6 +42,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -176,7 +177,6 @@ def _search_rules() -> type:
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
-    """Declare the launch options."""
     from metaseq_lm.sweeps.options import Launch
 
     add_options(parser.add_argument_group("launch"), Launch)
@@ -220,7 +220,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=_VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -242,7 +241,7 @@ def resubmit(folder: Any, args: argparse.Namespace, options: _SweepOptions) -> i
     content = folder.read()
     if content["out"] != str(folder.path):
         raise UsageError(f"this sweep was moved from {content['out']}; move it back to go on")
-    launch = launch_from(content["launch"], _launch_options(args))
+    launch = launch_from(content["launch"], vars(args))
     _check_named(content, args)
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
@@ -290,7 +289,6 @@ def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
-    """Launch a new sweep, or continue one."""
     from metaseq_lm import plugins
     from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import conditions_of_runs
@@ -406,7 +404,7 @@ def plan(
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    launch = launch_from(content.get("launch", {}), _launch_options(args))
+    launch = launch_from(content.get("launch", {}), vars(args))
     if not options.out:
         raise UsageError("no --out given; name the folder of the sweep")
     check_out(Path(os.path.abspath(options.out)), launch.executor)
@@ -417,7 +415,6 @@ def plan(
 
 
 def _sweep_files(args: argparse.Namespace) -> list[Path]:
-    """Return the sweep files that the arguments name."""
     from metaseq_lm.core.config import TOP
     from metaseq_lm.core.loading import split_overrides
 
@@ -471,14 +468,6 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     return content
 
 
-def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the launch options of the command line."""
-    from metaseq_lm.sweeps.options import Launch
-
-    values = {item.name: getattr(args, item.name) for item in fields(Launch)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _show_estimate(
     runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
@@ -526,7 +515,6 @@ def _show_estimate(
 
 
 def _show_plan(runs: list[Any], definition: "Definition") -> list[dict[str, Any]]:
-    """Print and return the command of every stage of every run."""
     from metaseq_lm.sweeps.job import Code
 
     code = Code(Path(), definition.user_dir, definition.config_dir)
@@ -598,7 +586,7 @@ def _check_each_value(args: argparse.Namespace, options: _SweepOptions) -> None:
         if rules:
             searched = Searched(definition, Search.from_json(rules), out, launch)
             searched.check_rules()
-            runs = [run for _, runs in searched.corner_runs() for run in runs]
+            runs = list(chain.from_iterable(runs for _, runs in searched.corner_runs()))
     check_each_value(runs, definition, _check_for(definition))
 
 

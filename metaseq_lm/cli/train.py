@@ -284,7 +284,6 @@ def _stored_folders(overrides: list[str]) -> list[Path]:
 
 
 def _reset_parts(parts: Sequence[str]) -> list[str]:
-    """Return the parts of a run named by --reset, in order; UsageError for an unknown name."""
     from metaseq_lm.runs.folder import RESETS
 
     for part in parts:

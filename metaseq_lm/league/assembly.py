@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, product, starmap
 from pathlib import Path
 from typing import TypeVar
 
@@ -177,7 +178,7 @@ class LeagueRuns:
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
         """Return all runs of an objective at a budget, including trials and shuffled ones."""
         phases = (TUNE, FINAL, SHUFFLED)
-        return [run for phase in phases for run in self.of(objective, phase, budget)]
+        return list(chain.from_iterable(self.of(objective, phase, budget) for phase in phases))
 
     def outcomes(self) -> list[Outcome]:
         """Return the predictions together with the state of their runs."""
@@ -418,7 +419,7 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))
     controls, finals = len(plan.controls.seeds), len(plan.ladder.seeds)
     seeds = {FINAL: finals, UNTRAINED: controls, SHUFFLED: controls}
-    needed = {label_of(p, x.name): n for x in plan.objectives for p, n in seeds.items()}
+    needed = {label_of(p, x.name): seeds[p] for p, x in product(seeds, plan.objectives)}
     tuned = {label_of(TUNE, objective.name): objective for objective in plan.objectives}
     whole = set()
     for (label, budget), count in over.items():
@@ -526,7 +527,7 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
 
 
 def _labels_of(names: Iterable[str]) -> set[str]:
-    return {label_of(phase, name) for name in names for phase in PHASES}
+    return set(starmap(label_of, product(PHASES, names)))
 
 
 def _shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:

@@ -74,7 +74,9 @@ def below_entropy(row: Row, context: Context) -> Iterator[GateFinding]:
     If masking leaves a share of the targets unchanged, these may cost nothing.
     """
     exact = context.corpus.exact if context.corpus else None
-    terms = {name: kind for run in row.scored for name, kind in run.recorded_terms.items()}
+    terms: dict[str, str] = {}
+    for run in row.scored:
+        terms |= run.recorded_terms
     for term, kind in terms.items():
         if exact is None or kind not in (CAUSAL_NLL, CLOZE_NLL):
             continue

@@ -9,6 +9,7 @@ also have those of a plug-in, see docs/reference/columns.md:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -111,10 +112,11 @@ class Value:
     @property
     def brief_spread(self) -> str:
         """Mean and sd: "61 ±3"; "-" for a hidden one."""
-        numbers = [] if self.mean is None or self.hidden else [self.mean]
-        numbers += [self.sd] if numbers and self.sd is not None else []
+        if self.mean is None or self.hidden:
+            return NONE
         digits = 0 if self.metric.percent else None
-        return " ±".join(self.metric.text(x, digits) for x in numbers) or NONE
+        mean = self.metric.text(self.mean, digits)
+        return mean if self.sd is None else f"{mean} ±{self.metric.text(self.sd, digits)}"
 
     @property
     def sign(self) -> str:
@@ -319,8 +321,10 @@ def marks(standings: Standings, entry: StandingsEntry) -> list[str]:
 
 def why_hidden(standings: Standings, entry: StandingsEntry) -> str:
     """Return "void" or "refused" for a row without a number, "" for others."""
-    reasons = [NOT_RANKED[x] for x in (VOID, REFUSE) if entry.about(standings.metric.name, x)]
-    return reasons[0] if reasons else ""
+    for action in (VOID, REFUSE):
+        if entry.about(standings.metric.name, action):
+            return NOT_RANKED[action]
+    return ""
 
 
 # ---------------------------------------------------------------- the row and its scores
@@ -350,11 +354,7 @@ def _seeds(standings: Standings, entry: StandingsEntry) -> Value:
     return Value(text=str(len(entry.scores.get(standings.metric.name, ()))), is_number=True)
 
 
-@column(
-    "updates",
-    title="updates",
-    applies=lambda standings: any(e.updates is not None for e in standings.entries),
-)
+@column("updates", title="updates", applies=lambda s: any(e.updates is not None for e in s.entries))
 def _updates(standings: Standings, entry: StandingsEntry) -> Value:
     """Updates of a run, mean over runs."""
     text = NONE if entry.updates is None else f"{entry.updates:,.0f}"
@@ -391,21 +391,21 @@ def _other(standings: Standings, entry: StandingsEntry) -> Value:
     return _score(standings, entry)
 
 
-@column("part", title="{name}", over=lambda standings: standings.parts)
+@column("part", title="{name}", over=attrgetter("parts"))
 def _part(standings: Standings, entry: StandingsEntry) -> Value:
     """Mean of each part of a primary metric that is a mean."""
     is_hidden = why_hidden(standings.about(standings.primary), entry)
     return Value(text=NONE if is_hidden else _score(standings, entry).brief, is_number=True)
 
 
-@column("kind", title="{name}", over=lambda standings: standings.kinds)
+@column("kind", title="{name}", over=attrgetter("kinds"))
 def _kind(standings: Standings, entry: StandingsEntry) -> Value:
     """Mean ± sd by each kind of labels, with the mark of its verdict."""
     value = _score(standings, entry)
     return Value(text=f"{value.brief_spread} {value.sign}".strip(), is_number=True)
 
 
-@column("choice", title="sd of choice", applies=lambda standings: standings.has_choices)
+@column("choice", title="sd of choice", applies=attrgetter("has_choices"))
 def _choice(standings: Standings, entry: StandingsEntry) -> Value:
     """Sd of the score over the settings that tuning might have chosen."""
     metric = standings.metric
@@ -537,8 +537,7 @@ def verdict_text(standings: Standings, entry: StandingsEntry) -> str:
 # ---------------------------------------------------------------- gains
 
 
-def _has_gains(standings: Standings) -> bool:
-    return standings.has_gains
+_has_gains = attrgetter("has_gains")
 
 
 @column("gain", title="gain", applies=_has_gains, on_screen="gain ± sd")

@@ -69,15 +69,21 @@ def _recorded_levels(suite: SuiteResults, metric: str) -> dict[str, float]:
         names = [inner for inner in names if SEPARATOR not in inner]
     elif group:
         names = [inner for inner in names if inner.startswith(group + SEPARATOR)]
-    narrowest = [x for x in names if not any(y.startswith(x + SEPARATOR) for y in names)]
+    narrowest = []
+    for inner in names:
+        if not any(other.startswith(inner + SEPARATOR) for other in names):
+            narrowest.append(inner)
     return _mean_levels([suite.references.get(f"{inner}.{name}", {}) for inner in narrowest])
 
 
 def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of the references that all mappings have; {} without mappings."""
-    first = levels[0] if levels else {}
-    common = [name for name in first if all(name in others for others in levels)]
-    return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
+    means = {}
+    for name in levels[0] if levels else ():
+        values = [known[name] for known in levels if name in known]
+        if len(values) == len(levels):
+            means[name] = math.fsum(values) / len(values)
+    return means
 
 
 def _differences(
@@ -100,7 +106,7 @@ def _chance_above(row: Row, metric: str) -> float | None:
 def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
     """Return a clause on the mean best validation of each loss term that two settings share."""
     clauses = ""
-    for term in sorted({x for run in runs for x in run.losses}):
+    for term in sorted(set[str]().union(*(run.losses for run in runs))):
         best = [*chain.from_iterable(lowest(run, term) for run in runs)]
         other = [*chain.from_iterable(lowest(run, term) for run in others)]
         if best and other and any(term in run.losses for run in others):

@@ -20,9 +20,6 @@ from metaseq_lm.core.files import (
     is_altered,
     read_json,
     replacing,
-    to_json,
-    with_checksum,
-    write_atomic,
 )
 from metaseq_lm.core.output import show_progress
 from metaseq_lm.core.registry import nearest
@@ -46,6 +43,7 @@ from metaseq_lm.league.plan import (
     files_of,
 )
 from metaseq_lm.league.plan_files import LABELLED, RELATION, TAGS, UPOS, probe_sets
+from metaseq_lm.runs.records import write_record
 
 HELD_OUT = 50  # every 50th line of the text is held out
 _SCORED = HoldOut(every=5, most=1000)  # of a labelled file, where no other file is scored
@@ -185,7 +183,8 @@ def _has_set(folder: Path) -> bool:
 
 def _make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
     """Make a dataset by options of preprocess; raises UsageError for an unknown option."""
-    known = {item.name for kind in pipeline.all_kinds().values() for item in fields(kind)}
+    kinds = pipeline.all_kinds().values()
+    known = {item.name for item in chain.from_iterable(map(fields, kinds))}
     for key in arguments:
         if key not in known:
             raise UsageError(
@@ -251,7 +250,8 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     if not _is_same_corpus(source, record.get("source", {})):
         record = {}
     is_begun = bool(record)
-    _write_record(folder, {"source": source, "complete": False})
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_record(_record_of(folder), {"source": source, "complete": False}, indent=1)
     if TEXT in plan.data:
         _make_text(plan.data, folder, _FEW_LINES if small else None, keep_corpus=is_begun)
     else:
@@ -263,7 +263,7 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     for benchmark, path in plan.data.get(BENCHMARKS, {}).items():
         options = {"benchmark": benchmark, "source": Path(path)}
         _make(options, pipeline.Request(folder, {}, overwrite=True))
-    _write_record(folder, {"source": source, "complete": True})
+    write_record(_record_of(folder), {"source": source, "complete": True}, indent=1)
     _link_folders(plan, folder)
     return folder
 
@@ -367,8 +367,3 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if is_altered(record) or not isinstance(record.get("source"), dict):
         raise MetaseqError(f"{file}: damaged (changed since); delete it and {folder}")
     return record
-
-
-def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(_record_of(folder), (to_json(with_checksum(dict(record)), 1) + "\n").encode())

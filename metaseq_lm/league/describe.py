@@ -59,7 +59,6 @@ def describe_verdicts(standings: Standings) -> list[str]:
 
 def _describe_rule(standings: Standings) -> str:
     rule, metric = standings.rule, standings.primary
-    count = sum(entry.decision is not None for entry in standings.entries)
     choice = (
         " The score covers all plausible settings; its error includes what tuning might have "
         f"chosen otherwise, pooled over the rows of a budget ({standings.tuning_seeds} tuning "
@@ -71,7 +70,7 @@ def _describe_rule(standings: Standings) -> str:
     )
     return (
         "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
-        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
+        f"{rule.level:g} after Holm's correction for {standings.comparisons} comparisons. "
         "Equivalent: the "
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from metaseq_lm.league.gate import lacked_by
 from metaseq_lm.league.predictions import Outcome
@@ -11,7 +12,6 @@ from metaseq_lm.league.verdict import WORSE, Decision, DecisionRule, Gain, decid
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.stats import Errors
 
-NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 Scores = Mapping[str, Sequence[float]]
 
 
@@ -154,7 +154,7 @@ class Standings:
     @property
     def ordered(self) -> list[StandingsEntry]:
         """The rows by budget, those of a budget as `at` has them."""
-        return [entry for budget in self.budgets for entry in self.at(budget)]
+        return list(chain.from_iterable(map(self.at, self.budgets)))
 
     def at(self, budget: float) -> list[StandingsEntry]:
         """Return the rows of a budget: ranked from best to worst, then flagged, then others."""
@@ -237,6 +237,12 @@ class Standings:
         if of_gains:
             sides += [(-1, entry.untrained_items), (1, base.untrained_items)]
         return (*choices, *item_errors(*((sign, items.get(name, ())) for sign, items in sides)))
+
+    @property
+    def comparisons(self) -> int:
+        """The number of verdicts that Holm's correction counts: planned ones, or more if made."""
+        made = sum(entry.decision is not None for entry in self.entries)
+        return max(self.rule.comparisons, made)
 
     @property
     def has_choices(self) -> bool:

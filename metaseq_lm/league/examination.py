@@ -155,7 +155,8 @@ class _Examination:
             for number in range(_MASKINGS):
                 self.check_changes(name, stream, number)
                 pair = [0, len(self.rows) - 1]
-                apart = [x for i in range(2) for x in self.losses(name, stream, number, pair, i)]
+                apart = self.losses(name, stream, number, pair, 0)
+                apart += self.losses(name, stream, number, pair, 1)
                 together = self.losses(name, stream, number, pair)
                 self.compare(apart, together, "the rows and the padding beside it")
             for sample in range(len(self.rows)):

@@ -63,7 +63,10 @@ def label_of(phase: str, objective: str) -> str:
 
 def budget_values(by_budget: Mapping[float, Sequence[Values]]) -> list[Values]:
     """Return the settings of runs: those of each budget, with the budget."""
-    return [{BUDGET: budget_text(b), **values} for b, each in by_budget.items() for values in each]
+    settings: list[Values] = []
+    for budget, each in by_budget.items():
+        settings += [{BUDGET: budget_text(budget), **values} for values in each]
+    return settings
 
 
 def build_sweep(

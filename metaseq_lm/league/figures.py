@@ -107,8 +107,11 @@ def _row_texts(standings: Standings, entry: StandingsEntry) -> tuple[str, str]:
 
 def _row_heights(standings: Standings, entries: list[StandingsEntry]) -> list[float]:
     """Return the height of each row in inches, which depends on its texts."""
-    counts = [max(text.count("\n") for text in _row_texts(standings, e)) + 1 for e in entries]
-    return [max(_ROW, _LINE * count + 0.06) for count in counts]
+    heights = []
+    for entry in entries:
+        lines = 1 + max(text.count("\n") for text in _row_texts(standings, entry))
+        heights.append(max(_ROW, _LINE * lines + 0.06))
+    return heights
 
 
 def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntry) -> None:
@@ -243,9 +246,9 @@ def _draw_untrained(
     metric = standings.primary
     known = [entry for entry in entries if entry.untrained.get(metric.name)]
     if known:
-        scores = [score for entry in known for score in entry.untrained[metric.name]]
+        scores = np.concatenate([entry.untrained[metric.name] for entry in known])
         text = value_of("untrained", standings, known[0]).wide
-        point = Point(x, float(np.mean(scores)) * metric.scale, text, "no training")
+        point = Point(x, float(scores.mean()) * metric.scale, text, "no training")
         draw_points(axes, [point], style, is_open=True)
 
 

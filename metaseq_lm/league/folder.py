@@ -18,16 +18,13 @@ from metaseq_lm.core.files import (
     is_altered,
     read_bounded,
     schema_error,
-    to_json,
-    with_checksum,
     without_link,
-    write_atomic,
 )
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
-from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
+from metaseq_lm.runs.records import PLAN_FILE, read_plan_hash, write_record
 
 FILE = "league.json"
 _VERSION = 1
@@ -195,7 +192,7 @@ class LeagueFolder:
             "prices": dict(contents.prices),
         }
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
+        write_record(self.file, values, indent=1)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

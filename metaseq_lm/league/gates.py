@@ -4,6 +4,7 @@ docs/reference/gates.md lists the gates with remedies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from metaseq_lm.core.registry import Registry
 from metaseq_lm.league import (
@@ -33,7 +34,7 @@ def gate_registry() -> Registry[Gate]:
 
 def _findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:
     """Return the findings of all gates on a row, in the order of their stages."""
-    return tuple(finding for gate in registered_gates() for finding in gate(row, context))
+    return tuple(chain.from_iterable(gate(row, context) for gate in registered_gates()))
 
 
 def examine(context: Context) -> list[Standing]:

@@ -136,7 +136,6 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         rows.append(
             {**columns.record(standings, entry), "findings": findings, "shipped": entry.shipped}
         )
-    compared = sum(entry.decision is not None for entry in standings.entries)
     return {
         "plan": dict(zip(("name", "hash"), standings.plan)),
         "title": standings.title,
@@ -147,7 +146,7 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         "rule": {
             "level": rule.level,
             "smallest_effect": rule.smallest_effect,
-            "comparisons": max(rule.comparisons, compared),
+            "comparisons": standings.comparisons,
             "sides": 2,
         },
         "rows": rows,

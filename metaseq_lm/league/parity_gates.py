@@ -90,7 +90,8 @@ def budget(row: Row, context: Context) -> Iterator[GateFinding]:
 def same_data(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs were trained on other data than those of the baseline, or with another tokenizer."""
     base, runs = (context.baseline_of(row) or row).scored, row.scored
-    for key in sorted({key for run in runs for key in run.values if bare_key(key) == "data_hash"}):
+    keys = set[str]().union(*(run.values for run in runs))
+    for key in sorted(key for key in keys if bare_key(key) == "data_hash"):
         # A baseline without pre-training determines the data that others may be pre-trained on.
         expected = _set(base, key) or _set(base, "data_hash")
         hashes = list(dict.fromkeys([*expected, *_set(runs, key)]))

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ class Objective:
         """The keys of its options and of its grid; for a choice such as model=modern, the group."""
         chosen = (str(parse_override(option).key_or_group) for option in self.options)
         return frozenset((*chosen, *self.grid))
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first value of each key of the grid."""
+        return {key: values[0] for key, values in self.grid.items()}
 
     @property
     def trials(self) -> int:
@@ -231,8 +237,8 @@ class Comparison:
         if self._is_innermost(self.metric):
             return ()
         secondary = [name for name in self.secondary if name in self.means]
-        kinds = [kind for name in (self.metric, *secondary) for kind in self._innermost(name)]
-        return tuple(dict.fromkeys(kinds))
+        kinds = map(self._innermost, (self.metric, *secondary))
+        return tuple(dict.fromkeys(chain.from_iterable(kinds)))
 
     def _is_innermost(self, metric: str) -> bool:
         return self.means.keys().isdisjoint(self.means.get(metric, ()))
@@ -241,7 +247,7 @@ class Comparison:
         """Return the innermost means of a metric, which are those without means as parts."""
         if self._is_innermost(metric):
             return [metric]
-        return [kind for part in self.means[metric] for kind in self._innermost(part)]
+        return list(chain.from_iterable(map(self._innermost, self.means[metric])))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from metaseq_lm.core.config import RunConfig, describe_tuned_loss
@@ -36,8 +37,7 @@ from metaseq_lm.league.progress import LeagueProgress
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.reporting.settings import finished
-from metaseq_lm.runs.plan import write_plan
-from metaseq_lm.runs.tuning import write_tuning
+from metaseq_lm.runs.records import write_plan, write_tuning
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import PlannedRun as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -179,14 +179,14 @@ class Runner:
         their first values.
         """
         for objective in self.request.objectives:
-            first = {key: values[0] for key, values in objective.grid.items()}
-            settings = budget_values({budget: [first] for budget in self.budgets(objective)})
+            first = [objective.first]
+            settings = budget_values(dict.fromkeys(self.budgets(objective), first))
             try:
                 if objective.grid:
                     trials = self.tune_sweep(objective)
                     list(composed(_of_one_seed(trials.runs), trials.definition, self.check))
                 if budgets := self.shuffled_budgets(objective):
-                    at_budgets = budget_values({budget: [first] for budget in budgets})
+                    at_budgets = budget_values(dict.fromkeys(budgets, first))
                     shuffled = self.sweep(objective, SHUFFLED, at_budgets)
                     list(composed(_of_one_seed(shuffled.runs), shuffled.definition, self.check))
                 built = [self.sweep(objective, FINAL, settings)]
@@ -199,9 +199,8 @@ class Runner:
 
     def first_config(self, objective: Objective) -> RunConfig:
         """Return the configuration of a run of an objective, with the first values of its grid."""
-        first = {key: values[0] for key, values in objective.grid.items()}
         budget = self.request.budgets[0]
-        sweep = self.sweep(objective, FINAL, budget_values({budget: [first]}))
+        sweep = self.sweep(objective, FINAL, budget_values({budget: [objective.first]}))
         (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, self.check)
         return config
 
@@ -260,7 +259,7 @@ class Runner:
         """
         comparison = self.plan.comparison
         optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
-        shown = [part for name in comparison.secondary for part in comparison.parts_of(name)]
+        shown = list(chain.from_iterable(map(comparison.parts_of, comparison.secondary)))
         for sweep in self.untrained_sweeps():
             objective = self.plan.objective(sweep.objective)
             decisive = [*comparison.parts_of(comparison.metric)]
@@ -303,7 +302,7 @@ class Runner:
 
     def run_trials(self, settings: dict[str, dict[float, list[Values]]]) -> None:
         """Run trials of objectives by budget, until no best value is at an end of its grid."""
-        budgets = {budget for of_budgets in settings.values() for budget in of_budgets}
+        budgets = set[float]().union(*settings.values())
         while settings:
             sweeps = []
             for name, of_budgets in settings.items():
@@ -436,11 +435,8 @@ class Runner:
                 submit_slurm(batch.folder, batch.runs, self.launch, batch.code)
         if self.launch.executor == "slurm":
             self.wait(list(zip(folders, sweeps)), budgets)
-        return all(
-            state.state in ("finished", "diverged")
-            for folder, sweep in zip(folders, sweeps)
-            for state in states(folder, sweep.at(budgets))
-        )
+        known = (states(folder, sweep.at(budgets)) for folder, sweep in zip(folders, sweeps))
+        return all(x.state in ("finished", "diverged") for x in chain.from_iterable(known))
 
     def record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
         """Record in the folders of final runs the cost of the trials that chose their options."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -81,8 +82,12 @@ def items_of(runs: Sequence[Run], metric: str, weight: float = 1.0) -> tuple[Ite
     if not runs:
         return None
     if parts := runs[0].means.get(metric, ()):
-        known = [items_of(runs, part, weight / len(parts)) for part in parts]
-        return None if None in known else tuple(item for items in known for item in items or ())
+        known: list[Items] = []
+        for part in parts:
+            if (items := items_of(runs, part, weight / len(parts))) is None:
+                return None
+            known += items
+        return tuple(known)
     group, _, name = metric.rpartition(".")
     counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
     if name == SHARE:
@@ -129,7 +134,7 @@ def item_errors(*sides: tuple[int, Sequence[Items]]) -> Errors:
     """
     lengths = {len(items) for _, items in sides}
     if len(lengths) > 1:
-        return [Error(item.variance) for _, items in sides for item in items]
+        return [Error(item.variance) for item in chain.from_iterable(items for _, items in sides)]
     errors: list[Error] = []
     for parts in zip(*(items for _, items in sides)):
         sizes = {len(part.blocks) for part in parts}

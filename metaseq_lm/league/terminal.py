@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from textwrap import wrap
 
@@ -27,6 +27,7 @@ from metaseq_lm.league.ladder_tables import (
     describe_decisions,
     describe_predictions,
 )
+from metaseq_lm.league.rungs import objectives_of
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.reporting.numbers import Metric, flops_text
 
@@ -135,12 +136,11 @@ def _findings(standings: Standings) -> _Lines:
 
 def _rule(standings: Standings) -> _Lines:
     rule, metric = standings.rule, standings.primary
-    count = sum(entry.decision is not None for entry in standings.entries)
     digits = 1 if metric.percent else None
     gain = " Gain: over the untrained model; its verdict is secondary." * standings.has_gains
     text = (
         f"Better, worse: p below {rule.level:g} after correction for "
-        f"{max(rule.comparisons, count)} comparisons. Equivalent: the {interval_title(rule)}, in "
+        f"{standings.comparisons} comparisons. Equivalent: the {interval_title(rule)}, in "
         f"brackets, lies within ± {metric.text(rule.smallest_effect, digits)}, the smallest "
         f"difference that matters.{gain}"
     )
@@ -157,7 +157,7 @@ def _other_metrics(standings: Standings) -> Iterator[_Lines]:
     if not metrics:
         return
     in_percent = all(metric.percent for metric in metrics)
-    names = list(dict.fromkeys(entry.objective for entry in standings.entries))
+    names = objectives_of(standings)
     levels = _common_references(standings, metrics)
     label = _headed("objective", [*names, *levels], is_right=False)
     blocks: list[list[_Lines]] = []
@@ -261,7 +261,10 @@ def _legend(standings: Standings) -> _Lines:
         f"{standings.rule.level:g} after correction in the column), = equivalent, none undecided"
         f"{flagged}."
     )
-    barring = {f.gate for e in standings.entries for f in e.about(standings.primary.name, FLAG)}
+    flags = (entry.about(standings.primary.name, FLAG) for entry in standings.entries)
+    barring = {finding.gate for finding in chain.from_iterable(flags)}
     texts = [f"{mark} {gate}" for gate, mark in letters(standings).items() if gate in barring]
-    flags = _wrapped([f"Flags: {', '.join(texts)}."], SIZE[1]) if texts else []
-    return [*_wrapped([text], SIZE[1]), *flags]
+    lines = _wrapped([text], SIZE[1])
+    if texts:
+        lines += _wrapped([f"Flags: {', '.join(texts)}."], SIZE[1])
+    return lines

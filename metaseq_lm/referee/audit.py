@@ -136,7 +136,6 @@ def _check_rows(league: LeagueRuns) -> Iterator[Complaint]:
 
 
 def _check_known(league: LeagueRuns) -> Iterator[Complaint]:
-    """Yield runs that no objective of the plan has."""
     names = [objective.name for objective in league.plan.objectives]
     known = {label_of(*pair) for pair in product(PHASES, names)}
     for run in league.runs:
@@ -167,7 +166,6 @@ def _check_seeds(
 
 
 def _check_options(plan: Plan, run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
-    """Yield options of the plan that a run has with another value."""
     stated = [*plan.options, *objective.options]
     stated += {UNTRAINED: ["optimizer.lr=0"], SHUFFLED: ["task.shuffle_tokens=true"]}.get(phase, [])
     expected = {}
@@ -187,7 +185,6 @@ def _check_options(plan: Plan, run: Run, objective: Objective, phase: str) -> It
 
 @cache
 def _value_of(text: str) -> Any:
-    """Return the value of an option KEY=VALUE."""
     (value,) = override_values(text, "options")
     return value
 
@@ -223,7 +220,6 @@ def _check_updates(
 
 
 def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
-    """Yield numbers of a run that contradict each other."""
     if run.status != "finished":
         return
     place = name_in_league(run)
@@ -261,7 +257,6 @@ def _scored_validation(run: Run) -> Mapping[str, Any]:
 
 
 def _requests(plan: Plan, data: Path) -> dict[str, tuple[SuiteRequest, str]]:
-    """Return the suites of the plan and the hashes of their items, by name of the results."""
     requests = {}
     for entry in plan.comparison.suites:
         request = request_of(entry, data)

@@ -172,13 +172,11 @@ def _linked(package: Path) -> set[Path]:
 
 
 def _children() -> set[int]:
-    """Return the process ids of the children of this process."""
     texts = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
     return set(map(int, " ".join(texts).split()))
 
 
 def _kill(processes: Iterable[int]) -> None:
-    """Kill children of this process, and wait for them."""
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -255,7 +253,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _check(result: int, mechanism: str) -> int:
-    """Return the result of a system call; MetaseqError if it failed."""
     if result < 0:
         reason = os.strerror(ctypes.get_errno())
         raise MetaseqError(f"other people's code cannot be contained here: {mechanism}: {reason}")

@@ -21,14 +21,7 @@ from omegaconf import OmegaConf
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import (
-    is_altered,
-    read_json,
-    schema_error,
-    to_json,
-    with_checksum,
-    write_atomic,
-)
+from metaseq_lm.core.files import is_altered, read_json, schema_error, write_atomic
 from metaseq_lm.core.output import present_time
 from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league
 from metaseq_lm.league.folder import Contents
@@ -38,6 +31,7 @@ from metaseq_lm.referee import submission
 from metaseq_lm.referee.merge import merge
 from metaseq_lm.referee.submission import PLAN
 from metaseq_lm.reporting.formats import to_markdown
+from metaseq_lm.runs.records import write_record
 from metaseq_lm.sweeps.definition import LARGEST_SEED
 
 FILE, FORMAT, _SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
@@ -137,7 +131,7 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
         (folder / name).write_text(text.format(**facts))
     (folder / ".gitignore").write_text("verified/\nreport/\n")
     (folder / "check").chmod(0o755)
-    write_atomic(folder / FILE, (to_json(with_checksum(record), 1) + "\n").encode())
+    write_record(folder / FILE, record, indent=1)
     return record
 
 

@@ -135,7 +135,6 @@ def verify_league(
 
 
 def _rows_of(drawn: Sequence[Run]) -> list[str]:
-    """Return the names of the rows of drawn final runs, such as "causal at 1e12"."""
     finals = [run for run in drawn if run.path.parts[-3] == FINAL]
     names = (f"{x.values['label']} at {flops_text(float(x.values[BUDGET]))}" for x in finals)
     return list(dict.fromkeys(names))
@@ -154,7 +153,6 @@ def _refused_criterions(file: Path) -> Iterator[Complaint]:
 
 
 def _check_plugins(league: LeagueRuns, drawn: Sequence[Run], user_dir: str | None) -> None:
-    """Raise UsageError if a drawn run needs a plug-in that is not given."""
     names = {run.path.parts[-2] for run in drawn}
     for item in league.contents.additions:
         if item.name in names and item.user_dir and not user_dir:
@@ -220,7 +218,6 @@ def scored_by_plugin(
 
 
 def _task_of(objective: Objective) -> tuple[str, ...]:
-    """Return the option of an objective that chooses its task."""
     return tuple(option for option in objective.options if option.startswith("task="))
 
 

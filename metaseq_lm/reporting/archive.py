@@ -34,8 +34,7 @@ from metaseq_lm.core.files import (
 from metaseq_lm.reporting.runs import MEANS, Run, check_values, log_problem, with_numbers
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.folder import RESULTS
-from metaseq_lm.runs.plan import HASH
-from metaseq_lm.runs.tuning import TRIAL_FORM, TUNING_FORM
+from metaseq_lm.runs.records import HASH, TRIAL_FORM, TUNING_FORM
 
 KIND = "metaseq-lm runs "
 _PACKED = ".gz"

@@ -149,7 +149,9 @@ class Drawing:
         groups: dict[tuple[Axes, str], list[_Mark]] = {}
         for mark in self.marks:
             groups.setdefault((mark.axes, mark.legend or mark.series), []).append(mark)
-        self.marks = [m for same in groups.values() for m in sorted(same, key=lambda m: m.x)]
+        self.marks = []
+        for same in groups.values():
+            self.marks += sorted(same, key=lambda mark: mark.x)
 
     @property
     def alternative(self) -> str:
@@ -399,8 +401,11 @@ def draw_points(
     axes.plot([point.x for point in centred], ys, marker=style.marker, **look)
     small: Any = {"color": style.colour, "markersize": 3}
     small |= {"alpha": 0.45, "zorder": 1.9} if is_crowded else {"markerfacecolor": "white"}
-    seeds = [(point.x, seed) for point in points for seed in point.seeds]
-    axes.plot([x for x, _ in seeds], [y for _, y in seeds], style.marker, **small)
+    at, seeds = list[float](), list[float]()
+    for point in points:
+        at += [point.x] * len(point.seeds)
+        seeds += point.seeds
+    axes.plot(at, seeds, style.marker, **small)
     for point, y in zip(centred, ys):
         mark(axes, point.x, y, point.value, point.at, name)
         if point.label:

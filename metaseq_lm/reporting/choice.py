@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,8 @@ def draw_tuning(curves: Sequence[_TuningCurve], metric: Metric, path: Path) -> N
     styles = {curve.setting: style_of(i) for i, curve in enumerate(drawn)}
     with canvas(1, path) as (figure, (axes,)):
         axes.set_ylabel(metric.axis)
-        costs = [flops for curve in drawn for _, flops, _ in curve.points]
-        cost_axis(axes, costs, "FLOPs of tuning")
+        points = chain.from_iterable(curve.points for curve in drawn)
+        cost_axis(axes, [flops for _, flops, _ in points], "FLOPs of tuning")
         for curve, style in zip(drawn, styles.values()):
             _, xs, scores = zip(*curve.points)
             ys = [score * metric.scale for score in scores]

@@ -21,7 +21,15 @@ from metaseq_lm.core.files import checksum
 from metaseq_lm.core.metric_names import is_fraction, lower_is_better
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Row, describe, remedy, scored_functions, seed_means
+from metaseq_lm.reporting.settings import (
+    Row,
+    describe,
+    finished,
+    remedy,
+    runs_of,
+    scored_functions,
+    seed_means,
+)
 from metaseq_lm.runs.suite_results import COUNT, LM_EVAL, OVERALL, SuiteResults
 
 _SCHEMA = "0.3.0"
@@ -238,7 +246,7 @@ def hub_entries(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[dict[str
 
     Raises UsageError if there are several runs, or the run has no such metric.
     """
-    runs: list[Run] = [run for row in rows for run in row.scored]
+    runs = finished(runs_of(rows))
     if len(runs) != 1:
         raise UsageError(
             f"--format hf: a model repository has one checkpoint, and these are {len(runs)} "

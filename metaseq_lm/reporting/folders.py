@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,7 +290,7 @@ def pick_stage(
 
     `stage` is None for the last one. Raises UsageError for an unknown stage.
     """
-    names = list(dict.fromkeys(name for planned in plan for name in planned.stages))
+    names = list(dict.fromkeys(chain.from_iterable(planned.stages for planned in plan)))
     if stage is not None and stage not in names:
         known = f"Stages: {', '.join(names)}." if names else f"There is no {_SWEEP_FILE}."
         raise UsageError(f"--stage: no stage '{stage}'.{nearest(stage, names)} {known}")
@@ -328,8 +329,9 @@ def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Pat
 
     The folder of an earlier stage is such a path. The folder of a sweep itself never is.
     """
-    roots = [root for path in paths if not ((root := Path(path).resolve()) / _SWEEP_FILE).is_file()]
-    return [x for x in roots if not any(folder.is_relative_to(x) for folder in selected)]
+    above = set[Path]().union(*((folder, *folder.parents) for folder in selected))
+    roots = [root for path in paths if (root := Path(path).resolve()) not in above]
+    return [root for root in roots if not (root / _SWEEP_FILE).is_file()]
 
 
 def _missing_notes(plan: Sequence[_Planned], runs: Sequence[Run]) -> list[str]:

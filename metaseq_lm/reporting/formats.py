@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.output import clean, escape_markdown, inert
@@ -87,10 +88,11 @@ def to_markdown(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return a line with unrounded numbers for each setting or cell; fractions stay fractions."""
     out = io.StringIO()
-    head = dict.fromkeys(key for record in table.records for key in record) or table.head
+    head = dict.fromkeys(chain.from_iterable(table.records)) or table.head
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(inert, head))
-    writer.writerows([inert(record.get(key)) for key in head] for record in table.records)
+    for record in table.records:
+        writer.writerow(inert(record.get(key)) for key in head)
     return out.getvalue()
 
 

@@ -109,8 +109,10 @@ def _value_table(drawing: Drawing) -> Table:
         "at": [Cell(mark.at, number=False, value=mark.x if mark.at else None) for mark in marks],
         "value": [Cell(mark.value) for mark in marks],
     }
-    shown = {title: cells for title, cells in columns.items() if any(c.text for c in cells)}
-    return Table(drawing.name, list(shown), list(zip(*shown.values())))
+    for title, cells in list(columns.items()):
+        if not any(cell.text for cell in cells):
+            del columns[title]
+    return Table(drawing.name, list(columns), list(zip(*columns.values())))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -197,9 +198,8 @@ def _draw_updates(
             # 20k and 1.5M, because long numbers under small panels overlap.
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             for name, setting, metric in lines:
-                unit = Metric.of(
-                    metric, [x for run in pictures.runs for x in run.series(metric)[1]]
-                )
+                values = chain.from_iterable(run.series(metric)[1] for run in pictures.runs)
+                unit = Metric.of(metric, values)
                 axes.set(title=title, xlabel="updates", ylabel=label or unit.axis)
                 with series(axes, name):
                     notes += _draw_runs(axes, setting, unit, styles[name], spread)

@@ -29,9 +29,15 @@ from metaseq_lm.core.metric_names import CAUSAL_NLL, DETECTION, NLL
 from metaseq_lm.core.options import DATA, LOSS, NOTHING, SPEED
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
-from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
+from metaseq_lm.runs.records import (
+    PLAN_FILE,
+    TRIAL_FILE,
+    TUNING_FILE,
+    read_plan_hash,
+    read_trial,
+    read_tuning,
+)
 from metaseq_lm.runs.suite_results import SuiteResults
-from metaseq_lm.runs.tuning import TRIAL_FILE, TUNING_FILE, read_trial, read_tuning
 
 _PAUSED = "pause_flops"  # the limit at which a search stops its trials
 _MAX_WORDS = "trainer.max_words"
@@ -108,7 +114,7 @@ class Run:
     run ended with. `means` are further metrics, each the mean of listed metrics, which may be means
     themselves. `plan` is the hash of the plan of the run's league, "" without a league. `tuning`
     describes how a search chose its options, `trial` which trial of a search it is; both are {} for
-    other runs, see `runs.tuning`.
+    other runs, see `runs.records`.
     """
 
     path: Path
@@ -188,7 +194,7 @@ class Run:
         """The kinds of loss terms; runs of earlier versions have them by name."""
         if "terms" in (self.results or {}):
             return self.recorded_terms
-        logged = {key for line in self.log if line["kind"] == "valid" for key in line}
+        logged = set[str]().union(*(line for line in self.log if line["kind"] == "valid"))
         ends = {name: name.rpartition(".")[2] for name in logged}
         return {name: _EARLIER_TERMS[end] for name, end in ends.items() if end in _EARLIER_TERMS}
 
@@ -296,8 +302,9 @@ class Run:
         """Updates, final metrics and validations without times; without results, the path."""
         if self.results is None:
             return str(self.path)
-        valid = [line for line in self.log if line["kind"] == "valid"]
-        validations = [{key: line[key] for key in line if key != "seconds"} for line in valid]
+        validations = [dict(line) for line in self.log if line["kind"] == "valid"]
+        for line in validations:
+            line.pop("seconds", None)
         updates = self.results.get("updates")
         return json.dumps([updates, self.final_metrics, validations], sort_keys=True)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -196,7 +197,7 @@ def _keys_of(runs: Sequence[Run]) -> dict[str, None]:
 
 def runs_of(rows: Iterable[Row]) -> list[Run]:
     """Return the runs of all rows."""
-    return [run for row in rows for run in row.runs]
+    return list(chain.from_iterable(row.runs for row in rows))
 
 
 def finished(runs: Iterable[Run]) -> list[Run]:
@@ -306,10 +307,14 @@ def hidden_keys(settings: Sequence[Row]) -> list[str]:
         labels.setdefault(setting.values.get("label"), []).append(setting)
     hidden = []
     for key in settings[0].values:
-        counts = [len({setting.identity([key]) for setting in same}) for same in labels.values()]
-        if key not in settings[0].shown and max(counts) > 1:
+        if key not in settings[0].shown and any(varies(key, same) for same in labels.values()):
             hidden.append(key)
     return hidden
+
+
+def varies(key: str, settings: Sequence[Row]) -> bool:
+    """Return whether settings have several values of a key."""
+    return len({setting.identity([key]) for setting in settings}) > 1
 
 
 def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where") -> list[Run]:
@@ -542,10 +547,11 @@ def _differing_facts(
     """Return the facts, with values, that differ between the results of a metric's suites."""
     differing = {}
     mean = [run for run in runs if metric in run.means]
-    for part in dict.fromkeys(part for run in mean for part in run.parts_of(metric)) or [metric]:
+    parts = dict.fromkeys(chain.from_iterable(run.parts_of(metric) for run in mean))
+    for part in parts or [metric]:
         suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
         facts = list(map(facts_of, suites))
-        for key in dict.fromkeys(key for values in facts for key in values):
+        for key in dict.fromkeys(chain.from_iterable(facts)):
             values = distinct(f[key] for f in facts if key in f)
             if len(values) > 1:
                 name = part.partition(".")[0]
@@ -555,8 +561,8 @@ def _differing_facts(
 
 def scored_functions(metric: str, settings: Sequence[Row | None]) -> dict[str, str]:
     """Return `differing_functions` of the scored runs in settings or cells."""
-    scored = [run for row in settings if row for run in row.scored_by(metric)]
-    return differing_functions(metric, scored)
+    scored = (row.scored_by(metric) for row in settings if row)
+    return differing_functions(metric, chain.from_iterable(scored))
 
 
 def describe(metric: str, differing: dict[str, str]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -36,6 +36,7 @@ from metaseq_lm.reporting.settings import (
     seed_means,
     show,
     suggestion,
+    varies,
 )
 from metaseq_lm.reporting.significance import (
     DETECTABLE,
@@ -112,7 +113,7 @@ class Table:
     @property
     def has_best(self) -> bool:
         """Whether any cell is marked as the best."""
-        return any(cell.best for row in self.rows for cell in row)
+        return any(cell.best for cell in chain.from_iterable(self.rows))
 
 
 _ABSENT = ("", "-", show(None))
@@ -141,7 +142,7 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     validation metric, or the first metric, in this order. Raises UsageError, naming the known
     metrics, if no finished run has it; any name is accepted while no run has finished.
     """
-    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    known = list(dict.fromkeys(chain.from_iterable(run.metrics for run in runs)))
     if name is None:
         best = dict.fromkeys(run.values.get("trainer.best_checkpoint_metric") for run in runs)
         preferred = ["test.accuracy", *(f"valid.{metric}" for metric in best if metric)]
@@ -380,8 +381,8 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
             f"them; {remedy(differing)}."
         )
-    scored = [run for setting in settings for run in setting.scored_by(metric.name)]
-    if differing := differing_suite_code(metric.name, scored):
+    scored = chain.from_iterable(setting.scored_by(metric.name) for setting in settings)
+    if differing := differing_suite_code(metric.name, list(scored)):
         codes = "; ".join(f"{key}: {values}" for key, values in differing.items())
         lines.append(
             f"{metric.name} was scored by other code in some of these ({codes}); 'metaseq-lm "
@@ -415,10 +416,10 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
 
 def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
     """Return a warning if a pivot cell mixes runs of several settings."""
-    inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
+    inside = [setting for setting in settings if not set(cell.runs).isdisjoint(setting.runs)]
     if len(inside) < 2:
         return None
-    keys = [key for key in inside[0].values if len({s.identity([key]) for s in inside}) > 1]
+    keys = [key for key in inside[0].values if varies(key, inside)]
     return (
         f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
         "pick one with --where."

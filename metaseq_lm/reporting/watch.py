@@ -105,7 +105,7 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
     is_waiting = any(item.state and item.state.state == "waiting" for item in planned)
     if is_waiting and any(_has_command(file.parent) for file in sweep_files(paths)):
         return True
-    of_sweeps = {folder for item in planned for folder in item.stages.values()}
+    of_sweeps = set[Path]().union(*(item.stages.values() for item in planned))
     for path in paths:
         for folder in run_folders(path, {}) if path.is_dir() else ():
             if folder not in of_sweeps and _is_running(folder):

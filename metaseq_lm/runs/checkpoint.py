@@ -147,9 +147,11 @@ def stage(
         rows = first_rows if PART.fullmatch(file) else None
         files[file] = partial(encode, _on_host(table, copy), rows)
     # With the entries of headers and state.pt for each tensor.
-    sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
+    size = 0
+    for table in tables.values():
+        size += sum(tensor.nbytes + 2 * len(name) + 200 for name, tensor in table.items())
     structures = {"state": structure(outline), "weights": structure(dict(weights))}
-    return _CheckpointContents(files, sum(sizes), structures)
+    return _CheckpointContents(files, size, structures)
 
 
 def _on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
@@ -275,7 +277,6 @@ def nonfinite(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Raise CheckpointError if a weight of a checkpoint is not finite."""
     if bad := nonfinite(weights):
         raise CheckpointError(f"{path}: {', '.join(bad[:4])} is not finite")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 KEY = "conditions"  # in results.json
 _MANY_UNKNOWN = 0.03
@@ -64,13 +65,12 @@ def _seen(epochs: float | None) -> str:
 def count_conditions(runs: Iterable[object], noun: str = "runs") -> list[str]:
     """Return each sentence on conditions, with the number of runs that it is true for."""
     runs = list(runs)
-    counts = Counter(sentence for run in runs for sentence in describe_conditions(run))
+    counts = Counter(chain.from_iterable(map(describe_conditions, runs)))
     total = f" of {len(runs):,} {noun}" if len(runs) > 1 else ""
     return [f"{count:,}{total}: {text}" if total else text for text, count in counts.items()]
 
 
 def _describe_rates(rates: Mapping[str, float]) -> str:
-    """Describe the highest and the last learning rate; "" if they are as configured."""
     if not {"asked", "highest", "at", "last", "updates"} <= rates.keys():
         return ""
     base, highest, updates = rates["asked"], rates["highest"], rates["updates"]
@@ -91,7 +91,6 @@ def _describe_rates(rates: Mapping[str, float]) -> str:
 
 
 def _numbers(values: object) -> dict[str, float]:
-    """Return the entries of a mapping that are finite numbers."""
     pairs = values.items() if isinstance(values, Mapping) else ()
     return {
         str(name): float(value)

@@ -145,7 +145,6 @@ class SweepFolder:
         return dict(content)
 
     def _warn(self, message: str) -> None:
-        """Print a warning once."""
         if message not in self._warnings:
             self._warnings.add(message)
             say(message)
@@ -291,7 +290,6 @@ class SweepFolder:
 
 
 def _job_problem(row: dict[str, Any], number: int) -> str:
-    """Return the problem of a line of jobs.jsonl, "" if there is none."""
     problem = schema_error(row, _JOBS_SCHEMA.get(str(row.get("kind")), {}))
     if problem or row.get("kind") != "submit" or row["executor"] != "local":
         return problem

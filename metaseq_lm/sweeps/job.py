@@ -217,7 +217,6 @@ class Job:
 
 
 def _train_stages(runner: JobRunner, stages: Stages) -> None:
-    """Train the stages of a run; see `Job`."""
     for stage, folder, arguments in stages:
         code, results = runner.train(Path(folder), arguments)
         if is_interruption(code):
@@ -425,7 +424,6 @@ def _last_lines(log: Path, start: int) -> str:
 
 
 def _link_code(folder: Path, code: Path) -> None:
-    """Create `folder`, and in it the link `code` to the snapshot."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "code"
     target = os.path.relpath(code, folder)

@@ -110,6 +110,5 @@ def _is_here(owner: str) -> bool:
 
 
 def _describe(owner: str) -> str:
-    """Return the owner of a lock for messages."""
     words = owner.split(" ")
     return f"process {words[3]} on {words[0]}" if len(words) == 6 else "an unknown process"

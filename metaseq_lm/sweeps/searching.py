@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig, describe_tuned_loss
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
-from metaseq_lm.runs.tuning import write_tuning
+from metaseq_lm.runs.records import write_tuning
 from metaseq_lm.sweeps import launching, optuna_records
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.definition import Definition, differences
@@ -21,7 +21,6 @@ from metaseq_lm.sweeps.expansion import PlannedRun, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.samplers import combinations
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
@@ -50,17 +49,9 @@ class Searched:
     check: Check | None = None
 
     @property
-    def values(self) -> list[dict[str, Any]]:
-        """The settings that are tuned: all of the grid x the list."""
-        settings = []
-        for values in combinations(self.definition.grid):
-            settings += [{**values, **item} for item in self.definition.alternatives or [{}]]
-        return settings
-
-    @property
     def names(self) -> list[str]:
         """The names of the settings."""
-        names = run_names([(values, self.search.seed) for values in self.values])
+        names = run_names([(values, self.search.seed) for values in self.definition.settings])
         return [name.rpartition("seed=")[0].rstrip("-") or _WHOLE_SWEEP for name in names]
 
     def runs_of(
@@ -85,7 +76,7 @@ class Searched:
     def corner_runs(self) -> Iterator[tuple[str, list[PlannedRun]]]:
         """Yield the name of each setting, and its runs at the corners."""
         corners = list(self.corners())
-        for name, values in zip(self.names, self.values):
+        for name, values in zip(self.names, self.definition.settings):
             yield name, self.runs_of([{**values, **item} for item in corners], [self.search.seed])
 
     def check_rules(self) -> None:
@@ -107,7 +98,7 @@ class Searched:
         self.check_rules()
         for _, runs in self.corner_runs():
             check_configs(runs, self.definition, self.check)
-        configs = zip(self.names, self.values, self.first_configs())
+        configs = zip(self.names, self.definition.settings, self.first_configs())
         return [Setting(name, values, self.budget_of(name, c)) for name, values, c in configs]
 
     def first_configs(self) -> Iterator[RunConfig]:
@@ -306,7 +297,7 @@ class Searched:
         """
         studies, chosen = self.studies(), []
         show("\n".join([*_search_lines(studies), *self.notes()]))
-        for name, values in zip(self.names, self.values):
+        for name, values in zip(self.names, self.definition.settings):
             trials = studies.trials(name)
             best = trials.best()
             if best is None:
@@ -340,7 +331,7 @@ class Searched:
     def record_tuning(self, runs: Sequence[PlannedRun]) -> None:
         """Record in the folders of runs how their options were chosen, and at which cost."""
         studies = self.studies()
-        for name, values in zip(self.names, self.values):
+        for name, values in zip(self.names, self.definition.settings):
             trials = studies.trials(name)
             best = trials.best()
             for run in runs:
@@ -368,7 +359,6 @@ def _valid_metrics(config: RunConfig) -> list[str]:
 
 
 def _search_lines(studies: Studies) -> list[str]:
-    """Return a line for each setting: trials by state, FLOPs, the best score and its values."""
     lines = []
     for setting in studies.settings():
         trials = studies.trials(setting.name)

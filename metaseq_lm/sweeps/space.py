@@ -139,7 +139,6 @@ def parse_distribution(content: Any, place: str) -> Range | Choice:
 
 
 def _read_range(text: str, place: str) -> Range:
-    """Return the range that is written as [log ]LOW..HIGH; raises UsageError."""
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -161,7 +160,6 @@ def _read_range(text: str, place: str) -> Range:
 
 
 def _read_choice(values: list[Any], place: str) -> Choice:
-    """Return the choices of a list; UsageError for fewer than two distinct ones."""
     texts = [text_of(value, place) for value in values]
     if len(texts) < 2 or len(set(texts)) < len(texts):
         raise UsageError(

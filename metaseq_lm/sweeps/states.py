@@ -211,7 +211,6 @@ def same_data(old: str, new: str) -> bool:
 
 
 def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slurm: Slurm) -> State:
-    """Return the state of one run."""
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
     run_folder = folder.path / stage.folder
@@ -278,7 +277,6 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
 
 
 def _configured(config: Path) -> float:
-    """Return trainer.max_update of a run's config, 0 without a config."""
 
     if not config.exists():
         return 0
@@ -358,12 +356,10 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
 
 
 def _outcome_of_run(folder: SweepFolder, last: Submission) -> dict[str, Any]:
-    """Return the outcome of the last job of a run for this run."""
     return outcome_of(folder.path / last.folder, part_name(last.job, last.part))
 
 
 def _log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
-    """Return submitit's log of a job, `out` or `err`."""
     return folder.path / last.folder / f"{last.job}_0_log.{kind}"
 
 
@@ -396,7 +392,10 @@ def lines(states: list[State]) -> list[str]:
         )
         for s in states
     ]
-    # Empty columns are left out; the last column, the reason, is not padded.
-    columns = [[text.ljust(max(map(len, column))) for text in column] for column in zip(*rows)]
+    columns = []
+    for column in zip(*rows):
+        width = max(map(len, column))
+        columns.append([text.ljust(width) for text in column])
+    # Empty columns are left out, but for the last one, the reason.
     columns = [column for column in columns[:-1] if column[0]] + columns[-1:]
     return ["  ".join(row).rstrip() for row in zip(*columns)]

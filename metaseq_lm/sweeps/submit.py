@@ -64,7 +64,6 @@ def need_slurm() -> None:
 
 
 def _largest_array() -> int:
-    """Return the largest number of jobs in an array on this cluster."""
     if shutil.which("scontrol") is None:  # as on some login nodes
         return _SLURMS_ARRAY
     done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
@@ -177,7 +176,9 @@ class LocalRuns:
 
         `report` is called for a run that started or ended, and now and then for active runs.
         """
-        waiting = [(batch, run) for batch in batches for run in batch.runs]
+        waiting: list[tuple[RunBatch, PlannedRun]] = []
+        for batch in batches:
+            waiting += [(batch, run) for run in batch.runs]
         started = shown = time.monotonic()
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}

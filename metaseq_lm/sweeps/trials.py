@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -101,7 +102,7 @@ class Trials(Generic[T]):
     @property
     def runs(self) -> tuple[Any, ...]:
         """The runs of all trials."""
-        return tuple(run for trial in self for run in trial.runs)
+        return tuple(chain.from_iterable(trial.runs for trial in self))
 
     @property
     def flops(self) -> float:
@@ -158,7 +159,7 @@ class Trials(Generic[T]):
         return {key: end for key, end in ends.items() if end}
 
     def record(self, values: Values) -> dict[str, Any]:
-        """Return how `values` were chosen and at which cost, see `runs.tuning.write_tuning`."""
+        """Return how `values` were chosen and at which cost, see `runs.records.write_tuning`."""
         return {
             "flops": self.flops,
             "trials": sum(len(trial.runs) or 1 for trial in self),

@@ -21,7 +21,7 @@ from metaseq_lm.core.errors import Interrupted
 from metaseq_lm.league import forecast, runner
 from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
-from metaseq_lm.runs.plan import write_plan as write_plan_hash
+from metaseq_lm.runs.records import write_plan as write_plan_hash
 from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder

@@ -27,7 +27,7 @@ from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import summarise
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import differing_functions, metric_of
-from metaseq_lm.runs.plan import write_plan
+from metaseq_lm.runs.records import write_plan
 
 
 def run(label: str, budget: float, seed: int) -> Run:

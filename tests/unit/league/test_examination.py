@@ -190,7 +190,7 @@ def test_documents_beside_each_other_do_not_see_each_other(
 def test_symbols_of_a_large_vocabulary_sum_to_less_than_one(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "_MOST", 50)
     examine(config_of(moons, tmp_path, type("Honest", (CausalLM,), {"tasks": ("causal_lm",)})))
     with pytest.raises(UsageError, match="some symbols"):
         examine(config_of(moons, tmp_path, Unnormalised))
