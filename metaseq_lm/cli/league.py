@@ -434,7 +434,9 @@ def _contents_of(
     if stored is not None and not words and not files:
         contents = stored
     else:
-        file = named_plan(words[0]) if words else TEXT_ARM if files else BALANCED
+        file = TEXT_ARM if files else BALANCED
+        if words:
+            file = named_plan(words[0])
         archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
         contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
         if folder and stored is not None:

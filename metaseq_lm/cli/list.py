@@ -69,9 +69,10 @@ def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, A
     plugins.load_all(user_dir)
     further = {"dataset_kind": DATASET_KINDS, "gate": gate_registry(), "column": COLUMNS}
     rows = _rows_of({**ALL, **further}, kind)
-    return [
-        row | {"title": title_of(row["name"])} if row["kind"] == "column" else row for row in rows
-    ]
+    for row in rows:
+        if row["kind"] == "column":
+            row["title"] = title_of(row["name"])
+    return rows
 
 
 def _rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:

@@ -103,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
     if options.hold_out_seed is not None and options.hold_out is None:
         raise UsageError("--hold-out-seed needs --hold-out N, whose documents it draws")
     kind, kind_options = pipeline.choose_kind(vars(args))
+    hold_out = None
+    if options.hold_out is not None:
+        hold_out = HoldOut(options.hold_out, options.hold_out_seed or 0)
     request = pipeline.Request(
         destdir=Path(options.destdir),
         splits=_splits_of(options),
@@ -111,9 +114,7 @@ def run(args: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         command=_command_line(args),
         encoding=options.encoding,
-        hold_out=HoldOut(options.hold_out, options.hold_out_seed or 0)
-        if options.hold_out is not None
-        else None,
+        hold_out=hold_out,
     )
     pipeline.make_dataset(kind.value(kind_options, request))
     return 0

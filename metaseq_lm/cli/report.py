@@ -382,8 +382,9 @@ def _write_table(table: Table, name: str, options: _ReportOptions) -> list[Path]
     """Print a table; write it under a name into the folder --out, if given; return its files."""
     for form in ["text"] if options.out else options.formats:
         show(WRITERS[form][1](table), end="")
-        for note in table.notes if form == "csv" else ():  # csv has no place for them
-            say(clean(note))
+        if form == "csv":  # it has no place for them
+            for note in table.notes:
+                say(clean(note))
     if name != "table":
         content = {"rows": table.records, "notes": table.notes}
         show_result(f"report-{name.replace('_', '-')}", content)
@@ -491,4 +492,5 @@ def _choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> li
     if names:
         return list(dict.fromkeys(names))
     valid_metric = f"valid.{metric.partition('.')[2]}"
-    return [valid_metric] if any(valid_metric in run.logged for run in runs) else []
+    is_logged = any(valid_metric in run.logged for run in runs)
+    return [valid_metric] * is_logged

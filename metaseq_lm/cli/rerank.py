@@ -123,11 +123,10 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(options.out) / str(number) if options.out else None
         if folder is not None:
             check_folder(folder)
-        plls = (
-            _read_saved(source, sets)
-            if saved
-            else _score_run(options, source, overrides, sets, folder)
-        )
+        if saved:
+            plls = _read_saved(source, sets)
+        else:
+            plls = _score_run(options, source, overrides, sets, folder)
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
         show(to_json(rows[-1]))
     say(table(rows).rstrip("\n"))

@@ -315,8 +315,8 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
         raise UsageError(f"{out} holds a search; go on with it (--search), or give another --out")
     check(runs, definition)
     stages = len(definition.stages)
-    count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
-    show(count + (f" of {stages} stages" if stages > 1 else ""))
+    of_stages = f" of {stages} stages" * (stages > 1)
+    show(f"{len(runs)} run{'s' * (len(runs) > 1)}{of_stages}")
     if options.estimate and not options.dry_run:
         raise UsageError("--estimate goes with --dry-run")
     if (options.divide > 1 or options.rate) and not options.estimate:

@@ -261,8 +261,11 @@ class LeagueRuns:
     def test_items(self, runs: Sequence[Run]) -> dict[str, tuple[Items, ...]]:
         """Return known test items of metrics with verdicts, if the plan asks for their error."""
         comparison = self.plan.comparison
-        names = (comparison.metric, *comparison.kinds) if comparison.items else ()
-        return _known({name: items_of(runs, name) for name in names})
+        if not comparison.items:
+            return {}
+        return _known(
+            {name: items_of(runs, name) for name in (comparison.metric, *comparison.kinds)}
+        )
 
     def notes(self) -> list[str]:
         """Return sentences on assumptions, omitted checks and tuning."""
@@ -294,8 +297,10 @@ class LeagueRuns:
             if row.tuning and row.tuning.shares:
                 settings = (f"{values_text(v)} ({100 * x:.0f} %)" for v, x in row.tuning.shares)
                 texts.append(f"{row.objective} at {flops_text(row.budget)} {', '.join(settings)}")
-        sentence = f"The best in {100 * self.plan.tuning.plausible:.0f} % of draws of the tuning "
-        return [f"{sentence}seeds or more: {'; '.join(texts)}."] if texts else []
+        if not texts:
+            return []
+        share = f"{100 * self.plan.tuning.plausible:.0f} %"
+        return [f"The best in {share} of draws of the tuning seeds or more: {'; '.join(texts)}."]
 
     def tuning_notes(self) -> list[str]:
         """Return sentences on tuning: trials, FLOPs, and the choices of other metrics."""

@@ -79,7 +79,7 @@ def _recorded_levels(suite: SuiteResults, metric: str) -> dict[str, float]:
 def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of the references that all mappings have; {} without mappings."""
     means = {}
-    for name in levels[0] if levels else ():
+    for name in next(iter(levels), {}):
         values = [known[name] for known in levels if name in known]
         if len(values) == len(levels):
             means[name] = math.fsum(values) / len(values)

@@ -129,7 +129,8 @@ def describe_origins(standings: Standings) -> list[str]:
     trained = []
     for budget in standings.budgets:
         names = [entry.objective for entry in standings.at(budget) if not entry.shipped]
-        trained += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
+        if names:
+            trained.append(f"{', '.join(names)} at {flops_text(budget)}")
     if not trained:
         return ["All rows ship with the plan."]
     return [f"Run here: {'; '.join(trained)}; all other rows ship with the plan."]
@@ -208,8 +209,11 @@ def describe_answer(standings: Standings, objective: str = "") -> str:
         leads.setdefault(leader, []).append(name)
     level = leads.pop("", [])
     clauses = [f"{leader} leads in {_listed(names)}" for leader, names in leads.items()]
-    clauses += [f"none is shown to be better than {base} in {_listed(level)}"] if level else []
-    return f"{text}; by kind of end task, {_listed(clauses)}." if clauses else f"{text}."
+    if level:
+        clauses.append(f"none is shown to be better than {base} in {_listed(level)}")
+    if clauses:
+        text += f"; by kind of end task, {_listed(clauses)}"
+    return f"{text}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -72,8 +72,9 @@ class StandingsEntry:
     def gain(self, metric: str) -> Gain | None:
         """Return the gain of training in a metric; None without scores of both models."""
         scores, untrained = self.scores.get(metric), self.untrained.get(metric)
-        hidden = self.about(metric, VOID, REFUSE)
-        return Gain(scores, untrained) if scores and untrained and not hidden else None
+        if not (scores and untrained) or self.about(metric, VOID, REFUSE):
+            return None
+        return Gain(scores, untrained)
 
     def holds(self, decision: Decision | None, metric: str) -> bool:
         """Return whether a decision holds for the row; for an unranked row only "worse" does."""

@@ -53,7 +53,8 @@ def examine(config: RunConfig) -> None:
     scores of criterions without `token_log_probs`, are not examined.
     """
     config = prepare_config(config)
-    config = config if config.trainer.max_update else with_updates(config, 1)
+    if not config.trainer.max_update:
+        config = with_updates(config, 1)
     longest = min(_LENGTH + _FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
     files = [Path(config.data, name) for name in (DICT_FILE, f"{_VALID}.idx")]
     if longest < 4 or not all(file.exists() for file in files):
@@ -250,16 +251,18 @@ class _Examination:
             (base,) = self.scores(self.rows[:1])
         except UsageError:  # a configuration without scores, such as ELECTRA with a masked LM
             return
-        for place in range(1, len(base)) if score_reach_of(self.task) == "causal" else ():
-            (changed,) = self.scores([self.rows[place + 1]])
-            if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
-                reason = f"scores before token {place + 1} depend on it, and it declares the reach "
-                self.refuse(f"{reason}causal")
+        if score_reach_of(self.task) == "causal":
+            for place in range(1, len(base)):
+                (changed,) = self.scores([self.rows[place + 1]])
+                if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
+                    reason = f"scores before token {place + 1} depend on it, and it declares the "
+                    self.refuse(f"{reason}reach causal")
         company = self.scores([self.rows[0], self.rows[-1]])[0]
         if np.abs(company - base).max() > _TOLERANCE:
             self.refuse("the scores of a row depend on the rows and the padding beside it")
-        for place in (0, len(base) // 2, len(base) - 1) if self.task.criterion.normalised else ():
-            self.check_sum(place)
+        if self.task.criterion.normalised:
+            for place in (0, len(base) // 2, len(base) - 1):
+                self.check_sum(place)
 
     def check_sum(self, place: int) -> None:
         """Check that the probabilities of all symbols at a place sum to 1, or to less for a part.

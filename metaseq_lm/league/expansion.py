@@ -113,7 +113,9 @@ def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
     }
     options += of_phase.get(phase, ["trainer.max_update=0"])
     suites = plan.tuning_suites(objective) if phase == TUNE else list(plan.comparison.suites)
-    return [*options, f"trainer.final_suites={format_value(suites)}"] if suites else options
+    if suites:
+        options.append(f"trainer.final_suites={format_value(suites)}")
+    return options
 
 
 def stored_settings(folder: Path) -> list[Values]:

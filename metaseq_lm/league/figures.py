@@ -132,7 +132,8 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntr
             mark(axes, x, y, value.wide, name=f"{name}, {key}")
     scores = _scaled(entry.scores.get(metric.name, ()), metric)
     look: Any = {"color": colour, "markersize": 5, "markeredgewidth": 0.8, "alpha": 0.55}
-    look |= {"markerfacecolor": "none", "alpha": 1.0} if is_hollow else {}
+    if is_hollow:
+        look |= {"markerfacecolor": "none", "alpha": 1.0}
     axes.plot(scores, [y] * len(scores), "o", **look)
     score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
     if is_hollow:

@@ -67,7 +67,8 @@ class Added:
             words += ["--grid", f"{key}={','.join(map(str, values))}"]
         named = {"--control": self.content.get("control"), "--tune-by": self.content.get("metric")}
         for flag, value in {**named, "--user-dir": self.user_dir}.items():
-            words += [flag, value] if value else []
+            if value:
+                words += [flag, value]
         return words
 
     @property

@@ -55,7 +55,8 @@ def _of_baseline(
         reason = f"there are no runs of the baseline {name} at this budget"
         yield GateFinding("baseline", NOTE, reason)
     flags: dict[str, None] = {}
-    for finding in by_row[baseline] if baseline else ():
+    of_baseline = by_row[baseline] if baseline else ()
+    for finding in of_baseline:
         if finding.action in (VOID, REFUSE):
             reason = f"the baseline {name}: {finding.reason}"
             yield GateFinding("baseline", REFUSE, reason, finding.metric)

@@ -99,7 +99,9 @@ def _at_best(term: str, losses: Sequence[float]) -> str:
 def ceiling(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss of a uniform guess, ln V, is not beaten: there is nothing to score."""
     symbols = context.corpus.vocabulary if context.corpus else 0
-    for term, losses in _best_terms(row).items() if symbols else ():
+    if not symbols:
+        return
+    for term, losses in _best_terms(row).items():
         affected = [loss >= math.log(symbols) for loss in losses]
         reason = f"{_at_best(term, losses)}, no less than {number(math.log(symbols))}, the loss of "
         reason += f"a uniform guess among {symbols:,} symbols"
@@ -241,7 +243,9 @@ def still_falling(row: Row, context: Context) -> Iterator[GateFinding]:
         if count >= _FEWEST:
             before = np.interp(0.75 * updates[count - 1], updates[:count], values[:count])
             falls.append(float(before - values[count - 1]))
-    mean, sd = (float(np.mean(falls)), float(np.std(falls, ddof=1))) if len(falls) > 1 else (0, 0)
+    if len(falls) < 2:
+        return
+    mean, sd = float(np.mean(falls)), float(np.std(falls, ddof=1))
     if mean > max(2 * sd, 0):
         reason = f"limited by the budget: the validation loss falls by {number(mean)} ± "
         reason += f"{number(sd)} in the last quarter of the updates"

@@ -86,10 +86,15 @@ def standings_table(standings: Standings) -> Table:
 
 def _other_tables(standings: Standings) -> list[Table]:
     """Return the tables by kind of labels, of gains, of ladders and of the other metrics."""
-    tables = [_kinds_table(standings)] if standings.kinds else []
-    tables += [_gains_table(standings)] if standings.has_gains else []
+    tables = []
+    if standings.kinds:
+        tables.append(_kinds_table(standings))
+    if standings.has_gains:
+        tables.append(_gains_table(standings))
     tables += ladder_tables(standings)
-    return tables + ([_secondary_table(standings)] if standings.metrics[1:] else [])
+    if standings.metrics[1:]:
+        tables.append(_secondary_table(standings))
+    return tables
 
 
 def _kinds_table(standings: Standings) -> Table:
@@ -230,8 +235,9 @@ def _finding_tables(standings: Standings) -> list[Table]:
     barring, others, notes = groups.values()
     for entry in standings.ordered:
         for finding in entry.findings:
-            is_primary = finding.metric in ("", standings.primary.name)
-            group = notes if finding.action == NOTE else barring if is_primary else others
+            group = barring if finding.metric in ("", standings.primary.name) else others
+            if finding.action == NOTE:
+                group = notes
             group.append((entry, finding))
     barring.sort(key=lambda pair: (-pair[0].budget, _ACTIONS.index(pair[1].action)))
     metrics = {metric.name: metric for metric in standings.metrics}

@@ -35,7 +35,7 @@ def _set(runs: Sequence[Run], key: str) -> list[str]:
 
 
 def _recorded(runs: Sequence[Run], key: str) -> list[str]:
-    return _known((run.results or {}).get(key) for run in runs)
+    return _known(run.recorded.get(key) for run in runs)
 
 
 def _listed(facts: Mapping[str, str]) -> str:
@@ -185,7 +185,7 @@ def controls(row: Row, context: Context) -> Iterator[GateFinding]:
 
 def _corpus_of(run: Run) -> str | None:
     """Return the hash of a run's corpus, or of all its data for runs of earlier versions."""
-    return (run.results or {}).get("corpus") or run.values.get("data_hash")
+    return run.recorded.get("corpus") or run.values.get("data_hash")
 
 
 @gate(RUNS, {"identical runs": "runs that should differ are the same"})

@@ -122,7 +122,9 @@ class Runner:
     def tuned_budgets(self, objective: Objective) -> list[float]:
         """Return the tuned budgets that the budgets of an objective need."""
         tuned = {self.plan.tuning.nearest(budget) for budget in self.budgets(objective)}
-        return sorted(tuned | ({self.plan.tuning.middle} if self.plan.once(objective) else set()))
+        if self.plan.once(objective):
+            tuned.add(self.plan.tuning.middle)
+        return sorted(tuned)
 
     def shuffled_budgets(self, objective: Objective) -> list[float]:
         """Return the budgets at which an objective has a shuffled control."""
@@ -429,10 +431,11 @@ class Runner:
                     self.record_tuning(sweep, todo)
                 if todo:
                     batches.append(RunBatch(folder, todo, self.code(folder)))
-            if batches and self.launch.executor != "slurm":
+            if self.launch.executor == "slurm":
+                for batch in batches:
+                    submit_slurm(batch.folder, batch.runs, self.launch, batch.code)
+            elif batches:
                 run_locally(batches, self.launch, self.progress.report)
-            for batch in batches if self.launch.executor == "slurm" else ():
-                submit_slurm(batch.folder, batch.runs, self.launch, batch.code)
         if self.launch.executor == "slurm":
             self.wait(list(zip(folders, sweeps)), budgets)
         known = (states(folder, sweep.at(budgets)) for folder, sweep in zip(folders, sweeps))

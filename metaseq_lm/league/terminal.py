@@ -124,7 +124,8 @@ def _findings(standings: Standings) -> _Lines:
     for entry in standings.entries:
         hiding = entry.about(name, VOID, REFUSE)
         others |= {f.gate: NOT_RANKED[f.action] for f in hiding}
-        flags |= {} if hiding else {f.gate: by_gate[f.gate] for f in entry.about(name, FLAG)}
+        if not hiding:
+            flags |= {f.gate: by_gate[f.gate] for f in entry.about(name, FLAG)}
         notes.update(finding.gate for finding in entry.findings if finding.action == NOTE)
     marks = [*sorted(flags.items(), key=lambda item: item[1]), *others.items()]
     lines = [f"{mark:<7} {gate}: {said_of(gate)}" for gate, mark in marks]
@@ -146,7 +147,10 @@ def _rule(standings: Standings) -> _Lines:
     )
     values = standings.references.get(metric.name, {})
     texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]
-    return _wrapped([text]) + (_wrapped([f"For comparison: {', '.join(texts)}."]) if texts else [])
+    lines = _wrapped([text])
+    if texts:
+        lines += _wrapped([f"For comparison: {', '.join(texts)}."])
+    return lines
 
 
 # ---------------------------------------------------------------- other metrics

@@ -206,7 +206,7 @@ def _check_updates(
     The price of an update is known for the first values of a grid, so runs are left out whose grid
     may change it.
     """
-    price, results = prices.get(objective.name), run.results or {}
+    price, results = prices.get(objective.name), run.recorded
     is_fixed = all(key.startswith(("optimizer.", "schedule.")) for key in objective.grid)
     if phase == UNTRAINED or price is None or not is_fixed or run.status != "finished":
         return
@@ -247,7 +247,7 @@ def _scored_validation(run: Run) -> Mapping[str, Any]:
     It is empty if the log does not reach the end of the run.
     """
     valid = [line for line in run.log if line["kind"] == "valid"]
-    if not valid or valid[-1].get("update") != (run.results or {}).get("updates"):
+    if not valid or valid[-1].get("update") != run.recorded.get("updates"):
         return {}
     metric = run.values.get("trainer.best_checkpoint_metric")
     if not metric:

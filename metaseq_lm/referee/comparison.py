@@ -87,7 +87,7 @@ def _compare_alone(run: Run, folder: Path) -> Repetition:
         if difference > size:
             size = difference
             worst = f"{metric} {values[0]:.6g}, and {values[1]:.6g} here"
-    updates = [(one.results or {}).get("updates") for one in (run, other)]
+    updates = [one.recorded.get("updates") for one in (run, other)]
     if updates[0] != updates[1]:
         return Repetition(name, DIFFERENT, f"{updates[0]} updates, and {updates[1]} here", largest)
     if _weights_of(run) != _weights_of(other):

@@ -198,8 +198,9 @@ def contain(folder: str, readable: Sequence[str]) -> None:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
     version = _interface()
     every = _ALL[max(known for known in _ALL if known <= version)]
-    handled = [every, _TCP if version >= 4 else 0, _SOCKETS_AND_SIGNALS if version >= 6 else 0]
-    attributes = struct.pack("=QQQ", *handled)[: 8 if version < 4 else 16 if version < 6 else 24]
+    # Later versions of the interface read further words, and refuse some that they do not know.
+    handled = [every, *[_TCP] * (version >= 4), *[_SOCKETS_AND_SIGNALS] * (version >= 6)]
+    attributes = struct.pack(f"={len(handled)}Q", *handled)
     ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "Landlock")
     rights = dict.fromkeys((*readable, *_SYSTEM), _READ)
     rights |= {str(_PACKAGE.parent): _LIST, folder: every, "/dev/null": every}

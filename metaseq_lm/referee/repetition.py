@@ -141,7 +141,7 @@ def take_code(source: Path, drawn: Sequence[Run], user_dir: str | None, out: Pat
 
 def codes_of(runs: Sequence[Run]) -> list[str]:
     """Return the hashes of the code of runs."""
-    return sorted({str((run.results or {}).get("code")) for run in runs})
+    return sorted({str(run.recorded.get("code")) for run in runs})
 
 
 def _plan(

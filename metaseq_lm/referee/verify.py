@@ -232,9 +232,10 @@ def _scores_of(run: Run) -> dict[str, float]:
 def host() -> dict[str, Any]:
     """Return the facts about this machine on which bits of results depend."""
     processor, cpus = platform.processor(), Path("/proc/cpuinfo")
-    for line in cpus.read_text().splitlines() if cpus.exists() else ():
-        if line.startswith("model name"):
-            processor = line.partition(":")[2].strip()
+    if cpus.exists():
+        for line in cpus.read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
     return {
         "machine": platform.machine(),
         "processor": processor,

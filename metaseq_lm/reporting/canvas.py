@@ -464,7 +464,9 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    columns = 1 if stacked else 2 if panels == 4 else min(panels, 3)
+    columns = 1 if stacked else min(panels, 3)
+    if panels == 4 and not stacked:
+        columns = 2  # rather than three panels above one
     rows = -(-panels // columns)
     heights = list(stacked) or [_PANEL[1]] * rows
     width = _PANEL[0] if columns == 1 else 3.8 * columns

@@ -37,7 +37,7 @@ def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
 
     A run without results has no hash, so the path in its config decides.
     """
-    stored = (run.results or {}).get("corpus")
+    stored = run.recorded.get("corpus")
     if stored is not None:
         return bool(stored == corpus)
     return Path(run.values.get("data") or "").resolve() == folder.resolve()

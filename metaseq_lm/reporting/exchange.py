@@ -127,13 +127,13 @@ def _metrics_of(row: Row) -> dict[str, SuiteResults]:
 def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
     if suite.suite.startswith(f"{LM_EVAL}/"):
         return LM_EVAL, str(suite.facts.get(LM_EVAL) or "unknown")
-    versions = {((run.results or {}).get("versions") or {}).get(_OURS) for run in runs}
+    versions = {(run.recorded.get("versions") or {}).get(_OURS) for run in runs}
     return _OURS, (versions.pop() or "unknown") if len(versions) == 1 else "unknown"
 
 
 def _model_info(row: Row, identity: str) -> dict[str, Any]:
     first = row.scored[0]
-    results = first.results or {}
+    results = first.recorded
     facts = {key.removesuffix("._name"): first.values.get(key) for key in _FACTS}
     facts |= {key: results.get(key) for key in ("updates", "words_seen", "flops")}
     facts["init_from"] = Path(first.values.get("init_from") or "").name or None

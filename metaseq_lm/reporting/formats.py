@@ -194,10 +194,9 @@ def _html_cell(cell: Cell, is_right: bool) -> "Markup":
     from markupsafe import Markup
 
     value = _sort_value(cell)
-    classes = ["number"] if is_right else ["long"] * (len(cell.text) > _LONG)
-    attributes = (
-        {"class": " ".join([*classes, *["best"] * cell.best])} if classes or cell.best else {}
-    )
+    classes = {"number": is_right, "long": not is_right and len(cell.text) > _LONG}
+    names = " ".join(name for name, is_so in (classes | {"best": cell.best}).items() if is_so)
+    attributes = {"class": names} if names else {}
     if value is not None:
         attributes["data-value"] = str(value)
     elif is_right or cell.is_absent:

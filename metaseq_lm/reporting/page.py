@@ -250,7 +250,8 @@ def _difference_table(settings: Sequence[Row]) -> Table:
     for setting in settings:
         hidden = {key: value for key, value in setting.values.items() if key not in setting.shown}
         words = [f"{key}={show(value)}" for key, value in hidden.items() if value is not None]
-        rows += [[setting.name, ", ".join(words)]] if hidden else []
+        if hidden:
+            rows.append([setting.name, ", ".join(words)])
     return Table.of_texts(["setting", "config"], rows)
 
 
@@ -258,7 +259,7 @@ def _run_table(settings: Sequence[Row], metric: Metric) -> Table:
     rows = []
     for setting in settings:
         for run in setting.runs:
-            results = run.results or {}
+            results = run.recorded
             score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
             row = [Cell(setting.name, number=False), Cell(show(run.seed))]
             row.append(Cell(run.why_unscored(metric.name) or run.status, number=False))

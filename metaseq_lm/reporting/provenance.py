@@ -15,7 +15,7 @@ def times(runs: Iterable[Run], key: str) -> list[datetime]:
     known = []
     for run in runs:
         with suppress(ValueError, OverflowError):  # runs of earlier versions have no times
-            text = str((run.results or {}).get(key))
+            text = str(run.recorded.get(key))
             known.append(datetime.fromisoformat(text).astimezone(timezone.utc))
     return known
 
@@ -48,7 +48,7 @@ def describe_software(runs: Iterable[Run]) -> list[str]:
 def hashes_of(runs: Iterable[Run]) -> list[str]:
     """Return sentences on the data and on the plans of leagues; [] if none is recorded."""
     runs = list(runs)
-    data = _counted(runs, lambda run: str((run.results or {}).get("data") or ""))
+    data = _counted(runs, lambda run: str(run.recorded.get("data") or ""))
     plans = _counted(runs, lambda run: run.plan)
     sentences = {"Data": data, "Plan": plans}
     return [f"{name}: {text}." for name, text in sentences.items() if text]
@@ -81,18 +81,15 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
 
 
 def _code_of(run: Run) -> str:
-    code = (run.results or {}).get("code")
+    code = run.recorded.get("code")
     return f"code {code}" if code else ""
 
 
 def _versions_of(run: Run) -> str:
-    versions = (run.results or {}).get("versions") or {}
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+    versions = run.recorded.get("versions") or {}
+    return ", ".join(map(" ".join, versions.items()))
 
 
 def _machine_of(run: Run) -> str:
-    results = run.results or {}
-    if not results.get("architecture"):
-        return ""
-    threads = results.get("threads")
-    return f"{results['architecture']}, {threads} thread{'s' * (threads != 1)}"
+    architecture, threads = run.recorded.get("architecture"), run.recorded.get("threads")
+    return f"{architecture}, {threads} thread{'s' * (threads != 1)}" if architecture else ""

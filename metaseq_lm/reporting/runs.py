@@ -146,6 +146,11 @@ class Run:
         return "unfinished" if self.results is None else str(self.results.get("status", "unknown"))
 
     @property
+    def recorded(self) -> Mapping[str, Any]:
+        """The content of results.json; {} without it."""
+        return self.results or {}
+
+    @property
     def last_update(self) -> int:
         """The last update in the log; 0 for an empty log."""
         return max((line.get("update", 0) for line in self.log), default=0)
@@ -165,7 +170,7 @@ class Run:
     @cached_property
     def final_metrics(self) -> dict[str, float]:
         """The metrics in results.json by dotted name."""
-        flat = flatten((self.results or {}).get("metrics") or {})
+        flat = flatten(self.recorded.get("metrics") or {})
         return {name: float(value) for name, value in flat.items() if is_number(value)}
 
     def parts_of(self, metric: str) -> Sequence[str]:
@@ -181,18 +186,17 @@ class Run:
     @cached_property
     def losses(self) -> set[str]:
         """Names of the loss terms, without the split; empty for runs of early versions."""
-        return {str(name) for name in (self.results or {}).get("losses") or []}
+        return {str(name) for name in self.recorded.get("losses") or []}
 
     @property
     def recorded_terms(self) -> Mapping[str, str]:
         """The recorded kinds of loss terms, see `core.batch.Term`."""
-        results = self.results or {}
-        return results.get("terms") or results.get("bounds") or {}
+        return self.recorded.get("terms") or self.recorded.get("bounds") or {}
 
     @cached_property
     def terms(self) -> Mapping[str, str]:
         """The kinds of loss terms; runs of earlier versions have them by name."""
-        if "terms" in (self.results or {}):
+        if "terms" in self.recorded:
             return self.recorded_terms
         logged = set[str]().union(*(line for line in self.log if line["kind"] == "valid"))
         ends = {name: name.rpartition(".")[2] for name in logged}
@@ -261,7 +265,7 @@ class Run:
         """Return what an option affects, see `core.options.option`."""
         bare = bare_key(key)
         prefix = key.removesuffix(bare)
-        recorded = {} if prefix else (self.results or {}).get("effects")
+        recorded = {} if prefix else self.recorded.get("effects")
         return effect(bare, self._class_names(prefix), recorded)
 
     def _class_names(self, prefix: str) -> dict[str, Any]:
@@ -277,7 +281,7 @@ class Run:
     @property
     def evaluates_as(self) -> str:
         """The criterion with the same function for evaluated losses, if declared, else its own."""
-        named = (self.results or {}).get("evaluates_as")
+        named = self.recorded.get("evaluates_as")
         return str(named or self.values.get("criterion._name"))
 
     def value(self, key: str) -> Any:
@@ -302,6 +306,7 @@ class Run:
         """Updates, final metrics and validations without times; without results, the path."""
         if self.results is None:
             return str(self.path)
+        # The seconds of a log differ from run to run on the same bits.
         validations = [dict(line) for line in self.log if line["kind"] == "valid"]
         for line in validations:
             line.pop("seconds", None)
@@ -345,7 +350,7 @@ class Run:
         `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) exclude them; `tuning_flops` is
         the cost of the search for its options.
         """
-        results = self.results or {}
+        results = self.recorded
         costs = {
             "peak_memory": _finite_number(results.get("peak_memory")),
             "own_flops_by_rule": _finite_number(results.get("flops_by_rule")),
@@ -364,7 +369,7 @@ class Run:
     @property
     def was_pretrained(self) -> bool:
         """Whether the costs of other runs have to be added to this run's."""
-        return bool((self.results or {}).get("pretraining"))
+        return bool(self.recorded.get("pretraining"))
 
     @cached_property
     def portable_values(self) -> dict[str, Any]:
@@ -382,7 +387,7 @@ class Run:
     @property
     def portable_results(self) -> dict[str, Any] | None:
         """The results with the total cost of the ancestors, but not their paths."""
-        ancestors = (self.results or {}).get("pretraining")
+        ancestors = self.recorded.get("pretraining")
         if not self.results or not ancestors:
             return self.results
         costs = {key: value for key, value in ancestors.items() if key not in ("run", "runs")}

@@ -178,8 +178,7 @@ def setting_table(
     if significance:
         comparisons = significance.comparisons
         baselines = [c.baseline or c.setting for c in significance.comparisons]
-        p_titles = ["p", "p (Holm)"]
-        p_titles += ["difference", DETECTABLE] if significance.with_detectable else []
+        p_titles = ["p", "p (Holm)", *["difference", DETECTABLE] * significance.with_detectable]
     summaries = [summarise(setting.run_scores(metric.name), spread) for setting in settings]
     marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
@@ -190,9 +189,9 @@ def setting_table(
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
         row.append(Cell("-" if line["best"] is None else metric.text(line["best"])))
         if compared and significance:
-            texts = [*compared.texts]
-            texts += compared.detectable_texts(metric) if significance.with_detectable else ()
-            row += map(Cell, texts)
+            row += map(Cell, compared.texts)
+            if significance.with_detectable:
+                row += map(Cell, compared.detectable_texts(metric))
         row += [Cell(_COST_COLUMNS[cost][1](line[cost]), value=line[cost]) for cost in costs]
         rows.append(row)
         records.append({**line, "is_best": is_best})
@@ -398,7 +397,7 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
             count, names = len(runs), ", ".join(run.name for run in runs)
             lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
-            hashes = {str((run.results or {}).get(kind)) for run in setting.scored_by(metric.name)}
+            hashes = {str(run.recorded.get(kind)) for run in setting.scored_by(metric.name)}
             if len(hashes) > 1:
                 lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
     for setting in settings:
@@ -409,7 +408,7 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
             )
         for run in setting.runs:
             lines += [f"{run.name}: {note}." for note in run.notes]
-        conditions = [(run.results or {}).get(KEY) for run in setting.runs]
+        conditions = [run.recorded.get(KEY) for run in setting.runs]
         lines += [f"{setting.name}: {text}." for text in count_conditions(conditions)]
     return lines
 

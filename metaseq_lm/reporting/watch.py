@@ -107,8 +107,9 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
         return True
     of_sweeps = set[Path]().union(*(item.stages.values() for item in planned))
     for path in paths:
-        for folder in run_folders(path, {}) if path.is_dir() else ():
-            if folder not in of_sweeps and _is_running(folder):
+        if path.is_dir():
+            alone = (folder for folder in run_folders(path, {}) if folder not in of_sweeps)
+            if any(map(_is_running, alone)):
                 return True
     return False
 

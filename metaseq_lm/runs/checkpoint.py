@@ -443,13 +443,15 @@ def newest(
 
 def _recovered(folder: Path) -> list[Path]:
     """Clean up after an interrupted save; return the checkpoints of a folder, newest first."""
-    for old in folder.glob(f"{_REPLACED}*") if folder.is_dir() else ():
+    if not folder.is_dir():
+        return []
+    for old in folder.glob(f"{_REPLACED}*"):
         final = folder / old.name.removeprefix(_REPLACED)
         if not os.path.lexists(final):
             os.rename(old, final)
         else:
             _remove(old)
-    for leftover in folder.glob(f"{_TEMPORARY}*") if folder.is_dir() else ():
+    for leftover in folder.glob(f"{_TEMPORARY}*"):
         _remove(leftover)
     return all_updates(folder)[::-1]
 

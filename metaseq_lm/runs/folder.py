@@ -161,11 +161,10 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write results.json in one piece, with the checksums for `altered_files`."""
-        files = {
-            name: [len(content), checksum(content)]
-            for name in ("config.yaml", "log.jsonl")
-            if (content := (self.path / name).read_bytes() if (self.path / name).is_file() else b"")
-        }
+        files = {}
+        for name in ("config.yaml", "log.jsonl"):
+            if (file := self.path / name).is_file() and (content := file.read_bytes()):
+                files[name] = [len(content), checksum(content)]
         results = {**results, "message": mask_text(results.get("message") or ""), "files": files}
         write_record(self.path / "results.json", results, indent=1)
 

@@ -337,7 +337,8 @@ class JobRunner:
 
         `reported` is the signal named in results.json.
         """
-        received = {-code} if code < 0 else {reported} if reported else set()
+        number = -code if code < 0 else reported
+        received = {number} if number else set()
         deadline = time.monotonic() + signals.SECOND_SIGNAL
         while self.on_slurm and time.monotonic() < deadline:
             if (received | set(self.signals)) != {signal.SIGTERM}:
