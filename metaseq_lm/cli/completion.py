@@ -64,10 +64,7 @@ def _names_of(kind: str) -> Callable[..., list[str]]:
 
 
 def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Return keys of all runs that begin with `prefix`, and names after task= and similar keys.
-
-    Return nothing for an empty prefix, so that the shell completes files.
-    """
+    """Return keys of all runs that begin with `prefix`, and names after task= and similar keys."""
     from metaseq_lm.cli.train import FLAGS
     from metaseq_lm.core.config import GROUPS, as_dict, flatten
     from metaseq_lm.core.loading import common_config
@@ -78,4 +75,5 @@ def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> lis
         return [f"{group}={name}" for name in registered_names(group, user_dir)]
     common = flatten(as_dict(common_config()))
     keys = {key.removesuffix("._name") for key in common} | set(FLAGS.values())
+    # Nothing for an empty prefix, so that the shell completes files.
     return [f"{key}=" for key in sorted(keys)] if prefix else []

@@ -475,10 +475,8 @@ def _with_objective(contents: "Contents", added: list[str], options: LeagueOptio
 
 
 def _with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
-    """Return contents that include the archive's objectives that are chosen to run here.
-
-    The archive has the name of their plug-in, the command line its path.
-    """
+    """Return contents that include the archive's objectives that are chosen to run here."""
+    # The archive has the name of their plug-in, the command line its path.
     chosen = [
         replace(item, user_dir=(_user_dir_of(options) or item.user_dir) if item.user_dir else None)
         for item in contents.additions

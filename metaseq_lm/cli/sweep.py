@@ -266,12 +266,10 @@ def _copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
 
 
 def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
-    """Raise UsageError unless the command line names the code in a sweep.json.
-
-    Code only runs if the command line names it, never because a file does.
-    """
+    """Raise UsageError unless the command line names the code in a sweep.json."""
     from metaseq_lm.sweeps.definition import plugin
 
+    # Code only runs if the command line names it, never because a file does.
     user_dir = plugin(args.user_dir, Path.cwd()) if args.user_dir else None
     stored = content["definition"]["user_dir"]
     if stored != user_dir:
@@ -471,10 +469,7 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
 def _show_estimate(
     runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
-    """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
-
-    A part 1 / `divisor` of each batch is measured; hours follow from `rate` in FLOPs a second.
-    """
+    """Print FLOPs and hours of every setting, and of all runs, on a process like this one."""
     from metaseq_lm.core.errors import MetaseqError
     from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import composed

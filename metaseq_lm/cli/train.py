@@ -247,15 +247,12 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
 
 
 def _with_stored(overrides: list[str]) -> list[str]:
-    """Return `overrides` after the options of an existing run in their save_dir or branch_from.
-
-    If they choose a task, a criterion and so on, they describe a whole run and are returned alone.
-    If they choose another schedule, the options of the stored schedule are left out.
-    """
+    """Return `overrides` after the options of an existing run in their save_dir or branch_from."""
     from metaseq_lm.core.config import GROUPS
     from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
 
     keys = [override.partition("=")[0] for override in overrides]
+    # A choice of a task, a criterion and so on describes a whole run.
     if any(key in GROUPS and key != "schedule" for key in keys):
         return overrides
     for folder in _stored_folders(overrides):
@@ -263,6 +260,7 @@ def _with_stored(overrides: list[str]) -> list[str]:
             file = folder / "config.yaml"
             check_hidden(file, read_config(file), overrides)
             chosen = [override for override in overrides if override.startswith("schedule=")]
+            # Options of the stored schedule do not fit another one.
             if chosen and chosen[-1] not in stored:
                 stored = [key for key in stored if not key.startswith(("schedule=", "schedule."))]
             return stored + overrides

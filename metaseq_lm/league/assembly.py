@@ -357,13 +357,10 @@ def predict_rungs(
 def _predict_rung(
     league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
 ) -> Prediction:
-    """Return the prediction of an objective at a budget without runs.
-
-    Raises UsageError if there are runs, if it was predicted before (whatever runs came since), or
-    if a prediction is impossible.
-    """
+    """Return the prediction of an objective at a budget; UsageError if none can be made."""
     if league.of_rung(objective, budget):
         raise UsageError("it has runs already")
+    # The first one counts, whatever runs came since: a later one could know their scores.
     for earlier in league.predictions:
         if (earlier.objective, earlier.budget) == (objective.name, budget):
             value = standings.primary.text(earlier.value)
@@ -536,11 +533,9 @@ def _labels_of(names: Iterable[str]) -> set[str]:
 
 
 def _shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:
-    """Return the standings of `budgets` (default: all), of which all rows are tested.
-
-    Raises UsageError if there are no rows.
-    """
+    """Return the standings of `budgets` (default: all); UsageError without rows."""
     standings = league.standings()
+    # Rows are left out after the tests, so that a choice of budgets changes no verdict.
     if budgets:
         shown = [entry for entry in standings.entries if entry.budget in budgets]
         predicted = [o for o in standings.predictions if o.prediction.budget in budgets]

@@ -41,16 +41,13 @@ def above_reader(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
-    """Return the accuracy of the exact reader with the run's reach, and the number of items.
-
-    Return None if it is unknown. A group that contains all items, such as a layer of a probe, has
-    the references of the whole suite.
-    """
+    """Return accuracy and number of items of the exact reader with the run's reach, or None."""
     suite, name = run.suite_of(metric), metric.rpartition(".")[2]
     match, count = ACCURACY.fullmatch(name), run.metrics.get(sibling(metric, "n"))
     if suite is None or count is None or not match or match["kind"]:
         return None
     levels = levels_of(run, metric)
+    # A group that contains all items, such as a layer of a probe, has the references of the suite.
     if not levels and count == suite.groups[OVERALL]["n"]:
         levels = levels_of(run, f"{suite.name}.{name.removeprefix(STRICT)}")
     return (levels[EXACT], int(count)) if EXACT in levels else None

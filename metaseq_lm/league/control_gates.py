@@ -56,13 +56,11 @@ def levels_of(run: Run, metric: str) -> dict[str, float]:
 
 
 def _recorded_levels(suite: SuiteResults, metric: str) -> dict[str, float]:
-    """Return the references of a metric, METRIC or GROUP.METRIC, in the results of a suite.
-
-    Results of earlier versions lack references of means over groups. We average those of the
-    narrowest groups, for SyntaxGym those of its suites.
-    """
+    """Return the references of a metric, METRIC or GROUP.METRIC, in the results of a suite."""
     if metric in suite.references or not metric.endswith(MACRO):
         return dict(suite.references.get(metric, {}))
+    # Results of earlier versions lack references of means over groups. We average those of the
+    # narrowest groups, for SyntaxGym those of its suites.
     group, _, name = metric.removesuffix(MACRO).rpartition(".")
     names = [inner for inner in suite.groups if inner != OVERALL]
     if suite.suite == SYNTAXGYM:

@@ -37,10 +37,8 @@ _Scale = Callable[[np.ndarray], np.ndarray]
 
 
 def _solve_power_law(x: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets).
-
-    g is found by search, for all rows at once; the others are linear in the values.
-    """
+    """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets)."""
+    # g is found by search, for all rows at once; the others are linear in the values.
     powers = np.broadcast_to(_POWERS, (len(values), len(_POWERS)))
     for _ in range(_ROUNDS + 1):
         levels, parts, squares = _linear_parts(x, values, powers)

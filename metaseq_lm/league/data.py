@@ -115,10 +115,7 @@ def _make_text(
 
 
 def _check_files(data: Mapping[str, Any]) -> None:
-    """Raise UsageError for files that are missing or of another kind than their names say.
-
-    The check runs before the corpus is made, which may take minutes.
-    """
+    """Raise UsageError for files that are missing or of another kind than their names say."""
     for file in chain.from_iterable(files_of(data, key) for key in FILES):
         if not Path(file).is_file():
             kind = "is a folder; name its files" if Path(file).is_dir() else "no such file"
@@ -142,14 +139,12 @@ def _check_files(data: Mapping[str, Any]) -> None:
 
 
 def _check_order(probe: str, folder: Path) -> None:
-    """Raise UsageError for labelled texts that are sorted by label.
-
-    Probes learn from the first texts of train, and the last ones choose layers and epochs.
-    """
+    """Raise UsageError for labelled texts that are sorted by label."""
     train = LabelledSet(folder, "train")
     if train.labels is None or train.labels.ndim > 1:
         return
     counts = np.bincount(train.labels)
+    # Probes learn from the first texts of train, and the last ones choose layers and epochs.
     last = np.bincount(train.labels[-len(train.labels) // 5 :], minlength=len(counts))
     for name, count, count_in_last in zip(train.label_names, counts, last):
         if count >= 5 * _EXPECTED and not count_in_last:
@@ -273,11 +268,7 @@ def _set_name(benchmark: str) -> str:
 
 
 def _link_folders(plan: Plan, folder: Path) -> None:
-    """Link the plan's folders of suites into a data folder, under their names.
-
-    This happens after its sets are made, so that nothing is ever written through a link. Raises
-    UsageError if something else has the name.
-    """
+    # Links are made after the sets of the folder, so that nothing is ever written through a link.
     for path in map(Path, plan.data.get(FOLDERS, ())):
         link = folder / path.name
         if link.is_symlink():
@@ -290,11 +281,8 @@ def _link_folders(plan: Plan, folder: Path) -> None:
 
 
 def _source_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sources of data: options of preprocess and hashes of files.
-
-    A missing file has no hash. Folders of suites are not included, since runs record with their
-    scores what they were scored with.
-    """
+    """Return the sources of data: options of preprocess and hashes of files."""
+    # Runs record with their scores what folders of suites held, so these do not count.
     source = {key: value for key, value in data.items() if key != FOLDERS}
     if BENCHMARKS in data:
         sources = data[BENCHMARKS].items()

@@ -77,10 +77,7 @@ def draw_standings(standings: Standings, path: Path) -> None:
 def _draw_panel(
     axes: "Axes", standings: Standings, entries: list[StandingsEntry]
 ) -> dict[str, PlotStyle]:
-    """Draw the rows of one budget, the best at the top; y is in inches.
-
-    Returns the styles of the references.
-    """
+    """Draw the rows of one budget, the best at the top (y in inches); return styles of references."""
     heights = _row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
@@ -224,10 +221,7 @@ def _draw_rungs(
     shift: float,
     name: str,
 ) -> None:
-    """Draw the score or the gain of an objective over its budgets, with their intervals.
-
-    The budgets are multiplied by `shift`, so that objectives do not overlap.
-    """
+    """Draw the score or the gain of an objective over its budgets, with their intervals."""
     metric, points = standings.primary, []
     intervals = curve_intervals(standings, entries[0].objective)
     for entry in sorted(entries, key=lambda entry: entry.budget):
@@ -236,6 +230,7 @@ def _draw_rungs(
         if name == "gain":
             seeds, ends = (), value_of("gain interval", standings, entry).interval or ()
         y = None if value.mean is None else value.mean * metric.scale
+        # Shifted a little, so that objectives do not overlap.
         x, at = entry.budget * shift, f"{flops_text(entry.budget)} FLOPs"
         points.append(Point(x, y, value.wide, at, _scaled(ends, metric), _scaled(seeds, metric)))
     draw_points(axes, points, style, 7 if name == "score" else 5, is_crowded=True)
@@ -324,10 +319,7 @@ def draw_kinds(standings: Standings, path: Path) -> None:
 def _draw_kinds_of(
     axes: "Axes", standings: Standings, entry: StandingsEntry, style: PlotStyle, shift: float
 ) -> None:
-    """Draw the kinds of a row, each moved sideways from its place by `shift`.
-
-    Each has seeds, mean ± sd with the mark of the verdict below, and the untrained model.
-    """
+    """Draw the kinds of a row, each moved sideways from its place by `shift`."""
     untrained_points, points = [], []
     for place, kind in enumerate(standings.kinds):
         view, x, scale = standings.about(kind), place + shift, kind.scale

@@ -248,16 +248,14 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
 
 
 def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
-    """Return a plan with added objectives, tuned on its grid unless they have their own.
-
-    Raises UsageError for a wrong option, a taken name, an unknown control, or too many objectives.
-    """
+    """Return a plan with added objectives, tuned on its grid unless they have their own."""
     objectives, most = list(plan.objectives), plan.comparison.attempts
     if most is not None and len(added) > most:
         listed = ", ".join(item.name for item in added)
         raise UsageError(f"the plan allows {most} added objectives; there are more: {listed}")
     for item in added:
         objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
+        # Names are folder names, which some file systems do not tell apart by case.
         if objective.name.lower() in [other.name.lower() for other in objectives]:
             raise UsageError(f"--name {objective.name}: the league has an objective of this name")
         objectives.append(objective)

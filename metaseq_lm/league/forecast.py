@@ -159,10 +159,7 @@ def _effect_lines(
 
 
 def _known_sds(contents: Contents, budgets: Sequence[float]) -> dict[float, float]:
-    """Return the sd over seeds of the plan's archived rows by budget, where it is known.
-
-    It is the root of the mean variance of the rows.
-    """
+    """Return the sd over seeds of archived rows by budget: the root of the mean variance."""
     rows, sds = read_archived(contents).rows(), {}
     for budget in budgets:
         at_budget = [r.scores(contents.plan.comparison.metric) for r in rows if r.budget == budget]
@@ -205,10 +202,7 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
 
 
 def _estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:
-    """Make one update of an objective with the first values of its grid; return its cost.
-
-    It runs on the device of the objective's options, or on `device` if given.
-    """
+    """Make one update with the first values of a grid on `device`, by default the objective's."""
     config = replace(prepare_config(runner.first_config(objective)), seed=PRICED_SEED)
     if device:
         config = replace(config, engine=replace(config.engine, device=device))

@@ -153,13 +153,11 @@ def _crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
 
 
 def _zeros(logs: np.ndarray, differences: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return where each row of differences is zero between its column in `ends` and the one before.
-
-    Rows without a zero there have any value.
-    """
+    """Return where rows of differences are zero between columns `ends` - 1 and `ends`."""
     rows = np.arange(len(ends))
     before, after = differences[rows, ends - 1], differences[rows, ends]
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Rows without a zero there get any value; callers leave them out.
         share = before / (before - after)
         zeros: np.ndarray = logs[ends - 1] + share * (logs[ends] - logs[ends - 1])
     return zeros
@@ -184,11 +182,9 @@ def equal_score(
 
 
 def _first_reached(logs: np.ndarray, leads: np.ndarray) -> np.ndarray:
-    """Return where leads, (n, budgets), are zero or more for the first time, NaN if never.
-
-    If they are at the first budget, that budget is returned, as a bound.
-    """
+    """Return where leads, (n, budgets), are zero or more for the first time, NaN if never."""
     reaches = leads >= 0
     first = reaches.argmax(axis=1)
+    # A lead at the first budget is a bound: less might be enough.
     places = np.where(reaches[:, 0], logs[0], _zeros(logs, leads, first))
     return np.where(reaches.any(axis=1), places, np.nan)

@@ -161,27 +161,21 @@ def undetected(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _best_detection(run: Run) -> tuple[str, float, float] | None:
-    """Return the term of a discriminator, its loss and that of the base rate at their best.
-
-    That is the validation with the smallest ratio of the two, since the share of fakes changes
-    while a generator learns. None for a run without validations of a discriminator.
-    """
+    """Return the term of a discriminator, its loss and that of the base rate at their best."""
     detections = []
     for term in (term for term, kind in run.terms.items() if kind == DETECTION):
         for line in run.log:
             level = _base_rate(run, line) if line["kind"] == "valid" else 0.0
             if level > 0 and is_number(line.get(term)):
                 detections.append((term, float(line[term]), level))
+    # The smallest ratio of the two, since the share of fakes changes while a generator learns.
     return min(detections, key=lambda at: at[1] / at[2], default=None)
 
 
 def _base_rate(run: Run, line: Mapping[str, Any]) -> float:
-    """Return the loss, in nats, of a discriminator that only knows the share of fake tokens.
-
-    It is the entropy of the share of fakes among the tokens that may be replaced; special tokens
-    cost nothing. Logs of earlier versions have no share of `candidates`, which counts as 1: the
-    result is off by 3 to 5 % in rows of 25 tokens. Return 0 if no share of fakes is logged.
-    """
+    """Return the loss, in nats, of a discriminator that only knows the share of fakes, or 0."""
+    # Special tokens cost nothing. Logs of earlier versions have no share of `candidates`, which
+    # counts as 1: the result is off by 3 to 5 % in rows of 25 tokens.
     candidates, fakes = line.get("candidates") or 1.0, line.get("fakes") or 0.0
     if run.values.get("criterion.disc_positions") == "masked":
         return _entropy(1 - float(line.get("sample_accuracy") or 0.0))
@@ -254,16 +248,13 @@ def still_falling(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _decay_start(run: Run) -> float:
-    """Return the update at which the schedule starts to decay the rate to its end, or infinity.
-
-    Schedules without an end, such as `inverse_sqrt`, and unknown ones, such as a plug-in's, never
-    do.
-    """
+    """Return the update at which the schedule starts to decay the rate to its end, or infinity."""
     values = run.values
     name, total = values.get("schedule._name"), values.get("schedule.total_updates")
     if values.get("schedule.end") == 1 or values.get("schedule.power") == 0:
         return math.inf  # the rate stays constant
     if name in ("linear", "polynomial"):
         return 0.0
+    # Schedules without an end, such as `inverse_sqrt`, and those of plug-ins never do.
     share = values.get("schedule.decay_ratio") if name == "wsd" else None
     return (1 - float(share)) * float(total) if share and total else math.inf

@@ -222,10 +222,7 @@ def shared_encoder(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _ancestor_of(run: Run) -> tuple[Any, ...]:
-    """Return a key that tells apart the ancestors of runs of one setting.
-
-    It is the seeds of the ancestors, or their paths if the seeds are unknown.
-    """
+    # The seeds of the ancestors tell them apart, or their paths if the seeds are unknown.
     seeds = [run.values[key] for key in run.values if key != "seed" and bare_key(key) == "seed"]
     paths = [str(run.values[key]) for key in sorted(run.sources) if key in run.values]
     return tuple(map(identity, seeds or paths))

@@ -193,11 +193,7 @@ def probe_sets(file: str) -> tuple[str, ...]:
 
 
 def _readings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return suites and metrics of the labelled file of a text: frozen, and fine-tuned.
-
-    The held-out part of the file is scored if no other file is. Objectives may be tuned by
-    `frozen_valid`, the accuracies that choose a layer.
-    """
+    """Return suites and metrics of the labelled file of a text: frozen, and fine-tuned."""
     sets, split = probe_sets(data[PROBE]), "test" if PROBE_TEST in data else "valid"
     templates = _OF_TEXTS if sets == (LABELLED,) else _OF_WORDS
     pairs = product(templates, sets)
@@ -206,6 +202,7 @@ def _readings(data: Mapping[str, Any]) -> dict[str, Any]:
         "frozen": [f"{name}.accuracy" for name in sets],
         "tuned": [f"{name}_tuned.accuracy" for name in sets],
         "end_task": ["frozen", "tuned"],
+        # The accuracies that choose a layer, by which objectives may be tuned.
         "frozen_valid": [f"{name}.valid_accuracy" for name in sets],
     }
     parts = [*means["frozen"], *means["tuned"]] if len(sets) > 1 else []
@@ -254,10 +251,7 @@ def parse_objective(name: str, content: dict[str, Any], grid: dict[str, list[Any
 
 
 def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Return options of preprocess, or the path of a data folder.
-
-    Returned paths are absolute; relative ones are resolved against `base`.
-    """
+    """Return options of preprocess, or a data folder, with paths resolved against `base`."""
     keys = [item.name for item in fields(_DataPaths) if item.name in data]
     paths = read_structured(_DataPaths, {key: data[key] for key in keys}, "data")
     if "folder" in data and len(data) > 1:

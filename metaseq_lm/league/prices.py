@@ -17,14 +17,7 @@ _NO_TRIAL = "an update of which costs more than a trial may"
 
 
 def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float) -> str:
-    """Return why an objective cannot run at a budget, "" if it can.
-
-    Args:
-        plan: The plan, which determines the budget at which an objective is tuned.
-        objective: The objective.
-        price: FLOPs of an update, with the first values of its grid.
-        budget: FLOPs of a run.
-    """
+    """Return why an objective with a `price` of an update cannot run at a budget, "" if it can."""
     spent = math.floor(budget / price) * price
     if budget - spent > PARITY * budget:
         return _TOO_LARGE

@@ -195,15 +195,13 @@ def _means_text(standings: Standings, objective: str) -> str:
 def _common_references(
     standings: Standings, metrics: Sequence[Metric]
 ) -> dict[str, Mapping[str, float]]:
-    """Return the references that most metrics have, by reference and metric.
-
-    Usually all metrics share them; a suite of sentences and a labelled set have different ones. A
-    mean of values that are not recorded for a whole suite, such as the last layers, has none.
-    """
+    """Return the references that most metrics have, by reference and metric."""
     common: dict[str, dict[str, float]] = {}
     for metric in metrics:
         for name, value in standings.references.get(metric.name, {}).items():
             common.setdefault(name, {})[metric.name] = value
+    # A suite of sentences and a labelled set have different ones, and a mean of values that are not
+    # recorded for a whole suite, such as the last layers, has none.
     most = max(map(len, common.values()), default=0)
     return {name: values for name, values in common.items() if len(values) == most}
 

@@ -201,12 +201,9 @@ def _is_same(one: Any, other: Any) -> bool:
 def _check_updates(
     prices: Mapping[str, float], run: Run, objective: Objective, phase: str
 ) -> Iterator[Complaint]:
-    """Yield a finished run with another number of updates than its budget pays for.
-
-    The price of an update is known for the first values of a grid, so runs are left out whose grid
-    may change it.
-    """
+    """Yield a finished run with another number of updates than its budget pays for."""
     price, results = prices.get(objective.name), run.recorded
+    # The price of an update is known for the first values of a grid, which others may change.
     is_fixed = all(key.startswith(("optimizer.", "schedule.")) for key in objective.grid)
     if phase == UNTRAINED or price is None or not is_fixed or run.status != "finished":
         return
@@ -242,11 +239,9 @@ def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Compl
 
 
 def _scored_validation(run: Run) -> Mapping[str, Any]:
-    """Return the line in the log of the weights that are scored: the best ones, or the last.
-
-    It is empty if the log does not reach the end of the run.
-    """
+    """Return the line in the log of the weights that are scored: the best ones, or the last."""
     valid = [line for line in run.log if line["kind"] == "valid"]
+    # The log does not reach the end of the run.
     if not valid or valid[-1].get("update") != run.recorded.get("updates"):
         return {}
     metric = run.values.get("trainer.best_checkpoint_metric")

@@ -147,27 +147,22 @@ def _start(code: str, words: Sequence[str], folder: Path, log: Path) -> subproce
 
 
 def _installed() -> list[Path]:
-    """Return the folders of Python and of the installed packages.
-
-    Some installers make an environment of links into a store: of packages, or of their files.
-    """
     places = [*map(Path, site.getsitepackages()), Path(site.getusersitepackages())]
+    # Some installers make an environment of links into a store: of packages, or of their files.
     packages = chain.from_iterable(place.glob("*") for place in places)
     stored = set[Path]().union(*map(_linked, packages))
     return [Path(sys.prefix), Path(sys.base_prefix), *places, *stored, _PACKAGE]
 
 
 def _linked(package: Path) -> set[Path]:
-    """Return what a package is a link to, or the folders that its files are links into.
-
-    A folder without files is a namespace of packages.
-    """
+    """Return what a package is a link to, or the folders that its files are links into."""
     if package.is_symlink():
         return {package}
     inside = list(package.iterdir()) if package.is_dir() else []
     files = [path for path in inside if path.is_symlink() or path.is_file()]
     if files:
         return {file.resolve().parent for file in files if file.is_symlink()}
+    # A folder without files is a namespace of packages.
     return set[Path]().union(*map(_linked, inside))
 
 

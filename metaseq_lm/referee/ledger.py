@@ -136,10 +136,7 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
 
 
 def _with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict[str, Any]:
-    """Return the content of a plan with seeds that follow from its hash and a number.
-
-    All seeds differ. Final runs, trials and controls keep their counts.
-    """
+    """Return the content of a plan with distinct seeds that follow from its hash and a number."""
     plan = parse_plan(dict(content))
     kinds = {"final": plan.ladder.seeds, "tuning": plan.tuning.seeds}
     kinds["controls"] = plan.controls.seeds

@@ -147,10 +147,7 @@ def codes_of(runs: Sequence[Run]) -> list[str]:
 def _plan(
     league: LeagueRuns, drawn: Sequence[Run], source: DataSource, folder: Path
 ) -> list[tuple[Run, LeagueSweep, Planned]]:
-    """Return drawn runs with the sweeps that repeat them, and the run there.
-
-    The sweeps follow from the plan; only the values of tuned options are those of the runs.
-    """
+    """Return drawn runs with the sweeps that repeat them, and the run there."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in drawn:
         phase, owner, _ = run.path.parts[-3:]
@@ -160,6 +157,7 @@ def _plan(
         objective = league.plan.objective(owner)
         settings = [_setting_of(run, objective, phase) for run in runs]
         values = [] if phase == UNTRAINED else settings
+        # Sweeps follow from the plan; only the values of tuned options are those of the runs.
         sweep = build_sweep(league.plan, objective, phase, values, source, folder)
         planned: dict[tuple[Any, ...], Planned] = {
             (item.seed, *item.values.items()): item for item in sweep.runs

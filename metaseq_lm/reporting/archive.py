@@ -222,10 +222,7 @@ def _read_content(path: Path) -> bytes:
 
 
 def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:
-    """Return the header `line`; ValueError if it is not an archive's header.
-
-    Raises MetaseqError, which names `position` (file and line), for another version.
-    """
+    """Return the header `line` at `position`; ValueError or, for another version, MetaseqError."""
     if line["format"] != FORMAT and str(line["format"]).startswith(KIND):
         raise MetaseqError(
             f"{position}: an archive of another version: '{line['format']}', not '{FORMAT}'. Read "

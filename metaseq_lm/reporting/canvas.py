@@ -244,10 +244,7 @@ _DASHARRAYS: dict[Any, str] = {
 
 
 def _to_svg(figure: Figure, drawing: Drawing) -> str:
-    """Return a figure as an element `svg` for a page; its marks are circles with titles.
-
-    Artists of a series have its number in `data-series`.
-    """
+    """Return a figure as an element `svg` for a page; its marks are circles with titles."""
     written = StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(written.getvalue())
@@ -266,10 +263,7 @@ def _to_svg(figure: Figure, drawing: Drawing) -> str:
 
 
 def _simplify(element: Element, name: str) -> None:
-    """Remove namespaces, metadata and style sheets; turn styles into attributes; round numbers.
-
-    Ids begin with the name of the figure; groups have none, but the number of their series.
-    """
+    """Remove namespaces, metadata and style sheets; turn styles into attributes; round numbers."""
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() and element.text
     element.tail = None
@@ -284,6 +278,7 @@ def _simplify(element: Element, name: str) -> None:
             attributes[key] = _LONG_NUMBER.sub(lambda n: f"{round(float(n[0]), 2):g}", value)
         elif key == "href" or value.startswith("url("):
             attributes[key] = value.replace("#", f"#{name}-")
+    # The numbers of series are for the script; other ids are unique on a page of several figures.
     if identifier.startswith(_PREFIX):
         attributes["data-series"] = identifier.removeprefix(_PREFIX)
     elif identifier and element.tag != "g":

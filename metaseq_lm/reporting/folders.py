@@ -165,11 +165,9 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
 
 
 def _is_run(files: Iterable[str]) -> bool:
-    """Return whether a folder with these files is the folder of a started run.
-
-    With command.txt but no log, the run died before its first line; the report names it.
-    """
+    """Return whether a folder with these files is the folder of a started run."""
     names = set(files)
+    # With command.txt but no log, the run died before its first line; the report names it.
     return "config.yaml" in names and bool(names & {"log.jsonl", "command.txt"})
 
 
@@ -241,10 +239,7 @@ def _with_states(folder: Path, plan: list[_Planned]) -> list[_Planned]:
 
 
 def _read_plan(path: Path) -> list[_Planned]:
-    """Return the planned runs of a sweep.json; raises MetaseqError if it is damaged.
-
-    Entries without stages or folders are left out.
-    """
+    """Return the planned runs of a sweep.json; MetaseqError if it is damaged."""
     try:
         sweep = json.loads(read_bounded(path, LARGEST_SWEEP))
     except (ValueError, RecursionError) as error:
@@ -325,12 +320,10 @@ def pick_stage(
 
 
 def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path]:
-    """Return the paths without a run of the shown stage below them: all of their runs are shown.
-
-    The folder of an earlier stage is such a path. The folder of a sweep itself never is.
-    """
+    """Return the paths without a run of the shown stage below them: all of their runs are shown."""
     above = set[Path]().union(*((folder, *folder.parents) for folder in selected))
     roots = [root for path in paths if (root := Path(path).resolve()) not in above]
+    # The folder of an earlier stage is such a path, that of a sweep never is.
     return [root for root in roots if not (root / _SWEEP_FILE).is_file()]
 
 

@@ -149,11 +149,7 @@ def _file_name(kind: str, name: str) -> str:
 
 
 def _draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
-    """Draw all logged metrics that match a pattern over updates, a panel for each setting.
-
-    Each line is a metric, as centre and spread over the finished runs. Raises UsageError if no run
-    logged a matching metric.
-    """
+    """Draw all logged metrics that match a pattern over updates, a panel for each setting."""
     names = require_logged(pictures.runs, pattern)
     styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
     panels = []
@@ -165,10 +161,7 @@ def _draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
 
 
 def _draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
-    """Draw a logged metric over updates: centre and spread of the finished runs of each setting.
-
-    Runs without a result are drawn as thin lines. Raises UsageError if no run logged the metric.
-    """
+    """Draw a logged metric over updates, a line for each series; runs without a result are thin."""
     require_logged(pictures.runs, metric)
     key = pictures.panels or pictures.along
     panels = []
@@ -186,10 +179,7 @@ def _draw_updates(
     label: str = "",
     shared: bool = True,
 ) -> list[str]:
-    """Draw lines over updates; each panel has a title, and series, setting and metric of lines.
-
-    The y axis has the `label`, by default the metric.
-    """
+    """Draw panels of lines over updates; a line has the name of its series, setting and metric."""
     from matplotlib.ticker import EngFormatter
 
     notes, is_thin, spread = [], False, pictures.spread
@@ -253,11 +243,7 @@ class _Place:
 
 
 def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
-    """Draw the score against the config key `pictures.along`, with one point per seed.
-
-    Values such as which_moon_10 are placed at their number, others at equal distances. The x axis
-    is logarithmic if the numbers are positive and span more than a factor of 10.
-    """
+    """Draw the score against the config key `pictures.along`, with one point per seed."""
     key = pictures.along
     assert key is not None
     present, notes = [], []
@@ -270,6 +256,7 @@ def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     if not present:
         raise MetaseqError(f"no run sets {key}; choose another key for --x")
     values = distinct(s.values[key] for s in present)
+    # Values such as which_moon_10 are placed at their number, others at equal distances.
     numbers, prefix = axis_numbers(values) or ([], "")
     names = None if numbers else [show(value) for value in values]
     numbers = numbers or [float(i) for i in range(len(values))]
@@ -296,11 +283,7 @@ _COST_TEXTS = {"flops": flops_text, "words": words_text}
 
 
 def _draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
-    """Draw the score against a cost, pretraining included, on a logarithmic axis.
-
-    If the cost does not depend on the key `pictures.along`, its values become panels. `cost` is one
-    of COST_AXES.
-    """
+    """Draw the score against a cost of _COST_AXES, pretraining included, on a logarithmic axis."""
     unit, label = _COST_AXES[cost]
     spent: dict[str, float] = {}
     by_series: dict[str, list[float]] = {}
@@ -314,6 +297,7 @@ def _draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> li
             notes.append(text)
     along = pictures.along
     panels = pictures.panels if pictures.panels != along else None
+    # If the cost does not depend on the key of the x axis, its values become panels.
     if panels is None and all(max(same) < 1.1 * min(same) for same in by_series.values()):
         panels = along
     numbers = None
@@ -340,10 +324,7 @@ def _draw_places(
     prepare: Callable[["Axes"], None],
     about_moved: str,
 ) -> None:
-    """Draw the scores of settings at their places, a panel for each value of `key`.
-
-    `prepare` sets the x axis of a panel; the legend ends in `about_moved` if points would overlap.
-    """
+    """Draw the scores of settings at their places, a panel for each value of `key`."""
     styles, moved = pictures.styles(), False
     parts = pictures.split(key)
     with canvas(len(parts), path, pictures.shares_scale(key)) as (figure, grid):
@@ -396,11 +377,7 @@ def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric
 def _separate_overlapping(
     points: Sequence[tuple[float, list[float]]], ends: tuple[float, float], is_log: bool = True
 ) -> list[float]:
-    """Return the places of points (x, scores), shifted slightly where points would overlap.
-
-    `ends` are the limits of the axis. Points overlap if their places are closer than 1 % of its
-    length and their ranges of scores intersect.
-    """
+    """Return the places of points (x, scores), shifted slightly where points would overlap."""
     scaled = [math.log(x) if is_log else x for x, _ in points]
     low, high = map(math.log, ends) if is_log else ends
     span = high - low
@@ -408,6 +385,7 @@ def _separate_overlapping(
     def hides(i: int, j: int) -> bool:
         first, second = points[i][1], points[j][1]
         overlap = min(first) <= max(second) and min(second) <= max(first)
+        # Closer than 1 % of the axis, whose limits are `ends`.
         return overlap and scaled[i] - scaled[j] < 0.01 * span
 
     groups: list[list[int]] = []

@@ -443,11 +443,7 @@ def _read_values(
     notes: list[str],
     descendants: tuple[Path, ...] = (),
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the flat config of a run and its ancestors, and the keys that name the ancestors.
-
-    `descendants` are the runs with ancestors being read; they guard against cycles, which moved
-    folders can form.
-    """
+    """Return the flat config of a run and its ancestors, and the keys that name the ancestors."""
     # config.yaml is written resolved. References are not followed, as they could reveal a secret.
     content: Any = run_folder.read_config(folder / "config.yaml")
     values = flatten(content)
@@ -473,6 +469,7 @@ def _read_values(
         if key in lists or not start:
             continue
         ancestor = _find_ancestor(folder, Path(str(start)))
+        # Moved folders can form cycles of ancestors.
         if ancestor is None or ancestor in descendants:
             notes.append(
                 f"{key} {start} is not found here, so its settings cannot be told from others"
@@ -488,11 +485,8 @@ def _read_values(
 
 
 def _find_ancestor(folder: Path, start: Path) -> Path | None:
-    """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None.
-
-    A relative path is relative to the working directory of the training: some folder above the run,
-    or else the present working directory.
-    """
+    """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None."""
+    # Training ran in some folder above the run, or else where this command runs.
     bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
     for base in bases:
         path = (base / start).resolve()

@@ -273,10 +273,7 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Row]:
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the config keys that differ between the runs, in config order.
-
-    Seeds, paths and keys that do not affect results are left out.
-    """
+    """Return the config keys that differ between the runs and affect results, in config order."""
     sources = frozenset().union(*(run.sources for run in runs))
     differing = []
     for key in _keys_of(runs):
@@ -410,13 +407,10 @@ def show(value: Any) -> str:
 
 
 def _canonical(value: str) -> str:
-    """Return a value typed by the user in the form of `show`: 5e-4 as 0.0005, null as none.
-
-    Quotes around a text belong to the override, such as label='k = 3'. In a list, such as [chunk,
-    pos], spaces around values do not count.
-    """
+    """Return a value typed by the user in the form of `show`: 5e-4 as 0.0005, null as none."""
     if re.fullmatch(r"\[.*\]", value):
         return f"[{','.join(_canonical(part.strip()) for part in value[1:-1].split(','))}]"
+    # Quotes around a text belong to the override, such as label='k = 3'.
     if re.fullmatch(r"'.+'|\".+\"", value):
         return value[1:-1]
     try:
@@ -475,13 +469,11 @@ def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metr
 
 
 def _is_of_objective(metric: str, run: Run) -> bool:
-    """Return whether a metric measures the training objective of a run, not an end task.
-
-    Such metrics are losses, and metrics on a split of masked text, such as the accuracy of tokens.
-    """
+    """Return whether a metric measures the training objective of a run, not an end task."""
     split, _, bare = metric.rpartition(".")
     if is_loss(bare) or bare in run.losses:
         return True
+    # So do metrics on a split of masked text, such as the accuracy of tokens.
     values = run.values
     splits = (values.get("trainer.valid_split", "valid"), *values.get("trainer.final_splits", ()))
     return "task.mask_prob" in values and not values.get("task.labelled") and split in splits

@@ -284,10 +284,7 @@ def pivot_table(
 
 
 def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summary | None:
-    """Return the summary over seeds of the mean over cells, for seeds that all cells have.
-
-    Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
-    """
+    """Return the summary over seeds, of which all cells have a score, of the mean over cells."""
     by_cell = [seed_means(cell.runs if cell else (), metric.name) for cell in cells]
     means = []
     for seed in by_cell[0]:
@@ -303,14 +300,11 @@ def _best_of(
     metric: Metric,
     baselines: Sequence[Row] | None = None,
 ) -> list[bool]:
-    """Return for each summary whether it is the best; equal printed values tie.
-
-    With `baselines`, cells compete only if they share a baseline. Nothing is marked without a
-    competitor, nor among cells with different functions of the metric.
-    """
+    """Return for each summary whether it is the best; equal printed values tie."""
     groups: dict[int, dict[int, float]] = {}
     for i, summary in enumerate(summaries):
         if summary is not None:
+            # Cells compete only if they share a baseline.
             groups.setdefault(id(baselines[i]) if baselines else 0, {})[i] = summary.centre
     best = min if metric.lower_is_better else max
     marks = [False] * len(summaries)

@@ -201,12 +201,10 @@ def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, 
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Give a complete checkpoint its name; an unvalidated or damaged one of that name is removed.
-
-    A kill at any moment leaves the old or the new one under that name, to which links may point. If
-    names cannot be exchanged, there is a moment with neither, after which `newest` restores the old
-    one.
-    """
+    """Give a complete checkpoint its name; an unvalidated or damaged one is removed."""
+    # A kill at any moment leaves the old or the new one under that name, to which links may point.
+    # If names cannot be exchanged, there is a moment with neither, after which `newest` restores
+    # the old one.
     old = temporary
     if not os.path.lexists(final):
         os.rename(temporary, final)
@@ -391,10 +389,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _find(tensors: dict[str, StoredTensor], name: str, value: Any) -> Any:
-    """Return a tensor of the state; if state.pt has only its place, take it out of `tensors`.
-
-    Scalars are read at once.
-    """
+    """Return a tensor of the state; if state.pt has only its place, take it out of `tensors`."""
     if isinstance(value, StoredTensor) or not value.is_meta:
         return value
     stored = tensors.pop(name, None)

@@ -93,10 +93,8 @@ for _kernel in (
 
 
 def _sequences(q: Sequence[int], *rest: Any, **kwargs: Any) -> int:
-    """Return the FLOPs of attention in whole rows: their length is the declared longest length.
-
-    Torch's own rule reads the lengths of the sequences instead.
-    """
+    """Return the FLOPs of attention in whole rows: their length is the declared longest length."""
+    # Torch's own rule reads the lengths of the sequences instead.
     longest = rest[5]
     return attention_flops(q, (longest, q[-1]), (longest, q[-1]))
 

@@ -401,12 +401,7 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
 
 
 def _reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
-    """Return the parts of a run, from RESETS, with which an option may change.
-
-    Args:
-        key: The dotted name.
-        names: The registered names of a run, by keys such as `task._name`.
-    """
+    """Return the parts of RESETS with which an option of the classes in `names` may change."""
     item = declaration(key, names)
     declared = {item.metadata["reset"]} if item and "reset" in item.metadata else set()
     return declared | ({key.partition(".")[0]} & {"schedule", "optimizer"})

@@ -317,11 +317,9 @@ def _extends(old: dict[str, Any], definition: Definition, runs: list[PlannedRun]
 
 
 def _unsafe_arguments(content: dict[str, Any]) -> str:
-    """Return a description of arguments that no sweep writes into sweep.json, "" without any.
-
-    The arguments are run as commands: --user-dir could run code, another --save-dir could write
-    outside the sweep.
-    """
+    """Return a description of arguments that no sweep writes into sweep.json, "" without any."""
+    # They are run as commands: --user-dir could run code, another --save-dir could write outside
+    # the sweep.
     for stage in itertools.chain.from_iterable(run["stages"] for run in content["runs"]):
         data, *words = stage["arguments"]
         names: list[str] = []

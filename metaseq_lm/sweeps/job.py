@@ -134,15 +134,13 @@ def _content_hash(files: dict[str, Path]) -> str:
 
 
 def _copied_files(folder: Path) -> dict[str, Path]:
-    """Return all files of a snapshot by name; removes bytecode caches, which Python would run.
-
-    Raises ValueError for links, and for a bytecode cache that cannot be removed.
-    """
+    """Return all files of a snapshot by name; ValueError for links and compiled files."""
     files: dict[str, Path] = {}
     for root, folders, names in os.walk(folder):
         root_folder = Path(root)
         if any((root_folder / name).is_symlink() for name in (*folders, *names)):
             raise ValueError("a link")
+        # Python would run compiled files in place of the sources, whose hash is checked.
         if "__pycache__" in folders:
             folders.remove("__pycache__")
             shutil.rmtree(root_folder / "__pycache__", ignore_errors=True)
