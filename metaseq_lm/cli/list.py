@@ -64,10 +64,10 @@ def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, A
     from metaseq_lm import plugins
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
     from metaseq_lm.league.columns import COLUMNS, title_of
-    from metaseq_lm.league.gates import gate_registry
+    from metaseq_lm.league.gates import GATES
 
     plugins.load_all(user_dir)
-    further = {"dataset_kind": DATASET_KINDS, "gate": gate_registry(), "column": COLUMNS}
+    further = {"dataset_kind": DATASET_KINDS, "gate": GATES, "column": COLUMNS}
     rows = _rows_of({**ALL, **further}, kind)
     for row in rows:
         if row["kind"] == "column":

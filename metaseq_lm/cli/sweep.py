@@ -185,7 +185,7 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb in the first word; without a verb, launch a sweep."""
     args.words += args.overrides  # argparse splits words if options are in between
-    verb = args.words[0] if args.words and args.words[0] in _VERBS else ""
+    verb = next((word for word in args.words[:1] if word in _VERBS), "")
     if args.help:
         show((_verb_parser(verb) if verb else args.parser).format_help(), end="")
         return 0
@@ -342,8 +342,7 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
 def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Take the rules of the search out of a sweep's content; override them by the command line."""
     from metaseq_lm.core.structured import read_values
-    from metaseq_lm.sweeps.search import Search
-    from metaseq_lm.sweeps.space import parse_axis
+    from metaseq_lm.sweeps.search import Search, parse_axis
 
     rules = read_values(Search, content.pop("search", {}), "search")
     typed = {}
@@ -362,6 +361,7 @@ def _launch_search(
     content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: _SweepOptions
 ) -> int:
     """Start or continue a search, then launch the runs with the chosen values."""
+    from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
@@ -387,10 +387,10 @@ def _launch_search(
             show_result("sweep-status", document(states(folder)))
             return 0 if launch.executor == "slurm" else 1
         chosen = searched.choose()
-        runs = searched.runs_of(chosen, definition.seeds)
+        tuned = searched.definition_of(chosen, definition.seeds)
+        runs = expand(tuned, out)
         folder.check_inside(runs)
         searched.record_tuning(runs)
-    tuned = searched.definition_of(chosen, definition.seeds)
     return _launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))
 
 

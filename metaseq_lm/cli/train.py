@@ -342,8 +342,9 @@ def _say_if_not_exported(parts: "Parts") -> None:
     from metaseq_lm.interop.exporting import refusal
 
     weights, task = parts.model.state_dict(), parts.task
+    vocabulary = None
     # A word language model inherits `vocabulary`, but its data folder has no tokens.
-    vocabulary = getattr(task, "vocabulary", None) if (task.data / DICT_FILE).is_file() else None
-    reason = "" if process_group.rank() else refusal(weights, parts.config, vocabulary)
-    if reason:
+    if (task.data / DICT_FILE).is_file():
+        vocabulary = getattr(task, "vocabulary", None)
+    if not process_group.rank() and (reason := refusal(weights, parts.config, vocabulary)):
         hint(f"cannot be exported to transformers: {reason}")

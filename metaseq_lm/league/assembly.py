@@ -23,7 +23,17 @@ from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import CorpusFacts, from_about, read_corpus
 from metaseq_lm.league.describe import describe_answer
-from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
+from metaseq_lm.league.expansion import (
+    BUDGET,
+    FINAL,
+    PHASES,
+    SHUFFLED,
+    TUNE,
+    UNTRAINED,
+    describe_excluded,
+    label_of,
+    possible,
+)
 from metaseq_lm.league.folder import (
     ADDED_SCHEMA,
     PRICES,
@@ -46,7 +56,6 @@ from metaseq_lm.league.predictions import (
     parse_lines,
     read_predictions,
 )
-from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.rungs import predict
 from metaseq_lm.league.score_errors import Items, items_of
 from metaseq_lm.league.standings import Context, Standing
@@ -96,7 +105,7 @@ class LeagueRuns:
         """Return the runs of an objective in a phase, at all budgets or at one."""
         label = label_of(phase, objective.name)
         chosen = [run for run in self.runs if run.values["label"] == label]
-        return chosen if budget is None else [r for r in chosen if _budget_of(r) == budget]
+        return [run for run in chosen if budget in (None, _budget_of(run))]
 
     def rows(self) -> list[Row]:
         """Return the rows that have final runs, in the order of the plan.
@@ -133,11 +142,13 @@ class LeagueRuns:
         trials = by_budget.get(self.plan.tuning.nearest(budget))
         if trials is None:
             return None
+        chosen = {key: run.values.get(key) for key in objective.grid}
         shares = trials.plausible(least)
-        chosen = shares[0][0] if shares else {key: run.values.get(key) for key in objective.grid}
-        return TuningRecord(
-            trials.grid, chosen, trials.runs, trials.budget, shares if least else ()
-        )
+        if shares:
+            chosen = dict(shares[0][0])
+        if not least:
+            shares = ()
+        return TuningRecord(trials.grid, chosen, trials.runs, trials.budget, shares)
 
     def context(self) -> Context:
         """Return all rows with the facts that gates need to judge them."""
@@ -314,8 +325,8 @@ class LeagueRuns:
             count = sum(len(item.runs) for item in by_budget.values())
             flops = flops_text(sum(item.flops for item in by_budget.values()))
             excess = count - sum(self.plan.trials(objective, budget) for budget in by_budget)
-            by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
-            wider = f", {excess} of them beyond the first grid" if excess > 0 else ""
+            by = f", by {objective.metric}," * (objective.metric not in (None, metric))
+            wider = f", {excess} of them beyond the first grid" * (excess > 0)
             parts.append(f"{objective.name}{by} {count} trials, {flops} FLOPs{wider}")
         if not parts:
             return []
@@ -572,8 +583,9 @@ def repeat(league: LeagueRuns, command: str) -> Section:
     commands = ["metaseq-lm league plan.yaml --out L"]
     for item in contents.additions:
         commands.append(f"metaseq-lm league --out L {masked(item.words)}")
-    further = f"; with what was added it is {league.plan.hash}" if contents.additions else ""
+    further = f"; with what was added it is {league.plan.hash}" * bool(contents.additions)
     notes = [f"The hash of the plan is {contents.plan.hash}{further}."]
     plan = OmegaConf.to_yaml(dict(contents.content))
     texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]
-    return Section(REPEAT.title, notes, texts=texts + ([("This page", command)] if command else []))
+    texts += [("This page", command)] * bool(command)
+    return Section(REPEAT.title, notes, texts=texts)

@@ -121,7 +121,9 @@ class Value:
     @property
     def sign(self) -> str:
         """The mark of the verdict, "+", "-", "=" or none, and that of a gate."""
-        return "" if self.hidden else _SIGNS.get(self.verdict, "") + DOUBT * bool(self.marks)
+        if self.hidden:
+            return ""
+        return _SIGNS.get(self.verdict, "") + DOUBT * bool(self.marks)
 
     def cell(self, is_best: bool = False) -> Cell:
         """Return the cell of a table."""
@@ -216,10 +218,11 @@ def value_of(name: str, standings: Standings, entry: StandingsEntry) -> Value:
     value = registered.value(standings, entry)
     if not isinstance(value, Value):
         raise UsageError(f"column {name!r} of {registered.origin}: {value!r} is no Value")
-    reason = "" if registered.is_of_package else why_hidden(standings, entry)
-    if not reason or value.text is not None:
+    if registered.is_of_package or value.text is not None:
         return value
-    return Value(dict.fromkeys(value.record), hidden=reason)
+    if reason := why_hidden(standings, entry):
+        return Value(dict.fromkeys(value.record), hidden=reason)
+    return value
 
 
 def shown_columns(
@@ -255,8 +258,9 @@ def column_table(
         for name, shown, metric in columns:
             view = about.about(metric)
             value = value_of(name, view, entry)
-            best = view.best(entry.budget) if shown.has_best and rows is None else None
-            is_best = best is not None and value.wide == value_of(name, view, best).wide
+            is_best = False
+            if shown.has_best and rows is None and (best := view.best(entry.budget)):
+                is_best = value.wide == value_of(name, view, best).wide
             line.append(value.cell(is_best))
         lines.append(line)
     return Table(title, head, lines, list(notes))
@@ -363,11 +367,11 @@ def _updates(standings: Standings, entry: StandingsEntry) -> Value:
 
 def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "") -> Value:
     """Return mean ± sd of scores; hidden ones have no number."""
-    summary, mean, sd, count = summarise(scores.get(metric.name, ())), None, None, 0
+    mean, sd, count = None, None, 0
+    summary = summarise(scores.get(metric.name, ()))
     if summary and not hidden:
         mean, count = summary.centre, summary.n
-        if count > 1:
-            sd = summary.high - mean
+        sd = summary.high - mean if count > 1 else None
     line = {f"{prefix}n": count, f"{prefix}mean": mean, f"{prefix}sd": sd}
     return Value(line, metric, mean, sd, hidden=hidden)
 
@@ -375,14 +379,10 @@ def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "")
 @column("score", title="{metric}", on_screen="mean ± sd", has_best=True)
 def _score(standings: Standings, entry: StandingsEntry) -> Value:
     """Score, mean ± sample sd over seeds, with the letters of gates that flag it."""
-    decision, metric = standings.stated(entry), standings.metric
+    metric, verdict = standings.metric, getattr(standings.stated(entry), "verdict", "")
     value = _summary(entry.scores, metric, "", why_hidden(standings, entry))
-    return replace(
-        value,
-        record={"metric": metric.name, **value.record},
-        marks=marks(standings, entry),
-        verdict=getattr(decision, "verdict", ""),
-    )
+    line = {"metric": metric.name, **value.record}
+    return replace(value, record=line, marks=marks(standings, entry), verdict=verdict)
 
 
 @column("other", title="{metric}", over=lambda s: s.metrics[1:], has_best=True)

@@ -162,9 +162,8 @@ def shuffled(row: Row, context: Context) -> Iterator[GateFinding]:
     reason includes the losses, which may differ where scores do not.
     """
     if not row.shuffled and row.budget in context.shuffled:
-        yield GateFinding(
-            "shuffled", NOTE, "there is no control on shuffled text, which is planned"
-        )
+        reason = "there is no control on shuffled text, which is planned"
+        yield GateFinding("shuffled", NOTE, reason)
     learnt = dict(_differences(row, row.untrained, context))
     for metric, result in _differences(row, row.shuffled, context):
         if result is None and row.shuffled and row.scores(metric):

@@ -241,7 +241,7 @@ def held_out_errors(ladders: Iterable[tuple[ObjectiveLadder, CurveForm]]) -> lis
 def rejection(fit: Fit, level: float) -> str:
     """Return a clause that the budgets do not lie on a curve of the form, "" if they may."""
     p = fit.misfit_p
-    return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" if p < level else ""
+    return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" * (p < level)
 
 
 def naive_predictions(ladder: ObjectiveLadder, budget: float) -> dict[str, float]:

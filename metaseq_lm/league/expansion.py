@@ -1,11 +1,13 @@
-"""From a plan to ordinary sweeps: one for each objective and phase, in PHASE/OBJECTIVE.
+"""From a plan to sweeps: untrained models, trials, final and shuffled runs, and their budgets.
 
 Each is an ordinary sweep of `metaseq-lm sweep`: `sweep status`, `resubmit` and `cancel` work on its
-folder. A sweep may grow by further budgets and by values of a widened grid.
+folder. A sweep may grow by further budgets and by values of a widened grid. Budgets that whole
+updates of an objective cannot spend are left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any
 
 from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import format_value, quote
+from metaseq_lm.league.parity_gates import PARITY
 from metaseq_lm.league.plan import Objective, Plan, budget_text
+from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import PlannedRun, expand
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -123,3 +127,46 @@ def stored_settings(folder: Path) -> list[Values]:
     if not (folder / "sweep.json").exists():
         return []
     return list(SweepFolder(folder).definition().alternatives)
+
+
+Prices = Mapping[str, float]  # FLOPs of an update, by objective
+_TOO_LARGE = (
+    f"whose updates are so large that whole ones leave more than {PARITY:.0%} of the budget"
+)
+_NO_TRIAL = "an update of which costs more than a trial may"
+
+
+def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float) -> str:
+    """Return why an objective with a `price` of an update cannot run at a budget, "" if it can."""
+    spent = math.floor(budget / price) * price
+    if budget - spent > PARITY * budget:
+        return _TOO_LARGE
+    if objective.grid and price > plan.tuning.nearest(budget):
+        return _NO_TRIAL
+    return ""
+
+
+def possible(
+    plan: Plan, objective: Objective, prices: Prices, budgets: Iterable[float]
+) -> list[float]:
+    """Return the budgets at which an objective can run; all of them if its price is unknown."""
+    if objective.name not in prices:
+        return list(budgets)
+    price = prices[objective.name]
+    return [budget for budget in budgets if not _why_excluded(plan, objective, price, budget)]
+
+
+def describe_excluded(
+    plan: Plan, objectives: Iterable[Objective], prices: Prices, budgets: Iterable[float]
+) -> list[str]:
+    """Return a sentence for each reason and each budget at which objectives cannot run."""
+    known = [objective for objective in objectives if objective.name in prices]
+    names: dict[tuple[float, str], list[str]] = {}
+    for budget in budgets:
+        for objective in known:
+            if reason := _why_excluded(plan, objective, prices[objective.name], budget):
+                names.setdefault((budget, reason), []).append(objective.name)
+    return [
+        f"Not at {flops_text(budget)} FLOPs: {', '.join(listed)}, {reason}."
+        for (budget, reason), listed in names.items()
+    ]

@@ -77,7 +77,7 @@ def draw_standings(standings: Standings, path: Path) -> None:
 def _draw_panel(
     axes: "Axes", standings: Standings, entries: list[StandingsEntry]
 ) -> dict[str, PlotStyle]:
-    """Draw the rows of one budget, the best at the top (y in inches); return styles of references."""
+    """Draw the rows of one budget, the best at the top, y in inches; return styles of lines."""
     heights = _row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):

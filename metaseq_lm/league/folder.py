@@ -240,7 +240,7 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
     others = {name: other for name, other in plans.items() if other not in ("", plan_hash)}
     if others:
         name, other = next(iter(others.items()))
-        further = f" So are {len(others) - 1} more." if len(others) > 1 else ""
+        further = f" So are {len(others) - 1} more." * (len(others) > 1)
         raise UsageError(
             f"{name}: a {kind} of another plan ({other}; that of this league is {plan_hash})."
             f"{further} A plan is fixed before its runs: move them away, or choose another --out"

@@ -20,11 +20,10 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import seconds_text, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.assembly import read_archived
-from metaseq_lm.league.expansion import PHASES, TUNE, UNTRAINED
+from metaseq_lm.league.expansion import PHASES, TUNE, UNTRAINED, Prices
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import BALANCED, TEXT_ARM, merge, read_plan
-from metaseq_lm.league.prices import Prices
 from metaseq_lm.league.runner import Runner
 from metaseq_lm.league.score_errors import tuning_seeds_needed
 from metaseq_lm.reporting.numbers import flops_text
@@ -33,7 +32,7 @@ from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.conditions import count_conditions
 from metaseq_lm.sweeps.configs import composed
 from metaseq_lm.sweeps.definition import read_mapping
-from metaseq_lm.sweeps.draws import MOST
+from metaseq_lm.sweeps.trials import MOST
 from metaseq_lm.tasks import with_updates
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import (
@@ -109,7 +108,7 @@ def forecast(
     for phase, (count, spent) in totals.items():
         lines.append(f"{phase:<10} {count:>5} runs  {flops_text(spent)} FLOPs")
     slots = runner.launch.max_parallel or 1
-    parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" if slots > 1 else ""
+    parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" * (slots > 1)
     lines[-1] += (
         f", {seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
         "has to start, be validated and scored, and a grid may be widened"

@@ -6,7 +6,6 @@ docs/reference/gates.md lists the gates with remedies.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from metaseq_lm.core.registry import Registry
 from metaseq_lm.league import (
     bound_gates,
     collapse_gates,
@@ -16,7 +15,8 @@ from metaseq_lm.league import (
     parity_gates,
     score_gates,
 )
-from metaseq_lm.league.gate import GATES, Gate, registered_gates
+from metaseq_lm.league.gate import GATES as GATES
+from metaseq_lm.league.gate import registered_gates
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, GateFinding, Standing
 from metaseq_lm.reporting.settings import Row
 
@@ -25,11 +25,6 @@ _KINDS = (
     *(parity_gates, data_gates, bound_gates, loss_gates, collapse_gates),
     *(score_gates, control_gates),
 )
-
-
-def gate_registry() -> Registry[Gate]:
-    """Return the registry with all gates of the package and of loaded plug-ins."""
-    return GATES
 
 
 def _findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:

@@ -18,7 +18,7 @@ from metaseq_lm.reporting.settings import (
     finished,
     show,
 )
-from metaseq_lm.sweeps.space import Choice
+from metaseq_lm.sweeps.search import Choice
 
 PARITY = 0.02  # largest difference of FLOPs from the budget, as a share of it
 _UPDATES = "trainer.max_update"

@@ -27,12 +27,14 @@ from metaseq_lm.league.expansion import (
     UNTRAINED,
     DataSource,
     LeagueSweep,
+    Prices,
     budget_values,
     build_sweep,
+    describe_excluded,
+    possible,
     stored_settings,
 )
 from metaseq_lm.league.plan import Objective, Plan, budget_text
-from metaseq_lm.league.prices import Prices, describe_excluded, possible
 from metaseq_lm.league.progress import LeagueProgress
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.reporting.runs import Run, read_run

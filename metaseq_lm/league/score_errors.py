@@ -1,6 +1,6 @@
 """Errors of differences in addition to seeds: the choice of settings, and of test items.
 
-The sd of choice is the sd of the expected score over draws of the tuning seeds (`sweeps.draws`).
+The sd of choice is the sd of the expected score over draws of the tuning seeds (`sweeps.trials`).
 Three seeds that agree by chance show none, so the error of a row is pooled over the rows of its
 budget. It is enlarged by T / (T - 1) for T tuning seeds, because draws underestimate it.
 docs/results/league.md has the simulation.

@@ -10,7 +10,7 @@ from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import differing_functions, metric_of, show, spent_flops
-from metaseq_lm.sweeps.space import Choice
+from metaseq_lm.sweeps.search import Choice
 from metaseq_lm.sweeps.trials import Trial, Trials, Values
 
 

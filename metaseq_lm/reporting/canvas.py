@@ -159,7 +159,7 @@ class Drawing:
         last = {(mark.panel, mark.series): mark for mark in self.marks}
         has_panels = len(self.panels) > 1
         texts = [f"{f'{m.panel}: ' * has_panels}{m.text}" for m in last.values()]
-        rest = f"; and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+        rest = f"; and {len(texts) - _LISTED} more" * (len(texts) > _LISTED)
         values = f". {'; '.join(texts[:_LISTED])}{rest}. All values are in the table below"
         return f"{clean(self.name)}{values if texts else ''}."
 

@@ -142,7 +142,7 @@ class Report:
         scores = [drawing for drawing in drawings if drawing.name.startswith("score")]
         first = (scores or [*drawings])[:1]
         others = [drawing for drawing in drawings if drawing not in first]
-        texts = [("This page", self.command)] if self.command else []
+        texts = [("This page", self.command)] * bool(self.command)
         runs = runs_of(self.settings)
         origin = [*describe_software(runs), *hashes_of(runs)]
         sections = [
@@ -240,7 +240,7 @@ def _command_table(settings: Sequence[Row]) -> Table:
 def title_of(paths: Sequence[str | Path]) -> str:
     """Return the names of the folders (mostly sweeps) and archives of a report."""
     names = list(dict.fromkeys(Path(path).resolve().name for path in paths))
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    rest = f" and {len(names) - 3} more" * (len(names) > 3)
     return ", ".join(names[:3]) + rest
 
 

@@ -22,8 +22,7 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run, bare_key, identity, natural
 from metaseq_lm.runs.suite_results import SuiteResults
-from metaseq_lm.sweeps.draws import sd_of_choice
-from metaseq_lm.sweeps.trials import Shares
+from metaseq_lm.sweeps.trials import Shares, sd_of_choice
 
 REMEDY = "compare a metric of an end task (--metric)"
 _SUITE_REMEDY = "score all runs with the same data and options"

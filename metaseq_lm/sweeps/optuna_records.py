@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from metaseq_lm.core.files import as_numbers
-from metaseq_lm.sweeps.space import Choice, Space
+from metaseq_lm.sweeps.search import Choice, Space
 
 _COMPLETE = 1  # state of a trial
 T = TypeVar("T")

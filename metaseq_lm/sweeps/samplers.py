@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from metaseq_lm.sweeps.definition import text_of
-from metaseq_lm.sweeps.space import Choice, Range
+from metaseq_lm.sweeps.search import Choice, Range
 from metaseq_lm.sweeps.trials import (
     FAILED,
     FINISHED,

@@ -54,12 +54,6 @@ class Searched:
         names = run_names([(values, self.search.seed) for values in self.definition.settings])
         return [name.rpartition("seed=")[0].rstrip("-") or _WHOLE_SWEEP for name in names]
 
-    def runs_of(
-        self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
-    ) -> list[PlannedRun]:
-        """Return the runs of settings that include values of all searched options."""
-        return expand(self.definition_of(values, seeds), self.out)
-
     def definition_of(
         self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> Definition:
@@ -77,7 +71,8 @@ class Searched:
         """Yield the name of each setting, and its runs at the corners."""
         corners = list(self.corners())
         for name, values in zip(self.names, self.definition.settings):
-            yield name, self.runs_of([{**values, **item} for item in corners], [self.search.seed])
+            settings = [{**values, **item} for item in corners]
+            yield name, expand(self.definition_of(settings, [self.search.seed]), self.out)
 
     def check_rules(self) -> None:
         """Raise UsageError for a search that contradicts the sweep, or if Optuna is missing."""
@@ -104,8 +99,7 @@ class Searched:
     def first_configs(self) -> Iterator[RunConfig]:
         """Yield the configuration of the first run of each setting."""
         runs = [runs[0] for _, runs in self.corner_runs()]
-        for _, _, config in composed(runs, self.definition, self.check):
-            yield config
+        yield from (config for *_, config in composed(runs, self.definition, self.check))
 
     def budget_of(self, name: str, config: RunConfig) -> float:
         """Return the FLOPs of a run; raises UsageError if these alone do not end it."""

@@ -97,7 +97,7 @@ def submit_slurm(
         try:
             jobs = executor.submit_array([make_job(folder, group, launch, code) for group in part])
         except (FailedJobError, FailedSubmissionError, OSError) as error:
-            submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" if ids else ""
+            submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" * bool(ids)
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
         for group, job in zip(part, jobs):
             for number, run in enumerate(group):
@@ -160,7 +160,7 @@ class LocalRuns:
         gpus, count = visible_gpus() if launch.gpus else [], launch.gpus
         self.gpus = [gpus[at : at + count] for at in range(0, len(gpus), max(1, count))]
         if count and len(gpus) // count * launch.runs_per_gpu < len(self.slots):
-            shared = f", {launch.runs_per_gpu} on one," if launch.runs_per_gpu > 1 else ""
+            shared = f", {launch.runs_per_gpu} on one," * (launch.runs_per_gpu > 1)
             raise UsageError(
                 f"{len(self.slots)} runs at a time with {count} GPUs each{shared} need more than "
                 f"the {len(gpus)} GPUs here; lower --max-parallel or --gpus, or see --runs-per-gpu"

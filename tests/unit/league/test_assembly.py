@@ -19,9 +19,9 @@ from metaseq_lm.league.assembly import (
     read_league_runs,
     write_archive,
 )
+from metaseq_lm.league.expansion import possible
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.plan_files import BALANCED, LAPTOP, archive_beside, parse_plan
-from metaseq_lm.league.prices import possible
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import summarise

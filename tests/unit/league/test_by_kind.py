@@ -13,7 +13,7 @@ from outcomes import expect_facts
 from metaseq_lm.league.columns import value_of
 from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.entries import Standings, StandingsEntry
-from metaseq_lm.league.gates import gate_registry
+from metaseq_lm.league.gates import GATES
 from metaseq_lm.league.page import _kinds_table, _other_tables, standings_table, write_page
 from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
 from metaseq_lm.league.standings import FLAG, VOID, GateFinding
@@ -76,7 +76,7 @@ def test_each_kind_has_verdicts_of_its_own_corrected_among_themselves() -> None:
 
 def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
     """While a row at the level of no training is neither better nor equivalent."""
-    assert "untrained" in gate_registry().entries  # what its findings lack is known
+    assert "untrained" in GATES.entries  # what its findings lack is known
     blind = GateFinding("untrained", FLAG, "x", "right")
     standings = league(
         row("causal", BASE, findings=[blind]),

@@ -23,10 +23,16 @@ from metaseq_lm.league.verdict import DecisionRule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.settings import Row, TuningRecord
 from metaseq_lm.reporting.stats import Error
-from metaseq_lm.sweeps import draws
-from metaseq_lm.sweeps.draws import plausible_settings, sd_of_choice, shares_of_best
 from metaseq_lm.sweeps.samplers import GridSampler
-from metaseq_lm.sweeps.trials import Trial, Trials
+from metaseq_lm.sweeps.trials import (
+    DRAWS,
+    Trial,
+    Trials,
+    plausible_settings,
+    sd_of_choice,
+    seed_draws,
+    shares_of_best,
+)
 
 LR = "optimizer.lr"
 # By setting and seed: the first wins with seed 0 alone, by as much as the others lose.
@@ -51,7 +57,7 @@ def test_draws_choose_as_all_draws_of_the_seeds_do(seeds: int, lower: bool) -> N
 
 def test_the_27_draws_of_three_seeds() -> None:
     assert shares_of_best(SCORES, False) * 27 == pytest.approx([19, 7, 1, 0])
-    assert len(draws.seed_draws(3)[0]) == 10 and draws.seed_draws(9)[0].sum() == 9 * draws.DRAWS
+    assert len(seed_draws(3)[0]) == 10 and seed_draws(9)[0].sum() == 9 * DRAWS
 
 
 @pytest.mark.parametrize(
