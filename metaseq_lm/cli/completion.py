@@ -33,7 +33,8 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
 
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()
     parser = build_parser(words[1] if len(words) > 1 else "")
-    for sub in _subparsers(parser):
+    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for sub in chain.from_iterable(group.choices.values() for group in groups):
         for action in sub._actions:
             kinds = [kind for kind in ALL if f"--{kind}" in action.option_strings]
             if kinds:
@@ -43,11 +44,6 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
             ):
                 _set_completer(action, _complete_key)
     argcomplete.autocomplete(parser)
-
-
-def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return list(chain.from_iterable(group.choices.values() for group in groups))
 
 
 def _set_completer(action: argparse.Action, completer: Callable[..., list[str]]) -> None:

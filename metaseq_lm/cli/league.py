@@ -358,7 +358,8 @@ def run_contents(
     from metaseq_lm.league.runner import LeagueRequest, Runner
 
     names = _names_of(contents, options, bool(args.added))
-    budgets = _budgets_of(contents.plan, options)
+    _check_budgets(contents.plan, options.budgets)
+    budgets = tuple(sorted(set(options.budgets))) or contents.plan.ladder.usual
     check_tuning(contents, budgets)
     check = _plugin_check(options.user_dir)
     with data_of(contents.plan, folder, options.dry_run) as data:
@@ -530,12 +531,6 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
         with contextlib.redirect_stdout(io.StringIO()):
             data = make_data(plan, Path(scratch) / "data", small=True)
         yield data
-
-
-def _budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
-    """Return the budgets to run; raises UsageError for a budget that is not in the plan."""
-    _check_budgets(plan, options.budgets)
-    return tuple(sorted(set(options.budgets))) or plan.ladder.usual
 
 
 def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:

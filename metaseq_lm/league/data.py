@@ -214,7 +214,8 @@ def has_data(plan: Plan, folder: Path) -> bool:
     if "folder" in plan.data:
         return True
     is_there = _has_text(plan.data, folder) if TEXT in plan.data else _has_set(folder)
-    sets = [folder / _set_name(benchmark) for benchmark in plan.data.get(BENCHMARKS, ())]
+    names = (benchmark.rpartition("/")[2] for benchmark in plan.data.get(BENCHMARKS, ()))
+    sets = [folder / name.removesuffix(".yaml") for name in names]  # CoLA of glue/CoLA
     return is_there and all(map(_has_set, sets)) and _read_record(folder).get("complete", True)
 
 
@@ -242,8 +243,11 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
         _check_source(source, record.get("source", source), folder)
         _link_folders(plan, folder)
         return folder
-    if not _is_same_corpus(source, record.get("source", {})):
-        record = {}
+    earlier = record.get("source", {})
+    # Other sets do not make the corpus another one, which may have taken hours.
+    for key in {*source, *earlier} - {*_OF_PROBE, BENCHMARKS}:
+        if source.get(key) != earlier.get(key):
+            record = {}
     is_begun = bool(record)
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_record(_record_of(folder), {"source": source, "complete": False}, indent=1)
@@ -261,10 +265,6 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     write_record(_record_of(folder), {"source": source, "complete": True}, indent=1)
     _link_folders(plan, folder)
     return folder
-
-
-def _set_name(benchmark: str) -> str:
-    return benchmark.rpartition("/")[2].removesuffix(".yaml")
 
 
 def _link_folders(plan: Plan, folder: Path) -> None:
@@ -318,19 +318,12 @@ def _hash_of_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sources differ at most in the sources of probes."""
-    of_sets = {*_OF_PROBE, BENCHMARKS}
-    return all(source.get(key) == other.get(key) for key in {*source, *other} - of_sets)
-
-
 def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
-    differing = [
-        key
-        for key in sorted({*source, *made_of})
-        if source.get(key) != made_of.get(key)
-        and not (key in FILES and key in source and source[key] is None)
-    ]
+    differing = []
+    for key in sorted({*source, *made_of}):
+        is_absent = key in FILES and key in source and source[key] is None
+        if source.get(key) != made_of.get(key) and not is_absent:
+            differing.append(key)
     if differing:
         raise UsageError(
             f"{folder}: its data do not match what the plan says now (other "

@@ -88,8 +88,11 @@ def build_sweep(
     folder = out / phase / objective.name
     settings = [*stored_settings(folder), *settings]
     unique: dict[tuple[Any, ...], Values] = {}
-    for values in settings:  # keep the first of equal settings, since its runs may exist
-        unique.setdefault(_identity_of(values), values)
+    for values in settings:
+        # 3 and 3.0 are the same value. The first of equal settings stays: its runs may exist.
+        ordered = sorted(values.items())
+        key = tuple((name, float(x) if is_number(x) else repr(x)) for name, x in ordered)
+        unique.setdefault(key, values)
     seeds = {TUNE: plan.tuning.seeds, FINAL: plan.ladder.seeds}.get(phase, plan.controls.seeds)
     content: dict[str, Any] = {
         "data": str(source.data),
@@ -102,11 +105,6 @@ def build_sweep(
         content["list"] = [dict(values) for values in unique.values()]
     definition = normalise(content)
     return LeagueSweep(phase, objective.name, folder, definition, expand(definition, folder))
-
-
-def _identity_of(values: Values) -> tuple[Any, ...]:
-    """Return a key that equal settings share: 3 and 3.0 are the same value."""
-    return tuple((key, float(v) if is_number(v) else repr(v)) for key, v in sorted(values.items()))
 
 
 def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:

@@ -115,7 +115,11 @@ def forecast(
     )
     budgets = list(runner.request.budgets)
     sds = _known_sds(contents, budgets)
-    effects = {budget: _effect(plan, sds.get(budget, 1.0)) for budget in budgets}
+    seeds, level = len(plan.ladder.seeds), plan.comparison.level
+    effects = {}
+    for budget in budgets:
+        sd = sds.get(budget, 1.0)
+        effects[budget] = DEFAULT_TEST.detectable((seeds, seeds), sd, level, plan.comparisons)
     lines += _effect_lines(plan, effects, sds)
     sentences = count_conditions(conditions, "objectives")
     lines += sentences
@@ -130,12 +134,6 @@ def forecast(
     ]
     content |= {"title": contents.title, "comparison": asdict(plan.comparison)}
     return content, "\n".join(lines)
-
-
-def _effect(plan: Plan, sd: float) -> float | None:
-    """Return the difference that the plan's seeds show with 80 % power, None if none."""
-    seeds = len(plan.ladder.seeds)
-    return DEFAULT_TEST.detectable((seeds, seeds), sd, plan.comparison.level, plan.comparisons)
 
 
 def _effect_lines(
@@ -321,7 +319,8 @@ def text_plan(
         )
     if len(set(names)) < 2:
         raise UsageError("--objectives: name two or more, the baseline first")
-    seeds = seeds or _fewest_seeds(len(set(names)) - 1)
+    level = 0.05 / (len(set(names)) - 1)
+    seeds = seeds or next(n for n in itertools.count(2) if DEFAULT_TEST.smallest_p(n, n) < level)
     objectives = {name: _objective(known[name], names) for name in dict.fromkeys(names)}
     changes: dict[str, Any] = {
         "name": "own text",
@@ -350,8 +349,3 @@ def _objective(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     if "metric" in content:
         chosen["metric"] = "frozen_valid"
     return chosen
-
-
-def _fewest_seeds(comparisons: int) -> int:
-    """Return the least number of seeds with which each of some differences can be established."""
-    return next(n for n in itertools.count(2) if DEFAULT_TEST.smallest_p(n, n) < 0.05 / comparisons)

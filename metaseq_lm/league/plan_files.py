@@ -178,13 +178,9 @@ def merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]
                 value = {**base[key], **value}
                 value = {name: part for name, part in value.items() if part is not None}
         elif key == "options" and isinstance(value, list) and isinstance(base.get(key), list):
-            value = list({_option_key(option): option for option in (*base[key], *value)}.values())
+            value = list({str(x).partition("=")[0]: x for x in (*base[key], *value)}.values())
         merged[key] = value
     return {key: value for key, value in merged.items() if value is not None}
-
-
-def _option_key(option: Any) -> str:
-    return str(option).partition("=")[0]
 
 
 def probe_sets(file: str) -> tuple[str, ...]:

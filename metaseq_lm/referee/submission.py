@@ -78,7 +78,8 @@ def write_submission(league: LeagueRuns, place: Path, name: str, out: Path) -> L
     write_atomic(out / PLAN, plan.encode())
     (out / RUNS).unlink(missing_ok=True)
     write_archive(out / RUNS, single)
-    write_atomic(out / VERSIONS, "".join(f"{line}\n" for line in _versions()).encode())
+    packages = {f"{package.name}=={package.version}\n" for package in metadata.distributions()}
+    write_atomic(out / VERSIONS, "".join(sorted(packages, key=str.lower)).encode())
     content = {
         "format": FORMAT,
         "time": present_time(),
@@ -171,11 +172,6 @@ def _plugin_of(place: Path, added: Added) -> Path | None:
     if not plugin.exists():
         raise UsageError(f"{plugin}: the plug-in of {added.name} is gone, and nothing ran from it")
     return plugin
-
-
-def _versions() -> list[str]:
-    packages = {f"{package.name}=={package.version}" for package in metadata.distributions()}
-    return sorted(packages, key=str.lower)
 
 
 def _hashes(place: Path, root: Path) -> dict[str, str]:

@@ -184,7 +184,9 @@ def scored_by_plugin(
     """
     plugged = {item.name for item in league.contents.additions if item.user_dir}
     plan, place = league.contents.plan, out / "rescored"
-    tasks = {_task_of(objective): objective for objective in plan.objectives}
+    tasks: dict[tuple[str, ...], Objective] = {}
+    for objective in plan.objectives:
+        tasks[tuple(x for x in objective.options if x.startswith("task="))] = objective
     finals = {
         run: folder
         for run, folder in folders.items()
@@ -215,10 +217,6 @@ def scored_by_plugin(
         if _scores_of(read_run(finals[run])) not in others:
             reason = "its weights score differently without its plug-in"
             yield Complaint("plug-in", name_in_league(run), reason)
-
-
-def _task_of(objective: Objective) -> tuple[str, ...]:
-    return tuple(option for option in objective.options if option.startswith("task="))
 
 
 def _scores_of(run: Run) -> dict[str, float]:

@@ -139,23 +139,19 @@ def _model_info(row: Row, identity: str) -> dict[str, Any]:
     facts["init_from"] = Path(first.values.get("init_from") or "").name or None
     facts["parameters"] = (results.get("parameters") or {}).get("all")
     facts["seeds"] = sorted({run.seed for run in row.scored if run.seed is not None})
-    return {
-        "name": row.name,
-        "id": identity,
-        "developer": identity.partition("/")[0],
-        "additional_details": {
-            "deployment_type": "self_deployed",
-            "model_availability": "unknown",
-            **_texts(facts),
-        },
-    }
+    details = {"deployment_type": "self_deployed", "model_availability": "unknown"}
+    developer = identity.partition("/")[0]
+    details |= _texts(facts)
+    return {"name": row.name, "id": identity, "developer": developer, "additional_details": details}
 
 
 def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | None:
     """Return the result of a metric over the seeds of a setting; None if no end of it is better."""
     name, group, short = _parts_of(metric, suite)
     is_higher = (suite.facts.get("higher_is_better") or {}).get(short.partition("-")[0])
-    lower = lower_is_better(short) if is_higher is None else not is_higher
+    lower: bool | None = not is_higher
+    if is_higher is None:
+        lower = lower_is_better(short)
     means = seed_means(row.runs, metric)
     if lower is None or not means:
         return None
@@ -237,8 +233,11 @@ def _score_of(scores: Sequence[float]) -> dict[str, Any]:
 
 def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return facts as texts, which is all that the schema takes; None is left out."""
-    known = {key: value for key, value in facts.items() if value is not None}
-    return {k: value if isinstance(value, str) else json.dumps(value) for k, value in known.items()}
+    texts = {}
+    for key, value in facts.items():
+        if value is not None:
+            texts[key] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
 def hub_entries(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[dict[str, Any]]:

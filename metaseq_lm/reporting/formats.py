@@ -74,11 +74,8 @@ def to_markdown(table: Table) -> str:
     rule = ["---:" if right else "---" for right in table.right]
     lines = [[escape_markdown(title) for title in table.head], rule]
     for row in table.rows:
-        texts = []
-        for cell in row:
-            text = escape_markdown(cell.text)
-            texts.append(f"**{text}**" if cell.best else text)
-        lines.append(texts)
+        texts = [escape_markdown(cell.text) for cell in row]
+        lines.append([f"**{x}**" if cell.best else x for cell, x in zip(row, texts)])
     out = [escape_markdown(table.title), "", *(f"| {' | '.join(line)} |" for line in lines)]
     if table.notes:
         out += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
@@ -125,11 +122,9 @@ def _to_tex(table: Table) -> str:
     columns = "".join("r" if is_right else "l" for is_right in table.right)
     lines = []
     for row in table.rows:
-        texts = []
-        for cell in row:
-            text = _escape_tex(cell.text)
-            texts.append(rf"\textbf{{{text}}}" if cell.best else text)
-        lines.append(_tex_line(texts))
+        texts = [_escape_tex(cell.text) for cell in row]
+        marked = [rf"\textbf{{{x}}}" if cell.best else x for cell, x in zip(row, texts)]
+        lines.append(_tex_line(marked))
     out = [
         r"\begin{table}",
         r"  \centering",
@@ -158,36 +153,30 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
     """
     from markupsafe import Markup
 
-    label, lines = clean(name) or clean(table.title), []
+    label, lines, head = clean(name) or clean(table.title), [], []
     is_folded = 0 < most < len(table.rows)
     for i, row in enumerate(table.rows):
-        cells = [_html_cell(cell, is_right) for cell, is_right in zip(row, table.right)]
-        look = Markup(' class="more"' if is_folded and i >= most else "")
+        cells = map(_html_cell, row, table.right)
+        look = Markup(' class="more"' * (is_folded and i >= most))
         lines.append(Markup("<tr{}>{}</tr>\n").format(look, Markup().join(cells)))
-    head = [
-        Markup('<th scope="col"{}>{}</th>').format(
-            Markup(' class="number"' * is_right), clean(text)
-        )
-        for text, is_right in zip(table.head, table.right)
-    ]
-    fold = '<details class="rows"><summary>All {} rows</summary></details>\n'
+    for text, is_right in zip(table.head, table.right):
+        look = Markup(' class="number"' * is_right)
+        head.append(Markup('<th scope="col"{}>{}</th>').format(look, clean(text)))
+    fold = most_rows = caption = best = Markup()
+    if is_folded:
+        fold = Markup('<details class="rows"><summary>All {} rows</summary></details>\n')
+        fold = fold.format(len(table.rows))
+        most_rows = Markup(' data-most="{}"').format(most)
+    if table.title:
+        caption = Markup("<caption>{}</caption>").format(clean(table.title))
+    if table.has_best:
+        best = Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
+    rows = [Markup().join(head), Markup().join(lines)]
     return Markup(
         '{}<div class="wide" tabindex="0" role="region" aria-label="{}">\n'
         '<table id="{}" data-name="{}"{}>{}\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n'
         "</table></div>\n{}"
-    ).format(
-        Markup(fold).format(len(table.rows)) if is_folded else "",
-        label,
-        identifier,
-        label,
-        Markup(' data-most="{}"').format(most) if is_folded else "",
-        Markup("<caption>{}</caption>").format(clean(table.title)) if table.title else "",
-        Markup().join(head),
-        Markup().join(lines),
-        Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
-        if table.has_best
-        else "",
-    )
+    ).format(fold, label, identifier, label, most_rows, caption, *rows, best)
 
 
 def _html_cell(cell: Cell, is_right: bool) -> "Markup":

@@ -102,9 +102,9 @@ class Row:
         ends = [key.removesuffix("._name").rpartition(".")[2] for key in remaining]
         parts = []
         for key, end in zip(remaining, ends):
-            value = show(self.values[key])
             short = key if ends.count(end) > 1 else end
-            parts.append(value if key == "label" else f"{short}={value}")
+            named = f"{short}=" * (key != "label")
+            parts.append(f"{named}{show(self.values[key])}")
         return ", ".join(parts) or "all runs"
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:

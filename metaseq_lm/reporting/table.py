@@ -198,20 +198,10 @@ def setting_table(
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
-    return Table(
-        f"{metric.title}: {SPREAD_TITLES[spread]}",
-        [
-            *keys,
-            "seeds",
-            metric.title,
-            "best",
-            *p_titles,
-            *(_COST_COLUMNS[cost][0] for cost in costs),
-        ],
-        rows,
-        below + notes(settings, metric),
-        records,
-    )
+    head = [*keys, "seeds", metric.title, "best", *p_titles]
+    head += [_COST_COLUMNS[cost][0] for cost in costs]
+    title = f"{metric.title}: {SPREAD_TITLES[spread]}"
+    return Table(title, head, rows, below + notes(settings, metric), records)
 
 
 def _config_cell(value: Any) -> Cell:
@@ -257,9 +247,8 @@ def pivot_table(
         grid.append([by_values.get((row_value, identity(value))) for value in across])
     body = [[replace(_config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
-        summaries = [
-            summarise(cell.run_scores(metric.name), spread) if cell else None for cell in column
-        ]
+        scores = [cell.run_scores(metric.name) if cell else [] for cell in column]
+        summaries = [summarise(values, spread) for values in scores]
         marks = _best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
             text = summary.text(metric) if summary else "-"
@@ -274,13 +263,9 @@ def pivot_table(
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
     records = [record(cell, keys, metric, spread) for cell in cells]
-    return Table(
-        f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
-        [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
-        body,
-        below,
-        records,
-    )
+    head = [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean]
+    title = f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)"
+    return Table(title, head, body, below, records)
 
 
 def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summary | None:
@@ -343,18 +328,17 @@ def record(
     compared: SettingComparison | None = None,
 ) -> dict[str, Any]:
     """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
-    summary = summarise(setting.run_scores(metric.name), spread)
-    count = summary.n if summary else 0
+    scores = setting.run_scores(metric.name)
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
-    line |= {"metric": metric.name, "runs": len(setting.runs), "scored": count}
-    if spread == "sd":
-        line["mean"] = summary.centre if summary else None
-        line["sd"] = summary.high - summary.centre if summary and count > 1 else None
-    else:
-        parts = (summary.centre, summary.low, summary.high) if summary else (None,) * 3
-        line |= zip(("median", "min", "max"), parts)
+    line |= {"metric": metric.name, "runs": len(setting.runs), "scored": len(scores)}
+    line |= dict.fromkeys(("mean", "sd") if spread == "sd" else ("median", "min", "max"))
+    if (summary := summarise(scores, spread)) and spread == "sd":
+        line["mean"] = summary.centre
+        line["sd"] = summary.high - summary.centre if len(scores) > 1 else None
+    elif summary:
+        line |= {"median": summary.centre, "min": summary.low, "max": summary.high}
     best = min if metric.lower_is_better else max
-    line["best"] = best(setting.run_scores(metric.name), default=None)
+    line["best"] = best(scores, default=None)
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}

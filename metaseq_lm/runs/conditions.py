@@ -48,18 +48,16 @@ def describe_conditions(conditions: object, remedy: str = "") -> list[str]:
     for name, about in batches.items():
         numbers = _numbers(about)
         if {"rows", "asked"} <= numbers.keys() and numbers["rows"] < numbers["asked"]:
+            epochs = numbers.get("epochs")
+            seen = f"; the run sees them {epochs:.3g} times" if epochs else ""
             sentences.append(
                 f"batches of {name} have {numbers['rows']:,.0f} rows, not {numbers['asked']:,.0f}: "
-                f"there are no more{_seen(numbers.get('epochs'))}"
+                f"there are no more{seen}"
             )
     sentences.append(_describe_rates(_numbers(rates)))
     if best:
         sentences.append(f"the best checkpoint has the {best.get('has')} {best.get('metric')}")
     return [sentence for sentence in sentences if sentence]
-
-
-def _seen(epochs: float | None) -> str:
-    return f"; the run sees them {epochs:.3g} times" if epochs else ""
 
 
 def count_conditions(runs: Iterable[object], noun: str = "runs") -> list[str]:
