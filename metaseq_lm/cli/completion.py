@@ -52,7 +52,6 @@ def _set_completer(action: argparse.Action, completer: Callable[..., list[str]])
 
 
 def _names_of(kind: str) -> Callable[..., list[str]]:
-
     def names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
         return registered_names(kind, getattr(parsed_args, "user_dir", None))
 

@@ -380,6 +380,7 @@ def run_contents(
             show_progress(sentence)
         runner = runner.with_prices(prices)
     with folder.lock():
+        # Another command may have had the folder while this one measured prices.
         if (folder.read() if folder.exists() else None) != stored:
             raise MetaseqError(f"{folder.file}: changed in the meantime; give the command again")
         folder.check_plans(plan_hash)
@@ -528,6 +529,7 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
         yield make_data(plan, folder.data)
         return
     with TemporaryDirectory(prefix="metaseq-lm-") as scratch:
+        # What is printed of small data is not true of those that the league would make.
         with contextlib.redirect_stdout(io.StringIO()):
             data = make_data(plan, Path(scratch) / "data", small=True)
         yield data

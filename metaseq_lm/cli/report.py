@@ -421,6 +421,7 @@ def _write_drawn(
         content.settings, options.spread, options.columns, options.x, content.controls
     )
     with TemporaryDirectory() as spare:
+        # The page has the drawings as SVG, but only drawing a picture makes them.
         folder = options.out if "png" in options.formats else Path(spare)
         with warnings.catch_warnings(record=True) as caught, collect() as drawings:
             drawn, notes = draw_all(pictures, content.metric, curves, folder)

@@ -405,6 +405,7 @@ def plan(
     launch = launch_from(content.get("launch", {}), vars(args))
     if not options.out:
         raise UsageError("no --out given; name the folder of the sweep")
+    # Before links are followed, which fails for a name with a NUL in it.
     check_out(Path(os.path.abspath(options.out)), launch.executor)
     out = Path(options.out).resolve()
     check_out(out, launch.executor)

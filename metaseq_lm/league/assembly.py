@@ -402,6 +402,7 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     shipped = read_archived(contents)
     contents = replace(shipped.contents, prices={**shipped.contents.prices, **contents.prices})
     predictions += [item for item in shipped.predictions if item not in predictions]
+    # A setting with some of its seeds still open here keeps its archived runs until they are over.
     local = {_setting_of(run) for run in runs}
     whole = complete(runs, contents.extended)
     incomplete = (local - whole) & shipped.shipped
@@ -429,6 +430,7 @@ def _check_predictions(predictions: Sequence[Prediction], source: str, plan: Pla
 
 def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     """Return label and budget of settings whose planned runs (seeds or trials) have all ended."""
+    # A diverged run is a result, and is not started again.
     over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))
     controls, finals = len(plan.controls.seeds), len(plan.ladder.seeds)
     seeds = {FINAL: finals, UNTRAINED: controls, SHUFFLED: controls}

@@ -18,13 +18,13 @@ from metaseq_lm.core.files import (
     is_altered,
     read_bounded,
     schema_error,
-    without_link,
 )
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
 from metaseq_lm.runs.records import PLAN_FILE, read_plan_hash, write_record
+from metaseq_lm.sweeps.lock_file import locked
 
 FILE = "league.json"
 _VERSION = 1
@@ -199,20 +199,18 @@ class LeagueFolder:
     def lock(self) -> Iterator[None]:
         """Hold the lock for running a league; MetaseqError if another command holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "ab", opener=without_link) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise MetaseqError(
-                    f"{self.path}: another 'league' command is running here; wait for it, or "
-                    "stop it and give it again later: it goes on"
-                ) from None
+        busy = (
+            f"{self.path}: another 'league' command is running here; wait for it, or stop it and "
+            "give it again later: it goes on"
+        )
+        with locked(self.path / ".lock", busy):
             yield
 
     def is_running(self) -> bool:
         """Return whether a command runs this league."""
         try:
             with open(self.path / ".lock", "rb") as file:
+                # Shared, so that two that ask at once do not take each other for the command.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError) as error:
             return isinstance(error, BlockingIOError)

@@ -257,8 +257,8 @@ class Plan:
     Attributes:
         name: Its name in reports.
         data: Options of preprocess by name, such as `world`; or `folder`, the path of existing
-            data; or a `text`, a file or several, with `probe` and perhaps `probe_test`, see
-            `texts.make_text`. Data that the league makes may have `folders` of suites, and
+            data; or a `text`, a file or several, with `probe` and perhaps `probe_test`, see the
+            module `data`. Data that the league makes may have `folders` of suites, and
             `benchmarks`, folders of official files by benchmark.
         options: key=value options of every run.
         objectives: The objectives to compare.

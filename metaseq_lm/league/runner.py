@@ -235,6 +235,7 @@ class Runner:
         self.check_metrics()
         self.tune()
         over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
+        # The shuffled controls run even if other runs failed.
         return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
 
     def warn_of_changed_plugins(self) -> None:
@@ -427,6 +428,7 @@ class Runner:
                 self.progress.add(sweep, current, requested)
                 names = {state.run for state in current if state.state in OPEN}
                 todo = [run for run in requested if run.name in names]
+                # Before the runs, because a run without a hash would pass for one of any plan.
                 for run in todo:
                     write_plan(folder.path / run.folder, self.plan_hash)
                 if sweep.phase == FINAL:
@@ -472,6 +474,7 @@ class Runner:
                     continue
                 copy = folder.path / "code" / last
                 if not copy.is_dir():
+                    # A kill must not leave a part of a snapshot under its name.
                     temporary = temporary_name(copy)
                     shutil.copytree(other.path / "code" / last, temporary)
                     temporary.rename(copy)

@@ -76,10 +76,12 @@ def write_submission(league: LeagueRuns, place: Path, name: str, out: Path) -> L
     single = _only(league, added)
     plan = OmegaConf.to_yaml(dict(league.contents.content))
     write_atomic(out / PLAN, plan.encode())
+    # An archive is not replaced by one that lacks some of its runs.
     (out / RUNS).unlink(missing_ok=True)
     write_archive(out / RUNS, single)
     packages = {f"{package.name}=={package.version}\n" for package in metadata.distributions()}
     write_atomic(out / VERSIONS, "".join(sorted(packages, key=str.lower)).encode())
+    # Last, because it has the hashes of all other files.
     content = {
         "format": FORMAT,
         "time": present_time(),

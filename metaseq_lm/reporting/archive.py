@@ -76,7 +76,10 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     first |= {"means": means} if means else {}
     first |= {"about": dict(about)} if about else {}
     content = (to_json(with_checksum(first)) + "\n").encode() + rows
-    write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == _PACKED else content)
+    if path.suffix == _PACKED:
+        # Without a time in it, the same runs make the same bytes.
+        content = gzip.compress(content, mtime=0)
+    write_atomic(path, content)
 
 
 def _common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -495,6 +495,7 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         return {}
     keys = ["data_hash"]
     keys += [key for key in _keys_of(runs) if key.startswith(("task.", "criterion."))]
+    # Criterions with several names may declare one function for their evaluated losses.
     names = {run.values.get("criterion._name") for run in runs}
     if len({run.evaluates_as for run in runs}) == 1 < len(names):
         keys = [key for key in keys if not key.endswith("._name")]

@@ -115,7 +115,8 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
 
 
 def _has_command(sweep: Path) -> bool:
-    from metaseq_lm.sweeps.folder import SweepFolder, process_start
+    from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.lock_file import process_start
 
     host = socket.gethostname()
     commands = SweepFolder(sweep).commands()

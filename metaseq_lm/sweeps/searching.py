@@ -215,6 +215,7 @@ class Searched:
             return False
         self.show_failures(studies)
         studies.create(settings)
+        # No job is active any more, so trials that count as running died with theirs.
         names = {trial.worker for trial in studies.running()}
         for trial in fail_lost(studies, str(self.out), names):
             show(f"{trial.setting} trial {trial.number} failed: its process died")
@@ -276,8 +277,8 @@ class Searched:
             entry = last[job.name]
             outcome = outcome_of(folder.path / entry.folder, entry.job)
             if outcome.get("state") == "failed":
-                error = UsageError if outcome.get("exit_code") == 2 else MetaseqError
-                raise error(str(outcome.get("message")))
+                is_usage = outcome.get("exit_code") == UsageError.exit_code
+                raise (UsageError if is_usage else MetaseqError)(str(outcome.get("message")))
             if outcome.get("state") != "finished":
                 raise MetaseqError(
                     f"{job.name} ended without a message ({folder.path / entry.folder}); the "

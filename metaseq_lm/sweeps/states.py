@@ -168,7 +168,6 @@ def check_data(folder: SweepFolder, runs: list[PlannedRun]) -> None:
 
     Missing data, or results that do not record their data, count as the same.
     """
-
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
 
     present: dict[str, str | None] = {}
@@ -257,6 +256,7 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
     log = run_folder / "log.jsonl"
     if log.is_file():
         with open(log, "rb") as file:
+            # The last lines are enough, and status reads the logs of all runs.
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             lines = file.read().splitlines()
         for line in reversed(lines):
@@ -276,7 +276,6 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
 
 
 def _configured(config: Path) -> float:
-
     if not config.exists():
         return 0
     content: Any = read_config(config)  # references in it are not followed

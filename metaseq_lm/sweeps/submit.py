@@ -24,8 +24,9 @@ from metaseq_lm.distributed import launcher
 from metaseq_lm.distributed.signals import handled
 from metaseq_lm.sweeps import states as state_module
 from metaseq_lm.sweeps.expansion import PlannedRun
-from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+from metaseq_lm.sweeps.folder import Submission, SweepFolder
 from metaseq_lm.sweeps.job import Code, Job
+from metaseq_lm.sweeps.lock_file import process_start
 from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 from metaseq_lm.sweeps.server import YEAR, ForkExecutor, Server
 

@@ -12,7 +12,8 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.reporting import watch
 from metaseq_lm.reporting.watch import _files_below, follow, runs_go_on
-from metaseq_lm.sweeps.folder import SweepFolder, process_start
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.lock_file import process_start
 
 
 @pytest.fixture(autouse=True)
