@@ -171,4 +171,6 @@ def _runs_at_a_time() -> int:
 
     from metaseq_lm.distributed.launcher import usable_cores
 
-    return 1 if torch.cuda.is_available() else min(usable_cores(), _MOST_PARALLEL)
+    if torch.cuda.is_available():
+        return 1
+    return min(usable_cores(), _MOST_PARALLEL)

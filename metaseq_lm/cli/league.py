@@ -210,7 +210,9 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
         return referee.register(
             contents, Path(places[0]), options.name, options.out, options.user_dir
         )
-    return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)
+    if word == "merge":
+        return referee.merge(places, options.archive)
+    return referee.ledger(*places)
 
 
 def _report_of(args: argparse.Namespace, options: LeagueOptions, place: str | None = None) -> int:
@@ -445,7 +447,9 @@ def _contents_of(
             check_same_plan(folder, stored, contents.plan)
             contents = replace(contents, added=stored.added, prices=stored.prices)
     contents = with_archived(contents)
-    return _with_objective(contents, added, options) if added else contents
+    if added:
+        return _with_objective(contents, added, options)
+    return contents
 
 
 def _with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
@@ -505,9 +509,10 @@ def _names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[
         objective_of(plan, name)
         needed = plugins_of.get(name, user_dir)
         if needed != user_dir:
+            plug_in = f"the plug-in {needed!r}" if needed else "no plug-in"
             raise UsageError(
-                f"objective {name} has {f'the plug-in {needed!r}' if needed else 'no plug-in'}; a "
-                "plug-in is loaded only if the command line names it: give --user-dir accordingly"
+                f"objective {name} has {plug_in}; a plug-in is loaded only if the command line "
+                "names it: give --user-dir accordingly"
             )
     return names
 
@@ -517,7 +522,9 @@ def _plugin_check(user_dir: str | None) -> "Check | None":
     from metaseq_lm import plugins
 
     plugins.load_all(user_dir)
-    return None if user_dir else lambda config: plugins.check_named(config, None)
+    if user_dir:
+        return None
+    return lambda config: plugins.check_named(config, None)
 
 
 @contextlib.contextmanager

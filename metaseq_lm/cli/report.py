@@ -199,7 +199,9 @@ class _ReportOptions:
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats of the output."""
-        return self.format or (_FORMATS if self.out else ("text",))
+        if self.out and not self.format:
+            return _FORMATS
+        return self.format or ("text",)
 
     def __post_init__(self) -> None:
         is_pivot = self.rows is not None or self.columns is not None
@@ -380,7 +382,9 @@ def _report_tuning(runs: Sequence[Run], options: _ReportOptions) -> None:
 
 def _write_table(table: Table, name: str, options: _ReportOptions) -> list[Path]:
     """Print a table; write it under a name into the folder --out, if given; return its files."""
-    for form in ["text"] if options.out else options.formats:
+    # With files only the text is printed as well.
+    printed = ("text",) if options.out else options.formats
+    for form in printed:
         show(WRITERS[form][1](table), end="")
         if form == "csv":  # it has no place for them
             for note in table.notes:

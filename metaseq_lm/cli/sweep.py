@@ -273,10 +273,11 @@ def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
     user_dir = plugin(args.user_dir, Path.cwd()) if args.user_dir else None
     stored = content["definition"]["user_dir"]
     if stored != user_dir:
+        has, remedy = "no plug-in", "leave --user-dir out"
+        if stored:
+            has, remedy = f"the plug-in {stored!r}", "give --user-dir with its path"
         raise UsageError(
-            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is "
-            "loaded only if the command line names it: "
-            f"{'give --user-dir with its path' if stored else 'leave --user-dir out'}"
+            f"the sweep has {has}; a plug-in is loaded only if the command line names it: {remedy}"
         )
     setup = content["launch"].get("setup")
     if setup and (args.executor or content["launch"].get("executor")) == "slurm" and not args.setup:
@@ -327,8 +328,9 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
         conditions = count_conditions(conditions_of_runs(runs, definition))
         for sentence in conditions:
             show(sentence)
-        parameters = slurm_parameters(launch, out) if launch.executor == "slurm" else {}
-        if parameters:
+        parameters: dict[str, Any] = {}
+        if launch.executor == "slurm":
+            parameters = slurm_parameters(launch, out)
             show("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
         content = {"runs": planned, "conditions": conditions, "sbatch": parameters}
         show_result("sweep-plan", content)
@@ -458,10 +460,11 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     typed = absolute_sources({"grid": dict(map(axis, grid))}, working_dir)
     if grid:
         content["grid"] = {**content.get("grid", {}), **typed["grid"]}
-    flags = [
-        f"{key}={quote(absolute(value, working_dir) if names_runs(key) else value)}"
-        for key, value in values.items()
-    ]
+    flags = []
+    for key, value in values.items():
+        # A job, or the same command given again, may run elsewhere.
+        path = absolute(value, working_dir) if names_runs(key) else value
+        flags.append(f"{key}={quote(path)}")
     overrides = absolute_sources({"overrides": overrides}, working_dir)["overrides"]
     content["overrides"] = [*flags, *content.get("overrides", []), *overrides]
     return content
@@ -546,8 +549,9 @@ def _launch_runs(
         current = adopt(folder, definition, runs, launch)
         names = {state.run for state in current if state.state in again}
         todo = [run for run in runs if run.name in names]
-        reasons = [s for s in current if s.run in names and s.reason]
-        show("\n".join([*(lines(reasons) if reasons else []), summary(current)]))
+        if reasons := [s for s in current if s.run in names and s.reason]:
+            show("\n".join(lines(reasons)))
+        show(summary(current))
         if not todo:
             show("nothing to launch")
             show_result("sweep-status", document(current))

@@ -161,12 +161,15 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
         "task": str,
         "criterion": str,
     }
-    flags = [
-        f"{key}={quotes.get(key, quote)(value) if value != 'null' else value}"
-        for key, value in flag_values(args).items()
-    ]
-    user_dir = [f"user_dir={quote_path(args.user_dir)}"] if args.user_dir else []
-    return flags + [f"data={quote_path(d)}" for d in data] + user_dir + overrides
+    flags = []
+    for key, value in flag_values(args).items():
+        # Quoted, null would be a text.
+        text = value if value == "null" else quotes.get(key, quote)(value)
+        flags.append(f"{key}={text}")
+    flags += [f"data={quote_path(folder)}" for folder in data]
+    if args.user_dir:
+        flags.append(f"user_dir={quote_path(args.user_dir)}")
+    return flags + overrides
 
 
 def run(args: argparse.Namespace) -> int:

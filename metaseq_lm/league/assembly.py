@@ -573,7 +573,9 @@ def show_report(
     a sentence names the kinds of labels in which it leads. Raises UsageError without rows.
     """
     standings = _shown_standings(league, budgets)
-    paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
+    paths: Sequence[Path] = ()
+    if folder:
+        paths = write_page(standings, folder, repeat(league, command), reload)
     sentences = [describe_answer(standings, name) for name in about if standings.kinds]
     text = "\n".join([terminal_text(standings, paths), *sentences])
     show_result("standings", standings_document(standings), text)

@@ -94,10 +94,10 @@ def below_entropy(row: Row, context: Context) -> Iterator[GateFinding]:
 def beyond_plan(row: Row, context: Context) -> Iterator[GateFinding]:
     """A metric is beyond the bound that the plan names for it: below it, if a smaller is better."""
     for metric, bound in context.bounds.items():
-        lower = metric_of(metric, row.runs).lower_is_better
-        values = [run.metrics.get(metric, bound) for run in row.scored]
-        best = (min if lower else max)(values, default=bound)
-        if best < bound if lower else best > bound:
-            reason = f"{metric} is {number(best)} at best, {side(not lower)} {number(bound)}, "
-            reason += "the bound of the plan"
+        described = metric_of(metric, row.runs)
+        best = described.best((run.metrics.get(metric, bound) for run in row.scored), default=bound)
+        if described.best(bound, best) != bound:
+            beyond = side(not described.lower_is_better)
+            reason = f"{metric} is {number(best)} at best, {beyond} {number(bound)}, the bound of "
+            reason += "the plan"
             yield GateFinding("bound", VOID, reason, metric if metric in context.metrics else "")

@@ -234,8 +234,10 @@ def shown_columns(
         shown = _shown[name]
         if not shown.applies(standings):
             continue
-        several = shown.over(standings) if shown.over is not Column.over else [None]
-        columns += [(name, shown, metric) for metric in several]
+        if shown.over is Column.over:
+            columns.append((name, shown, None))
+        else:
+            columns += [(name, shown, metric) for metric in shown.over(standings)]
     return columns
 
 
@@ -313,7 +315,8 @@ def letters(standings: Standings) -> dict[str, str]:
 
 def _letter(i: int) -> str:
     """Return the i-th of a, b, ..., z, aa, ab, ..."""
-    return (_letter(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
+    letter = chr(ord("a") + i % 26)
+    return letter if i < 26 else _letter(i // 26 - 1) + letter
 
 
 def marks(standings: Standings, entry: StandingsEntry) -> list[str]:
@@ -408,10 +411,14 @@ def _kind(standings: Standings, entry: StandingsEntry) -> Value:
 @column("choice", title="sd of choice", applies=attrgetter("has_choices"))
 def _choice(standings: Standings, entry: StandingsEntry) -> Value:
     """Sd of the score over the settings that tuning might have chosen."""
-    metric = standings.metric
-    sd = None if why_hidden(standings, entry) else entry.sds_of_choice.get(metric.name)
-    text = NONE if sd is None else metric.text(sd)
-    return Value({"sd_of_choice": sd} if standings.has_choices else {}, text=text, is_number=True)
+    sd, text, line = None, NONE, {}
+    if not why_hidden(standings, entry):
+        sd = entry.sds_of_choice.get(standings.metric.name)
+    if sd is not None:
+        text = standings.metric.text(sd)
+    if standings.has_choices:
+        line = {"sd_of_choice": sd}
+    return Value(line, text=text, is_number=True)
 
 
 @column("untrained", title="untrained")

@@ -76,9 +76,10 @@ class StandingsEntry:
             return None
         return Gain(scores, untrained)
 
-    def holds(self, decision: Decision | None, metric: str) -> bool:
-        """Return whether a decision holds for the row; for an unranked row only "worse" does."""
-        return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
+    def held(self, decision: Decision | None, metric: str) -> Decision | None:
+        """Return a decision if it holds for the row; for an unranked row only "worse" does."""
+        is_held = decision and (self.is_ranked(metric) or decision.verdict == WORSE)
+        return decision if is_held else None
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,11 @@ class Standings:
 
     def stated(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on a row by the metric in focus if it holds for the row."""
-        decision = self.decision(entry)
-        return decision if entry.holds(decision, self.metric.name) else None
+        return entry.held(self.decision(entry), self.metric.name)
 
     def stated_gain(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on the gain of a row if it holds for the row."""
-        decision = entry.gain_decision
-        return decision if entry.holds(decision, self.primary.name) else None
+        return entry.held(entry.gain_decision, self.primary.name)
 
     @property
     def budgets(self) -> list[float]:

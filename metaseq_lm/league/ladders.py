@@ -177,8 +177,9 @@ def equal_score(
     if reached == other.logs[0]:
         return budget / other.budgets[0], None
     places = _first_reached(other.logs, sign * (other.draws - rung.draws))
-    ends = None if math.isnan(reached) else interval(budget / np.exp(places), level)
-    return float(budget / np.exp(reached)), ends
+    if math.isnan(reached):
+        return math.nan, None
+    return float(budget / np.exp(reached)), interval(budget / np.exp(places), level)
 
 
 def _first_reached(logs: np.ndarray, leads: np.ndarray) -> np.ndarray:

@@ -145,7 +145,7 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         "plan": dict(zip(("name", "hash"), standings.plan)),
         "title": standings.title,
         "metric": metric.name,
-        "better": "lower" if metric.lower_is_better else "higher",
+        "better": metric.better,
         "baseline": standings.baseline,
         "kinds": [kind.name for kind in standings.kinds],
         "rule": {

@@ -241,11 +241,13 @@ class Runner:
     def warn_of_changed_plugins(self) -> None:
         """Warn of objectives with runs of an older version of the plug-in, which are kept."""
         user_dir = self.request.source.user_dir
-        for objective in self.request.objectives if user_dir else ():
+        if not user_dir:
+            return
+        for objective in self.request.objectives:
             for phase in PHASES:
                 folder = SweepFolder(self.out / phase / objective.name)
                 last = folder.last_code() if folder.path.is_dir() else None
-                if last and not is_same_plugin(folder.path / "code" / last, str(user_dir)):
+                if last and not is_same_plugin(folder.path / "code" / last, user_dir):
                     say(
                         f"metaseq-lm: warning: {user_dir} has changed since the first runs of "
                         f"{objective.name}, which keep the copy that they began with; give "
@@ -370,10 +372,10 @@ class Runner:
                 tuned = self.plan.tuning.nearest(budget)
                 shares = trials[tuned].plausible(share) if tuned in trials else ()
                 if not shares:
-                    metric = self.plan.tuning_metric(objective)
-                    runs = trials[tuned].runs if tuned in trials else ()
-                    reason = "none could start; does an update cost more than the budget?"
-                    reason = (runs[0].why_unscored(metric) if runs else None) or reason
+                    metric, reason = self.plan.tuning_metric(objective), None
+                    if tuned in trials:
+                        reason = trials[tuned].runs[0].why_unscored(metric)
+                    reason = reason or "none could start; does an update cost more than the budget?"
                     raise UsageError(
                         f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
                         f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"

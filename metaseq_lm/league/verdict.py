@@ -246,11 +246,13 @@ def contrast(samples: Samples, level: float, errors: Errors = ()) -> _Contrast:
     if len(arrays) > 2 and np.array_equal(arrays[2], arrays[3]):
         arrays = arrays[:2]
     errors = tuple(error for error in errors if error.variance > 0)
-    tests_nothing = len(arrays) > 2 and min(map(len, arrays)) < 2
+    p = 1.0
+    if len(arrays) == 2 or min(map(len, arrays)) > 1:
+        p = DEFAULT_TEST.p(*arrays, errors=errors)
     return _Contrast(
         difference_of(*arrays),
         interval(*arrays, level=level, errors=errors),
-        1.0 if tests_nothing else DEFAULT_TEST.p(*arrays, errors=errors),
+        p,
         pooled_sd(*arrays),
         (len(arrays[0]), len(arrays[1])),
         errors=errors,

@@ -126,7 +126,9 @@ def _name_of(run: Run) -> str:
     for parent in run.path.parents:
         if parent.is_file():
             return str(run.path.relative_to(parent))
-    return "/".join(Path(run.name).parts[-3:]) if Path(run.name).is_absolute() else run.name
+    if Path(run.name).is_absolute():
+        return "/".join(Path(run.name).parts[-3:])
+    return run.name
 
 
 def read(path: Path, report: Callable[[str], None] = say) -> list[Run]:

@@ -58,7 +58,9 @@ def chosen_values(
     if not lines:
         return chosen, [f"No {key} was chosen: no value has a score in all of its runs."]
     names = sorted({_metric_of(run, metric) for run in chosen})
-    by = ", ".join(names) if metric else f"validation ({', '.join(names)})"
+    by = ", ".join(names)
+    if metric is None:
+        by = f"validation ({by})"
     return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]
 
 

@@ -69,8 +69,10 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
     records: dict[str, dict[str, Any]] = {}
     omitted: dict[str, None] = {}
     for row in rows:
-        suffix = re.sub(r"[^A-Za-z0-9.]+", "-", row.name).strip("-.") if len(rows) > 1 else ""
-        identity = "-".join(filter(None, [model, suffix]))
+        names = [model]
+        if len(rows) > 1:
+            names.append(re.sub(r"[^A-Za-z0-9.]+", "-", row.name).strip("-."))
+        identity = "-".join(filter(None, names))
         by_library: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for metric, suite in _metrics_of(row).items():
             result = _result_of(row, metric, suite)
@@ -128,7 +130,7 @@ def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
     if suite.suite.startswith(f"{LM_EVAL}/"):
         return LM_EVAL, str(suite.facts.get(LM_EVAL) or "unknown")
     versions = {(run.recorded.get("versions") or {}).get(_OURS) for run in runs}
-    return _OURS, (versions.pop() or "unknown") if len(versions) == 1 else "unknown"
+    return _OURS, "unknown" if len(versions) > 1 else versions.pop() or "unknown"
 
 
 def _model_info(row: Row, identity: str) -> dict[str, Any]:

@@ -275,7 +275,8 @@ def _stage_folder(sweep: Path, name: str) -> Path:
 
 def _mappings_in(value: Any) -> list[dict[str, Any]]:
     """Return the mappings in a list; [] for another JSON value."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    items = value if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, dict)]
 
 
 def pick_stage(

@@ -109,7 +109,7 @@ def to_document(
         }
     return {
         "metric": metric.name,
-        "better": "lower" if metric.lower_is_better else "higher",
+        "better": metric.better,
         "spread": spread,
         "test": test,
         "rows": list(table.records),

@@ -182,7 +182,7 @@ class Report:
                 if has_lines and line.get("is_best") and score:
                     best.append(f"{setting.name} ({self.metric.text(score.centre)})")
             untested = "Nothing was tested; --baseline KEY=VALUE names a setting to compare with."
-            return f"Best by the mean: {', '.join(best)}. {untested}" if best else untested
+            return f"Best by the mean: {', '.join(best)}. " * bool(best) + untested
         tested = [item for item in self.compared.comparisons if item.holm is not None]
         better = []
         for item in tested:

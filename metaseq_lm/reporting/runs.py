@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +69,12 @@ VALUES = {
     "data": str,
     "task.objectives": [(str, dict), ...],
     "schedule.total_updates": COUNT,
+}
+# Further records of a run: the file of each, and its reader.
+_RECORDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "plan": (PLAN_FILE, read_plan_hash),
+    "tuning": (TUNING_FILE, read_tuning),
+    "trial": (TRIAL_FILE, read_trial),
 }
 _TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 # Kinds of log lines that an archive stores: all lines, and only the last line.
@@ -329,7 +335,8 @@ class Run:
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
-        message = message if len(message) <= 120 else message[:119].rstrip() + "…"
+        if len(message) > 120:
+            message = message[:119].rstrip() + "…"
         detail = f": {message.rstrip('.')}" if message else ""
         return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{detail}"
 
@@ -431,9 +438,7 @@ def read_run(folder: Path) -> Run:
         tuple(notes),
         frozenset(sources),
         suites=tuple(suites),
-        plan=read_plan_hash(folder) if PLAN_FILE in names else "",
-        tuning=read_tuning(folder) if TUNING_FILE in names else {},
-        trial=read_trial(folder) if TRIAL_FILE in names else {},
+        **{key: read(folder) for key, (file, read) in _RECORDS.items() if file in names},
     )
 
 
@@ -487,8 +492,7 @@ def _read_values(
 def _find_ancestor(folder: Path, start: Path) -> Path | None:
     """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None."""
     # Training ran in some folder above the run, or else where this command runs.
-    bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
-    for base in bases:
+    for base in [Path("/")] if start.is_absolute() else [*folder.parents, Path.cwd()]:
         path = (base / start).resolve()
         if not path.exists():
             continue
@@ -512,9 +516,9 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
         for number, line in journal.rows():
             line.pop("checksum", None)
-            is_event = line["kind"] == "event"
-            key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
-            lines[key] = line
+            # Several events may happen at one update.
+            place = number if line["kind"] == "event" else line.get("update", number)
+            lines[line["kind"], place] = line
     except OSError as error:
         raise MetaseqError(f"{path}: not a log: {error}") from error
     if journal.torn:

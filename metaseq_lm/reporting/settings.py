@@ -376,15 +376,18 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
 
 def suggestion(name: str, known: Sequence[str]) -> str:
     """Return a hint with the dotted names that end in `name`, or with the nearest one."""
-    ends = [full for full in known if full.rpartition(".")[2] == name]
-    return f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, list(known))
+    if ends := [full for full in known if full.rpartition(".")[2] == name]:
+        return f" Did you mean {' or '.join(map(repr, ends))}?"
+    return nearest(name, list(known))
 
 
 def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
     """Return a sort key for config values: numbers, then text in natural order, then None."""
     if is_number(value):
         return (0, float(value), [])
-    return (2, 0.0, []) if value is None else (1, 0.0, natural(show(value)))
+    if value is None:
+        return (2, 0.0, [])
+    return (1, 0.0, natural(show(value)))
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -402,7 +405,9 @@ def show(value: Any) -> str:
         return f"{value:.10g}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(show, value))}]"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
 
 
 def _canonical(value: str) -> str:

@@ -150,7 +150,9 @@ class Test:
             tail = max(levels[levels < tail], default=0.0)
         efficiency = _EFFICIENCY.get(self.name, _EFFICIENCY.get(self.centre, 1.0))
         error = math.sqrt(sum(1 / n for n in sizes) / efficiency)
-        return float(student_t.isf(tail, sum(sizes) - 2)) if tail else 0.0, error
+        if not tail:
+            return 0.0, error
+        return float(student_t.isf(tail, sum(sizes) - 2)), error
 
     def seeds_that_decide(
         self, effect: float, sd: float, level: float, comparisons: int, equivalence: bool = True

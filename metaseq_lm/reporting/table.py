@@ -233,7 +233,7 @@ def pivot_table(
     Without `columns` it is a setting table by `rows` alone. Notes report cells that mix settings.
     With `mean` the last column is the mean over the others, see `_mean_over`.
     """
-    keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
+    keys = list(dict.fromkeys([rows, columns or rows]))
     cells = group_by(runs_of(settings), keys)
     mixed = (_mixed_note(cell, settings) for cell in cells)
     below = [*filter(None, mixed), *notes(settings, metric)]
@@ -291,12 +291,11 @@ def _best_of(
         if summary is not None:
             # Cells compete only if they share a baseline.
             groups.setdefault(id(baselines[i]) if baselines else 0, {})[i] = summary.centre
-    best = min if metric.lower_is_better else max
     marks = [False] * len(summaries)
     for centres in groups.values():
         if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in centres]):
             continue
-        top = best(centres.values())
+        top = metric.best(centres.values())
         digits = metric.decimals(top)
         for i, centre in centres.items():
             marks[i] = metric.text(centre, digits) == metric.text(top, digits)
@@ -305,8 +304,8 @@ def _best_of(
 
 def _count_text(setting: Row, metric: Metric) -> str:
     """Return the number of scored runs, or 3/4 if some of all runs are missing."""
-    scored = len(setting.scored_by(metric.name))
-    return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
+    scored, count = len(setting.scored_by(metric.name)), len(setting.runs)
+    return f"{scored}/{count}" if scored < count else str(scored)
 
 
 def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> float | None:
@@ -314,10 +313,13 @@ def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> floa
 
     `cost` is one of `Run.costs`.
     """
-    recorded = [run.costs[cost] for run in setting.scored_by(metric.name)]
-    costs = [value for value in recorded if value is not None]
+    costs = []
+    for run in setting.scored_by(metric.name):
+        if (value := run.costs[cost]) is None:
+            return None
+        costs.append(value)
     summary = summarise(costs, spread)
-    return summary.centre if summary and len(costs) == len(recorded) else None
+    return summary.centre if summary else None
 
 
 def record(
@@ -337,8 +339,7 @@ def record(
         line["sd"] = summary.high - summary.centre if len(scores) > 1 else None
     elif summary:
         line |= {"median": summary.centre, "min": summary.low, "max": summary.high}
-    best = min if metric.lower_is_better else max
-    line["best"] = best(scores, default=None)
+    line["best"] = metric.best(scores, default=None)
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}

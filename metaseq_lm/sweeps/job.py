@@ -59,8 +59,11 @@ class Code:
 
     def arguments(self) -> list[str]:
         """Return the options of `train` with the paths of the copies."""
-        config = ["--config-dir", self.config_dir] if self.config_dir else []
-        return config + (["--user-dir", self.user_dir] if self.user_dir else [])
+        words = []
+        for option, path in (("--config-dir", self.config_dir), ("--user-dir", self.user_dir)):
+            if path:
+                words += [option, path]
+        return words
 
 
 class Snapshot:

@@ -25,7 +25,7 @@ from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
 from metaseq_lm.sweeps.studies import Setting, Studies
-from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
+from metaseq_lm.sweeps.submit import RunBatch, parts_of_job, submit_slurm
 
 _WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
@@ -252,17 +252,8 @@ class Searched:
     ) -> SearchJob:
         """Return the job of the search for submitit to call."""
         (run,) = runs
-        processes = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
-        return SearchJob(
-            run.name,
-            str(folder.path),
-            self.definition,
-            self.search,
-            [*code.arguments(), *processes],
-            str(code.folder),
-            launch.threads(),
-            str(folder.lock_file) if launch.executor == "local" else None,
-        )
+        parts = parts_of_job(folder, launch, code)
+        return SearchJob(run.name, str(folder.path), self.definition, self.search, *parts)
 
     def report(self, folder: SweepFolder, run: PlannedRun) -> None:
         """Print the progress of the search."""

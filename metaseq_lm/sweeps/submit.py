@@ -35,18 +35,28 @@ PROGRESS = 10.0  # seconds between lines on running runs; later a twentieth of t
 _SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
+def parts_of_job(
+    folder: SweepFolder, launch: Launch, code: Code
+) -> tuple[list[str], str, int, str | None]:
+    """Return what all jobs have: arguments of `train`, the code, threads and a lock, see `Job`."""
+    arguments, lock = code.arguments(), None
+    if launch.nodes * launch.nproc > 1:
+        arguments += ["--nproc", str(launch.nproc)]
+    if launch.executor == "local":
+        lock = str(folder.lock_file)
+    return arguments, str(code.folder), launch.threads(), lock
+
+
 def job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, code: Code) -> Job:
     """Return the job of some runs for submitit to call."""
-    several = launch.nodes * launch.nproc > 1
-    common = code.arguments() + (["--nproc", str(launch.nproc)] if several else [])
+    common, code_folder, threads, lock = parts_of_job(folder, launch, code)
     todo = {}
     for run in runs:
         stages = state_module.unfinished(folder, run)
         todo[run.name] = [
             (s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages
         ]
-    lock = str(folder.lock_file) if launch.executor == "local" else None
-    return Job(todo, str(code.folder), launch.threads(), lock)
+    return Job(todo, code_folder, threads, lock)
 
 
 _MakeJob = Callable[[SweepFolder, Sequence[PlannedRun], Launch, Code], Any]

@@ -93,7 +93,9 @@ class Trial:
     def score(self) -> float | None:
         """The mean score over runs; None if a run has no finite score."""
         known = [score for score in self.scores if score is not None and math.isfinite(score)]
-        return math.fsum(known) / len(known) if known and len(known) == len(self.scores) else None
+        if not known or len(known) < len(self.scores):
+            return None
+        return math.fsum(known) / len(known)
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,8 @@ class Trials(Generic[T]):
     def best(self) -> T | None:
         """Return the trial with the best score, the first of equals; None without scores."""
         sign = 1 if self.lower_is_better else -1
-        scored = self.scores()
-        return min(scored, key=lambda pair: sign * pair[1])[0] if scored else None
+        best, _ = min(self.scores(), key=lambda pair: sign * pair[1], default=(None, 0.0))
+        return best
 
     def plausible(self, least: float) -> Shares:
         """Return the plausible settings with the shares of draws that choose them, which sum to 1.
