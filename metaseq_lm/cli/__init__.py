@@ -53,7 +53,8 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError and suggests the option that may be meant."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        options = list(chain.from_iterable(action.option_strings for action in self._actions))
+        # Not list(...): the name is the module of a command once that is imported.
+        options = [*chain.from_iterable(action.option_strings for action in self._actions)]
         words = [word.split("=")[0].rstrip(":,") for word in message.split()]
         wrong = next((w for w in words if re.match("-+[a-zA-Z]", w) and w not in options), None)
         hint = self._hint(wrong, options) if wrong else ""
@@ -224,7 +225,7 @@ def _outcome(argv: list[str]) -> tuple[str, int]:
 def _run(first: str | None, argv: list[str]) -> int:
     _check_current_folder()
     if first is not None and first not in COMMANDS:
-        # Not list(COMMANDS): the name is the module of a command once that is imported.
+        # Nor list(COMMANDS), as in `_Parser.error`.
         raise UsageError(
             f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
             f"Commands: {', '.join(COMMANDS)}."

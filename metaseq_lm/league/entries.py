@@ -241,8 +241,8 @@ class Standings:
     @property
     def comparisons(self) -> int:
         """The number of verdicts that Holm's correction counts: planned ones, or more if made."""
-        made = sum(entry.decision is not None for entry in self.entries)
-        return max(self.rule.comparisons, made)
+        decided = sum(entry.decision is not None for entry in self.entries)
+        return max(self.rule.comparisons, decided)
 
     @property
     def has_choices(self) -> bool:

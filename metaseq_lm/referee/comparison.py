@@ -51,10 +51,10 @@ class Repetition:
 
 def compare(league: LeagueRuns, folders: Mapping[Run, Path]) -> list[Repetition]:
     """Return how drawn runs of a league differ from their repetitions in `folders`."""
-    found = {run: _compare_alone(run, folder) for run, folder in folders.items()}
+    repetitions = {run: _compare_alone(run, folder) for run, folder in folders.items()}
     others = {
         run: replace(read_run(folders[run]), means=run.means)
-        for run, item in found.items()
+        for run, item in repetitions.items()
         if item.outcome == CLOSE
     }
     deviations = list(_deviations(league, others))
@@ -62,8 +62,8 @@ def compare(league: LeagueRuns, folders: Mapping[Run, Path]) -> list[Repetition]
         if deviation.p * len(deviations) >= LEVEL or deviation.size <= _NEGLIGIBLE:
             continue
         for run in deviation.runs:
-            found[run] = replace(found[run], outcome=DIFFERENT, reason=deviation.text)
-    return list(found.values())
+            repetitions[run] = replace(repetitions[run], outcome=DIFFERENT, reason=deviation.text)
+    return list(repetitions.values())
 
 
 def _compare_alone(run: Run, folder: Path) -> Repetition:
