@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         plan = OmegaConf.to_yaml(dict(contents.content))
         write_atomic(folder.path / "plan.yaml", (_HEAD + plan).encode())
+    # An option of `league` that `run_contents` reads: nothing is added here.
     args.added = []
     code = league.run_contents(args, league_options, launch, folder, contents, stored)
     if not options.dry_run:

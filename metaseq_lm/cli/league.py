@@ -425,9 +425,7 @@ def _contents_of(
         BALANCED,
         SHIPPED,
         TEXT_ARM,
-        archive_beside,
         named_plan,
-        read_plan,
     )
 
     files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
@@ -441,8 +439,10 @@ def _contents_of(
         file = TEXT_ARM if files else BALANCED
         if words:
             file = named_plan(words[0])
-        archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
-        contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
+        contents = Contents.of_file(file, files)
+        if file in (*SHIPPED, TEXT_ARM):
+            # Its path may be another one in the next version.
+            contents = replace(contents, archive=None)
         if folder and stored is not None:
             check_same_plan(folder, stored, contents.plan)
             contents = replace(contents, added=stored.added, prices=stored.prices)

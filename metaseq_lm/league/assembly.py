@@ -47,7 +47,7 @@ from metaseq_lm.league.folder import (
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import REPEAT, standings_document, write_page
 from metaseq_lm.league.plan import Objective, Plan
-from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_archive
+from metaseq_lm.league.plan_files import shipped_archive
 from metaseq_lm.league.predictions import (
     FILE,
     Outcome,
@@ -452,8 +452,7 @@ def read_league(place: Path) -> LeagueRuns:
     if not place.is_file():
         folder = LeagueFolder(place)
         return read_league_runs(folder, folder.read())
-    file = archive_beside(place)
-    return read_archived(Contents(*read_plan(place), archive=str(file) if file else None))
+    return read_archived(Contents.of_file(place))
 
 
 def archive_of(contents: Contents) -> Path | None:

@@ -62,6 +62,7 @@ def _linear_parts(
     centred = basis - basis.mean(axis=2, keepdims=True)
     part = np.maximum((centred * y).sum(axis=2) / (centred**2).sum(axis=2), 0.0)
     level = y.mean(axis=2) - part * basis.mean(axis=2)
+    # Where the level would be below zero, the best fit within the bounds has a level of zero.
     alone = np.maximum((basis * y).sum(axis=2) / (basis**2).sum(axis=2), 0.0)
     part, level = np.where(level < 0, alone, part), np.maximum(level, 0.0)
     squares = ((y - level[:, :, None] - part[:, :, None] * basis) ** 2).sum(axis=2)

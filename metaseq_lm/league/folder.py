@@ -21,7 +21,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan
-from metaseq_lm.league.plan_files import parse_objective, parse_plan
+from metaseq_lm.league.plan_files import archive_beside, parse_objective, parse_plan, read_plan
 from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
 from metaseq_lm.runs.records import PLAN_FILE, read_plan_hash, write_record
 from metaseq_lm.sweeps.lock_file import locked
@@ -114,6 +114,13 @@ class Contents:
     archive: str | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
     archived: tuple[Added, ...] = ()
+
+    @classmethod
+    def of_file(cls, file: Path, files: Mapping[str, Any] | None = None) -> Contents:
+        """Return the league of a plan file and the archive beside it; errors as in `read_plan`."""
+        plan, content = read_plan(file, files)
+        archive = archive_beside(file)
+        return cls(plan, content, archive=str(archive) if archive else None)
 
     @property
     def additions(self) -> tuple[Added, ...]:

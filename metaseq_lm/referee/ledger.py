@@ -113,6 +113,7 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"format": FORMAT, "time": present_time(), "registered": plan.hash}
     seeds = "Its seeds are those of the runs that it came with."
     if archive is None:
+        # Any reader of JSON keeps whole numbers below 2^53.
         record["number"] = number = secrets.randbelow(1 << 53)
         content = _with_seeds(content, plan.hash, number)
         seeds = f"Its seeds follow from the plan `{plan.hash}` and the number {number}."
@@ -171,7 +172,8 @@ def read_ledger(folder: Path) -> LeagueRuns:
         problem = str(error)
     if problem:
         raise MetaseqError(f"{file}: damaged ({problem}); restore it from the repository")
-    plan, content = read_plan(folder / PLAN)
+    contents = Contents.of_file(folder / PLAN)
+    plan, content = contents.plan, contents.content
     if plan.hash != record["plan"]:
         raise MetaseqError(
             f"{folder / PLAN}: its hash is {plan.hash}, the ledger's is {record['plan']}; a "
@@ -184,9 +186,7 @@ def read_ledger(folder: Path) -> LeagueRuns:
             f"{folder / PLAN}: its seeds do not follow from the plan {record['registered']} and "
             f"the number {record['number']}"
         )
-    archive = archive_beside(folder / PLAN)
-    leagues = [read_archived(Contents(plan, content, archive=str(archive) if archive else None))]
-    names = [PLAN]
+    leagues, names = [read_archived(contents)], [PLAN]
     for place in sorted((folder / _SUBMISSIONS).glob(f"*/{submission.FILE}")):
         leagues.append(submission.read(place.parent))
         names.append(str(place.parent.relative_to(folder)))

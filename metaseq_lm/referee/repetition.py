@@ -100,6 +100,7 @@ def repeat(
     plug_in = [source.user_dir] if source.user_dir else []
     paths = [*league.contents.plan.data.get(FOLDERS, ()), *plug_in]
     start_code = "from metaseq_lm.cli.jobs import repeat; repeat(sys.argv[1])"
+    # Earlier calls wrote into the same log.
     log = out / LOG
     start = log.stat().st_size if log.exists() else 0
     is_foreign = bool(source.user_dir or code)

@@ -425,6 +425,7 @@ def read_run(folder: Path) -> Run:
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
+    # One listing in place of a look for each record, which most runs lack.
     names = set(os.listdir(folder))
     suites: list[SuiteResults] = []
     if suite_results.FOLDER in names:
@@ -515,6 +516,7 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     try:
         for number, line in journal.rows():
+            # It guards the line in the file, and is no logged value.
             line.pop("checksum", None)
             # Several events may happen at one update.
             place = number if line["kind"] == "event" else line.get("update", number)
