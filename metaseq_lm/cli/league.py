@@ -441,7 +441,7 @@ def _contents_of(
             file = named_plan(words[0])
         contents = Contents.of_file(file, files)
         if file in (*SHIPPED, TEXT_ARM):
-            # Its path may be another one in the next version.
+            # The package, and so its path, may be another one when the league goes on.
             contents = replace(contents, archive=None)
         if folder and stored is not None:
             check_same_plan(folder, stored, contents.plan)

@@ -382,7 +382,7 @@ def _report_tuning(runs: Sequence[Run], options: _ReportOptions) -> None:
 
 def _write_table(table: Table, name: str, options: _ReportOptions) -> list[Path]:
     """Print a table; write it under a name into the folder --out, if given; return its files."""
-    # With files only the text is printed as well.
+    # With --out, the other formats are files only.
     printed = ("text",) if options.out else options.formats
     for form in printed:
         show(WRITERS[form][1](table), end="")
