@@ -524,7 +524,7 @@ def test_a_budget_that_whole_updates_do_not_spend_is_left_out(
     assert league("report", plan) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
     # The price is known now: nothing is measured or trained again.
-    monkeypatch.setattr(forecast, "estimate_update", None)
+    monkeypatch.setattr(forecast, "_estimate_update", None)
     before = len(trained)
     assert league(plan, "--out", tmp_path / "L") == 0 and len(trained) == before
 
