@@ -212,14 +212,14 @@ def obstacle(ladder: ObjectiveLadder, form: CurveForm, budget: float) -> str:
         )
     if ladder.least_seeds < _FEWEST_SEEDS:
         return f"a budget with fewer than {_FEWEST_SEEDS} seeds"
-    if not _has_logits(ladder, form):
+    if not has_logits(ladder, form):
         return f"a mean is not between 0 and the ceiling, {form.ceiling:.4g}: it has no logit"
     if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:
         return f"{flops_text(budget)} is further above {names[1]} than that is above {names[0]}"
     return ""
 
 
-def _has_logits(ladder: ObjectiveLadder, form: CurveForm) -> bool:
+def has_logits(ladder: ObjectiveLadder, form: CurveForm) -> bool:
     """Return whether all means are above 0 and below the ceiling of a form, if it has one."""
     top = form.ceiling
     return top is None or bool(((ladder.means > 0) & (ladder.means < top)).all())
@@ -233,7 +233,7 @@ def held_out_errors(ladders: Iterable[tuple[ObjectiveLadder, CurveForm]]) -> lis
     errors = []
     for ladder, form in ladders:
         below = ladder.at(ladder.budgets[:-1])
-        if len(below.budgets) > form.parameters and _has_logits(below, form):
+        if len(below.budgets) > form.parameters and has_logits(below, form):
             value = Fit(below, form).value(ladder.budgets[-1])
             errors.append(value - float(ladder.means[-1]))
     return errors
