@@ -110,7 +110,7 @@ _shortfall = partial(np.subtract, 1.0)  # its own inverse
 SATURATION = CurveForm("A - K C^-g", (0.0, 1.0), _shortfall, _shortfall)
 
 
-def _logit_line(ceiling: float) -> CurveForm:
+def logit_line(ceiling: float) -> CurveForm:
     """Return the form in which the logit of accuracy / ceiling is a line."""
     share = "" if ceiling == 1 else f" of score / {ceiling:.4g},"
     return CurveForm(
@@ -128,7 +128,7 @@ def form_of(metric: Metric, ceiling: float | None = None) -> CurveForm | None:
         return replace(POWER_LAW, bounds=(0.0, 1.0)) if metric.percent else POWER_LAW
     if not metric.percent:
         return None
-    return SATURATION if ceiling is None else _logit_line(ceiling)
+    return SATURATION if ceiling is None else logit_line(ceiling)
 
 
 def bounds_of(metric: Metric, scores: Iterable[np.ndarray]) -> Ends:

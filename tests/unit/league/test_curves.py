@@ -11,10 +11,10 @@ from metaseq_lm.league.curves import (
     POWER_LAW,
     SATURATION,
     Fit,
-    _has_logits,
-    _logit_line,
     form_of,
+    has_logits,
     held_out_errors,
+    logit_line,
     naive_predictions,
     obstacle,
     rejection,
@@ -27,7 +27,7 @@ NEXT = 2.56e14
 NARROW = 1e12 * 2.0 ** np.arange(6)
 LEVEL = 0.05
 NONE = np.zeros(8)
-LOGIT_LINE = _logit_line(1.0)
+LOGIT_LINE = logit_line(1.0)
 
 
 def power_law(budgets, level=1.8, part=2.5, power=0.3):
@@ -66,7 +66,7 @@ def test_a_logit_line_is_recovered():
 @pytest.mark.parametrize("top", [0.885, 0.6])
 def test_a_line_below_a_known_ceiling_is_recovered(top):
     means = line_of_logits(BUDGETS, top=top)
-    curve = fit(means, _logit_line(top))
+    curve = fit(means, logit_line(top))
     assert curve.parameters[0] == pytest.approx([0.5 * math.log(0.1), 0.5])
     assert curve.value(NEXT) == pytest.approx(line_of_logits(NEXT, top=top))
     assert curve.value(1e30) <= top < fit(means, LOGIT_LINE).value(1e30)
@@ -117,9 +117,9 @@ def test_errors_of_other_ladders_widen_the_interval(count):
 
 def test_errors_of_last_budgets_that_are_held_out():
     """Of a line, of one that ends 0.1 below it, and of none: too short, or above the ceiling."""
-    line, top = line_of_logits(BUDGETS, top=0.9), _logit_line(0.9)
+    line, top = line_of_logits(BUDGETS, top=0.9), logit_line(0.9)
     cases = [(ladder(line - [0, 0, 0, below]), top) for below in (0, 0.1)]
-    cases += [(ladder(line[:3], budgets=BUDGETS[:3]), top), (ladder(line), _logit_line(0.2))]
+    cases += [(ladder(line[:3], budgets=BUDGETS[:3]), top), (ladder(line), logit_line(0.2))]
     cases.append((ObjectiveLadder.of({}), top))
     assert held_out_errors(cases) == pytest.approx([0, 0.1])
 
@@ -164,8 +164,8 @@ def test_too_short_a_ladder_is_refused(form, budgets, seeds, expected):
 @pytest.mark.parametrize("top, last", [(1.0, 1.0), (0.885, 0.9)])
 def test_a_mean_that_is_not_below_the_ceiling_has_no_logit(top, last):
     solved = ladder([0.5, 0.7, 0.8, last])
-    assert f"{top:.4g}" in obstacle(solved, _logit_line(top), NEXT)
-    assert _has_logits(solved.at(BUDGETS[:3]), _logit_line(top)) and _has_logits(solved, SATURATION)
+    assert f"{top:.4g}" in obstacle(solved, logit_line(top), NEXT)
+    assert has_logits(solved.at(BUDGETS[:3]), logit_line(top)) and has_logits(solved, SATURATION)
 
 
 def test_the_form_is_that_of_the_metric():
