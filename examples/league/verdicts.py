@@ -36,7 +36,7 @@ from metaseq_lm.league.verdict import (
 )
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.stats import DEFAULT_TEST, LEVEL, Test, assignments, holm
-from metaseq_lm.sweeps.draws import plausible_settings, sd_of_choice, shares_of_best
+from metaseq_lm.sweeps.trials import plausible_settings, sd_of_choice, shares_of_best
 
 SEEDS = (4, 5, 8, 10)
 GROUP = 7

@@ -17,6 +17,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import chain
 
 from metaseq_lm import __version__
 from metaseq_lm.core.documents import documents_only, show_failure
@@ -52,7 +53,8 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError and suggests the option that may be meant."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        options = [o for action in self._actions for o in action.option_strings]
+        # Not list(...): the name is the module of a command once that is imported.
+        options = [*chain.from_iterable(action.option_strings for action in self._actions)]
         words = [word.split("=")[0].rstrip(":,") for word in message.split()]
         wrong = next((w for w in words if re.match("-+[a-zA-Z]", w) and w not in options), None)
         hint = self._hint(wrong, options) if wrong else ""
@@ -162,7 +164,6 @@ def _with_home(word: str) -> str:
 
 
 def _check_current_folder() -> None:
-    """Raise MetaseqError if the current folder was deleted."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -222,10 +223,9 @@ def _outcome(argv: list[str]) -> tuple[str, int]:
 
 
 def _run(first: str | None, argv: list[str]) -> int:
-    """Run a command and return its exit code."""
     _check_current_folder()
     if first is not None and first not in COMMANDS:
-        # Not list(COMMANDS): the name is the module of a command once that is imported.
+        # Nor list(COMMANDS), as in `_Parser.error`.
         raise UsageError(
             f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
             f"Commands: {', '.join(COMMANDS)}."

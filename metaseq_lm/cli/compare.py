@@ -85,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose a budget, show the costs, run the league and report."""
-    from metaseq_lm.league.fitting import text_plan
     from metaseq_lm.league.folder import Contents
+    from metaseq_lm.league.forecast import text_plan
     from metaseq_lm.league.plan_files import plan_of
 
     options = read_options(_CompareOptions, vars(args))
@@ -122,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         plan = OmegaConf.to_yaml(dict(contents.content))
         write_atomic(folder.path / "plan.yaml", (_HEAD + plan).encode())
+    # An option of `league` that `run_contents` reads: nothing is added here.
     args.added = []
     code = league.run_contents(args, league_options, launch, folder, contents, stored)
     if not options.dry_run:
@@ -138,10 +139,8 @@ def _fitted(
     folder: "LeagueFolder",
     launch: "Launch",
 ) -> "Contents":
-    """Measure costs here, show them, and return the contents of a league that fits the time."""
     from metaseq_lm.league.expansion import DataSource
-    from metaseq_lm.league.fitting import measure_times
-    from metaseq_lm.league.forecast import forecast
+    from metaseq_lm.league.forecast import forecast, measure_times
     from metaseq_lm.league.runner import LeagueRequest, Runner
 
     contents = contents_at(_DRAFT)
@@ -173,9 +172,10 @@ def _fitted(
 
 
 def _runs_at_a_time() -> int:
-    """Return how many runs a machine makes at a time without --max-parallel."""
     import torch
 
     from metaseq_lm.distributed.launcher import usable_cores
 
-    return 1 if torch.cuda.is_available() else min(usable_cores(), _MOST_PARALLEL)
+    if torch.cuda.is_available():
+        return 1
+    return min(usable_cores(), _MOST_PARALLEL)

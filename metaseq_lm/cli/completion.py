@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from metaseq_lm import plugins
@@ -32,7 +33,8 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
 
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()
     parser = build_parser(words[1] if len(words) > 1 else "")
-    for sub in _subparsers(parser):
+    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for sub in chain.from_iterable(group.choices.values() for group in groups):
         for action in sub._actions:
             kinds = [kind for kind in ALL if f"--{kind}" in action.option_strings]
             if kinds:
@@ -44,20 +46,12 @@ def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
     argcomplete.autocomplete(parser)
 
 
-def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """Return the parsers of a parser's commands."""
-    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return [sub for group in groups for sub in group.choices.values()]
-
-
 def _set_completer(action: argparse.Action, completer: Callable[..., list[str]]) -> None:
     """Let argcomplete ask `completer` for the values of an option."""
     action.completer = completer  # type: ignore[attr-defined]
 
 
 def _names_of(kind: str) -> Callable[..., list[str]]:
-    """Return a completer of the registered names of a kind."""
-
     def names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
         return registered_names(kind, getattr(parsed_args, "user_dir", None))
 
@@ -65,10 +59,7 @@ def _names_of(kind: str) -> Callable[..., list[str]]:
 
 
 def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Return keys of all runs that begin with `prefix`, and names after task= and similar keys.
-
-    Return nothing for an empty prefix, so that the shell completes files.
-    """
+    """Return keys of all runs that begin with `prefix`, and names after task= and similar keys."""
     from metaseq_lm.cli.train import FLAGS
     from metaseq_lm.core.config import GROUPS, as_dict, flatten
     from metaseq_lm.core.loading import common_config
@@ -79,4 +70,5 @@ def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> lis
         return [f"{group}={name}" for name in registered_names(group, user_dir)]
     common = flatten(as_dict(common_config()))
     keys = {key.removesuffix("._name") for key in common} | set(FLAGS.values())
+    # Nothing for an empty prefix, so that the shell completes files.
     return [f"{key}=" for key in sorted(keys)] if prefix else []

@@ -128,7 +128,6 @@ def report(
 def _run_ensemble(
     options: _EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]
 ) -> int:
-    """Score the checkpoints, or the best ones, as an ensemble."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run
@@ -186,9 +185,10 @@ def _best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path
         raise UsageError(f"--best: {describe(name, differing)}; name another --metric")
     values = [float(metrics[name]) for metrics in valid]
     trainer = manifests.config_of(stored[0], paths[0]).trainer
-    direction = "higher" if trainer.maximize_best_checkpoint_metric else "lower"
-    known_direction = direction if trainer.best_checkpoint_metric == name else None
-    chosen_metric = Metric.of(name, values, known_direction)
+    direction = None
+    if trainer.best_checkpoint_metric == name:
+        direction = "higher" if trainer.maximize_best_checkpoint_metric else "lower"
+    chosen_metric = Metric.of(name, values, direction)
     if chosen_metric.guessed:
         raise UsageError(
             f"--best: it is not known whether a higher or a lower {name} is better; name another "

@@ -19,19 +19,17 @@ def show_commands(parser: argparse.ArgumentParser) -> None:
         module = sub.get_default("module")
         usage = sub.format_usage().removeprefix("usage: ").strip()
         about = {"help": module.HELP, "description": module.__doc__, "usage": usage}
-        options = [
-            _option(action, sub, str(group.title))
-            for group in sub._action_groups
-            for action in group._group_actions
-            if argparse.SUPPRESS not in (action.help, action.default)
-        ]
+        options = []
+        for group in sub._action_groups:
+            for action in group._group_actions:
+                if argparse.SUPPRESS not in (action.help, action.default):
+                    options.append(_option(action, sub, str(group.title)))
         takes_keys = getattr(module, "OVERRIDES", False)
         content[name] = {**about, "takes_keys": takes_keys, "options": options}
     show_result("commands", {"version": __version__, "commands": content})
 
 
 def _option(action: argparse.Action, parser: Any, group: str) -> dict[str, Any]:
-    """Return an option; its default is null where the configuration or the data have it."""
     item, kind = getattr(action, "declared", (None, action.type))
     default = action.default if item is None else item.default
     is_key = item is None and getattr(parser.get_default("module"), "OVERRIDES", False)

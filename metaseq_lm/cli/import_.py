@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import_results(args: argparse.Namespace) -> int:
-    """Keep the results of lm_eval in a run folder."""
     if args.generator or args.check:
         raise UsageError("--run imports results; leave --generator and --check out")
     from metaseq_lm.runs import manifests, suite_results

@@ -44,7 +44,6 @@ def repeat(file: str) -> None:
 
 
 def _import_all() -> None:
-    """Import everything that a run needs, for the runs that this process forks."""
     import torch._dynamo  # noqa: F401 - or the first optimizer of each run imports it
 
     import metaseq_lm.cli.train

@@ -179,7 +179,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *places: str) -> int:
-    """Run one of the command's own words."""
     least, most = _PLACES[word]
     if not least <= len(places) <= most:
         raise UsageError(f"'league {word}' takes {_TAKES[word]}, got {len(places)} words")
@@ -211,11 +210,12 @@ def _run_word(args: argparse.Namespace, options: LeagueOptions, word: str, *plac
         return referee.register(
             contents, Path(places[0]), options.name, options.out, options.user_dir
         )
-    return referee.merge(places, options.archive) if word == "merge" else referee.ledger(*places)
+    if word == "merge":
+        return referee.merge(places, options.archive)
+    return referee.ledger(*places)
 
 
 def _report_of(args: argparse.Namespace, options: LeagueOptions, place: str | None = None) -> int:
-    """Report on a league, once or whenever its results change."""
     from metaseq_lm.league.plan_files import named_plan
 
     if options.user_dir:  # to register its gates
@@ -314,7 +314,6 @@ def predict(path: Path, options: LeagueOptions) -> int:
 
 
 def _run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
-    """Run the league of a command line, or show its cost."""
     folder, stored = open_folder(options)
     launch = launch_of(args, folder.path, options.dry_run)
     contents = _contents_of(words, args.added, options, folder, stored)
@@ -361,7 +360,8 @@ def run_contents(
     from metaseq_lm.league.runner import LeagueRequest, Runner
 
     names = _names_of(contents, options, bool(args.added))
-    budgets = _budgets_of(contents.plan, options)
+    _check_budgets(contents.plan, options.budgets)
+    budgets = tuple(sorted(set(options.budgets))) or contents.plan.ladder.usual
     check_tuning(contents, budgets)
     check = _plugin_check(options.user_dir)
     with data_of(contents.plan, folder, options.dry_run) as data:
@@ -382,6 +382,7 @@ def run_contents(
             show_progress(sentence)
         runner = runner.with_prices(prices)
     with folder.lock():
+        # Another command may have had the folder while this one measured prices.
         if (folder.read() if folder.exists() else None) != stored:
             raise MetaseqError(f"{folder.file}: changed in the meantime; give the command again")
         folder.check_plans(plan_hash)
@@ -395,11 +396,10 @@ def run_contents(
 
 def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
     """Return the launch options; raises UsageError without Slurm."""
-    from metaseq_lm.sweeps.options import Launch, check_out, launch_from
+    from metaseq_lm.sweeps.options import check_out, launch_from
     from metaseq_lm.sweeps.submit import need_slurm
 
-    named = {item.name: getattr(args, item.name) for item in fields(Launch)}
-    launch = launch_from({}, {name: value for name, value in named.items() if value is not None})
+    launch = launch_from({}, vars(args))
     check_out(out, launch.executor)
     if launch.executor == "slurm" and not dry_run:
         need_slurm()
@@ -425,9 +425,7 @@ def _contents_of(
         BALANCED,
         SHIPPED,
         TEXT_ARM,
-        archive_beside,
         named_plan,
-        read_plan,
     )
 
     files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
@@ -438,14 +436,20 @@ def _contents_of(
     if stored is not None and not words and not files:
         contents = stored
     else:
-        file = named_plan(words[0]) if words else TEXT_ARM if files else BALANCED
-        archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
-        contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
+        file = TEXT_ARM if files else BALANCED
+        if words:
+            file = named_plan(words[0])
+        contents = Contents.of_file(file, files)
+        if file in (*SHIPPED, TEXT_ARM):
+            # The package, and so its path, may be another one when the league goes on.
+            contents = replace(contents, archive=None)
         if folder and stored is not None:
             check_same_plan(folder, stored, contents.plan)
             contents = replace(contents, added=stored.added, prices=stored.prices)
     contents = with_archived(contents)
-    return _with_objective(contents, added, options) if added else contents
+    if added:
+        return _with_objective(contents, added, options)
+    return contents
 
 
 def _with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
@@ -477,10 +481,8 @@ def _with_objective(contents: "Contents", added: list[str], options: LeagueOptio
 
 
 def _with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
-    """Return contents that include the archive's objectives that are chosen to run here.
-
-    The archive has the name of their plug-in, the command line its path.
-    """
+    """Return contents that include the archive's objectives that are chosen to run here."""
+    # The archive has the name of their plug-in, the command line its path.
     chosen = [
         replace(item, user_dir=(_user_dir_of(options) or item.user_dir) if item.user_dir else None)
         for item in contents.additions
@@ -507,9 +509,10 @@ def _names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[
         objective_of(plan, name)
         needed = plugins_of.get(name, user_dir)
         if needed != user_dir:
+            plug_in = f"the plug-in {needed!r}" if needed else "no plug-in"
             raise UsageError(
-                f"objective {name} has {f'the plug-in {needed!r}' if needed else 'no plug-in'}; a "
-                "plug-in is loaded only if the command line names it: give --user-dir accordingly"
+                f"objective {name} has {plug_in}; a plug-in is loaded only if the command line "
+                "names it: give --user-dir accordingly"
             )
     return names
 
@@ -519,7 +522,9 @@ def _plugin_check(user_dir: str | None) -> "Check | None":
     from metaseq_lm import plugins
 
     plugins.load_all(user_dir)
-    return None if user_dir else lambda config: plugins.check_named(config, None)
+    if user_dir:
+        return None
+    return lambda config: plugins.check_named(config, None)
 
 
 @contextlib.contextmanager
@@ -531,19 +536,13 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
         yield make_data(plan, folder.data)
         return
     with TemporaryDirectory(prefix="metaseq-lm-") as scratch:
+        # What is printed of small data is not true of those that the league would make.
         with contextlib.redirect_stdout(io.StringIO()):
             data = make_data(plan, Path(scratch) / "data", small=True)
         yield data
 
 
-def _budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
-    """Return the budgets to run; raises UsageError for a budget that is not in the plan."""
-    _check_budgets(plan, options.budgets)
-    return tuple(sorted(set(options.budgets))) or plan.ladder.usual
-
-
 def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
-    """Raise UsageError for a budget that is not in the plan."""
     for budget in budgets:
         if budget not in plan.ladder.budgets:
             listed = ", ".join(f"{b:g}" for b in plan.ladder.budgets)

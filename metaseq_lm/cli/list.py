@@ -61,22 +61,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
-    """Return a row for each registered name of one kind or all kinds."""
     from metaseq_lm import plugins
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
     from metaseq_lm.league.columns import COLUMNS, title_of
-    from metaseq_lm.league.gates import gate_registry
+    from metaseq_lm.league.gates import GATES
 
     plugins.load_all(user_dir)
-    further = {"dataset_kind": DATASET_KINDS, "gate": gate_registry(), "column": COLUMNS}
+    further = {"dataset_kind": DATASET_KINDS, "gate": GATES, "column": COLUMNS}
     rows = _rows_of({**ALL, **further}, kind)
-    return [
-        row | {"title": title_of(row["name"])} if row["kind"] == "column" else row for row in rows
-    ]
+    for row in rows:
+        if row["kind"] == "column":
+            row["title"] = title_of(row["name"])
+    return rows
 
 
 def _rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:
-    """Return a row for each name of one kind or all kinds, and for each size of a model."""
     registries = {name.replace("_", "-"): registry for name, registry in registries.items()}
     requested = kind.rstrip("s") if kind else None
     kinds = [*registries, RECIPES.rstrip("s")]
@@ -109,7 +108,6 @@ def _summary_of(preset: Path) -> str:
 
 
 def _tasks_of(criterion: Entry[Any]) -> list[str]:
-    """Return the tasks of a criterion; none if it suits any task."""
     if criterion.is_imported:
         return tasks_for(criterion.value)
     return [name for name in TASKS.names() if criterion.name in TASKS.entry(name).takes]
@@ -158,7 +156,6 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
 
 
 def _checkpoint_line(row: dict[str, Any]) -> str:
-    """Return the line of a checkpoint."""
     names = [name for name in ("best", "last") if row[name]] + row["words"]
     marks = ", ".join([*names, *["verified"] * row["verified"]])
     size = "" if row["bytes"] is None else human_bytes(row["bytes"])

@@ -25,6 +25,7 @@ Sentences of whole words, for taggers and parsers, and sets of them with D's voc
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
@@ -43,7 +44,6 @@ HELP = "turn text into a data folder"
 
 
 def _files_of(split: str) -> str:
-    """Return the help of the flag for the files of a split."""
     return f"text files of the {split} split; - is standard input"
 
 
@@ -103,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
     if options.hold_out_seed is not None and options.hold_out is None:
         raise UsageError("--hold-out-seed needs --hold-out N, whose documents it draws")
     kind, kind_options = pipeline.choose_kind(vars(args))
+    hold_out = None
+    if options.hold_out is not None:
+        hold_out = HoldOut(options.hold_out, options.hold_out_seed or 0)
     request = pipeline.Request(
         destdir=Path(options.destdir),
         splits=_splits_of(options),
@@ -111,9 +114,7 @@ def run(args: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         command=_command_line(args),
         encoding=options.encoding,
-        hold_out=HoldOut(options.hold_out, options.hold_out_seed or 0)
-        if options.hold_out is not None
-        else None,
+        hold_out=hold_out,
     )
     pipeline.make_dataset(kind.value(kind_options, request))
     return 0
@@ -132,21 +133,19 @@ def _splits_of(options: _PreprocessOptions) -> dict[str, list[Path]]:
         if name in splits:
             raise UsageError(f"--split {text!r}: there is a split '{name}' already")
         splits[name] = [Path(path)]
-    files = [str(path) for paths in splits.values() for path in paths]
-    if files.count(STANDARD_INPUT) > 1:
+    if list(chain.from_iterable(splits.values())).count(Path(STANDARD_INPUT)) > 1:
         raise UsageError("standard input (-) can be the text of one split only; it is named twice")
     return splits
 
 
 def _command_line(args: argparse.Namespace) -> str:
-    """Return the command line for `args`, quoted for a shell, without secrets."""
     words = ["metaseq-lm", "preprocess"]
     for name, value in vars(args).items():
         if name in NOT_OPTIONS or value is None or value is False:
             continue
         option = flag_of(name)
         if name == "split":
-            words += [word for text in value for word in (option, text)]
+            words += chain.from_iterable((option, text) for text in value)
         elif value is True:
             words.append(option)
         else:

@@ -37,6 +37,7 @@ def verify(
     if out is None:
         raise UsageError("no --out given; name the folder for the runs that are trained again")
     plugins.load_all()
+    # By default nobody can foresee which rows are trained again.
     drawn = secrets.randbelow(1 << 31) if seed is None else seed
     plug_in = plugin(user_dir, Path.cwd()) if user_dir else None
     count = _ROWS if rows is None else rows

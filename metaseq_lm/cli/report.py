@@ -17,14 +17,14 @@ The page of a sweep while it runs; it reloads itself:
 """
 
 import argparse
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
@@ -32,49 +32,19 @@ from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.secrets import masked
-from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.choice import chosen_values
-from metaseq_lm.reporting.drawing import collect
-from metaseq_lm.reporting.exchange import (
-    check_model,
-    eval_records,
-    hub_entries,
-    parse_benchmark,
-)
-from metaseq_lm.reporting.expected_best import draw_tuning, tuning_curves, tuning_table
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
-from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, title_of
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.page import render
-from metaseq_lm.reporting.pairs import pair_table
-from metaseq_lm.reporting.plots import (
-    Pictures,
-    draw_costs,
-    draw_curves,
-    draw_metrics,
-    draw_scores,
-    drawn_costs,
-    is_pattern,
-    require_logged,
-)
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import (
-    Row,
-    describe,
-    group,
-    remedy,
-    runs_of,
-    scored_functions,
-    where,
-)
+from metaseq_lm.reporting.settings import Row, group, require_logged, runs_of, where
 from metaseq_lm.reporting.significance import Significance, choose_test, compare
 from metaseq_lm.reporting.stats import FEWEST, LEVEL, POWER, TESTS, Test
-from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
-from metaseq_lm.reporting.watch import follow, runs_go_on
+from metaseq_lm.reporting.table import Table, choose_metric, pair_table, pivot_table, setting_table
+
+if TYPE_CHECKING:
+    from metaseq_lm.reporting.page import Report
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
-_READABLE = 14  # readable number of series in a picture
 _DRAWN = ("png", "html")
 _FORMATS = (*WRITERS, *_DRAWN)
 _RECORDS = ("eee", "hf")
@@ -229,7 +199,9 @@ class _ReportOptions:
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats of the output."""
-        return self.format or (_FORMATS if self.out else ("text",))
+        if self.out and not self.format:
+            return _FORMATS
+        return self.format or ("text",)
 
     def __post_init__(self) -> None:
         is_pivot = self.rows is not None or self.columns is not None
@@ -268,10 +240,13 @@ class _ReportOptions:
         ):
             if is_mistake:
                 raise UsageError(message)
-        if self.model:
-            check_model(self.model)
-        for benchmark in self.benchmark:
-            parse_benchmark(benchmark)
+        if self.model or self.benchmark:
+            from metaseq_lm.reporting.exchange import check_model, parse_benchmark
+
+            if self.model:
+                check_model(self.model)
+            for benchmark in self.benchmark:
+                parse_benchmark(benchmark)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -286,6 +261,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--json prints one document; leave --out and --format out")
     write = partial(report, options, args.argv, args.json)
     if options.watch:
+        from metaseq_lm.reporting.watch import follow, runs_go_on
+
         paths = list(map(Path, options.paths))
         follow(write, paths, partial(runs_go_on, paths))
     else:
@@ -308,6 +285,8 @@ def report(
     runs, planned = _select_runs(runs, options)
     archived = runs
     if options.choose:
+        from metaseq_lm.reporting.choice import chosen_values
+
         by = choose_metric(runs, options.choose_by) if options.choose_by else None
         runs, chosen = chosen_values(runs, options.choose, by)
         planned = [*chosen, *planned]
@@ -325,6 +304,8 @@ def report(
     table, compared = _compared_table(settings, metric, test, options)
     table = replace(table, notes=[*table.notes, *planned])
     if options.archive:
+        from metaseq_lm.reporting import archive
+
         archive.write(options.archive, archived)
     if as_json:
         show_result("report", to_document(table, metric, options.spread, compared))
@@ -332,12 +313,11 @@ def report(
     paths = [options.archive] if options.archive else []
     paths += _write_table(table, "table", options)
     if options.out:
+        from metaseq_lm.reporting.page import Report
+
         paths += _write_records(settings, options)
-        samples = samples_of(settings)
         command = masked(["metaseq-lm", *words])
-        content = Report(
-            table, settings, metric, options.spread, compared, controls, samples, command
-        )
+        content = Report(table, settings, metric, options.spread, compared, controls, command)
         paths += _write_drawn(content, curves, options, reload)
     if options.out or options.formats == ("text",):
         _show_written(paths)
@@ -386,10 +366,12 @@ def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def _report_tuning(runs: Sequence[Run], options: _ReportOptions) -> None:
-    """Print the best scores by FLOPs of tuning; write them with a picture if asked."""
+    from metaseq_lm.reporting.choice import draw_tuning, tuning_curves, tuning_table
+
     curves, name = tuning_curves(runs)
     lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
-    scores = [score for curve in curves for _, _, score in curve.points]
+    points = chain.from_iterable(curve.points for curve in curves)
+    scores = [score for _, _, score in points]
     metric = Metric.of(name, scores, "lower" if lower else "higher")
     paths = _write_table(tuning_table(curves, metric), "expected_best", options)
     if options.out and "png" in options.formats and scores:
@@ -400,10 +382,13 @@ def _report_tuning(runs: Sequence[Run], options: _ReportOptions) -> None:
 
 def _write_table(table: Table, name: str, options: _ReportOptions) -> list[Path]:
     """Print a table; write it under a name into the folder --out, if given; return its files."""
-    for form in ["text"] if options.out else options.formats:
+    # With --out, the other formats are files only.
+    printed = ("text",) if options.out else options.formats
+    for form in printed:
         show(WRITERS[form][1](table), end="")
-        for note in table.notes if form == "csv" else ():  # csv has no place for them
-            say(clean(note))
+        if form == "csv":  # it has no place for them
+            for note in table.notes:
+                say(clean(note))
     if name != "table":
         content = {"rows": table.records, "notes": table.notes}
         show_result(f"report-{name.replace('_', '-')}", content)
@@ -419,12 +404,16 @@ def _write_table(table: Table, name: str, options: _ReportOptions) -> list[Path]
 
 
 def _write_drawn(
-    content: Report, curves: Sequence[str], options: _ReportOptions, reload: int
+    content: "Report", curves: Sequence[str], options: _ReportOptions, reload: int
 ) -> list[Path]:
     """Write samples, pictures and the page, as far as the formats ask for them; return the files.
 
     The page reloads itself after `reload` seconds, if any.
     """
+    from metaseq_lm.reporting.canvas import collect
+    from metaseq_lm.reporting.page import render, samples_markdown, title_of
+    from metaseq_lm.reporting.plots import Pictures, draw_all
+
     assert options.out is not None
     paths = []
     if content.samples and "md" in options.formats:
@@ -436,9 +425,10 @@ def _write_drawn(
         content.settings, options.spread, options.columns, options.x, content.controls
     )
     with TemporaryDirectory() as spare:
+        # The page has the drawings as SVG, but only drawing a picture makes them.
         folder = options.out if "png" in options.formats else Path(spare)
         with warnings.catch_warnings(record=True) as caught, collect() as drawings:
-            drawn, notes = draw(pictures, content.metric, curves, folder)
+            drawn, notes = draw_all(pictures, content.metric, curves, folder)
         # matplotlib warns of characters that its font lacks.
         notes += dict.fromkeys(str(warning.message) for warning in caught)
     if notes:
@@ -454,16 +444,19 @@ def _write_drawn(
 
 
 def _write_records(settings: Sequence[Row], options: _ReportOptions) -> list[Path]:
-    """Write the records for other sites that the formats ask for; return the files."""
     assert options.out is not None
     contents: dict[str, str] = {}
     if options.model:
+        from metaseq_lm.reporting.exchange import eval_records
+
         records, omitted = eval_records(settings, options.model)
         contents |= {path: to_json(record, 1) + "\n" for path, record in records.items()}
         if omitted:
             say(f"not in the records, as nothing tells which end is better: {', '.join(omitted)}")
     if options.benchmark:
         from omegaconf import OmegaConf
+
+        from metaseq_lm.reporting.exchange import hub_entries
 
         entries = hub_entries(settings, options.benchmark)
         contents[".eval_results/metaseq-lm.yaml"] = OmegaConf.to_yaml(OmegaConf.create(entries))
@@ -474,7 +467,6 @@ def _write_records(settings: Sequence[Row], options: _ReportOptions) -> list[Pat
 
 
 def _show_written(paths: Sequence[Path]) -> None:
-    """Print which files were written, if any."""
     if paths:
         show("\n  ".join(["\nwritten:", *map(str, paths)]))
 
@@ -505,40 +497,5 @@ def _choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> li
     if names:
         return list(dict.fromkeys(names))
     valid_metric = f"valid.{metric.partition('.')[2]}"
-    return [valid_metric] if any(valid_metric in run.logged for run in runs) else []
-
-
-def draw(
-    pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path
-) -> tuple[list[Path], list[str]]:
-    """Write the pictures into `out`; return their paths and notes on missing contents."""
-    paths: list[Path] = []
-    notes: list[str] = []
-    count = len(pictures.styles())
-    if count > _READABLE:
-        notes.append(
-            f"{count} series in one picture are hard to tell apart; use --where, --columns."
-        )
-    for curve in curves:
-        paths.append(out / _file_name("curves", curve))
-        drawn = draw_metrics if is_pattern(curve) else draw_curves
-        notes += drawn(pictures, curve, paths[-1])
-    if differing := scored_functions(metric.name, pictures.settings):
-        notes.append(
-            f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
-        )
-        return paths, notes
-    if not any(setting.scored_by(metric.name) for setting in pictures.settings):
-        notes.append("No picture of scores: no run has one.")
-    elif pictures.along:
-        paths.append(out / _file_name("score_by", pictures.along))
-        notes += draw_scores(pictures, metric, paths[-1])
-    for cost in drawn_costs(pictures.settings, metric):
-        paths.append(out / f"score_by_{cost}.png")
-        notes += draw_costs(pictures, metric, paths[-1], cost)
-    return paths, notes
-
-
-def _file_name(kind: str, name: str) -> str:
-    """Return the file name of a picture, such as curves_valid.accuracy.png."""
-    return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"
+    is_logged = any(valid_metric in run.logged for run in runs)
+    return [valid_metric] * is_logged

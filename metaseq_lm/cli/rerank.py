@@ -92,11 +92,11 @@ class NBestSet:
     @property
     def texts(self) -> dict[str, str]:
         """Every text to score, with the position of an utterance that contains it."""
-        return {
-            text + self.append: f"{self.path}: utterance {nbest.utterance!r}"
-            for nbest in self.lists
-            for text in nbest.texts
-        }
+        texts: dict[str, str] = {}
+        for nbest in self.lists:
+            place = f"{self.path}: utterance {nbest.utterance!r}"
+            texts |= dict.fromkeys((text + self.append for text in nbest.texts), place)
+        return texts
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,11 +123,10 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(options.out) / str(number) if options.out else None
         if folder is not None:
             check_folder(folder)
-        plls = (
-            _read_saved(source, sets)
-            if saved
-            else _score_run(options, source, overrides, sets, folder)
-        )
+        if saved:
+            plls = _read_saved(source, sets)
+        else:
+            plls = _score_run(options, source, overrides, sets, folder)
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
         show(to_json(rows[-1]))
     say(table(rows).rstrip("\n"))
@@ -212,10 +211,10 @@ def rerank(
     from metaseq_lm.core.files import write_atomic
     from metaseq_lm.evaluation.nbest import choose_weight, combined, split_rates, write_nbest
 
-    scores_by_set = {
-        name: [np.array([plls[text + part.append] for text in nbest.texts]) for nbest in part.lists]
-        for name, part in sets.items()
-    }
+    scores_by_set: dict[str, list[Any]] = {name: [] for name in sets}
+    for name, part in sets.items():
+        for nbest in part.lists:
+            scores_by_set[name].append(np.array([plls[text + part.append] for text in nbest.texts]))
     weight = choose_weight(sets["dev"].lists, scores_by_set["dev"], grid)
     results: dict[str, Any] = {"lambda": weight}
     for name, part in sets.items():
@@ -236,8 +235,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return Cell(f"{100 * value:.2f}")
 
     def fixed_row(name: str, key: str) -> list[Cell]:
-        cells = [cell for s in ("dev", "test") for cell in (percent(rows[0][s][key]), Cell(""))]
-        return [Cell(name, number=False), Cell(""), *cells]
+        dev, test = (percent(rows[0][split][key]) for split in ("dev", "test"))
+        return [Cell(name, number=False), Cell(""), dev, Cell(""), test, Cell("")]
 
     lines = [fixed_row("no re-ranking", "one_best_wer")]
     for row in rows:

@@ -130,7 +130,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_input(options: _ScoreOptions, words: Sequence[str], is_json: bool) -> int:
-    """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.data.labelled.files import read_sentences
@@ -208,23 +207,16 @@ def _score_sentences(
     if not tokens:
         scores = [{"pll": s.pll, "text": text, "tokens": len(s.tokens)} for s, text in rows]
         return {"sentences": scores}, score_lines((s.pll, len(s.tokens), text) for s, text in rows)
-    symbols = scorer.vocabulary.symbols
-    lines = [
-        {
-            "pll": score.pll,
-            "text": text,
-            "tokens": [symbols[i] for i in score.tokens],
-            "log_probs": score.log_probs.tolist(),
-        }
-        for score, text in rows
-    ]
+    symbols, lines = scorer.vocabulary.symbols, []
+    for score, text in rows:
+        line = {"pll": score.pll, "text": text, "tokens": [symbols[i] for i in score.tokens]}
+        lines.append({**line, "log_probs": score.log_probs.tolist()})
     return {"sentences": lines}, "".join(to_json(line) + "\n" for line in lines).encode()
 
 
 def _score_pairs(
     scorer: "SentenceScorer", pairs: list["MinimalPair"]
 ) -> tuple[dict[str, Any], int]:
-    """Return metrics of minimal pairs by file and overall, and the number of skipped pairs."""
     from metaseq_lm.evaluation.suites import OVERALL, build_suite
 
     results: Results = build_suite("pairs").score(pairs, scorer)
@@ -294,16 +286,15 @@ def _run_suite(options: _ScoreOptions, words: Sequence[str]) -> int:
 
 
 def _suite_table(results: "SuiteResults") -> str:
-    """Return the metrics of each group as a table."""
     from metaseq_lm.reporting.formats import WRITERS
     from metaseq_lm.reporting.numbers import Metric
     from metaseq_lm.reporting.table import Cell, Table
 
-    names = dict.fromkeys(name for group in results.groups.values() for name in group["metrics"])
-    columns = {}
-    for name in names:
-        values = [g["metrics"][name] for g in results.groups.values() if name in g["metrics"]]
-        columns[name] = Metric.of(name, values, "higher")
+    by_name: dict[str, list[float]] = {}
+    for group in results.groups.values():
+        for name, value in group["metrics"].items():
+            by_name.setdefault(name, []).append(value)
+    columns = {name: Metric.of(name, values, "higher") for name, values in by_name.items()}
     compared = reference_columns(results)
     rows = []
     for title, group in results.groups.items():

@@ -42,6 +42,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -176,7 +177,6 @@ def _search_rules() -> type:
 
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
-    """Declare the launch options."""
     from metaseq_lm.sweeps.options import Launch
 
     add_options(parser.add_argument_group("launch"), Launch)
@@ -185,7 +185,7 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb in the first word; without a verb, launch a sweep."""
     args.words += args.overrides  # argparse splits words if options are in between
-    verb = args.words[0] if args.words and args.words[0] in _VERBS else ""
+    verb = next((word for word in args.words[:1] if word in _VERBS), "")
     if args.help:
         show((_verb_parser(verb) if verb else args.parser).format_help(), end="")
         return 0
@@ -220,7 +220,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=_VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -242,7 +241,7 @@ def resubmit(folder: Any, args: argparse.Namespace, options: _SweepOptions) -> i
     content = folder.read()
     if content["out"] != str(folder.path):
         raise UsageError(f"this sweep was moved from {content['out']}; move it back to go on")
-    launch = launch_from(content["launch"], _launch_options(args))
+    launch = launch_from(content["launch"], vars(args))
     _check_named(content, args)
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
@@ -267,19 +266,18 @@ def _copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
 
 
 def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
-    """Raise UsageError unless the command line names the code in a sweep.json.
-
-    Code only runs if the command line names it, never because a file does.
-    """
+    """Raise UsageError unless the command line names the code in a sweep.json."""
     from metaseq_lm.sweeps.definition import plugin
 
+    # Code only runs if the command line names it, never because a file does.
     user_dir = plugin(args.user_dir, Path.cwd()) if args.user_dir else None
     stored = content["definition"]["user_dir"]
     if stored != user_dir:
+        has, remedy = "no plug-in", "leave --user-dir out"
+        if stored:
+            has, remedy = f"the plug-in {stored!r}", "give --user-dir with its path"
         raise UsageError(
-            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is "
-            "loaded only if the command line names it: "
-            f"{'give --user-dir with its path' if stored else 'leave --user-dir out'}"
+            f"the sweep has {has}; a plug-in is loaded only if the command line names it: {remedy}"
         )
     setup = content["launch"].get("setup")
     if setup and (args.executor or content["launch"].get("executor")) == "slurm" and not args.setup:
@@ -290,7 +288,6 @@ def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
-    """Launch a new sweep, or continue one."""
     from metaseq_lm import plugins
     from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import conditions_of_runs
@@ -317,8 +314,8 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
         raise UsageError(f"{out} holds a search; go on with it (--search), or give another --out")
     check(runs, definition)
     stages = len(definition.stages)
-    count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
-    show(count + (f" of {stages} stages" if stages > 1 else ""))
+    of_stages = f" of {stages} stages" * (stages > 1)
+    show(f"{len(runs)} run{'s' * (len(runs) > 1)}{of_stages}")
     if options.estimate and not options.dry_run:
         raise UsageError("--estimate goes with --dry-run")
     if (options.divide > 1 or options.rate) and not options.estimate:
@@ -331,8 +328,9 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
         conditions = count_conditions(conditions_of_runs(runs, definition))
         for sentence in conditions:
             show(sentence)
-        parameters = slurm_parameters(launch, out) if launch.executor == "slurm" else {}
-        if parameters:
+        parameters: dict[str, Any] = {}
+        if launch.executor == "slurm":
+            parameters = slurm_parameters(launch, out)
             show("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
         content = {"runs": planned, "conditions": conditions, "sbatch": parameters}
         show_result("sweep-plan", content)
@@ -346,8 +344,7 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
 def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Take the rules of the search out of a sweep's content; override them by the command line."""
     from metaseq_lm.core.structured import read_values
-    from metaseq_lm.sweeps.search import Search
-    from metaseq_lm.sweeps.space import parse_axis
+    from metaseq_lm.sweeps.search import Search, parse_axis
 
     rules = read_values(Search, content.pop("search", {}), "search")
     typed = {}
@@ -366,6 +363,7 @@ def _launch_search(
     content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: _SweepOptions
 ) -> int:
     """Start or continue a search, then launch the runs with the chosen values."""
+    from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
@@ -391,10 +389,10 @@ def _launch_search(
             show_result("sweep-status", document(states(folder)))
             return 0 if launch.executor == "slurm" else 1
         chosen = searched.choose()
-        runs = searched.runs_of(chosen, definition.seeds)
+        tuned = searched.definition_of(chosen, definition.seeds)
+        runs = expand(tuned, out)
         folder.check_inside(runs)
         searched.record_tuning(runs)
-    tuned = searched.definition_of(chosen, definition.seeds)
     return _launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))
 
 
@@ -406,9 +404,10 @@ def plan(
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    launch = launch_from(content.get("launch", {}), _launch_options(args))
+    launch = launch_from(content.get("launch", {}), vars(args))
     if not options.out:
         raise UsageError("no --out given; name the folder of the sweep")
+    # Before links are followed, which fails for a name with a NUL in it.
     check_out(Path(os.path.abspath(options.out)), launch.executor)
     out = Path(options.out).resolve()
     check_out(out, launch.executor)
@@ -417,7 +416,6 @@ def plan(
 
 
 def _sweep_files(args: argparse.Namespace) -> list[Path]:
-    """Return the sweep files that the arguments name."""
     from metaseq_lm.core.config import TOP
     from metaseq_lm.core.loading import split_overrides
 
@@ -462,30 +460,20 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     typed = absolute_sources({"grid": dict(map(axis, grid))}, working_dir)
     if grid:
         content["grid"] = {**content.get("grid", {}), **typed["grid"]}
-    flags = [
-        f"{key}={quote(absolute(value, working_dir) if names_runs(key) else value)}"
-        for key, value in values.items()
-    ]
+    flags = []
+    for key, value in values.items():
+        # A job, or the same command given again, may run elsewhere.
+        path = absolute(value, working_dir) if names_runs(key) else value
+        flags.append(f"{key}={quote(path)}")
     overrides = absolute_sources({"overrides": overrides}, working_dir)["overrides"]
     content["overrides"] = [*flags, *content.get("overrides", []), *overrides]
     return content
 
 
-def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the launch options of the command line."""
-    from metaseq_lm.sweeps.options import Launch
-
-    values = {item.name: getattr(args, item.name) for item in fields(Launch)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _show_estimate(
     runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
-    """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
-
-    A part 1 / `divisor` of each batch is measured; hours follow from `rate` in FLOPs a second.
-    """
+    """Print FLOPs and hours of every setting, and of all runs, on a process like this one."""
     from metaseq_lm.core.errors import MetaseqError
     from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import composed
@@ -526,7 +514,6 @@ def _show_estimate(
 
 
 def _show_plan(runs: list[Any], definition: "Definition") -> list[dict[str, Any]]:
-    """Print and return the command of every stage of every run."""
     from metaseq_lm.sweeps.job import Code
 
     code = Code(Path(), definition.user_dir, definition.config_dir)
@@ -562,8 +549,9 @@ def _launch_runs(
         current = adopt(folder, definition, runs, launch)
         names = {state.run for state in current if state.state in again}
         todo = [run for run in runs if run.name in names]
-        reasons = [s for s in current if s.run in names and s.reason]
-        show("\n".join([*(lines(reasons) if reasons else []), summary(current)]))
+        if reasons := [s for s in current if s.run in names and s.reason]:
+            show("\n".join(lines(reasons)))
+        show(summary(current))
         if not todo:
             show("nothing to launch")
             show_result("sweep-status", document(current))
@@ -598,7 +586,7 @@ def _check_each_value(args: argparse.Namespace, options: _SweepOptions) -> None:
         if rules:
             searched = Searched(definition, Search.from_json(rules), out, launch)
             searched.check_rules()
-            runs = [run for _, runs in searched.corner_runs() for run in runs]
+            runs = list(chain.from_iterable(runs for _, runs in searched.corner_runs()))
     check_each_value(runs, definition, _check_for(definition))
 
 

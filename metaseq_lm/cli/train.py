@@ -161,12 +161,15 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
         "task": str,
         "criterion": str,
     }
-    flags = [
-        f"{key}={quotes.get(key, quote)(value) if value != 'null' else value}"
-        for key, value in flag_values(args).items()
-    ]
-    user_dir = [f"user_dir={quote_path(args.user_dir)}"] if args.user_dir else []
-    return flags + [f"data={quote_path(d)}" for d in data] + user_dir + overrides
+    flags = []
+    for key, value in flag_values(args).items():
+        # Quoted, null would be a text.
+        text = value if value == "null" else quotes.get(key, quote)(value)
+        flags.append(f"{key}={text}")
+    flags += [f"data={quote_path(folder)}" for folder in data]
+    if args.user_dir:
+        flags.append(f"user_dir={quote_path(args.user_dir)}")
+    return flags + overrides
 
 
 def run(args: argparse.Namespace) -> int:
@@ -247,15 +250,12 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
 
 
 def _with_stored(overrides: list[str]) -> list[str]:
-    """Return `overrides` after the options of an existing run in their save_dir or branch_from.
-
-    If they choose a task, a criterion and so on, they describe a whole run and are returned alone.
-    If they choose another schedule, the options of the stored schedule are left out.
-    """
+    """Return `overrides` after the options of an existing run in their save_dir or branch_from."""
     from metaseq_lm.core.config import GROUPS
     from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
 
     keys = [override.partition("=")[0] for override in overrides]
+    # A choice of a task, a criterion and so on describes a whole run.
     if any(key in GROUPS and key != "schedule" for key in keys):
         return overrides
     for folder in _stored_folders(overrides):
@@ -263,6 +263,7 @@ def _with_stored(overrides: list[str]) -> list[str]:
             file = folder / "config.yaml"
             check_hidden(file, read_config(file), overrides)
             chosen = [override for override in overrides if override.startswith("schedule=")]
+            # Options of the stored schedule do not fit another one.
             if chosen and chosen[-1] not in stored:
                 stored = [key for key in stored if not key.startswith(("schedule=", "schedule."))]
             return stored + overrides
@@ -284,7 +285,6 @@ def _stored_folders(overrides: list[str]) -> list[Path]:
 
 
 def _reset_parts(parts: Sequence[str]) -> list[str]:
-    """Return the parts of a run named by --reset, in order; UsageError for an unknown name."""
     from metaseq_lm.runs.folder import RESETS
 
     for part in parts:
@@ -345,8 +345,9 @@ def _say_if_not_exported(parts: "Parts") -> None:
     from metaseq_lm.interop.exporting import refusal
 
     weights, task = parts.model.state_dict(), parts.task
+    vocabulary = None
     # A word language model inherits `vocabulary`, but its data folder has no tokens.
-    vocabulary = getattr(task, "vocabulary", None) if (task.data / DICT_FILE).is_file() else None
-    reason = "" if process_group.rank() else refusal(weights, parts.config, vocabulary)
-    if reason:
+    if (task.data / DICT_FILE).is_file():
+        vocabulary = getattr(task, "vocabulary", None)
+    if not process_group.rank() and (reason := refusal(weights, parts.config, vocabulary)):
         hint(f"cannot be exported to transformers: {reason}")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, product, starmap
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,17 @@ from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import CorpusFacts, from_about, read_corpus
 from metaseq_lm.league.describe import describe_answer
-from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
+from metaseq_lm.league.expansion import (
+    BUDGET,
+    FINAL,
+    PHASES,
+    SHUFFLED,
+    TUNE,
+    UNTRAINED,
+    describe_excluded,
+    label_of,
+    possible,
+)
 from metaseq_lm.league.folder import (
     ADDED_SCHEMA,
     PRICES,
@@ -34,10 +45,9 @@ from metaseq_lm.league.folder import (
     objective_of,
 )
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.items import Items, items_of
 from metaseq_lm.league.page import REPEAT, standings_document, write_page
 from metaseq_lm.league.plan import Objective, Plan
-from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_archive
+from metaseq_lm.league.plan_files import shipped_archive
 from metaseq_lm.league.predictions import (
     FILE,
     Outcome,
@@ -46,8 +56,8 @@ from metaseq_lm.league.predictions import (
     parse_lines,
     read_predictions,
 )
-from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.rungs import predict
+from metaseq_lm.league.score_errors import Items, items_of
 from metaseq_lm.league.standings import Context, Standing
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.tuning import describe_other_choices, trials_of, values_text
@@ -95,7 +105,7 @@ class LeagueRuns:
         """Return the runs of an objective in a phase, at all budgets or at one."""
         label = label_of(phase, objective.name)
         chosen = [run for run in self.runs if run.values["label"] == label]
-        return chosen if budget is None else [r for r in chosen if _budget_of(r) == budget]
+        return [run for run in chosen if budget in (None, _budget_of(run))]
 
     def rows(self) -> list[Row]:
         """Return the rows that have final runs, in the order of the plan.
@@ -132,11 +142,13 @@ class LeagueRuns:
         trials = by_budget.get(self.plan.tuning.nearest(budget))
         if trials is None:
             return None
+        chosen = {key: run.values.get(key) for key in objective.grid}
         shares = trials.plausible(least)
-        chosen = shares[0][0] if shares else {key: run.values.get(key) for key in objective.grid}
-        return TuningRecord(
-            trials.grid, chosen, trials.runs, trials.budget, shares if least else ()
-        )
+        if shares:
+            chosen = dict(shares[0][0])
+        if not least:
+            shares = ()
+        return TuningRecord(trials.grid, chosen, trials.runs, trials.budget, shares)
 
     def context(self) -> Context:
         """Return all rows with the facts that gates need to judge them."""
@@ -177,7 +189,7 @@ class LeagueRuns:
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
         """Return all runs of an objective at a budget, including trials and shuffled ones."""
         phases = (TUNE, FINAL, SHUFFLED)
-        return [run for phase in phases for run in self.of(objective, phase, budget)]
+        return list(chain.from_iterable(self.of(objective, phase, budget) for phase in phases))
 
     def outcomes(self) -> list[Outcome]:
         """Return the predictions together with the state of their runs."""
@@ -260,8 +272,11 @@ class LeagueRuns:
     def test_items(self, runs: Sequence[Run]) -> dict[str, tuple[Items, ...]]:
         """Return known test items of metrics with verdicts, if the plan asks for their error."""
         comparison = self.plan.comparison
-        names = (comparison.metric, *comparison.kinds) if comparison.items else ()
-        return _known({name: items_of(runs, name) for name in names})
+        if not comparison.items:
+            return {}
+        return _known(
+            {name: items_of(runs, name) for name in (comparison.metric, *comparison.kinds)}
+        )
 
     def notes(self) -> list[str]:
         """Return sentences on assumptions, omitted checks and tuning."""
@@ -293,8 +308,10 @@ class LeagueRuns:
             if row.tuning and row.tuning.shares:
                 settings = (f"{values_text(v)} ({100 * x:.0f} %)" for v, x in row.tuning.shares)
                 texts.append(f"{row.objective} at {flops_text(row.budget)} {', '.join(settings)}")
-        sentence = f"The best in {100 * self.plan.tuning.plausible:.0f} % of draws of the tuning "
-        return [f"{sentence}seeds or more: {'; '.join(texts)}."] if texts else []
+        if not texts:
+            return []
+        share = f"{100 * self.plan.tuning.plausible:.0f} %"
+        return [f"The best in {share} of draws of the tuning seeds or more: {'; '.join(texts)}."]
 
     def tuning_notes(self) -> list[str]:
         """Return sentences on tuning: trials, FLOPs, and the choices of other metrics."""
@@ -308,8 +325,8 @@ class LeagueRuns:
             count = sum(len(item.runs) for item in by_budget.values())
             flops = flops_text(sum(item.flops for item in by_budget.values()))
             excess = count - sum(self.plan.trials(objective, budget) for budget in by_budget)
-            by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
-            wider = f", {excess} of them beyond the first grid" if excess > 0 else ""
+            by = f", by {objective.metric}," * (objective.metric not in (None, metric))
+            wider = f", {excess} of them beyond the first grid" * (excess > 0)
             parts.append(f"{objective.name}{by} {count} trials, {flops} FLOPs{wider}")
         if not parts:
             return []
@@ -351,13 +368,10 @@ def predict_rungs(
 def _predict_rung(
     league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
 ) -> Prediction:
-    """Return the prediction of an objective at a budget without runs.
-
-    Raises UsageError if there are runs, if it was predicted before (whatever runs came since), or
-    if a prediction is impossible.
-    """
+    """Return the prediction of an objective at a budget; UsageError if none can be made."""
     if league.of_rung(objective, budget):
         raise UsageError("it has runs already")
+    # The first one counts, whatever runs came since: a later one could know their scores.
     for earlier in league.predictions:
         if (earlier.objective, earlier.budget) == (objective.name, budget):
             value = standings.primary.text(earlier.value)
@@ -368,7 +382,6 @@ def _predict_rung(
 
 
 def _known(values: Mapping[str, T | None]) -> dict[str, T]:
-    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -389,6 +402,7 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     shipped = read_archived(contents)
     contents = replace(shipped.contents, prices={**shipped.contents.prices, **contents.prices})
     predictions += [item for item in shipped.predictions if item not in predictions]
+    # A setting with some of its seeds still open here keeps its archived runs until they are over.
     local = {_setting_of(run) for run in runs}
     whole = complete(runs, contents.extended)
     incomplete = (local - whole) & shipped.shipped
@@ -416,10 +430,11 @@ def _check_predictions(predictions: Sequence[Prediction], source: str, plan: Pla
 
 def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     """Return label and budget of settings whose planned runs (seeds or trials) have all ended."""
+    # A diverged run is a result, and is not started again.
     over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))
     controls, finals = len(plan.controls.seeds), len(plan.ladder.seeds)
     seeds = {FINAL: finals, UNTRAINED: controls, SHUFFLED: controls}
-    needed = {label_of(p, x.name): n for x in plan.objectives for p, n in seeds.items()}
+    needed = {label_of(p, x.name): seeds[p] for p, x in product(seeds, plan.objectives)}
     tuned = {label_of(TUNE, objective.name): objective for objective in plan.objectives}
     whole = set()
     for (label, budget), count in over.items():
@@ -437,8 +452,7 @@ def read_league(place: Path) -> LeagueRuns:
     if not place.is_file():
         folder = LeagueFolder(place)
         return read_league_runs(folder, folder.read())
-    file = archive_beside(place)
-    return read_archived(Contents(*read_plan(place), archive=str(file) if file else None))
+    return read_archived(Contents.of_file(place))
 
 
 def archive_of(contents: Contents) -> Path | None:
@@ -500,7 +514,6 @@ def read_archived(contents: Contents) -> LeagueRuns:
 
 
 def _with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return runs with the plan's means of metrics."""
     return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
 
 
@@ -528,16 +541,13 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
 
 
 def _labels_of(names: Iterable[str]) -> set[str]:
-    """Return the labels of the objectives' runs in all phases."""
-    return {label_of(phase, name) for name in names for phase in PHASES}
+    return set(starmap(label_of, product(PHASES, names)))
 
 
 def _shown_standings(league: LeagueRuns, budgets: Sequence[float] = ()) -> entries.Standings:
-    """Return the standings of `budgets` (default: all), of which all rows are tested.
-
-    Raises UsageError if there are no rows.
-    """
+    """Return the standings of `budgets` (default: all); UsageError without rows."""
     standings = league.standings()
+    # Rows are left out after the tests, so that a choice of budgets changes no verdict.
     if budgets:
         shown = [entry for entry in standings.entries if entry.budget in budgets]
         predicted = [o for o in standings.predictions if o.prediction.budget in budgets]
@@ -562,7 +572,9 @@ def show_report(
     a sentence names the kinds of labels in which it leads. Raises UsageError without rows.
     """
     standings = _shown_standings(league, budgets)
-    paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
+    paths: Sequence[Path] = ()
+    if folder:
+        paths = write_page(standings, folder, repeat(league, command), reload)
     sentences = [describe_answer(standings, name) for name in about if standings.kinds]
     text = "\n".join([terminal_text(standings, paths), *sentences])
     show_result("standings", standings_document(standings), text)
@@ -574,8 +586,9 @@ def repeat(league: LeagueRuns, command: str) -> Section:
     commands = ["metaseq-lm league plan.yaml --out L"]
     for item in contents.additions:
         commands.append(f"metaseq-lm league --out L {masked(item.words)}")
-    further = f"; with what was added it is {league.plan.hash}" if contents.additions else ""
+    further = f"; with what was added it is {league.plan.hash}" * bool(contents.additions)
     notes = [f"The hash of the plan is {contents.plan.hash}{further}."]
     plan = OmegaConf.to_yaml(dict(contents.content))
     texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]
-    return Section(REPEAT.title, notes, texts=texts + ([("This page", command)] if command else []))
+    texts += [("This page", command)] * bool(command)
+    return Section(REPEAT.title, notes, texts=texts)

@@ -31,9 +31,9 @@ def above_reader(row: Row, context: Context) -> Iterator[GateFinding]:
         scores = [run.metrics.get(part, math.nan) for run, _ in readers]
         most, n = max((reader for _, reader in readers), default=(1.0, 0))
         mean = float(np.mean(scores)) if len(scores) == len(row.scored) > 1 else math.nan
-        above = [f"{number(mean)} in the mean over seeds"] * is_above(mean, most, n)
+        above = [f"{number(mean)} in the mean over seeds"] * _is_above(mean, most, n)
         for (run, reader), score in zip(readers, scores):
-            above += [f"{number(score)} of seed {run.seed}"] * is_above(score, *reader)
+            above += [f"{number(score)} of seed {run.seed}"] * _is_above(score, *reader)
         if above:
             reason = f"{part} is {', '.join(above)}, above the exact reader's {number(most)} by "
             reason += f"more than the error of {n:,} items"
@@ -41,22 +41,19 @@ def above_reader(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
-    """Return the accuracy of the exact reader with the run's reach, and the number of items.
-
-    Return None if it is unknown. A group that contains all items, such as a layer of a probe, has
-    the references of the whole suite.
-    """
+    """Return accuracy and number of items of the exact reader with the run's reach, or None."""
     suite, name = run.suite_of(metric), metric.rpartition(".")[2]
     match, count = ACCURACY.fullmatch(name), run.metrics.get(sibling(metric, "n"))
     if suite is None or count is None or not match or match["kind"]:
         return None
     levels = levels_of(run, metric)
+    # A group that contains all items, such as a layer of a probe, has the references of the suite.
     if not levels and count == suite.groups[OVERALL]["n"]:
         levels = levels_of(run, f"{suite.name}.{name.removeprefix(STRICT)}")
     return (levels[EXACT], int(count)) if EXACT in levels else None
 
 
-def is_above(accuracy: float, bound: float, items: int) -> bool:
+def _is_above(accuracy: float, bound: float, items: int) -> bool:
     """Return whether an accuracy exceeds a bound by more than the binomial scatter of items."""
     if not accuracy > bound:
         return False
@@ -74,7 +71,9 @@ def below_entropy(row: Row, context: Context) -> Iterator[GateFinding]:
     If masking leaves a share of the targets unchanged, these may cost nothing.
     """
     exact = context.corpus.exact if context.corpus else None
-    terms = {name: kind for run in row.scored for name, kind in run.recorded_terms.items()}
+    terms: dict[str, str] = {}
+    for run in row.scored:
+        terms |= run.recorded_terms
     for term, kind in terms.items():
         if exact is None or kind not in (CAUSAL_NLL, CLOZE_NLL):
             continue
@@ -95,10 +94,10 @@ def below_entropy(row: Row, context: Context) -> Iterator[GateFinding]:
 def beyond_plan(row: Row, context: Context) -> Iterator[GateFinding]:
     """A metric is beyond the bound that the plan names for it: below it, if a smaller is better."""
     for metric, bound in context.bounds.items():
-        lower = metric_of(metric, row.runs).lower_is_better
-        values = [run.metrics.get(metric, bound) for run in row.scored]
-        best = (min if lower else max)(values, default=bound)
-        if best < bound if lower else best > bound:
-            reason = f"{metric} is {number(best)} at best, {side(not lower)} {number(bound)}, "
-            reason += "the bound of the plan"
+        described = metric_of(metric, row.runs)
+        best = described.best((run.metrics.get(metric, bound) for run in row.scored), default=bound)
+        if described.best(bound, best) != bound:
+            beyond = side(not described.lower_is_better)
+            reason = f"{metric} is {number(best)} at best, {beyond} {number(bound)}, the bound of "
+            reason += "the plan"
             yield GateFinding("bound", VOID, reason, metric if metric in context.metrics else "")

@@ -46,26 +46,22 @@ def collapse(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _narrow_seeds(row: Row) -> _Seeds:
-    """Return small ranks of the last layer's states by seed, see suite `probe`.
-
-    Among several probes the largest rank counts, since means over a text vary less than states.
-    """
+    """Return small ranks of the last layer's states by seed, see suite `probe`."""
     ranks = {}
     for run in row.scored:
         of_run = [value for name, value in run.metrics.items() if name.endswith(_RANK)]
+        # Among several probes the largest rank counts, since means over a text vary less than
+        # states.
         if of_run and max(of_run) < _FEWEST_DIRECTIONS:
             ranks[run.seed] = max(of_run)
     return ranks
 
 
 def _layer_gaps(row: Row) -> _Seeds:
-    """Return by how much the last layer is less accurate than the embedding, for seeds where it is.
-
-    The gap has to exceed the error of the items, and the embedding has to beat the untrained
-    models' embedding: a row that has learnt nothing has nothing to lose. If a row has such a seed,
-    a smaller gap is enough for further seeds.
-    """
+    """Return by how much the last layer is less accurate than the embedding, where it is."""
     untrained = [layers[0] for run in finished(row.untrained) if (layers := _word_layers(run))]
+    # A row that has learnt nothing has nothing to lose: its embedding has to beat the untrained
+    # one.
     floor = float(np.mean(untrained)) if untrained else -math.inf
     gaps = {}
     for run in row.scored:
@@ -73,18 +69,17 @@ def _layer_gaps(row: Row) -> _Seeds:
             embedding, last, error = layers
             if embedding - floor > ERRORS * error:
                 gaps[run.seed] = embedding - last, error
+    # Once a seed of the row has clearly collapsed, a smaller gap is enough for further seeds.
     is_clear = any(gap > ERRORS * error for gap, error in gaps.values())
     return {seed: x for seed, (x, error) in gaps.items() if is_clear and x > _FEWER_ERRORS * error}
 
 
 def _word_layers(run: Run) -> tuple[float, float, float] | None:
-    """Return the mean accuracy of the embedding and of the last layer, and the difference's error.
-
-    The means are over probes of word labels. Probes of text labels read means over words: for the
-    embedding these are a bag of words, which layers that mix words may well lose.
-    """
+    """Return the mean accuracy of the embedding and of the last layer, and the error of the gap."""
     pairs, variances = [], []
     for suite in run.suites:
+        # Probes of text labels read means over words: for the embedding these are a bag of words,
+        # which layers that mix words may well lose.
         if suite.suite == "probe" and "word" in suite.references.get("accuracy", {}):
             count = suite.metrics[f"{suite.name}.last.n"]
             pair = [suite.metrics[f"{suite.name}.{at}.accuracy"] for at in ("layer_0", "last")]
@@ -97,11 +92,7 @@ def _word_layers(run: Run) -> tuple[float, float, float] | None:
 
 
 def _strayed_seeds(row: Row) -> _Seeds:
-    """Return how far the scored loss of each outlying seed is above the median of all seeds.
-
-    The gap has to exceed a share of the row's gain, too: it is smaller where some seeds have passed
-    a phase transition and others have not.
-    """
+    """Return how far the scored loss of each outlying seed is above the median of all seeds."""
     curves = {run.seed: values for run in row.scored if len(values := curve(run)[1]) > 1}
     if len(curves) < _FEWEST:
         return {}
@@ -112,6 +103,8 @@ def _strayed_seeds(row: Row) -> _Seeds:
     losses = np.array([*scored.values()])
     median = float(np.median(losses))
     gained = max(0.0, float(np.median([values[0] for values in curves.values()])) - median)
+    # The median deviation is small where some seeds have passed a phase transition and others have
+    # not, so that a gap has to exceed a share of the row's gain, too.
     least = max(_DEVIATIONS * float(np.median(np.abs(losses - median))), _LOST * gained)
     gaps = {seed: loss - median for seed, loss in scored.items()}
     return {seed: gap for seed, gap in gaps.items() if gap > least}

@@ -9,6 +9,7 @@ also have those of a plug-in, see docs/reference/columns.md:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -111,15 +112,18 @@ class Value:
     @property
     def brief_spread(self) -> str:
         """Mean and sd: "61 ±3"; "-" for a hidden one."""
-        numbers = [] if self.mean is None or self.hidden else [self.mean]
-        numbers += [self.sd] if numbers and self.sd is not None else []
+        if self.mean is None or self.hidden:
+            return NONE
         digits = 0 if self.metric.percent else None
-        return " ±".join(self.metric.text(x, digits) for x in numbers) or NONE
+        mean = self.metric.text(self.mean, digits)
+        return mean if self.sd is None else f"{mean} ±{self.metric.text(self.sd, digits)}"
 
     @property
     def sign(self) -> str:
         """The mark of the verdict, "+", "-", "=" or none, and that of a gate."""
-        return "" if self.hidden else _SIGNS.get(self.verdict, "") + DOUBT * bool(self.marks)
+        if self.hidden:
+            return ""
+        return _SIGNS.get(self.verdict, "") + DOUBT * bool(self.marks)
 
     def cell(self, is_best: bool = False) -> Cell:
         """Return the cell of a table."""
@@ -134,11 +138,9 @@ class Value:
         return self._signed_text(self.mean, digits) + spread
 
     def _ends_text(self, digits: int | None = None) -> str:
-        """Return the ends of the interval."""
         return " to ".join(self._signed_text(end, digits) for end in self.interval or ())
 
     def _signed_text(self, number: float, digits: int | None) -> str:
-        """Return a number, with its sign if it has one."""
         return "+" * (self.is_signed and number >= 0) + self._number_text(number, digits)
 
     def _number_text(self, number: float, digits: int | None) -> str:
@@ -216,10 +218,11 @@ def value_of(name: str, standings: Standings, entry: StandingsEntry) -> Value:
     value = registered.value(standings, entry)
     if not isinstance(value, Value):
         raise UsageError(f"column {name!r} of {registered.origin}: {value!r} is no Value")
-    reason = "" if registered.is_of_package else why_hidden(standings, entry)
-    if not reason or value.text is not None:
+    if registered.is_of_package or value.text is not None:
         return value
-    return Value(dict.fromkeys(value.record), hidden=reason)
+    if reason := why_hidden(standings, entry):
+        return Value(dict.fromkeys(value.record), hidden=reason)
+    return value
 
 
 def shown_columns(
@@ -231,8 +234,10 @@ def shown_columns(
         shown = _shown[name]
         if not shown.applies(standings):
             continue
-        several = shown.over(standings) if shown.over is not Column.over else [None]
-        columns += [(name, shown, metric) for metric in several]
+        if shown.over is Column.over:
+            columns.append((name, shown, None))
+        else:
+            columns += [(name, shown, metric) for metric in shown.over(standings)]
     return columns
 
 
@@ -255,8 +260,9 @@ def column_table(
         for name, shown, metric in columns:
             view = about.about(metric)
             value = value_of(name, view, entry)
-            best = view.best(entry.budget) if shown.has_best and rows is None else None
-            is_best = best is not None and value.wide == value_of(name, view, best).wide
+            is_best = False
+            if shown.has_best and rows is None and (best := view.best(entry.budget)):
+                is_best = value.wide == value_of(name, view, best).wide
             line.append(value.cell(is_best))
         lines.append(line)
     return Table(title, head, lines, list(notes))
@@ -309,7 +315,8 @@ def letters(standings: Standings) -> dict[str, str]:
 
 def _letter(i: int) -> str:
     """Return the i-th of a, b, ..., z, aa, ab, ..."""
-    return (_letter(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
+    letter = chr(ord("a") + i % 26)
+    return letter if i < 26 else _letter(i // 26 - 1) + letter
 
 
 def marks(standings: Standings, entry: StandingsEntry) -> list[str]:
@@ -321,8 +328,10 @@ def marks(standings: Standings, entry: StandingsEntry) -> list[str]:
 
 def why_hidden(standings: Standings, entry: StandingsEntry) -> str:
     """Return "void" or "refused" for a row without a number, "" for others."""
-    reasons = [NOT_RANKED[x] for x in (VOID, REFUSE) if entry.about(standings.metric.name, x)]
-    return reasons[0] if reasons else ""
+    for action in (VOID, REFUSE):
+        if entry.about(standings.metric.name, action):
+            return NOT_RANKED[action]
+    return ""
 
 
 # ---------------------------------------------------------------- the row and its scores
@@ -352,11 +361,7 @@ def _seeds(standings: Standings, entry: StandingsEntry) -> Value:
     return Value(text=str(len(entry.scores.get(standings.metric.name, ()))), is_number=True)
 
 
-@column(
-    "updates",
-    title="updates",
-    applies=lambda standings: any(e.updates is not None for e in standings.entries),
-)
+@column("updates", title="updates", applies=lambda s: any(e.updates is not None for e in s.entries))
 def _updates(standings: Standings, entry: StandingsEntry) -> Value:
     """Updates of a run, mean over runs."""
     text = NONE if entry.updates is None else f"{entry.updates:,.0f}"
@@ -365,11 +370,11 @@ def _updates(standings: Standings, entry: StandingsEntry) -> Value:
 
 def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "") -> Value:
     """Return mean ± sd of scores; hidden ones have no number."""
-    summary, mean, sd, count = summarise(scores.get(metric.name, ())), None, None, 0
+    mean, sd, count = None, None, 0
+    summary = summarise(scores.get(metric.name, ()))
     if summary and not hidden:
         mean, count = summary.centre, summary.n
-        if count > 1:
-            sd = summary.high - mean
+        sd = summary.high - mean if count > 1 else None
     line = {f"{prefix}n": count, f"{prefix}mean": mean, f"{prefix}sd": sd}
     return Value(line, metric, mean, sd, hidden=hidden)
 
@@ -377,14 +382,10 @@ def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "")
 @column("score", title="{metric}", on_screen="mean ± sd", has_best=True)
 def _score(standings: Standings, entry: StandingsEntry) -> Value:
     """Score, mean ± sample sd over seeds, with the letters of gates that flag it."""
-    decision, metric = standings.stated(entry), standings.metric
+    metric, verdict = standings.metric, getattr(standings.stated(entry), "verdict", "")
     value = _summary(entry.scores, metric, "", why_hidden(standings, entry))
-    return replace(
-        value,
-        record={"metric": metric.name, **value.record},
-        marks=marks(standings, entry),
-        verdict=getattr(decision, "verdict", ""),
-    )
+    line = {"metric": metric.name, **value.record}
+    return replace(value, record=line, marks=marks(standings, entry), verdict=verdict)
 
 
 @column("other", title="{metric}", over=lambda s: s.metrics[1:], has_best=True)
@@ -393,27 +394,31 @@ def _other(standings: Standings, entry: StandingsEntry) -> Value:
     return _score(standings, entry)
 
 
-@column("part", title="{name}", over=lambda standings: standings.parts)
+@column("part", title="{name}", over=attrgetter("parts"))
 def _part(standings: Standings, entry: StandingsEntry) -> Value:
     """Mean of each part of a primary metric that is a mean."""
     is_hidden = why_hidden(standings.about(standings.primary), entry)
     return Value(text=NONE if is_hidden else _score(standings, entry).brief, is_number=True)
 
 
-@column("kind", title="{name}", over=lambda standings: standings.kinds)
+@column("kind", title="{name}", over=attrgetter("kinds"))
 def _kind(standings: Standings, entry: StandingsEntry) -> Value:
     """Mean ± sd by each kind of labels, with the mark of its verdict."""
     value = _score(standings, entry)
     return Value(text=f"{value.brief_spread} {value.sign}".strip(), is_number=True)
 
 
-@column("choice", title="sd of choice", applies=lambda standings: standings.has_choices)
+@column("choice", title="sd of choice", applies=attrgetter("has_choices"))
 def _choice(standings: Standings, entry: StandingsEntry) -> Value:
     """Sd of the score over the settings that tuning might have chosen."""
-    metric = standings.metric
-    sd = None if why_hidden(standings, entry) else entry.sds_of_choice.get(metric.name)
-    text = NONE if sd is None else metric.text(sd)
-    return Value({"sd_of_choice": sd} if standings.has_choices else {}, text=text, is_number=True)
+    sd, text, line = None, NONE, {}
+    if not why_hidden(standings, entry):
+        sd = entry.sds_of_choice.get(standings.metric.name)
+    if sd is not None:
+        text = standings.metric.text(sd)
+    if standings.has_choices:
+        line = {"sd_of_choice": sd}
+    return Value(line, text=text, is_number=True)
 
 
 @column("untrained", title="untrained")
@@ -444,7 +449,6 @@ def _recorded(decision: Decision | None, **names: str) -> dict[str, Any]:
 
 
 def _difference_of(decision: Decision | None, metric: Metric, key: str) -> Value:
-    """Return the difference of a decision, with its interval."""
     line = _recorded(decision, **{f"{key}difference": "difference"})
     if decision is None:
         return Value(line, text="", is_number=True)
@@ -453,7 +457,6 @@ def _difference_of(decision: Decision | None, metric: Metric, key: str) -> Value
 
 
 def _interval_of(ends: tuple[float, float] | None, metric: Metric, key: str, absent: str) -> Value:
-    """Return an interval."""
     low, high = ends or (None, None)
     line = {f"{key}low": low, f"{key}high": high}
     if ends is None:
@@ -462,7 +465,6 @@ def _interval_of(ends: tuple[float, float] | None, metric: Metric, key: str, abs
 
 
 def _interval_of_decision(decision: Decision | None, metric: Metric, key: str) -> Value:
-    """Return the interval of a decision; nothing without a decision."""
     if decision is None:
         return _interval_of(None, metric, key, "")
     return _interval_of(decision.interval, metric, key, NONE)
@@ -542,9 +544,7 @@ def verdict_text(standings: Standings, entry: StandingsEntry) -> str:
 # ---------------------------------------------------------------- gains
 
 
-def _has_gains(standings: Standings) -> bool:
-    """Return whether any row has a gain."""
-    return standings.has_gains
+_has_gains = attrgetter("has_gains")
 
 
 @column("gain", title="gain", applies=_has_gains, on_screen="gain ± sd")

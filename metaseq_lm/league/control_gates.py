@@ -56,28 +56,32 @@ def levels_of(run: Run, metric: str) -> dict[str, float]:
 
 
 def _recorded_levels(suite: SuiteResults, metric: str) -> dict[str, float]:
-    """Return the references of a metric, METRIC or GROUP.METRIC, in the results of a suite.
-
-    Results of earlier versions lack references of means over groups. We average those of the
-    narrowest groups, for SyntaxGym those of its suites.
-    """
+    """Return the references of a metric, METRIC or GROUP.METRIC, in the results of a suite."""
     if metric in suite.references or not metric.endswith(MACRO):
         return dict(suite.references.get(metric, {}))
+    # Results of earlier versions lack references of means over groups. We average those of the
+    # narrowest groups, for SyntaxGym those of its suites.
     group, _, name = metric.removesuffix(MACRO).rpartition(".")
     names = [inner for inner in suite.groups if inner != OVERALL]
     if suite.suite == SYNTAXGYM:
         names = [inner for inner in names if SEPARATOR not in inner]
     elif group:
         names = [inner for inner in names if inner.startswith(group + SEPARATOR)]
-    narrowest = [x for x in names if not any(y.startswith(x + SEPARATOR) for y in names)]
+    narrowest = []
+    for inner in names:
+        if not any(other.startswith(inner + SEPARATOR) for other in names):
+            narrowest.append(inner)
     return _mean_levels([suite.references.get(f"{inner}.{name}", {}) for inner in narrowest])
 
 
 def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of the references that all mappings have; {} without mappings."""
-    first = levels[0] if levels else {}
-    common = [name for name in first if all(name in others for others in levels)]
-    return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
+    means = {}
+    for name in next(iter(levels), {}):
+        values = [known[name] for known in levels if name in known]
+        if len(values) == len(levels):
+            means[name] = math.fsum(values) / len(values)
+    return means
 
 
 def _differences(
@@ -100,7 +104,7 @@ def _chance_above(row: Row, metric: str) -> float | None:
 def _losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
     """Return a clause on the mean best validation of each loss term that two settings share."""
     clauses = ""
-    for term in sorted({x for run in runs for x in run.losses}):
+    for term in sorted(set[str]().union(*(run.losses for run in runs))):
         best = [*chain.from_iterable(lowest(run, term) for run in runs)]
         other = [*chain.from_iterable(lowest(run, term) for run in others)]
         if best and other and any(term in run.losses for run in others):
@@ -147,7 +151,6 @@ def shared_untrained(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
-    """Return the metrics of suites of runs that finished, by seed."""
     return {run.seed: [suite.metrics for suite in run.suites] for run in finished(runs)}
 
 
@@ -159,9 +162,8 @@ def shuffled(row: Row, context: Context) -> Iterator[GateFinding]:
     reason includes the losses, which may differ where scores do not.
     """
     if not row.shuffled and row.budget in context.shuffled:
-        yield GateFinding(
-            "shuffled", NOTE, "there is no control on shuffled text, which is planned"
-        )
+        reason = "there is no control on shuffled text, which is planned"
+        yield GateFinding("shuffled", NOTE, reason)
     learnt = dict(_differences(row, row.untrained, context))
     for metric, result in _differences(row, row.shuffled, context):
         if result is None and row.shuffled and row.scores(metric):
@@ -248,7 +250,6 @@ def part_below_chance(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _minima(runs: Sequence[Run]) -> list[float]:
-    """Return the least validation loss of each run that has a curve."""
     return [float(values.min()) for _, values in map(curve, runs) if len(values)]
 
 

@@ -37,10 +37,8 @@ _Scale = Callable[[np.ndarray], np.ndarray]
 
 
 def _solve_power_law(x: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets).
-
-    g is found by search, for all rows at once; the others are linear in the values.
-    """
+    """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets)."""
+    # g is found by search, for all rows at once; the others are linear in the values.
     powers = np.broadcast_to(_POWERS, (len(values), len(_POWERS)))
     for _ in range(_ROUNDS + 1):
         levels, parts, squares = _linear_parts(x, values, powers)
@@ -64,6 +62,7 @@ def _linear_parts(
     centred = basis - basis.mean(axis=2, keepdims=True)
     part = np.maximum((centred * y).sum(axis=2) / (centred**2).sum(axis=2), 0.0)
     level = y.mean(axis=2) - part * basis.mean(axis=2)
+    # Where the level would be below zero, the best fit within the bounds has a level of zero.
     alone = np.maximum((basis * y).sum(axis=2) / (basis**2).sum(axis=2), 0.0)
     part, level = np.where(level < 0, alone, part), np.maximum(level, 0.0)
     squares = ((y - level[:, :, None] - part[:, :, None] * basis) ** 2).sum(axis=2)
@@ -243,7 +242,7 @@ def held_out_errors(ladders: Iterable[tuple[ObjectiveLadder, CurveForm]]) -> lis
 def rejection(fit: Fit, level: float) -> str:
     """Return a clause that the budgets do not lie on a curve of the form, "" if they may."""
     p = fit.misfit_p
-    return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" if p < level else ""
+    return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" * (p < level)
 
 
 def naive_predictions(ladder: ObjectiveLadder, budget: float) -> dict[str, float]:

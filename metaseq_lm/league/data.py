@@ -1,41 +1,231 @@
-"""The data of a league: made once, and never confused with data of other options or files."""
+"""The data of a league: made once, and never confused with data of other options or files.
+
+The corpus and the probes of a plan of a text are made from the user's files.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
     check_folder,
     is_altered,
     read_json,
-    to_json,
-    with_checksum,
-    write_atomic,
+    replacing,
 )
+from metaseq_lm.core.output import show_progress
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.world import WORLD_FILE
+from metaseq_lm.data.records.file_kinds import Kind, recognise
+from metaseq_lm.data.records.text_files import TextFile, check_text_file
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE
+from metaseq_lm.data.words.columns import ConlluReader
 from metaseq_lm.league.folder import data_folder
-from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT, Plan
-from metaseq_lm.league.texts import OF_PROBE, has_set, has_text, make, make_text
+from metaseq_lm.league.plan import (
+    BENCHMARKS,
+    FILES,
+    FOLDERS,
+    PROBE,
+    PROBE_TEST,
+    TEXT,
+    Plan,
+    files_of,
+)
+from metaseq_lm.league.plan_files import LABELLED, RELATION, TAGS, UPOS, probe_sets
+from metaseq_lm.runs.records import write_record
+
+HELD_OUT = 50  # every 50th line of the text is held out
+_SCORED = HoldOut(every=5, most=1000)  # of a labelled file, where no other file is scored
+# Options of preprocess for the sets of a labelled file.
+_OPTIONS = {
+    UPOS: {"tag_column": "upos", "tag_scheme": "none"},
+    RELATION: {"tag_column": "deprel", "tag_scheme": "none"},
+    TAGS: {"tag_scheme": "none"},
+}
+_FEW_LABELS = 20  # a table of few rows may have as many
+_EXPECTED = 10  # texts with a label that a part must be expected to have, if it may not lack it
+# Options of preprocess that apply to a set of the probe, not to the text.
+_OF_SET = {
+    RELATION: ("relation_subtypes",),
+    TAGS: ("tag_column",),
+    LABELLED: ("columns", "text_columns", "label_column"),
+}
+_OF_PROBE = (PROBE, PROBE_TEST, *chain.from_iterable(_OF_SET.values()))  # keys for the probe
+
+
+def _make_text(
+    data: Mapping[str, Any], folder: Path, lines: int | None = None, keep_corpus: bool = True
+) -> None:
+    """Make the corpus of a text and the sets of its probe.
+
+    Every 50th nonblank line of the text is in the valid split; the tokenizer learns from the
+    others. A probe in CoNLL-U gives the sets `upos` and `relation`, one in CoNLL columns the set
+    `tags`, a table of labelled texts the set `labels`. Without `probe_test` the part _SCORED of the
+    probe is their valid split.
+
+    Args:
+        data: The files `text` (or several) and `probe`, perhaps `probe_test`, and options of
+            preprocess by name, of which those in `_OF_PROBE` apply to the probe.
+        folder: The data folder.
+        lines: Number of lines of the text to read; None for all.
+        keep_corpus: Whether to keep an existing corpus.
+
+    Raises:
+        UsageError: A file is missing, a probe is not CoNLL-U, the text is too short, or labelled
+            texts are sorted by their labels.
+        MetaseqError: A file is damaged or has another format.
+    """
+    _check_files(data)
+    probe, sets = data[PROBE], probe_sets(data[PROBE])
+    if not (keep_corpus and _has_set(folder)):
+        texts = list(map(Path, files_of(data, TEXT)))
+        if lines is not None:
+            texts = [_first_lines(texts, folder.with_name(TEXT), lines)]
+        hold_out = HoldOut(every=HELD_OUT)
+        others = (*FILES, *_OF_PROBE, FOLDERS, BENCHMARKS)
+        options = {key: value for key, value in data.items() if key not in others}
+        request = pipeline.Request(folder, {"train": texts}, overwrite=True, hold_out=hold_out)
+        _make(options, request)
+    files = {"train": [Path(probe)]}
+    if PROBE_TEST in data:
+        files["test"] = [Path(data[PROBE_TEST])]
+    scored = None if PROBE_TEST in data else _SCORED
+    if scored is not None:
+        show_progress(
+            f"{probe}: its valid split is scored, every {scored.every}th item (or fewer, so that "
+            f"at most {scored.most:,} are scored, if there are more than "
+            f"{scored.every * scored.most:,})"
+        )
+    for name in sets:
+        options = {"labelled" if name == LABELLED else "tagged": name, **_OPTIONS.get(name, {})}
+        options |= {key: data[key] for key in _OF_SET.get(name, ()) if key in data}
+        _make(options, pipeline.Request(folder, files, overwrite=True, hold_out=scored))
+    if LABELLED in sets:
+        _check_labels(probe, folder / LABELLED)
+
+
+def _check_files(data: Mapping[str, Any]) -> None:
+    """Raise UsageError for files that are missing or of another kind than their names say."""
+    for file in chain.from_iterable(files_of(data, key) for key in FILES):
+        if not Path(file).is_file():
+            kind = "is a folder; name its files" if Path(file).is_dir() else "no such file"
+            raise UsageError(f"{file}: {kind}")
+    probe, sets = data[PROBE], probe_sets(data[PROBE])
+    if PROBE_TEST in data and probe_sets(data[PROBE_TEST]) != sets:
+        raise UsageError(
+            f"{probe} and {data[PROBE_TEST]}: their names end differently, so they are of two "
+            "kinds; a probe learns from the one and is scored on the other"
+        )
+    for key in chain.from_iterable(names for name, names in _OF_SET.items() if name not in sets):
+        if key in data:
+            raise UsageError(f"data.{key}: does not apply to {probe}, which is {', '.join(sets)}")
+    if RELATION in sets:
+        _check_conllu([probe, *files_of(data, PROBE_TEST)])
+    if LABELLED in sets and recognise(TextFile(Path(probe))).kind in (Kind.COLUMNS, Kind.CONLLU):
+        raise UsageError(
+            f"{probe}: has words in columns, so its name should end in .conll or, for CoNLL-U, "
+            ".conllu"
+        )
+
+
+def _check_labels(probe: str, folder: Path) -> None:
+    """Raise UsageError for labelled texts from which no probe can learn."""
+    # Probes learn from the first texts of train, and the last ones choose layers and epochs, so
+    # texts must not be sorted by label.
+    train = LabelledSet(folder, "train")
+    if train.labels is None or train.labels.ndim > 1:
+        return
+    counts = np.bincount(train.labels)
+    if len(counts) == 1:
+        raise UsageError(f"{probe}: all rows have the label {train.label_names[0]!r}")
+    if len(counts) > max(_FEW_LABELS, len(train.labels) / 2):
+        raise UsageError(
+            f"{probe}: {len(train.labels)} rows to learn from have {len(counts)} labels, so most "
+            "have a single row at most; choose another column (label_column)"
+        )
+    last = np.bincount(train.labels[-len(train.labels) // 5 :], minlength=len(counts))
+    for name, count, count_in_last in zip(train.label_names, counts, last):
+        if count >= 5 * _EXPECTED and not count_in_last:
+            raise UsageError(
+                f"{probe}: its rows are sorted: {count} texts have the label {name!r}, but none "
+                "in its last fifth, which chooses what is learnt from the others; shuffle the "
+                "rows (below the header, with shuf)"
+            )
+
+
+def _check_conllu(files: Iterable[str]) -> None:
+    for file in files:
+        reader = ConlluReader(TextFile(Path(file)), trees=False)
+        try:
+            count = sum(1 for _ in reader)
+        except MetaseqError as error:
+            raise UsageError(f"{error}. Correct the file, or name another one") from error
+        if not count:
+            raise UsageError(f"{file}: no sentences")
+
+
+def _has_text(data: Mapping[str, Any], folder: Path) -> bool:
+    """Return whether the corpus and all sets of its probe are in a data folder."""
+    return all(map(_has_set, (folder, *(folder / name for name in probe_sets(data[PROBE])))))
+
+
+def _has_set(folder: Path) -> bool:
+    """Return whether a folder holds a data set."""
+    return (folder / MANIFEST_FILE).exists()
+
+
+def _make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
+    """Make a dataset by options of preprocess; raises UsageError for an unknown option."""
+    kinds = pipeline.all_kinds().values()
+    known = {item.name for item in chain.from_iterable(map(fields, kinds))}
+    for key in arguments:
+        if key not in known:
+            raise UsageError(
+                f"data: preprocess has no option '{key}'.{nearest(key, sorted(known))} A league "
+                "makes its data by options of preprocess, with _ in place of -"
+            )
+    kind, options = pipeline.choose_kind(arguments)
+    pipeline.preprocess(kind.value(options, request))
+
+
+def _first_lines(texts: Iterable[Path], folder: Path, most: int) -> Path:
+    for text in texts:
+        check_text_file(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    head = folder / "head.txt"
+    lines = chain.from_iterable(TextFile(text).lines() for text in texts)
+    filled = (line for _, line, _ in lines if line.strip())
+    with replacing(head) as file:
+        file.writelines(line.encode() + b"\n" for line in islice(filled, most))
+    return head
+
 
 _RECORD = ".source.json"  # suffix of the record next to the data folder
 # Options of preprocess that make a world small, for a look at its plan.
 _SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
 _FEW_LINES = 5000  # of a text
-CHUNK = 1 << 20  # bytes
+_CHUNK = 1 << 20  # bytes
 
 
 def has_data(plan: Plan, folder: Path) -> bool:
     """Return whether the data of a plan exist, in `folder` or in the plan's own folder."""
     if "folder" in plan.data:
         return True
-    is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)
-    sets = [folder / _set_name(benchmark) for benchmark in plan.data.get(BENCHMARKS, ())]
-    return is_there and all(map(has_set, sets)) and _read_record(folder).get("complete", True)
+    is_there = _has_text(plan.data, folder) if TEXT in plan.data else _has_set(folder)
+    names = (benchmark.rpartition("/")[2] for benchmark in plan.data.get(BENCHMARKS, ()))
+    sets = [folder / name.removesuffix(".yaml") for name in names]  # CoLA of glue/CoLA
+    return is_there and all(map(_has_set, sets)) and _read_record(folder).get("complete", True)
 
 
 def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
@@ -53,8 +243,8 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     for path in (*plan.data.get(FOLDERS, ()), *plan.data.get(BENCHMARKS, {}).values()):
         if not Path(path).is_dir():
             raise UsageError(f"{path}: no such folder; the plan's data name it: put it there")
-    source, record = source_of(plan.data), _read_record(folder)
-    if "world" in plan.data and has_set(folder) and not (folder / WORLD_FILE).exists():
+    source, record = _source_of(plan.data), _read_record(folder)
+    if "world" in plan.data and _has_set(folder) and not (folder / WORLD_FILE).exists():
         raise UsageError(
             f"{folder} holds other data than the world of the plan; choose another --out"
         )
@@ -62,37 +252,32 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
         _check_source(source, record.get("source", source), folder)
         _link_folders(plan, folder)
         return folder
-    if not _is_same_corpus(source, record.get("source", {})):
-        record = {}
+    earlier = record.get("source", {})
+    # Other sets do not make the corpus another one, which may have taken hours.
+    for key in {*source, *earlier} - {*_OF_PROBE, BENCHMARKS}:
+        if source.get(key) != earlier.get(key):
+            record = {}
     is_begun = bool(record)
-    _write_record(folder, {"source": source, "complete": False})
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_record(_record_of(folder), {"source": source, "complete": False}, indent=1)
     if TEXT in plan.data:
-        make_text(plan.data, folder, _FEW_LINES if small else None, keep_corpus=is_begun)
+        _make_text(plan.data, folder, _FEW_LINES if small else None, keep_corpus=is_begun)
     else:
         arguments: dict[str, Any] = {}
         for key, value in {**plan.data, **(_SMALL if small else {})}.items():
             if key not in (FOLDERS, BENCHMARKS):
                 arguments[key] = tuple(value) if isinstance(value, list) else value
-        make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
+        _make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
     for benchmark, path in plan.data.get(BENCHMARKS, {}).items():
         options = {"benchmark": benchmark, "source": Path(path)}
-        make(options, pipeline.Request(folder, {}, overwrite=True))
-    _write_record(folder, {"source": source, "complete": True})
+        _make(options, pipeline.Request(folder, {}, overwrite=True))
+    write_record(_record_of(folder), {"source": source, "complete": True}, indent=1)
     _link_folders(plan, folder)
     return folder
 
 
-def _set_name(benchmark: str) -> str:
-    """Return the name of the labelled set of a benchmark, such as CoLA of glue/CoLA."""
-    return benchmark.rpartition("/")[2].removesuffix(".yaml")
-
-
 def _link_folders(plan: Plan, folder: Path) -> None:
-    """Link the plan's folders of suites into a data folder, under their names.
-
-    This happens after its sets are made, so that nothing is ever written through a link. Raises
-    UsageError if something else has the name.
-    """
+    # Links are made after the sets of the folder, so that nothing is ever written through a link.
     for path in map(Path, plan.data.get(FOLDERS, ())):
         link = folder / path.name
         if link.is_symlink():
@@ -104,12 +289,9 @@ def _link_folders(plan: Plan, folder: Path) -> None:
         link.symlink_to(path)
 
 
-def source_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sources of data: options of preprocess and hashes of files.
-
-    A missing file has no hash. Folders of suites are not included, since runs record with their
-    scores what they were scored with.
-    """
+def _source_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sources of data: options of preprocess and hashes of files."""
+    # Runs record with their scores what folders of suites held, so these do not count.
     source = {key: value for key, value in data.items() if key != FOLDERS}
     if BENCHMARKS in data:
         sources = data[BENCHMARKS].items()
@@ -132,7 +314,7 @@ def _hash_of(file: Path) -> str:
     """Return a hash of the content of a file, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     with open(file, "rb") as content:
-        while chunk := content.read(CHUNK):
+        while chunk := content.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -145,20 +327,12 @@ def _hash_of_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sources differ at most in the sources of probes."""
-    of_sets = {*OF_PROBE, BENCHMARKS}
-    return all(source.get(key) == other.get(key) for key in {*source, *other} - of_sets)
-
-
 def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
-    """Raise UsageError if data were made from other sources; missing files do not count."""
-    differing = [
-        key
-        for key in sorted({*source, *made_of})
-        if source.get(key) != made_of.get(key)
-        and not (key in FILES and key in source and source[key] is None)
-    ]
+    differing = []
+    for key in sorted({*source, *made_of}):
+        is_absent = key in FILES and key in source and source[key] is None
+        if source.get(key) != made_of.get(key) and not is_absent:
+            differing.append(key)
     if differing:
         raise UsageError(
             f"{folder}: its data do not match what the plan says now (other "
@@ -167,14 +341,13 @@ def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder:
         )
 
 
-def record_of(folder: Path) -> Path:
+def _record_of(folder: Path) -> Path:
     """Return the file that records the sources of a data folder."""
     return folder.with_name(f"{folder.name}{_RECORD}")
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    """Return the recorded sources of a data folder, {} without a record."""
-    file = record_of(folder)
+    file = _record_of(folder)
     try:
         record = read_json(file)
     except FileNotFoundError:
@@ -184,9 +357,3 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if is_altered(record) or not isinstance(record.get("source"), dict):
         raise MetaseqError(f"{file}: damaged (changed since); delete it and {folder}")
     return record
-
-
-def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the record of a data folder's sources."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(record_of(folder), (to_json(with_checksum(dict(record)), 1) + "\n").encode())

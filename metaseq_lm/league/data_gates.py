@@ -50,7 +50,7 @@ def epochs(row: Row, context: Context) -> Iterator[GateFinding]:
 @gate(DATA, {"conditions": "rates, batches, rows or tokens are not what was asked"})
 def conditions(row: Row, context: Context) -> Iterator[GateFinding]:
     """What the runs did is not what was asked: [UNK], rows that are cut, rates, batches."""
-    for sentence in count_conditions((run.results or {}).get(KEY) for run in row.scored):
+    for sentence in count_conditions(run.recorded.get(KEY) for run in row.scored):
         yield GateFinding("conditions", NOTE, sentence)
 
 

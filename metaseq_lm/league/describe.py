@@ -59,7 +59,6 @@ def describe_verdicts(standings: Standings) -> list[str]:
 
 def _describe_rule(standings: Standings) -> str:
     rule, metric = standings.rule, standings.primary
-    count = sum(entry.decision is not None for entry in standings.entries)
     choice = (
         " The score covers all plausible settings; its error includes what tuning might have "
         f"chosen otherwise, pooled over the rows of a budget ({standings.tuning_seeds} tuning "
@@ -71,7 +70,7 @@ def _describe_rule(standings: Standings) -> str:
     )
     return (
         "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
-        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
+        f"{rule.level:g} after Holm's correction for {standings.comparisons} comparisons. "
         "Equivalent: the "
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
@@ -130,7 +129,8 @@ def describe_origins(standings: Standings) -> list[str]:
     trained = []
     for budget in standings.budgets:
         names = [entry.objective for entry in standings.at(budget) if not entry.shipped]
-        trained += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
+        if names:
+            trained.append(f"{', '.join(names)} at {flops_text(budget)}")
     if not trained:
         return ["All rows ship with the plan."]
     return [f"Run here: {'; '.join(trained)}; all other rows ship with the plan."]
@@ -209,8 +209,11 @@ def describe_answer(standings: Standings, objective: str = "") -> str:
         leads.setdefault(leader, []).append(name)
     level = leads.pop("", [])
     clauses = [f"{leader} leads in {_listed(names)}" for leader, names in leads.items()]
-    clauses += [f"none is shown to be better than {base} in {_listed(level)}"] if level else []
-    return f"{text}; by kind of end task, {_listed(clauses)}." if clauses else f"{text}."
+    if level:
+        clauses.append(f"none is shown to be better than {base} in {_listed(level)}")
+    if clauses:
+        text += f"; by kind of end task, {_listed(clauses)}"
+    return f"{text}."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -241,13 +244,11 @@ def _describe_overall(standings: Standings, budget: float) -> str:
 
 
 def _is_ahead(standings: Standings, budget: float) -> bool:
-    """Return whether all compared rows are worse than the baseline."""
     verdicts = set(_by_verdict(standings, budget))
     return WORSE in verdicts and verdicts <= {WORSE, NOT_RANKED[FLAG]}
 
 
 def _leader(standings: Standings, budget: float) -> StandingsEntry | None:
-    """Return the best of the rows that are better than the baseline by the metric in focus."""
     better = _by_verdict(standings, budget).get(BETTER, [])
     ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered
     return ranked[0] if ranked else None

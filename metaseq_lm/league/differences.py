@@ -37,7 +37,9 @@ class Difference:
     @property
     def sign(self) -> int:
         """1 if the first is better by more than chance, -1 if the second is, else 0."""
-        difference = self.other - self.mean if self.lower_is_better else self.mean - self.other
+        difference = self.mean - self.other
+        if self.lower_is_better:
+            difference = -difference
         width = half_width(self.error, self.freedom, LEVEL / 2)
         return int(difference > width) - int(-difference > width)
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from metaseq_lm.league.choice import choice_error
 from metaseq_lm.league.gate import lacked_by
-from metaseq_lm.league.items import Items, item_errors
 from metaseq_lm.league.predictions import Outcome
+from metaseq_lm.league.score_errors import Items, choice_error, item_errors
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, GateFinding
 from metaseq_lm.league.verdict import WORSE, Decision, DecisionRule, Gain, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.stats import Errors
 
-NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 Scores = Mapping[str, Sequence[float]]
 
 
@@ -73,12 +72,14 @@ class StandingsEntry:
     def gain(self, metric: str) -> Gain | None:
         """Return the gain of training in a metric; None without scores of both models."""
         scores, untrained = self.scores.get(metric), self.untrained.get(metric)
-        hidden = self.about(metric, VOID, REFUSE)
-        return Gain(scores, untrained) if scores and untrained and not hidden else None
+        if not (scores and untrained) or self.about(metric, VOID, REFUSE):
+            return None
+        return Gain(scores, untrained)
 
-    def holds(self, decision: Decision | None, metric: str) -> bool:
-        """Return whether a decision holds for the row; for an unranked row only "worse" does."""
-        return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
+    def held(self, decision: Decision | None, metric: str) -> Decision | None:
+        """Return a decision if it holds for the row; for an unranked row only "worse" does."""
+        is_held = decision and (self.is_ranked(metric) or decision.verdict == WORSE)
+        return decision if is_held else None
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,11 @@ class Standings:
 
     def stated(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on a row by the metric in focus if it holds for the row."""
-        decision = self.decision(entry)
-        return decision if entry.holds(decision, self.metric.name) else None
+        return entry.held(self.decision(entry), self.metric.name)
 
     def stated_gain(self, entry: StandingsEntry) -> Decision | None:
         """Return the decision on the gain of a row if it holds for the row."""
-        decision = entry.gain_decision
-        return decision if entry.holds(decision, self.primary.name) else None
+        return entry.held(entry.gain_decision, self.primary.name)
 
     @property
     def budgets(self) -> list[float]:
@@ -155,7 +154,7 @@ class Standings:
     @property
     def ordered(self) -> list[StandingsEntry]:
         """The rows by budget, those of a budget as `at` has them."""
-        return [entry for budget in self.budgets for entry in self.at(budget)]
+        return list(chain.from_iterable(map(self.at, self.budgets)))
 
     def at(self, budget: float) -> list[StandingsEntry]:
         """Return the rows of a budget: ranked from best to worst, then flagged, then others."""
@@ -215,7 +214,6 @@ class Standings:
     def _decide(
         self, metric: Metric, pairs: Mapping[int, tuple[StandingsEntry, StandingsEntry]]
     ) -> dict[int, Decision]:
-        """Return the decisions on a metric, by the number of the row."""
         name, rule = metric.name, self.rule
         if metric != self.primary:
             rule = replace(rule, lower_is_better=metric.lower_is_better)
@@ -228,8 +226,8 @@ class Standings:
     ) -> Errors:
         """Return the errors of the difference of two rows of a budget, other than seeds.
 
-        They are the choice of settings (see `choice`), pooled over all tested rows of the budget,
-        and the test items. With `of_gains` they are errors of the difference of gains.
+        They are the choice of settings, pooled over all tested rows of the budget, and the test
+        items, see `score_errors`. With `of_gains` they are errors of the difference of gains.
         """
         others = [x for x in self.entries if x.budget == entry.budget and x.is_tested(name)]
         sds = [other.sds_of_choice[name] for other in others if name in other.sds_of_choice]
@@ -239,6 +237,12 @@ class Standings:
         if of_gains:
             sides += [(-1, entry.untrained_items), (1, base.untrained_items)]
         return (*choices, *item_errors(*((sign, items.get(name, ())) for sign, items in sides)))
+
+    @property
+    def comparisons(self) -> int:
+        """The number of verdicts that Holm's correction counts: planned ones, or more if made."""
+        decided = sum(entry.decision is not None for entry in self.entries)
+        return max(self.rule.comparisons, decided)
 
     @property
     def has_choices(self) -> bool:
@@ -257,7 +261,6 @@ class Standings:
 
 
 def _rank_key(entry: StandingsEntry, metric: Metric) -> tuple[int, float]:
-    """Return the sort key of a row within its budget."""
     summary = summarise(entry.scores.get(metric.name, ()))
     if entry.about(metric.name, VOID, REFUSE) or summary is None:
         return 2, 0.0

@@ -37,10 +37,10 @@ from metaseq_lm.tasks.protocols import (
 )
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 
-_VALID, _EOS, _NONE, DOCUMENTS, _SEGMENTS = "valid", "eos", "none", "documents", "segments"
-LENGTH, _FURTHER = 8, 3  # tokens of a row, and more of a longer one
+_VALID, _EOS, _NONE, _DOCUMENTS, _SEGMENTS = "valid", "eos", "none", "documents", "segments"
+_LENGTH, _FURTHER = 8, 3  # tokens of a row, and more of a longer one
 _MASKINGS = 4  # global batches, each with other masks
-MOST = 1024  # symbols to sum over; a sample of them in larger vocabularies
+_MOST = 1024  # symbols to sum over; a sample of them in larger vocabularies
 _TOLERANCE = 1e-7  # of log-probabilities in float64
 _NOISE = 0.1  # standard deviation of the noise added to all weights
 _Losses = list[tuple[int, float]]  # targets with their losses
@@ -53,15 +53,16 @@ def examine(config: RunConfig) -> None:
     scores of criterions without `token_log_probs`, are not examined.
     """
     config = prepare_config(config)
-    config = config if config.trainer.max_update else with_updates(config, 1)
-    longest = min(LENGTH + _FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
+    if not config.trainer.max_update:
+        config = with_updates(config, 1)
+    longest = min(_LENGTH + _FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
     files = [Path(config.data, name) for name in (DICT_FILE, f"{_VALID}.idx")]
     if longest < 4 or not all(file.exists() for file in files):
         return
     engine = replace(config.engine, precision="fp64", device="cpu", compile=False)
     with tempfile.TemporaryDirectory() as room:
         segments = getattr(config.task, "sample_break_mode", _EOS) == _SEGMENTS
-        rows = make_room(Path(config.data).resolve(), Path(room), longest, segments)
+        rows = _make_room(Path(config.data).resolve(), Path(room), longest, segments)
         vocabulary = Vocabulary.load(Path(room, DICT_FILE))
         parts = build_parts(replace(config, engine=engine, data=room), dry_run=True)
         generator = torch.Generator().manual_seed(1)
@@ -78,7 +79,7 @@ def examine(config: RunConfig) -> None:
                 _Examination(parts, reading, rows, vocabulary).check_scores()
 
 
-def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.ndarray]:
+def _make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.ndarray]:
     """Make a copy of a data folder with another valid split; return the rows of that split.
 
     The rows are a base row, copies of it with each token changed in turn, and a longer row of
@@ -90,7 +91,7 @@ def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.n
     vocabulary = Vocabulary.load(data / DICT_FILE)
     draw = np.random.default_rng(1)
     symbols = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
-    length = min(LENGTH, longest - 1)
+    length = min(_LENGTH, longest - 1)
     first: np.ndarray = draw.choice(symbols, length)
     rows = [first, *(first.copy() for _ in range(length))]
     for place in range(length):
@@ -128,7 +129,7 @@ class _Examination:
     Attributes:
         parts: Networks and engine.
         task: The task, or one of several on the same networks.
-        rows: The rows of the valid split, see `make_room`.
+        rows: The rows of the valid split, see `_make_room`.
         vocabulary: The symbols.
         terms: The names of the metrics of the validations.
     """
@@ -145,7 +146,7 @@ class _Examination:
             # The option declares that the model sees these targets.
             self.set_option(leave_unmasked_prob=0.0)
         mode = getattr(self.task.config, "sample_break_mode", _EOS)
-        if mode in (_NONE, DOCUMENTS):
+        if mode in (_NONE, _DOCUMENTS):
             self.set_option(sample_break_mode=_EOS)
         alone = []
         for name, stream in self.task.build_streams(_VALID).items():
@@ -155,13 +156,14 @@ class _Examination:
             for number in range(_MASKINGS):
                 self.check_changes(name, stream, number)
                 pair = [0, len(self.rows) - 1]
-                apart = [x for i in range(2) for x in self.losses(name, stream, number, pair, i)]
+                apart = self.losses(name, stream, number, pair, 0)
+                apart += self.losses(name, stream, number, pair, 1)
                 together = self.losses(name, stream, number, pair)
                 self.compare(apart, together, "the rows and the padding beside it")
             for sample in range(len(self.rows)):
                 alone += self.losses(name, stream, 0, [sample])
-        if mode == DOCUMENTS:
-            self.set_option(sample_break_mode=DOCUMENTS)
+        if mode == _DOCUMENTS:
+            self.set_option(sample_break_mode=_DOCUMENTS)
             packed = []
             for name, stream in self.task.build_streams(_VALID).items():
                 for sample in range(len(stream.lengths)):
@@ -249,16 +251,18 @@ class _Examination:
             (base,) = self.scores(self.rows[:1])
         except UsageError:  # a configuration without scores, such as ELECTRA with a masked LM
             return
-        for place in range(1, len(base)) if score_reach_of(self.task) == "causal" else ():
-            (changed,) = self.scores([self.rows[place + 1]])
-            if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
-                reason = f"scores before token {place + 1} depend on it, and it declares the reach "
-                self.refuse(f"{reason}causal")
+        if score_reach_of(self.task) == "causal":
+            for place in range(1, len(base)):
+                (changed,) = self.scores([self.rows[place + 1]])
+                if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
+                    reason = f"scores before token {place + 1} depend on it, and it declares the "
+                    self.refuse(f"{reason}reach causal")
         company = self.scores([self.rows[0], self.rows[-1]])[0]
         if np.abs(company - base).max() > _TOLERANCE:
             self.refuse("the scores of a row depend on the rows and the padding beside it")
-        for place in (0, len(base) // 2, len(base) - 1) if self.task.criterion.normalised else ():
-            self.check_sum(place)
+        if self.task.criterion.normalised:
+            for place in (0, len(base) // 2, len(base) - 1):
+                self.check_sum(place)
 
     def check_sum(self, place: int) -> None:
         """Check that the probabilities of all symbols at a place sum to 1, or to less for a part.
@@ -268,8 +272,9 @@ class _Examination:
         symbols = np.arange(len(self.vocabulary))
         # A model with more outputs than symbols gives the unused outputs a share.
         is_whole = getattr(self.parts.config.model, "vocab_multiple", 1) <= 1
-        if len(symbols) > MOST:
-            symbols, is_whole = np.random.default_rng(1).choice(symbols, MOST, replace=False), False
+        if len(symbols) > _MOST:
+            symbols = np.random.default_rng(1).choice(symbols, _MOST, replace=False)
+            is_whole = False
         rows = np.repeat(self.rows[0][None], len(symbols), axis=0)
         rows[:, place] = symbols
         scores = [score[place] for score in self.scores(list(rows), place)]

@@ -1,11 +1,13 @@
-"""From a plan to ordinary sweeps: one for each objective and phase, in PHASE/OBJECTIVE.
+"""From a plan to sweeps: untrained models, trials, final and shuffled runs, and their budgets.
 
 Each is an ordinary sweep of `metaseq-lm sweep`: `sweep status`, `resubmit` and `cancel` work on its
-folder. A sweep may grow by further budgets and by values of a widened grid.
+folder. A sweep may grow by further budgets and by values of a widened grid. Budgets that whole
+updates of an objective cannot spend are left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any
 
 from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import format_value, quote
+from metaseq_lm.league.parity_gates import PARITY
 from metaseq_lm.league.plan import Objective, Plan, budget_text
+from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import PlannedRun, expand
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -63,7 +67,10 @@ def label_of(phase: str, objective: str) -> str:
 
 def budget_values(by_budget: Mapping[float, Sequence[Values]]) -> list[Values]:
     """Return the settings of runs: those of each budget, with the budget."""
-    return [{BUDGET: budget_text(b), **values} for b, each in by_budget.items() for values in each]
+    settings: list[Values] = []
+    for budget, each in by_budget.items():
+        settings += [{BUDGET: budget_text(budget), **values} for values in each]
+    return settings
 
 
 def build_sweep(
@@ -81,8 +88,11 @@ def build_sweep(
     folder = out / phase / objective.name
     settings = [*stored_settings(folder), *settings]
     unique: dict[tuple[Any, ...], Values] = {}
-    for values in settings:  # keep the first of equal settings, since its runs may exist
-        unique.setdefault(_identity_of(values), values)
+    for values in settings:
+        # 3 and 3.0 are the same value. The first of equal settings stays: its runs may exist.
+        ordered = sorted(values.items())
+        key = tuple((name, float(x) if is_number(x) else repr(x)) for name, x in ordered)
+        unique.setdefault(key, values)
     seeds = {TUNE: plan.tuning.seeds, FINAL: plan.ladder.seeds}.get(phase, plan.controls.seeds)
     content: dict[str, Any] = {
         "data": str(source.data),
@@ -97,13 +107,7 @@ def build_sweep(
     return LeagueSweep(phase, objective.name, folder, definition, expand(definition, folder))
 
 
-def _identity_of(values: Values) -> tuple[Any, ...]:
-    """Return a key that equal settings share: 3 and 3.0 are the same value."""
-    return tuple((key, float(v) if is_number(v) else repr(v)) for key, v in sorted(values.items()))
-
-
 def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
-    """Return the options that the league sets in a phase."""
     options = [f"label={quote(label_of(phase, objective.name))}"]
     of_phase = {
         UNTRAINED: ["trainer.max_update=1", "optimizer.lr=0"],
@@ -111,7 +115,9 @@ def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
     }
     options += of_phase.get(phase, ["trainer.max_update=0"])
     suites = plan.tuning_suites(objective) if phase == TUNE else list(plan.comparison.suites)
-    return [*options, f"trainer.final_suites={format_value(suites)}"] if suites else options
+    if suites:
+        options.append(f"trainer.final_suites={format_value(suites)}")
+    return options
 
 
 def stored_settings(folder: Path) -> list[Values]:
@@ -119,3 +125,46 @@ def stored_settings(folder: Path) -> list[Values]:
     if not (folder / "sweep.json").exists():
         return []
     return list(SweepFolder(folder).definition().alternatives)
+
+
+Prices = Mapping[str, float]  # FLOPs of an update, by objective
+_TOO_LARGE = (
+    f"whose updates are so large that whole ones leave more than {PARITY:.0%} of the budget"
+)
+_NO_TRIAL = "an update of which costs more than a trial may"
+
+
+def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float) -> str:
+    """Return why an objective with a `price` of an update cannot run at a budget, "" if it can."""
+    spent = math.floor(budget / price) * price
+    if budget - spent > PARITY * budget:
+        return _TOO_LARGE
+    if objective.grid and price > plan.tuning.nearest(budget):
+        return _NO_TRIAL
+    return ""
+
+
+def possible(
+    plan: Plan, objective: Objective, prices: Prices, budgets: Iterable[float]
+) -> list[float]:
+    """Return the budgets at which an objective can run; all of them if its price is unknown."""
+    if objective.name not in prices:
+        return list(budgets)
+    price = prices[objective.name]
+    return [budget for budget in budgets if not _why_excluded(plan, objective, price, budget)]
+
+
+def describe_excluded(
+    plan: Plan, objectives: Iterable[Objective], prices: Prices, budgets: Iterable[float]
+) -> list[str]:
+    """Return a sentence for each reason and each budget at which objectives cannot run."""
+    known = [objective for objective in objectives if objective.name in prices]
+    names: dict[tuple[float, str], list[str]] = {}
+    for budget in budgets:
+        for objective in known:
+            if reason := _why_excluded(plan, objective, prices[objective.name], budget):
+                names.setdefault((budget, reason), []).append(objective.name)
+    return [
+        f"Not at {flops_text(budget)} FLOPs: {', '.join(listed)}, {reason}."
+        for (budget, reason), listed in names.items()
+    ]

@@ -20,23 +20,34 @@ from metaseq_lm.league.rungs import (
 )
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
-from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend
-from metaseq_lm.reporting.drawing import mark, series
+from metaseq_lm.reporting.canvas import (
+    COLOURS,
+    CONTROL,
+    PlotStyle,
+    Point,
+    canvas,
+    control_style,
+    cost_axis,
+    draw_points,
+    legend,
+    mark,
+    series,
+    style_of,
+)
 from metaseq_lm.reporting.numbers import Metric, flops_text
-from metaseq_lm.reporting.styles import COLOURS, CONTROL, PlotStyle, control_style, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DARK = COLOURS[-1]
-VERDICT_COLOURS = {
+_VERDICT_COLOURS = {
     BETTER: COLOURS[2],
     EQUIVALENT: COLOURS[0],
     WORSE: COLOURS[1],
     UNDECIDED: "#8a6d00",
 }
-_WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
-_ROW, LINE = 0.34, 0.15  # inches: the least height of a row of a panel, a line of its text
+_WIDTH, _HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
+_ROW, _LINE = 0.34, 0.15  # inches: the least height of a row of a panel, a line of its text
 _START = 2.5  # the lowest budget over the x at which untrained models are drawn
 _BAND = 0.1  # inches: half the height of an untrained model's band
 _KINDS = 7.5, 3.2  # inches: the figure of kinds, a panel
@@ -51,32 +62,29 @@ def draw_standings(standings: Standings, path: Path) -> None:
     """
     metric = standings.primary
     panels = [standings.at(budget) for budget in standings.budgets]
-    heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
+    heights = [_HEAD + sum(_row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(_WIDTH)
         for axes in grid[1:]:
             axes.sharex(grid[0])
         for axes, budget, entries in zip(grid, standings.budgets, panels):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
-            styles = draw_panel(axes, standings, entries)
+            styles = _draw_panel(axes, standings, entries)
         grid[-1].set_xlabel(metric.axis)
         legend(figure, styles or {"mean": PlotStyle(_DARK, "", "|")}, _describe_marks(standings))
 
 
-def draw_panel(
+def _draw_panel(
     axes: "Axes", standings: Standings, entries: list[StandingsEntry]
 ) -> dict[str, PlotStyle]:
-    """Draw the rows of one budget, the best at the top; y is in inches.
-
-    Returns the styles of the references.
-    """
-    heights = row_heights(standings, entries)
+    """Draw the rows of one budget, the best at the top, y in inches; return styles of lines."""
+    heights = _row_heights(standings, entries)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
         _draw_row(axes, y, standings, entry)
     axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
-    names, words = zip(*(row_texts(standings, entry) for entry in entries))
+    names, words = zip(*(_row_texts(standings, entry) for entry in entries))
     beside = axes.secondary_yaxis("right")
     beside.spines["right"].set_visible(False)
     for side, texts in ((axes, names), (beside, words)):
@@ -87,21 +95,23 @@ def draw_panel(
     return _draw_references(axes, standings, is_upright=True)
 
 
-def row_texts(standings: Standings, entry: StandingsEntry) -> tuple[str, str]:
+def _row_texts(standings: Standings, entry: StandingsEntry) -> tuple[str, str]:
     """Return the texts left and right of a row: its name, and its verdicts."""
     decision = standings.stated_gain(entry)
     on_gain = f"\ngain: {decision.verdict}" if decision else ""
     return fill(entry.objective, 20), fill(verdict_text(standings, entry), 26) + on_gain
 
 
-def row_heights(standings: Standings, entries: list[StandingsEntry]) -> list[float]:
+def _row_heights(standings: Standings, entries: list[StandingsEntry]) -> list[float]:
     """Return the height of each row in inches, which depends on its texts."""
-    counts = [max(text.count("\n") for text in row_texts(standings, e)) + 1 for e in entries]
-    return [max(_ROW, LINE * count + 0.06) for count in counts]
+    heights = []
+    for entry in entries:
+        lines = 1 + max(text.count("\n") for text in _row_texts(standings, entry))
+        heights.append(max(_ROW, _LINE * lines + 0.06))
+    return heights
 
 
 def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntry) -> None:
-    """Draw the seeds of a row with their mean and verdict, over its controls."""
     metric, name, colour = standings.primary, entry.objective, _colour_of(entry, standings)
     is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
     for key in ("untrained", "shuffled"):
@@ -119,7 +129,8 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntr
             mark(axes, x, y, value.wide, name=f"{name}, {key}")
     scores = _scaled(entry.scores.get(metric.name, ()), metric)
     look: Any = {"color": colour, "markersize": 5, "markeredgewidth": 0.8, "alpha": 0.55}
-    look |= {"markerfacecolor": "none", "alpha": 1.0} if is_hollow else {}
+    if is_hollow:
+        look |= {"markerfacecolor": "none", "alpha": 1.0}
     axes.plot(scores, [y] * len(scores), "o", **look)
     score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
     if is_hollow:
@@ -137,7 +148,7 @@ def _scaled(scores: Iterable[float], metric: Metric) -> list[float]:
 def _colour_of(entry: StandingsEntry, standings: Standings) -> str:
     """Return the colour of a row's verdict, dark for the baseline, grey without a verdict."""
     if entry.decision:
-        return VERDICT_COLOURS[entry.decision.verdict]
+        return _VERDICT_COLOURS[entry.decision.verdict]
     is_base = entry.objective == standings.baseline and entry.is_ranked(standings.primary.name)
     return _DARK if is_base else CONTROL
 
@@ -210,10 +221,7 @@ def _draw_rungs(
     shift: float,
     name: str,
 ) -> None:
-    """Draw the score or the gain of an objective over its budgets, with their intervals.
-
-    The budgets are multiplied by `shift`, so that objectives do not overlap.
-    """
+    """Draw the score or the gain of an objective over its budgets, with their intervals."""
     metric, points = standings.primary, []
     intervals = curve_intervals(standings, entries[0].objective)
     for entry in sorted(entries, key=lambda entry: entry.budget):
@@ -222,6 +230,7 @@ def _draw_rungs(
         if name == "gain":
             seeds, ends = (), value_of("gain interval", standings, entry).interval or ()
         y = None if value.mean is None else value.mean * metric.scale
+        # Shifted a little, so that objectives do not overlap.
         x, at = entry.budget * shift, f"{flops_text(entry.budget)} FLOPs"
         points.append(Point(x, y, value.wide, at, _scaled(ends, metric), _scaled(seeds, metric)))
     draw_points(axes, points, style, 7 if name == "score" else 5, is_crowded=True)
@@ -233,16 +242,15 @@ def _draw_untrained(
     metric = standings.primary
     known = [entry for entry in entries if entry.untrained.get(metric.name)]
     if known:
-        scores = [score for entry in known for score in entry.untrained[metric.name]]
+        scores = np.concatenate([entry.untrained[metric.name] for entry in known])
         text = value_of("untrained", standings, known[0]).wide
-        point = Point(x, float(np.mean(scores)) * metric.scale, text, "no training")
+        point = Point(x, float(scores.mean()) * metric.scale, text, "no training")
         draw_points(axes, [point], style, is_open=True)
 
 
 def _draw_predictions(
     axes: "Axes", standings: Standings, objective: str, style: PlotStyle, shift: float
 ) -> None:
-    """Draw the predictions of an objective as open marks, with their intervals."""
     metric, points = standings.primary, []
     for outcome in standings.predictions:
         item = outcome.prediction
@@ -254,7 +262,6 @@ def _draw_predictions(
 
 
 def _draw_crossover(axes: "Axes", standings: Standings, pair: CurveMeeting) -> None:
-    """Draw a bar where the means of two objectives cross."""
     result, metric = pair.crossover, standings.primary
     assert result.budget and result.interval
     ladder = ladder_of(standings, pair.after)
@@ -312,10 +319,7 @@ def draw_kinds(standings: Standings, path: Path) -> None:
 def _draw_kinds_of(
     axes: "Axes", standings: Standings, entry: StandingsEntry, style: PlotStyle, shift: float
 ) -> None:
-    """Draw the kinds of a row, each moved sideways from its place by `shift`.
-
-    Each has seeds, mean ± sd with the mark of the verdict below, and the untrained model.
-    """
+    """Draw the kinds of a row, each moved sideways from its place by `shift`."""
     untrained_points, points = [], []
     for place, kind in enumerate(standings.kinds):
         view, x, scale = standings.about(kind), place + shift, kind.scale

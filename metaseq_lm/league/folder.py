@@ -18,16 +18,13 @@ from metaseq_lm.core.files import (
     is_altered,
     read_bounded,
     schema_error,
-    to_json,
-    with_checksum,
-    without_link,
-    write_atomic,
 )
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan
-from metaseq_lm.league.plan_files import parse_objective, parse_plan
+from metaseq_lm.league.plan_files import archive_beside, parse_objective, parse_plan, read_plan
 from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
-from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
+from metaseq_lm.runs.records import PLAN_FILE, read_plan_hash, write_record
+from metaseq_lm.sweeps.lock_file import locked
 
 FILE = "league.json"
 _VERSION = 1
@@ -70,7 +67,8 @@ class Added:
             words += ["--grid", f"{key}={','.join(map(str, values))}"]
         named = {"--control": self.content.get("control"), "--tune-by": self.content.get("metric")}
         for flag, value in {**named, "--user-dir": self.user_dir}.items():
-            words += [flag, value] if value else []
+            if value:
+                words += [flag, value]
         return words
 
     @property
@@ -116,6 +114,13 @@ class Contents:
     archive: str | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
     archived: tuple[Added, ...] = ()
+
+    @classmethod
+    def of_file(cls, file: Path, files: Mapping[str, Any] | None = None) -> Contents:
+        """Return the league of a plan file and the archive beside it; errors as in `read_plan`."""
+        plan, content = read_plan(file, files)
+        archive = archive_beside(file)
+        return cls(plan, content, archive=str(archive) if archive else None)
 
     @property
     def additions(self) -> tuple[Added, ...]:
@@ -195,26 +200,24 @@ class LeagueFolder:
             "prices": dict(contents.prices),
         }
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
+        write_record(self.file, values, indent=1)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock for running a league; MetaseqError if another command holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "ab", opener=without_link) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise MetaseqError(
-                    f"{self.path}: another 'league' command is running here; wait for it, or "
-                    "stop it and give it again later: it goes on"
-                ) from None
+        busy = (
+            f"{self.path}: another 'league' command is running here; wait for it, or stop it and "
+            "give it again later: it goes on"
+        )
+        with locked(self.path / ".lock", busy):
             yield
 
     def is_running(self) -> bool:
         """Return whether a command runs this league."""
         try:
             with open(self.path / ".lock", "rb") as file:
+                # Shared, so that two that ask at once do not take each other for the command.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError) as error:
             return isinstance(error, BlockingIOError)
@@ -225,7 +228,6 @@ class LeagueFolder:
         return [read_run(folder) for folder in self._folders_with("config.yaml")]
 
     def _folders_with(self, name: str) -> Iterator[Path]:
-        """Yield the run folders of all phases that have a file, in order."""
         for phase in PHASES:
             yield from sorted(file.parent for file in self.path.glob(f"{phase}/*/*/{name}"))
 
@@ -243,7 +245,7 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
     others = {name: other for name, other in plans.items() if other not in ("", plan_hash)}
     if others:
         name, other = next(iter(others.items()))
-        further = f" So are {len(others) - 1} more." if len(others) > 1 else ""
+        further = f" So are {len(others) - 1} more." * (len(others) > 1)
         raise UsageError(
             f"{name}: a {kind} of another plan ({other}; that of this league is {plan_hash})."
             f"{further} A plan is fixed before its runs: move them away, or choose another --out"
@@ -251,16 +253,14 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
 
 
 def _with_added(plan: Plan, added: Sequence[Added]) -> Plan:
-    """Return a plan with added objectives, tuned on its grid unless they have their own.
-
-    Raises UsageError for a wrong option, a taken name, an unknown control, or too many objectives.
-    """
+    """Return a plan with added objectives, tuned on its grid unless they have their own."""
     objectives, most = list(plan.objectives), plan.comparison.attempts
     if most is not None and len(added) > most:
         listed = ", ".join(item.name for item in added)
         raise UsageError(f"the plan allows {most} added objectives; there are more: {listed}")
     for item in added:
         objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
+        # Names are folder names, which some file systems do not tell apart by case.
         if objective.name.lower() in [other.name.lower() for other in objectives]:
             raise UsageError(f"--name {objective.name}: the league has an objective of this name")
         objectives.append(objective)

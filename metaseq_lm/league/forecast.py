@@ -1,28 +1,38 @@
-"""Forecast before anything runs: the cost of a league and the effects that it can show."""
+"""Forecast before anything runs: the cost of a league, its detectable effects, what fits a time."""
 
 from __future__ import annotations
 
+import io
+import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import seconds_text, show_progress
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.assembly import read_archived
-from metaseq_lm.league.choice import tuning_seeds_needed
-from metaseq_lm.league.expansion import PHASES
+from metaseq_lm.league.expansion import PHASES, TUNE, UNTRAINED, Prices
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective, Plan
-from metaseq_lm.league.prices import Prices
+from metaseq_lm.league.plan_files import BALANCED, TEXT_ARM, merge, read_plan
 from metaseq_lm.league.runner import Runner
+from metaseq_lm.league.score_errors import tuning_seeds_needed
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.stats import DEFAULT_TEST
+from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.conditions import count_conditions
-from metaseq_lm.sweeps.draws import MOST
+from metaseq_lm.sweeps.configs import composed
+from metaseq_lm.sweeps.definition import read_mapping
+from metaseq_lm.sweeps.trials import MOST
 from metaseq_lm.tasks import with_updates
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import (
@@ -32,6 +42,7 @@ from metaseq_lm.training.price import (
     estimate_price,
     seconds_of_update,
 )
+from metaseq_lm.training.run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ def measure_updates(runner: Runner, at_least: float = 0.0) -> dict[str, Update]:
     """
     measured = {}
     for objective in runner.request.objectives:
-        estimate = estimate_update(runner, objective)
+        estimate = _estimate_update(runner, objective)
         began, seconds = time.monotonic(), [seconds_of_update(estimate)]
         while time.monotonic() - began < at_least:
             seconds.append(seconds_of_update(estimate))
@@ -97,14 +108,18 @@ def forecast(
     for phase, (count, spent) in totals.items():
         lines.append(f"{phase:<10} {count:>5} runs  {flops_text(spent)} FLOPs")
     slots = runner.launch.max_parallel or 1
-    parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" if slots > 1 else ""
+    parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" * (slots > 1)
     lines[-1] += (
         f", {seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
         "has to start, be validated and scored, and a grid may be widened"
     )
     budgets = list(runner.request.budgets)
     sds = _known_sds(contents, budgets)
-    effects = {budget: _effect(plan, sds.get(budget, 1.0)) for budget in budgets}
+    seeds, level = len(plan.ladder.seeds), plan.comparison.level
+    effects = {}
+    for budget in budgets:
+        sd = sds.get(budget, 1.0)
+        effects[budget] = DEFAULT_TEST.detectable((seeds, seeds), sd, level, plan.comparisons)
     lines += _effect_lines(plan, effects, sds)
     sentences = count_conditions(conditions, "objectives")
     lines += sentences
@@ -121,16 +136,9 @@ def forecast(
     return content, "\n".join(lines)
 
 
-def _effect(plan: Plan, sd: float) -> float | None:
-    """Return the difference that the plan's seeds show with 80 % power, None if none."""
-    seeds = len(plan.ladder.seeds)
-    return DEFAULT_TEST.detectable((seeds, seeds), sd, plan.comparison.level, plan.comparisons)
-
-
 def _effect_lines(
     plan: Plan, effects: dict[float, float | None], sds: dict[float, float]
 ) -> Iterator[str]:
-    """Yield a line on the rule of decisions, and on the detectable difference at each budget."""
     comparison = plan.comparison
     yield (
         f"{comparison.metric} is decided at level {comparison.level:g} among {plan.comparisons} "
@@ -148,10 +156,7 @@ def _effect_lines(
 
 
 def _known_sds(contents: Contents, budgets: Sequence[float]) -> dict[float, float]:
-    """Return the sd over seeds of the plan's archived rows by budget, where it is known.
-
-    It is the root of the mean variance of the rows.
-    """
+    """Return the sd over seeds of archived rows by budget: the root of the mean variance."""
     rows, sds = read_archived(contents).rows(), {}
     for budget in budgets:
         at_budget = [r.scores(contents.plan.comparison.metric) for r in rows if r.budget == budget]
@@ -164,9 +169,9 @@ def _known_sds(contents: Contents, budgets: Sequence[float]) -> dict[float, floa
 def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     """Raise UsageError for a plan whose tuning is too thin for the smallest effect that matters.
 
-    The check applies if the choice is part of the experiment, see `choice.tuning_seeds_needed`. The
-    noise is taken from the plan, or else from the sd over seeds in its archive, or else is half of
-    the smallest effect. A plan with archived rows is fixed, so it gets a warning and no error: its
+    The check applies if the choice is part of the experiment, see `tuning_seeds_needed`. The noise
+    is taken from the plan, or else from the sd over seeds in its archive, or else is half of the
+    smallest effect. A plan with archived rows is fixed, so it gets a warning and no error: its
     intervals include the choice of settings.
     """
     plan, tuning = contents.plan, contents.plan.tuning
@@ -193,11 +198,8 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     say(f"{text}; the plan has rows, so it stays, and small differences remain undecided")
 
 
-def estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:
-    """Make one update of an objective with the first values of its grid; return its cost.
-
-    It runs on the device of the objective's options, or on `device` if given.
-    """
+def _estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:
+    """Make one update with the first values of a grid on `device`, by default the objective's."""
     config = replace(prepare_config(runner.first_config(objective)), seed=PRICED_SEED)
     if device:
         config = replace(config, engine=replace(config.engine, device=device))
@@ -215,7 +217,135 @@ def measure_prices(runner: Runner, known: Prices) -> dict[str, float]:
         if objective.name in prices:
             continue
         try:
-            prices[objective.name] = estimate_update(runner, objective, "cpu").flops
+            prices[objective.name] = _estimate_update(runner, objective, "cpu").flops
         except MetaseqError as error:
             show_progress(f"{objective.name}: the cost of an update is not known here: {error}")
     return prices
+
+
+# ---------------------------------------------------------------- a plan that fits into a time
+
+# A smaller model, and smaller batches, than those of the text arm, for runs of seconds.
+_OPTIONS = [
+    "model.encoder_embed_dim=64",
+    "model.encoder_ffn_embed_dim=96",
+    "task.batch_size=8",
+]
+_VOCABULARY = 2048
+_RATES = [2e-3, 4e-3, 8e-3]
+_SMALLEST_EFFECT = 0.02
+_MOST_CONTROLS = 3  # untrained models of an objective
+_LEAST_UPDATES = 100  # of a run; fewer say nothing on an objective
+_SPENT = 0.85  # share of the time that is planned: the machine may have other work, too
+_SLOWER = 1.15  # seconds of updates in a run, with validations, by those measured alone
+_MEASURED = 3.0  # seconds of updates of each objective
+_AROUND = 20.0  # seconds until the first run starts, and for the report
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured: updates by objective, seconds of a run without them, and of its suites."""
+
+    updates: Mapping[str, Update]
+    start: float
+    scoring: float
+
+    def seconds(self, runner: Runner, budget: float) -> float:
+        """Return how long a league of one budget takes, if all grids are widened."""
+        plan, total = runner.plan, 0.0
+        for objective in runner.request.objectives:
+            for (phase, _), runs in runner.planned_of(objective).items():
+                if phase == TUNE:
+                    runs += plan.tuning.widen * len(plan.tuning.seeds)
+                is_scored = phase != TUNE or plan.tuning_suites(objective)
+                total += runs * (self.start + (self.scoring if is_scored else 0.0))
+                if phase != UNTRAINED:
+                    total += runs * budget * self.updates[objective.name].rate * _SLOWER
+        return _AROUND + total / (runner.launch.max_parallel or 1)
+
+    def fit(self, runner: Runner, minutes: float) -> float:
+        """Return the FLOPs of a run, of two digits, with which a league takes some minutes.
+
+        Raises UsageError, with the minutes that are needed, if runs would have too few updates.
+        """
+        least = _LEAST_UPDATES * max(update.estimate.flops for update in self.updates.values())
+        fixed = self.seconds(runner, 0.0)
+        slope = (self.seconds(runner, least) - fixed) / least
+        budget = (60 * minutes * _SPENT - fixed) / slope
+        if budget < least:
+            needed = math.ceil((fixed + slope * least) / _SPENT / 60)
+            raise UsageError(
+                f"--minutes {minutes:g}: runs of {_LEAST_UPDATES} updates do not fit; give "
+                f"--minutes {needed}, or fewer --objectives or --seeds"
+            )
+        digit = 10 ** (math.floor(math.log10(budget)) - 1)
+        return float(int(budget) // digit * digit)
+
+
+def measure_times(runner: Runner) -> Times:
+    """Make updates of each objective, and score an untrained model of the first one, here."""
+    updates = measure_updates(runner, _MEASURED)
+    sweep = runner.sweep(runner.request.objectives[0], UNTRAINED, [])
+    (_, _, config), *_ = composed(sweep.runs[:1], sweep.definition, runner.check)
+    began = time.monotonic()
+    with TemporaryDirectory(prefix="metaseq-lm-") as scratch:
+        folder = Path(scratch) / "run"
+        with redirect_stderr(io.StringIO()):
+            TrainingRun(replace(config, save_dir=str(folder))).train()
+        scoring = sum(result.facts["seconds"] for result in suite_results.read_all(folder)[0])
+    return Times(updates, time.monotonic() - began - scoring, scoring)
+
+
+def text_plan(
+    data: Mapping[str, Any], names: Sequence[str], seeds: int, budget: float
+) -> dict[str, Any]:
+    """Return the content of a plan of a text: the text arm with few objectives, at one budget.
+
+    Args:
+        data: The files of the text by the keys plan.FILES, and options of its labelled file.
+        names: The objectives, the baseline first.
+        seeds: The number of seeds; 0 for the least with which a difference can be established.
+        budget: FLOPs of a run.
+
+    Raises:
+        UsageError: An objective is unknown, or there are fewer than two.
+    """
+    content = read_mapping(TEXT_ARM)
+    known = {**read_plan(BALANCED)[1]["objectives"], **content["objectives"]}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(
+            f"--objectives {unknown[0]}: not known.{nearest(unknown[0], known)} Known: "
+            f"{', '.join(sorted(known))}. 'metaseq-lm league --out L --with' adds one of your own"
+        )
+    if len(set(names)) < 2:
+        raise UsageError("--objectives: name two or more, the baseline first")
+    level = 0.05 / (len(set(names)) - 1)
+    seeds = seeds or next(n for n in itertools.count(2) if DEFAULT_TEST.smallest_p(n, n) < level)
+    objectives = {name: _objective(known[name], names) for name in dict.fromkeys(names)}
+    changes: dict[str, Any] = {
+        "name": "own text",
+        "data": {**content["data"], "vocab_size": _VOCABULARY, **data},
+        "options": _OPTIONS,
+        "objectives": {**dict.fromkeys(content["objectives"]), **objectives},
+        "budgets": [budget],
+        "usual_budgets": None,
+        "seeds": list(range(31, 31 + seeds)),
+        "tuning": {"grid": {"optimizer.lr": _RATES}, "budgets": [budget], "widen": 1},
+        "controls": {"shuffled": None, "seeds": list(range(51, 51 + min(_MOST_CONTROLS, seeds)))},
+        "comparison": {
+            "baseline": names[0],
+            "smallest_effect": _SMALLEST_EFFECT,
+            "items": True,
+        },
+    }
+    return merge(content, changes)
+
+
+def _objective(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return an objective as it is in a plan of a text, whose control may not be among `names`."""
+    chosen = {key: content[key] for key in ("options", "note") if key in content}
+    if content.get("control") in names:
+        chosen["control"] = content["control"]
+    if "metric" in content:
+        chosen["metric"] = "frozen_valid"
+    return chosen

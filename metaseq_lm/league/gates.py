@@ -4,8 +4,8 @@ docs/reference/gates.md lists the gates with remedies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
-from metaseq_lm.core.registry import Registry
 from metaseq_lm.league import (
     bound_gates,
     collapse_gates,
@@ -15,30 +15,26 @@ from metaseq_lm.league import (
     parity_gates,
     score_gates,
 )
-from metaseq_lm.league.gate import GATES, Gate, registered_gates
+from metaseq_lm.league.gate import GATES as GATES
+from metaseq_lm.league.gate import registered_gates
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, GateFinding, Standing
 from metaseq_lm.reporting.settings import Row
 
 # Importing these modules registers the gates.
-KINDS = (
+_KINDS = (
     *(parity_gates, data_gates, bound_gates, loss_gates, collapse_gates),
     *(score_gates, control_gates),
 )
 
 
-def gate_registry() -> Registry[Gate]:
-    """Return the registry with all gates of the package and of loaded plug-ins."""
-    return GATES
-
-
-def findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:
+def _findings_of(row: Row, context: Context) -> tuple[GateFinding, ...]:
     """Return the findings of all gates on a row, in the order of their stages."""
-    return tuple(finding for gate in registered_gates() for finding in gate(row, context))
+    return tuple(chain.from_iterable(gate(row, context) for gate in registered_gates()))
 
 
 def examine(context: Context) -> list[Standing]:
     """Return the standings: each row with its findings, in the order of the context."""
-    by_row = {row: findings_of(row, context) for row in context.rows}
+    by_row = {row: _findings_of(row, context) for row in context.rows}
     return [
         Standing(row, (*findings, *_of_baseline(row, by_row, context)))
         for row, findings in by_row.items()
@@ -54,7 +50,8 @@ def _of_baseline(
         reason = f"there are no runs of the baseline {name} at this budget"
         yield GateFinding("baseline", NOTE, reason)
     flags: dict[str, None] = {}
-    for finding in by_row[baseline] if baseline else ():
+    of_baseline = by_row[baseline] if baseline else ()
+    for finding in of_baseline:
         if finding.action in (VOID, REFUSE):
             reason = f"the baseline {name}: {finding.reason}"
             yield GateFinding("baseline", REFUSE, reason, finding.metric)

@@ -42,8 +42,8 @@ def ladder_tables(standings: Standings) -> list[Table]:
     """Return the tables of ladders, for two budgets or more, and of predictions, if any."""
     tables = []
     if len(standings.budgets) > 1:
-        tables += [curves_table(standings), equal_score_table(standings)]
-        tables += [crossover_table(standings), decision_table(standings)]
+        tables += [_curves_table(standings), equal_score_table(standings)]
+        tables += [_crossover_table(standings), _decision_table(standings)]
     if standings.predictions:
         tables.append(predictions_table(standings))
     return [table for table in tables if table.rows]
@@ -55,7 +55,6 @@ def interval_name(standings: Standings) -> str:
 
 
 def _table(title: str, head: list[str], rows: Sequence[_Row], notes: list[str]) -> Table:
-    """Return a table of texts, and of cells where a text does not say all."""
     body = []
     for row in rows:
         named = zip(head, row)
@@ -66,12 +65,11 @@ def _table(title: str, head: list[str], rows: Sequence[_Row], notes: list[str]) 
 
 
 def _ends_text(ends: Ends, metric: Metric) -> str:
-    """Return the ends of an interval of scores."""
     digits = metric.decimals(max(map(abs, ends)))
     return " to ".join(metric.text(end, digits) for end in ends)
 
 
-def curves_table(standings: Standings) -> Table:
+def _curves_table(standings: Standings) -> Table:
     """Return means with their intervals, objectives by budgets."""
     metric, rows = standings.primary, []
     for name in objectives_of(standings):
@@ -125,7 +123,7 @@ def equal_score_table(standings: Standings) -> Table:
     return _table(title, [*head, interval_name(standings)], rows, notes)
 
 
-def crossover_table(standings: Standings) -> Table:
+def _crossover_table(standings: Standings) -> Table:
     """Return the crossovers of pairs with the baseline, and of other pairs if their means cross."""
     pairs, rows = meetings(standings), []
     for pair in pairs:
@@ -165,7 +163,7 @@ def describe_crossovers(standings: Standings) -> Iterator[str]:
             yield f"{pair.after} passes {pair.before} at {flops_text(at)} FLOPs ({low} to {high})."
 
 
-def decision_table(standings: Standings) -> Table:
+def _decision_table(standings: Standings) -> Table:
     """Return how many pairs of objectives each smaller budget orders like the largest one."""
     rows = []
     for budget, (same, count) in decision_accuracies(standings).items():
@@ -183,7 +181,7 @@ def decision_table(standings: Standings) -> Table:
 
 def describe_decisions(standings: Standings) -> Iterator[str]:
     """Yield a sentence on the decision accuracy of smaller budgets, none without pairs."""
-    texts = [f"{row[0].text} has {row[1].text}" for row in decision_table(standings).rows]
+    texts = [f"{row[0].text} has {row[1].text}" for row in _decision_table(standings).rows]
     if texts:
         yield (
             f"Of the pairs of objectives that differ at {flops_text(standings.budgets[-1])} FLOPs, "
@@ -220,7 +218,6 @@ def predictions_table(standings: Standings) -> Table:
 
 
 def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
-    """Return the unrounded numbers of a prediction and its outcome, for csv."""
     prediction, (mean, why) = outcome.prediction, _observed(standings, outcome)
     low, high = prediction.interval
     return {

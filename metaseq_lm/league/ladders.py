@@ -124,8 +124,8 @@ def crossover(one: ObjectiveLadder, other: ObjectiveLadder, level: float) -> Cro
     Both have the same budgets, two at least, and draws that are independent of each other.
     """
     differences = one.means - other.means
-    (observed,) = crossings(one.logs, differences[None])
-    drawn = crossings(one.logs, one.draws - other.draws)
+    (observed,) = _crossings(one.logs, differences[None])
+    drawn = _crossings(one.logs, one.draws - other.draws)
     crossed = drawn[~np.isnan(drawn)]
     ends, p = interval(crossed, level), 1.0
     if differences[0] * differences[-1] < 0:
@@ -138,7 +138,7 @@ def crossover(one: ObjectiveLadder, other: ObjectiveLadder, level: float) -> Cro
     )
 
 
-def crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
+def _crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
     """Return where differences, (n, budgets), change their sign for the last time, NaN if never.
 
     They are linear between the budgets; `logs` are the budgets' logarithms. A difference of zero at
@@ -153,13 +153,11 @@ def crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
 
 
 def _zeros(logs: np.ndarray, differences: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return where each row of differences is zero between its column in `ends` and the one before.
-
-    Rows without a zero there have any value.
-    """
+    """Return where rows of differences are zero between columns `ends` - 1 and `ends`."""
     rows = np.arange(len(ends))
     before, after = differences[rows, ends - 1], differences[rows, ends]
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Rows without a zero there get any value; callers leave them out.
         share = before / (before - after)
         zeros: np.ndarray = logs[ends - 1] + share * (logs[ends] - logs[ends - 1])
     return zeros
@@ -179,16 +177,15 @@ def equal_score(
     if reached == other.logs[0]:
         return budget / other.budgets[0], None
     places = _first_reached(other.logs, sign * (other.draws - rung.draws))
-    ends = None if math.isnan(reached) else interval(budget / np.exp(places), level)
-    return float(budget / np.exp(reached)), ends
+    if math.isnan(reached):
+        return math.nan, None
+    return float(budget / np.exp(reached)), interval(budget / np.exp(places), level)
 
 
 def _first_reached(logs: np.ndarray, leads: np.ndarray) -> np.ndarray:
-    """Return where leads, (n, budgets), are zero or more for the first time, NaN if never.
-
-    If they are at the first budget, that budget is returned, as a bound.
-    """
+    """Return where leads, (n, budgets), are zero or more for the first time, NaN if never."""
     reaches = leads >= 0
     first = reaches.argmax(axis=1)
+    # A lead at the first budget is a bound: less might be enough.
     places = np.where(reaches[:, 0], logs[0], _zeros(logs, leads, first))
     return np.where(reaches.any(axis=1), places, np.nan)

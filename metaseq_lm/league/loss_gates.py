@@ -83,7 +83,6 @@ def unmasked_share(run: Run, term: str) -> float:
 
 
 def _best_terms(row: Row) -> dict[str, list[float]]:
-    """Return the best losses of the runs by cross-entropy over the vocabulary that is trained."""
     terms: dict[str, list[float]] = {}
     for run in row.scored:
         for term, kind in sorted(run.terms.items()):
@@ -93,7 +92,6 @@ def _best_terms(row: Row) -> dict[str, list[float]]:
 
 
 def _at_best(term: str, losses: Sequence[float]) -> str:
-    """Return the beginning of a reason: a term with the mean of the best losses."""
     return f"valid.{term} is {number(float(np.mean(losses)))} nats at best"
 
 
@@ -101,7 +99,9 @@ def _at_best(term: str, losses: Sequence[float]) -> str:
 def ceiling(row: Row, context: Context) -> Iterator[GateFinding]:
     """The loss of a uniform guess, ln V, is not beaten: there is nothing to score."""
     symbols = context.corpus.vocabulary if context.corpus else 0
-    for term, losses in _best_terms(row).items() if symbols else ():
+    if not symbols:
+        return
+    for term, losses in _best_terms(row).items():
         affected = [loss >= math.log(symbols) for loss in losses]
         reason = f"{_at_best(term, losses)}, no less than {number(math.log(symbols))}, the loss of "
         reason += f"a uniform guess among {symbols:,} symbols"
@@ -151,7 +151,7 @@ def undetected(row: Row, context: Context) -> Iterator[GateFinding]:
     Noise with other frequencies than the data, uniform or from a generator that has not learnt
     them, gives fakes away by frequency: there the base rate is too mild a level.
     """
-    best = [at_best for run in row.scored if (at_best := best_detection(run))]
+    best = [at_best for run in row.scored if (at_best := _best_detection(run))]
     if best:
         terms, losses, levels = zip(*best)
         reason = f"{_at_best(terms[0], losses)}; the share of fakes alone reaches "
@@ -160,28 +160,22 @@ def undetected(row: Row, context: Context) -> Iterator[GateFinding]:
         yield from by_share(affected, "plateau", FLAG, NOTE, reason)
 
 
-def best_detection(run: Run) -> tuple[str, float, float] | None:
-    """Return the term of a discriminator, its loss and that of the base rate at their best.
-
-    That is the validation with the smallest ratio of the two, since the share of fakes changes
-    while a generator learns. None for a run without validations of a discriminator.
-    """
+def _best_detection(run: Run) -> tuple[str, float, float] | None:
+    """Return the term of a discriminator, its loss and that of the base rate at their best."""
     detections = []
     for term in (term for term, kind in run.terms.items() if kind == DETECTION):
         for line in run.log:
-            level = base_rate(run, line) if line["kind"] == "valid" else 0.0
+            level = _base_rate(run, line) if line["kind"] == "valid" else 0.0
             if level > 0 and is_number(line.get(term)):
                 detections.append((term, float(line[term]), level))
+    # The smallest ratio of the two, since the share of fakes changes while a generator learns.
     return min(detections, key=lambda at: at[1] / at[2], default=None)
 
 
-def base_rate(run: Run, line: Mapping[str, Any]) -> float:
-    """Return the loss, in nats, of a discriminator that only knows the share of fake tokens.
-
-    It is the entropy of the share of fakes among the tokens that may be replaced; special tokens
-    cost nothing. Logs of earlier versions have no share of `candidates`, which counts as 1: the
-    result is off by 3 to 5 % in rows of 25 tokens. Return 0 if no share of fakes is logged.
-    """
+def _base_rate(run: Run, line: Mapping[str, Any]) -> float:
+    """Return the loss, in nats, of a discriminator that only knows the share of fakes, or 0."""
+    # Special tokens cost nothing. Logs of earlier versions have no share of `candidates`, which
+    # counts as 1: the result is off by 3 to 5 % in rows of 25 tokens.
     candidates, fakes = line.get("candidates") or 1.0, line.get("fakes") or 0.0
     if run.values.get("criterion.disc_positions") == "masked":
         return _entropy(1 - float(line.get("sample_accuracy") or 0.0))
@@ -243,7 +237,9 @@ def still_falling(row: Row, context: Context) -> Iterator[GateFinding]:
         if count >= _FEWEST:
             before = np.interp(0.75 * updates[count - 1], updates[:count], values[:count])
             falls.append(float(before - values[count - 1]))
-    mean, sd = (float(np.mean(falls)), float(np.std(falls, ddof=1))) if len(falls) > 1 else (0, 0)
+    if len(falls) < 2:
+        return
+    mean, sd = float(np.mean(falls)), float(np.std(falls, ddof=1))
     if mean > max(2 * sd, 0):
         reason = f"limited by the budget: the validation loss falls by {number(mean)} ± "
         reason += f"{number(sd)} in the last quarter of the updates"
@@ -252,16 +248,13 @@ def still_falling(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _decay_start(run: Run) -> float:
-    """Return the update at which the schedule starts to decay the rate to its end, or infinity.
-
-    Schedules without an end, such as `inverse_sqrt`, and unknown ones, such as a plug-in's, never
-    do.
-    """
+    """Return the update at which the schedule starts to decay the rate to its end, or infinity."""
     values = run.values
     name, total = values.get("schedule._name"), values.get("schedule.total_updates")
     if values.get("schedule.end") == 1 or values.get("schedule.power") == 0:
         return math.inf  # the rate stays constant
     if name in ("linear", "polynomial"):
         return 0.0
+    # Schedules without an end, such as `inverse_sqrt`, and those of plug-ins never do.
     share = values.get("schedule.decay_ratio") if name == "wsd" else None
     return (1 - float(share)) * float(total) if share and total else math.inf

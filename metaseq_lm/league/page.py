@@ -23,7 +23,7 @@ from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import draw_kinds, draw_ladder, draw_standings
 from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, GateFinding
-from metaseq_lm.reporting.drawing import Drawing, collect
+from metaseq_lm.reporting.canvas import Drawing, collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.page import Page, Section, render
@@ -52,7 +52,7 @@ def write_page(
         The paths, standings.txt first.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tables = [standings_table(standings), *other_tables(standings)]
+    tables = [standings_table(standings), *_other_tables(standings)]
     for name in ("kinds.png", "ladder.png", "predictions.csv"):
         (folder / name).unlink(missing_ok=True)  # of an earlier page
     pictures = [folder / "standings.png"]
@@ -84,15 +84,20 @@ def standings_table(standings: Standings) -> Table:
     return replace(table, records=[columns.record(standings, entry) for entry in standings.ordered])
 
 
-def other_tables(standings: Standings) -> list[Table]:
+def _other_tables(standings: Standings) -> list[Table]:
     """Return the tables by kind of labels, of gains, of ladders and of the other metrics."""
-    tables = [kinds_table(standings)] if standings.kinds else []
-    tables += [gains_table(standings)] if standings.has_gains else []
+    tables = []
+    if standings.kinds:
+        tables.append(_kinds_table(standings))
+    if standings.has_gains:
+        tables.append(_gains_table(standings))
     tables += ladder_tables(standings)
-    return tables + ([secondary_table(standings)] if standings.metrics[1:] else [])
+    if standings.metrics[1:]:
+        tables.append(_secondary_table(standings))
+    return tables
 
 
-def kinds_table(standings: Standings) -> Table:
+def _kinds_table(standings: Standings) -> Table:
     """Return score and verdict of each kind of labels and row."""
     note = (
         "Each kind of labels has its own verdicts, by the rule of the primary metric, corrected "
@@ -107,7 +112,7 @@ def kinds_table(standings: Standings) -> Table:
     return column_table(heads, columns.KINDS, title, [note], rows)
 
 
-def gains_table(standings: Standings) -> Table:
+def _gains_table(standings: Standings) -> Table:
     """Return the gains over untrained models, with their differences from the baseline's gain."""
     metric = standings.primary
     title = f"Gains over untrained models: {metric.title}, mean ± sd of a run less an untrained one"
@@ -115,7 +120,7 @@ def gains_table(standings: Standings) -> Table:
     return column_table(standings, columns.GAINS, title, [describe_gains(standings)], rows)
 
 
-def secondary_table(standings: Standings) -> Table:
+def _secondary_table(standings: Standings) -> Table:
     """Return the other metrics of the same rows, without tests."""
     notes = ["The best is marked, but nothing is tested: the plan decides by its primary metric."]
     for metric in standings.metrics[1:]:
@@ -136,18 +141,17 @@ def standings_document(standings: Standings) -> dict[str, Any]:
         rows.append(
             {**columns.record(standings, entry), "findings": findings, "shipped": entry.shipped}
         )
-    compared = sum(entry.decision is not None for entry in standings.entries)
     return {
         "plan": dict(zip(("name", "hash"), standings.plan)),
         "title": standings.title,
         "metric": metric.name,
-        "better": "lower" if metric.lower_is_better else "higher",
+        "better": metric.better,
         "baseline": standings.baseline,
         "kinds": [kind.name for kind in standings.kinds],
         "rule": {
             "level": rule.level,
             "smallest_effect": rule.smallest_effect,
-            "comparisons": max(rule.comparisons, compared),
+            "comparisons": standings.comparisons,
             "sides": 2,
         },
         "rows": rows,
@@ -169,7 +173,7 @@ def _html_page(
     """Return the page in the order of a reader: answer, picture, table, reasons, the rest."""
     drawn = {drawing.name: drawing for drawing in drawings}
     first = drawn.pop(next(name for name in _PICTURES if name in drawn))
-    barring, *others = finding_tables(standings)
+    barring, *others = _finding_tables(standings)
     certainty = [*standings.remarks, *describe_certainty(standings)]
     sections = [
         Section("Standings", drawings=[first], tables=[_overview(standings)]),
@@ -195,7 +199,6 @@ def _html_page(
 
 
 def _overview(standings: Standings) -> Table:
-    """Return the scores with their verdicts, by kind of labels if there are any."""
     rows = []
     for budget in standings.budgets[::-1]:
         rows += [(standings, entry) for entry in standings.at(budget)]
@@ -222,7 +225,7 @@ def _reference_table(standings: Standings) -> Table:
     return Table.of_texts(["metric", *names], rows, tuple(names), "What needs no training")
 
 
-def finding_tables(standings: Standings) -> list[Table]:
+def _finding_tables(standings: Standings) -> list[Table]:
     """Return the findings that exclude rows, those that exclude other numbers, and the notes."""
     groups: dict[str, list[tuple[StandingsEntry, GateFinding]]] = {
         "Why rows are not ranked": [],
@@ -232,8 +235,9 @@ def finding_tables(standings: Standings) -> list[Table]:
     barring, others, notes = groups.values()
     for entry in standings.ordered:
         for finding in entry.findings:
-            is_primary = finding.metric in ("", standings.primary.name)
-            group = notes if finding.action == NOTE else barring if is_primary else others
+            group = barring if finding.metric in ("", standings.primary.name) else others
+            if finding.action == NOTE:
+                group = notes
             group.append((entry, finding))
     barring.sort(key=lambda pair: (-pair[0].budget, _ACTIONS.index(pair[1].action)))
     metrics = {metric.name: metric for metric in standings.metrics}

@@ -18,7 +18,7 @@ from metaseq_lm.reporting.settings import (
     finished,
     show,
 )
-from metaseq_lm.sweeps.space import Choice
+from metaseq_lm.sweeps.search import Choice
 
 PARITY = 0.02  # largest difference of FLOPs from the budget, as a share of it
 _UPDATES = "trainer.max_update"
@@ -31,17 +31,14 @@ def _known(values: Iterable[Any]) -> list[str]:
 
 
 def _set(runs: Sequence[Run], key: str) -> list[str]:
-    """Return the distinct values of an option in runs."""
     return _known(run.values.get(key) for run in runs)
 
 
 def _recorded(runs: Sequence[Run], key: str) -> list[str]:
-    """Return the distinct values of an entry of the results of runs."""
-    return _known((run.results or {}).get(key) for run in runs)
+    return _known(run.recorded.get(key) for run in runs)
 
 
 def _listed(facts: Mapping[str, str]) -> str:
-    """Return facts with their values as text."""
     return "; ".join(f"{key}: {value}" for key, value in facts.items())
 
 
@@ -93,7 +90,8 @@ def budget(row: Row, context: Context) -> Iterator[GateFinding]:
 def same_data(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs were trained on other data than those of the baseline, or with another tokenizer."""
     base, runs = (context.baseline_of(row) or row).scored, row.scored
-    for key in sorted({key for run in runs for key in run.values if bare_key(key) == "data_hash"}):
+    keys = set[str]().union(*(run.values for run in runs))
+    for key in sorted(key for key in keys if bare_key(key) == "data_hash"):
         # A baseline without pre-training determines the data that others may be pre-trained on.
         expected = _set(base, key) or _set(base, "data_hash")
         hashes = list(dict.fromkeys([*expected, *_set(runs, key)]))
@@ -187,7 +185,7 @@ def controls(row: Row, context: Context) -> Iterator[GateFinding]:
 
 def _corpus_of(run: Run) -> str | None:
     """Return the hash of a run's corpus, or of all its data for runs of earlier versions."""
-    return (run.results or {}).get("corpus") or run.values.get("data_hash")
+    return run.recorded.get("corpus") or run.values.get("data_hash")
 
 
 @gate(RUNS, {"identical runs": "runs that should differ are the same"})
@@ -224,10 +222,7 @@ def shared_encoder(row: Row, context: Context) -> Iterator[GateFinding]:
 
 
 def _ancestor_of(run: Run) -> tuple[Any, ...]:
-    """Return a key that tells apart the ancestors of runs of one setting.
-
-    It is the seeds of the ancestors, or their paths if the seeds are unknown.
-    """
+    # The seeds of the ancestors tell them apart, or their paths if the seeds are unknown.
     seeds = [run.values[key] for key in run.values if key != "seed" and bare_key(key) == "seed"]
     paths = [str(run.values[key]) for key in sorted(run.sources) if key in run.values]
     return tuple(map(identity, seeds or paths))

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import is_number
 from metaseq_lm.core.loading import parse_override
 from metaseq_lm.core.options import option
-from metaseq_lm.league.choice import FEWEST
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import leaves_of
 from metaseq_lm.runs.suite_results import entry_name
@@ -33,6 +33,7 @@ from metaseq_lm.sweeps.definition import (
 
 # Keys of the data of a text: its files, the labelled file, and the one that is scored, if any.
 TEXT, PROBE, PROBE_TEST = FILES = ("text", "probe", "probe_test")
+FEWEST = 3  # tuning seeds that make a choice part of the experiment
 # Folders of the user: suites, and official files by benchmark.
 FOLDERS, BENCHMARKS = "folders", "benchmarks"
 
@@ -74,6 +75,11 @@ class Objective:
         """The keys of its options and of its grid; for a choice such as model=modern, the group."""
         chosen = (str(parse_override(option).key_or_group) for option in self.options)
         return frozenset((*chosen, *self.grid))
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first value of each key of the grid."""
+        return {key: values[0] for key, values in self.grid.items()}
 
     @property
     def trials(self) -> int:
@@ -231,18 +237,17 @@ class Comparison:
         if self._is_innermost(self.metric):
             return ()
         secondary = [name for name in self.secondary if name in self.means]
-        kinds = [kind for name in (self.metric, *secondary) for kind in self._innermost(name)]
-        return tuple(dict.fromkeys(kinds))
+        kinds = map(self._innermost, (self.metric, *secondary))
+        return tuple(dict.fromkeys(chain.from_iterable(kinds)))
 
     def _is_innermost(self, metric: str) -> bool:
-        """Return whether no part of a metric is a mean."""
         return self.means.keys().isdisjoint(self.means.get(metric, ()))
 
     def _innermost(self, metric: str) -> list[str]:
         """Return the innermost means of a metric, which are those without means as parts."""
         if self._is_innermost(metric):
             return [metric]
-        return [kind for part in self.means[metric] for kind in self._innermost(part)]
+        return list(chain.from_iterable(map(self._innermost, self.means[metric])))
 
 
 @dataclass(frozen=True)
@@ -252,8 +257,8 @@ class Plan:
     Attributes:
         name: Its name in reports.
         data: Options of preprocess by name, such as `world`; or `folder`, the path of existing
-            data; or a `text`, a file or several, with `probe` and perhaps `probe_test`, see
-            `texts.make_text`. Data that the league makes may have `folders` of suites, and
+            data; or a `text`, a file or several, with `probe` and perhaps `probe_test`, see the
+            module `data`. Data that the league makes may have `folders` of suites, and
             `benchmarks`, folders of official files by benchmark.
         options: key=value options of every run.
         objectives: The objectives to compare.
@@ -383,7 +388,6 @@ def budget_text(budget: float) -> str:
 
 
 def _check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -> None:
-    """Raise UsageError for a budget that is not among the `known` ones."""
     if other := sorted(set(budgets) - set(known)):
         listed = ", ".join(f"{budget:g}" for budget in known)
         raise UsageError(f"{place}: {other[0]:g} is not one of the budgets, {listed}")

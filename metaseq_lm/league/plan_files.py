@@ -113,7 +113,6 @@ def shipped_archive(plan: Plan) -> Path | None:
 
 @cache
 def _hash_of_shipped(file: Path) -> str:
-    """Return the hash of a plan of the package."""
     return read_plan(file)[0].hash
 
 
@@ -179,14 +178,9 @@ def merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]
                 value = {**base[key], **value}
                 value = {name: part for name, part in value.items() if part is not None}
         elif key == "options" and isinstance(value, list) and isinstance(base.get(key), list):
-            value = list({_option_key(option): option for option in (*base[key], *value)}.values())
+            value = list({str(x).partition("=")[0]: x for x in (*base[key], *value)}.values())
         merged[key] = value
     return {key: value for key, value in merged.items() if value is not None}
-
-
-def _option_key(option: Any) -> str:
-    """Return the key of an option, key=value."""
-    return str(option).partition("=")[0]
 
 
 def probe_sets(file: str) -> tuple[str, ...]:
@@ -195,11 +189,7 @@ def probe_sets(file: str) -> tuple[str, ...]:
 
 
 def _readings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return suites and metrics of the labelled file of a text: frozen, and fine-tuned.
-
-    The held-out part of the file is scored if no other file is. Objectives may be tuned by
-    `frozen_valid`, the accuracies that choose a layer.
-    """
+    """Return suites and metrics of the labelled file of a text: frozen, and fine-tuned."""
     sets, split = probe_sets(data[PROBE]), "test" if PROBE_TEST in data else "valid"
     templates = _OF_TEXTS if sets == (LABELLED,) else _OF_WORDS
     pairs = product(templates, sets)
@@ -208,6 +198,7 @@ def _readings(data: Mapping[str, Any]) -> dict[str, Any]:
         "frozen": [f"{name}.accuracy" for name in sets],
         "tuned": [f"{name}_tuned.accuracy" for name in sets],
         "end_task": ["frozen", "tuned"],
+        # The accuracies that choose a layer, by which objectives may be tuned.
         "frozen_valid": [f"{name}.valid_accuracy" for name in sets],
     }
     parts = [*means["frozen"], *means["tuned"]] if len(sets) > 1 else []
@@ -256,10 +247,7 @@ def parse_objective(name: str, content: dict[str, Any], grid: dict[str, list[Any
 
 
 def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Return options of preprocess, or the path of a data folder.
-
-    Returned paths are absolute; relative ones are resolved against `base`.
-    """
+    """Return options of preprocess, or a data folder, with paths resolved against `base`."""
     keys = [item.name for item in fields(_DataPaths) if item.name in data]
     paths = read_structured(_DataPaths, {key: data[key] for key in keys}, "data")
     if "folder" in data and len(data) > 1:
@@ -283,7 +271,6 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _locate(paths: Any, base: Path) -> Any:
-    """Return a path, or the paths in a list or mapping, as absolute paths."""
     if isinstance(paths, dict):
         return {key: _locate(path, base) for key, path in paths.items()}
     if isinstance(paths, list):

@@ -151,7 +151,6 @@ def parse_lines(text: str, source: str) -> list[Prediction]:
 
 
 def _parse(content: dict[str, Any]) -> Prediction:
-    """Return the prediction of a line."""
     names = [field.name for field in fields(Prediction)]
     values = {name: content[name] for name in names if content.get(name) is not None}
     low, high = content["interval"]

@@ -174,8 +174,9 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     if reason:
         tested = ladder_of(standings, objective).budgets
         left_out = [b for b in tested if b < budget and b not in ladder.budgets]
-        out = ", ".join(map(flops_text, left_out))
-        raise UsageError(f"{reason} (at {out} nothing was learnt yet)" if out else reason)
+        if left_out:
+            reason += f" (at {', '.join(map(flops_text, left_out))} nothing was learnt yet)"
+        raise UsageError(reason)
     others = [(ladder_of(standings, x, has_learnt), y) for x, y in forms.items() if y]
     errors = held_out_errors(others)
     ends = fit.interval(budget, level, rng, errors)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from metaseq_lm.core.config import RunConfig, describe_tuned_loss
@@ -26,18 +27,19 @@ from metaseq_lm.league.expansion import (
     UNTRAINED,
     DataSource,
     LeagueSweep,
+    Prices,
     budget_values,
     build_sweep,
+    describe_excluded,
+    possible,
     stored_settings,
 )
 from metaseq_lm.league.plan import Objective, Plan, budget_text
-from metaseq_lm.league.prices import Prices, describe_excluded, possible
 from metaseq_lm.league.progress import LeagueProgress
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.reporting.settings import finished
-from metaseq_lm.runs.plan import write_plan
-from metaseq_lm.runs.tuning import write_tuning
+from metaseq_lm.runs.records import write_plan, write_tuning
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import PlannedRun as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -122,7 +124,9 @@ class Runner:
     def tuned_budgets(self, objective: Objective) -> list[float]:
         """Return the tuned budgets that the budgets of an objective need."""
         tuned = {self.plan.tuning.nearest(budget) for budget in self.budgets(objective)}
-        return sorted(tuned | ({self.plan.tuning.middle} if self.plan.once(objective) else set()))
+        if self.plan.once(objective):
+            tuned.add(self.plan.tuning.middle)
+        return sorted(tuned)
 
     def shuffled_budgets(self, objective: Objective) -> list[float]:
         """Return the budgets at which an objective has a shuffled control."""
@@ -179,14 +183,14 @@ class Runner:
         their first values.
         """
         for objective in self.request.objectives:
-            first = {key: values[0] for key, values in objective.grid.items()}
-            settings = budget_values({budget: [first] for budget in self.budgets(objective)})
+            first = [objective.first]
+            settings = budget_values(dict.fromkeys(self.budgets(objective), first))
             try:
                 if objective.grid:
                     trials = self.tune_sweep(objective)
                     list(composed(_of_one_seed(trials.runs), trials.definition, self.check))
                 if budgets := self.shuffled_budgets(objective):
-                    at_budgets = budget_values({budget: [first] for budget in budgets})
+                    at_budgets = budget_values(dict.fromkeys(budgets, first))
                     shuffled = self.sweep(objective, SHUFFLED, at_budgets)
                     list(composed(_of_one_seed(shuffled.runs), shuffled.definition, self.check))
                 built = [self.sweep(objective, FINAL, settings)]
@@ -199,9 +203,8 @@ class Runner:
 
     def first_config(self, objective: Objective) -> RunConfig:
         """Return the configuration of a run of an objective, with the first values of its grid."""
-        first = {key: values[0] for key, values in objective.grid.items()}
         budget = self.request.budgets[0]
-        sweep = self.sweep(objective, FINAL, budget_values({budget: [first]}))
+        sweep = self.sweep(objective, FINAL, budget_values({budget: [objective.first]}))
         (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, self.check)
         return config
 
@@ -232,16 +235,19 @@ class Runner:
         self.check_metrics()
         self.tune()
         over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
+        # The shuffled controls run even if other runs failed.
         return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
 
     def warn_of_changed_plugins(self) -> None:
         """Warn of objectives with runs of an older version of the plug-in, which are kept."""
         user_dir = self.request.source.user_dir
-        for objective in self.request.objectives if user_dir else ():
+        if not user_dir:
+            return
+        for objective in self.request.objectives:
             for phase in PHASES:
                 folder = SweepFolder(self.out / phase / objective.name)
                 last = folder.last_code() if folder.path.is_dir() else None
-                if last and not is_same_plugin(folder.path / "code" / last, str(user_dir)):
+                if last and not is_same_plugin(folder.path / "code" / last, user_dir):
                     say(
                         f"metaseq-lm: warning: {user_dir} has changed since the first runs of "
                         f"{objective.name}, which keep the copy that they began with; give "
@@ -260,7 +266,7 @@ class Runner:
         """
         comparison = self.plan.comparison
         optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
-        shown = [part for name in comparison.secondary for part in comparison.parts_of(name)]
+        shown = list(chain.from_iterable(map(comparison.parts_of, comparison.secondary)))
         for sweep in self.untrained_sweeps():
             objective = self.plan.objective(sweep.objective)
             decisive = [*comparison.parts_of(comparison.metric)]
@@ -303,7 +309,7 @@ class Runner:
 
     def run_trials(self, settings: dict[str, dict[float, list[Values]]]) -> None:
         """Run trials of objectives by budget, until no best value is at an end of its grid."""
-        budgets = {budget for of_budgets in settings.values() for budget in of_budgets}
+        budgets = set[float]().union(*settings.values())
         while settings:
             sweeps = []
             for name, of_budgets in settings.items():
@@ -366,10 +372,10 @@ class Runner:
                 tuned = self.plan.tuning.nearest(budget)
                 shares = trials[tuned].plausible(share) if tuned in trials else ()
                 if not shares:
-                    metric = self.plan.tuning_metric(objective)
-                    runs = trials[tuned].runs if tuned in trials else ()
-                    reason = "none could start; does an update cost more than the budget?"
-                    reason = (runs[0].why_unscored(metric) if runs else None) or reason
+                    metric, reason = self.plan.tuning_metric(objective), None
+                    if tuned in trials:
+                        reason = trials[tuned].runs[0].why_unscored(metric)
+                    reason = reason or "none could start; does an update cost more than the budget?"
                     raise UsageError(
                         f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
                         f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
@@ -424,23 +430,22 @@ class Runner:
                 self.progress.add(sweep, current, requested)
                 names = {state.run for state in current if state.state in OPEN}
                 todo = [run for run in requested if run.name in names]
+                # Before the runs, because a run without a hash would pass for one of any plan.
                 for run in todo:
                     write_plan(folder.path / run.folder, self.plan_hash)
                 if sweep.phase == FINAL:
                     self.record_tuning(sweep, todo)
                 if todo:
                     batches.append(RunBatch(folder, todo, self.code(folder)))
-            if batches and self.launch.executor != "slurm":
+            if self.launch.executor == "slurm":
+                for batch in batches:
+                    submit_slurm(batch.folder, batch.runs, self.launch, batch.code)
+            elif batches:
                 run_locally(batches, self.launch, self.progress.report)
-            for batch in batches if self.launch.executor == "slurm" else ():
-                submit_slurm(batch.folder, batch.runs, self.launch, batch.code)
         if self.launch.executor == "slurm":
             self.wait(list(zip(folders, sweeps)), budgets)
-        return all(
-            state.state in ("finished", "diverged")
-            for folder, sweep in zip(folders, sweeps)
-            for state in states(folder, sweep.at(budgets))
-        )
+        known = (states(folder, sweep.at(budgets)) for folder, sweep in zip(folders, sweeps))
+        return all(x.state in ("finished", "diverged") for x in chain.from_iterable(known))
 
     def record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
         """Record in the folders of final runs the cost of the trials that chose their options."""
@@ -471,6 +476,7 @@ class Runner:
                     continue
                 copy = folder.path / "code" / last
                 if not copy.is_dir():
+                    # A kill must not leave a part of a snapshot under its name.
                     temporary = temporary_name(copy)
                     shutil.copytree(other.path / "code" / last, temporary)
                     temporary.rename(copy)
@@ -526,12 +532,10 @@ def _of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def _at(budget: float, grid: Grid) -> list[Values]:
-    """Return all settings of a grid at a budget."""
     return budget_values({budget: combinations(grid)})
 
 
 def _describe(trials: Trials[Trial], proposed: Sequence[Values]) -> str:
-    """Return a sentence on the values added to a grid, and why."""
     parts = []
     for key, tried in trials.grid.items():
         for further in dict.fromkeys(v[key] for v in proposed if v[key] not in tried):

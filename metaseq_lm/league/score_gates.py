@@ -42,12 +42,12 @@ def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
 def _said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
     """Yield each part once, with a metric, for findings on all rows, which the first row gets."""
     of_part = {part: metric for metric, part in parts_of(row, context)}
-    for part, metric in of_part.items() if row is context.rows[0] else ():
-        yield part if part in context.metrics else metric, part
+    if row is context.rows[0]:
+        for part, metric in of_part.items():
+            yield part if part in context.metrics else metric, part
 
 
 def _values_of(runs: Sequence[Run], metric: str) -> list[float]:
-    """Return the values of a metric that runs have."""
     return [run.metrics[metric] for run in runs if metric in run.metrics]
 
 

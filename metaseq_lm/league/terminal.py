@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from textwrap import wrap
 
@@ -27,6 +27,7 @@ from metaseq_lm.league.ladder_tables import (
     describe_decisions,
     describe_predictions,
 )
+from metaseq_lm.league.rungs import objectives_of
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.reporting.numbers import Metric, flops_text
 
@@ -95,7 +96,6 @@ def _aligned(texts: Sequence[str]) -> _Lines:
 
 
 def _main_table(standings: Standings) -> Iterator[_Lines]:
-    """Yield the head of the table, then each budget: its verdicts in a sentence, and its rows."""
     entries, columns = standings.ordered, []
     for name, several in groupby(shown_columns(standings, SCREEN), lambda column: column[0]):
         titles, texts, is_right = [], [], True
@@ -117,7 +117,6 @@ def _main_table(standings: Standings) -> Iterator[_Lines]:
 
 
 def _findings(standings: Standings) -> _Lines:
-    """Return a line on each letter or gate with its meaning, and the number of notes."""
     name, by_gate = standings.primary.name, letters(standings)
     flags: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -125,7 +124,8 @@ def _findings(standings: Standings) -> _Lines:
     for entry in standings.entries:
         hiding = entry.about(name, VOID, REFUSE)
         others |= {f.gate: NOT_RANKED[f.action] for f in hiding}
-        flags |= {} if hiding else {f.gate: by_gate[f.gate] for f in entry.about(name, FLAG)}
+        if not hiding:
+            flags |= {f.gate: by_gate[f.gate] for f in entry.about(name, FLAG)}
         notes.update(finding.gate for finding in entry.findings if finding.action == NOTE)
     marks = [*sorted(flags.items(), key=lambda item: item[1]), *others.items()]
     lines = [f"{mark:<7} {gate}: {said_of(gate)}" for gate, mark in marks]
@@ -136,32 +136,32 @@ def _findings(standings: Standings) -> _Lines:
 
 
 def _rule(standings: Standings) -> _Lines:
-    """Return lines that explain the verdicts, and the main metric without training."""
     rule, metric = standings.rule, standings.primary
-    count = sum(entry.decision is not None for entry in standings.entries)
     digits = 1 if metric.percent else None
     gain = " Gain: over the untrained model; its verdict is secondary." * standings.has_gains
     text = (
         f"Better, worse: p below {rule.level:g} after correction for "
-        f"{max(rule.comparisons, count)} comparisons. Equivalent: the {interval_title(rule)}, in "
+        f"{standings.comparisons} comparisons. Equivalent: the {interval_title(rule)}, in "
         f"brackets, lies within ± {metric.text(rule.smallest_effect, digits)}, the smallest "
         f"difference that matters.{gain}"
     )
     values = standings.references.get(metric.name, {})
     texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]
-    return _wrapped([text]) + (_wrapped([f"For comparison: {', '.join(texts)}."]) if texts else [])
+    lines = _wrapped([text])
+    if texts:
+        lines += _wrapped([f"For comparison: {', '.join(texts)}."])
+    return lines
 
 
 # ---------------------------------------------------------------- other metrics
 
 
 def _other_metrics(standings: Standings) -> Iterator[_Lines]:
-    """Yield tables of the other metrics, with means at each budget, in columns that fit."""
     metrics = standings.metrics[1:]
     if not metrics:
         return
     in_percent = all(metric.percent for metric in metrics)
-    names = list(dict.fromkeys(entry.objective for entry in standings.entries))
+    names = objectives_of(standings)
     levels = _common_references(standings, metrics)
     label = _headed("objective", [*names, *levels], is_right=False)
     blocks: list[list[_Lines]] = []
@@ -195,15 +195,13 @@ def _means_text(standings: Standings, objective: str) -> str:
 def _common_references(
     standings: Standings, metrics: Sequence[Metric]
 ) -> dict[str, Mapping[str, float]]:
-    """Return the references that most metrics have, by reference and metric.
-
-    Usually all metrics share them; a suite of sentences and a labelled set have different ones. A
-    mean of values that are not recorded for a whole suite, such as the last layers, has none.
-    """
+    """Return the references that most metrics have, by reference and metric."""
     common: dict[str, dict[str, float]] = {}
     for metric in metrics:
         for name, value in standings.references.get(metric.name, {}).items():
             common.setdefault(name, {})[metric.name] = value
+    # A suite of sentences and a labelled set have different ones, and a mean of values that are not
+    # recorded for a whole suite, such as the last layers, has none.
     most = max(map(len, common.values()), default=0)
     return {name: values for name, values in common.items() if len(values) == most}
 
@@ -254,7 +252,6 @@ def _kinds_rows(standings: Standings) -> Iterator[str]:
 
 
 def _legend(standings: Standings) -> _Lines:
-    """Return lines that explain marks and letters."""
     views = [standings.about(kind) for kind in standings.kinds]
     is_flagged = False
     for view in views:
@@ -266,7 +263,10 @@ def _legend(standings: Standings) -> _Lines:
         f"{standings.rule.level:g} after correction in the column), = equivalent, none undecided"
         f"{flagged}."
     )
-    barring = {f.gate for e in standings.entries for f in e.about(standings.primary.name, FLAG)}
+    flags = (entry.about(standings.primary.name, FLAG) for entry in standings.entries)
+    barring = {finding.gate for finding in chain.from_iterable(flags)}
     texts = [f"{mark} {gate}" for gate, mark in letters(standings).items() if gate in barring]
-    flags = _wrapped([f"Flags: {', '.join(texts)}."], SIZE[1]) if texts else []
-    return [*_wrapped([text], SIZE[1]), *flags]
+    lines = _wrapped([text], SIZE[1])
+    if texts:
+        lines += _wrapped([f"Flags: {', '.join(texts)}."], SIZE[1])
+    return lines

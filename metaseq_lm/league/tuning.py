@@ -10,7 +10,7 @@ from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import differing_functions, metric_of, show, spent_flops
-from metaseq_lm.sweeps.space import Choice
+from metaseq_lm.sweeps.search import Choice
 from metaseq_lm.sweeps.trials import Trial, Trials, Values
 
 
@@ -25,12 +25,12 @@ def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[flo
         by_budget.setdefault(float(run.values.get(BUDGET) or 0), []).append(trial)
     metric = plan.tuning_metric(objective)
     return {
-        budget: collect_trials(objective, budget, of_budget, metric)
+        budget: _collect_trials(objective, budget, of_budget, metric)
         for budget, of_budget in sorted(by_budget.items())
     }
 
 
-def collect_trials(
+def _collect_trials(
     objective: Objective, budget: float, runs: Sequence[Run], metric: str
 ) -> Trials[Trial]:
     """Return the trials of an objective at a budget, with the scores of a metric."""
@@ -61,7 +61,7 @@ def describe_other_choices(plan: Plan, trials: Sequence[Trials[Trial]]) -> list[
         for metric in metrics:
             if best is None or metric == item.metric:
                 continue
-            rescored = collect_trials(objective, item.budget, item.runs, metric)
+            rescored = _collect_trials(objective, item.budget, item.runs, metric)
             chosen, where = rescored.best(), f"{item.name} at {flops_text(item.budget)}"
             if chosen is None or len(rescored.scores()) < len(item.scores()):
                 unknown.setdefault(metric, {})[item.name] = None

@@ -215,6 +215,7 @@ def decide_all(
     contrasts = []
     for samples, further in zip(pairs, errors or [()] * len(pairs)):
         contrasts.append(contrast(samples, rule.level, further))
+    # Comparisons that were planned but not made count in the correction, as if they showed nothing.
     missing = [1.0] * (rule.comparisons - len(contrasts))
     decisions = []
     for item, corrected in zip(contrasts, holm([*(item.p for item in contrasts), *missing])):
@@ -241,14 +242,17 @@ def contrast(samples: Samples, level: float, errors: Errors = ()) -> _Contrast:
         errors: Errors in addition to the variance over seeds.
     """
     arrays = [checked(scores) for scores in samples]
+    # The means of the same untrained models cancel out, but their variance would count twice.
     if len(arrays) > 2 and np.array_equal(arrays[2], arrays[3]):
         arrays = arrays[:2]
     errors = tuple(error for error in errors if error.variance > 0)
-    tests_nothing = len(arrays) > 2 and min(map(len, arrays)) < 2
+    p = 1.0
+    if len(arrays) == 2 or min(map(len, arrays)) > 1:
+        p = DEFAULT_TEST.p(*arrays, errors=errors)
     return _Contrast(
         difference_of(*arrays),
         interval(*arrays, level=level, errors=errors),
-        1.0 if tests_nothing else DEFAULT_TEST.p(*arrays, errors=errors),
+        p,
         pooled_sd(*arrays),
         (len(arrays[0]), len(arrays[1])),
         errors=errors,

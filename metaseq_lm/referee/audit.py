@@ -136,7 +136,6 @@ def _check_rows(league: LeagueRuns) -> Iterator[Complaint]:
 
 
 def _check_known(league: LeagueRuns) -> Iterator[Complaint]:
-    """Yield runs that no objective of the plan has."""
     names = [objective.name for objective in league.plan.objectives]
     known = {label_of(*pair) for pair in product(PHASES, names)}
     for run in league.runs:
@@ -167,7 +166,6 @@ def _check_seeds(
 
 
 def _check_options(plan: Plan, run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
-    """Yield options of the plan that a run has with another value."""
     stated = [*plan.options, *objective.options]
     stated += {UNTRAINED: ["optimizer.lr=0"], SHUFFLED: ["task.shuffle_tokens=true"]}.get(phase, [])
     expected = {}
@@ -187,7 +185,6 @@ def _check_options(plan: Plan, run: Run, objective: Objective, phase: str) -> It
 
 @cache
 def _value_of(text: str) -> Any:
-    """Return the value of an option KEY=VALUE."""
     (value,) = override_values(text, "options")
     return value
 
@@ -204,12 +201,9 @@ def _is_same(one: Any, other: Any) -> bool:
 def _check_updates(
     prices: Mapping[str, float], run: Run, objective: Objective, phase: str
 ) -> Iterator[Complaint]:
-    """Yield a finished run with another number of updates than its budget pays for.
-
-    The price of an update is known for the first values of a grid, so runs are left out whose grid
-    may change it.
-    """
-    price, results = prices.get(objective.name), run.results or {}
+    """Yield a finished run with another number of updates than its budget pays for."""
+    price, results = prices.get(objective.name), run.recorded
+    # The price of an update is known for the first values of a grid, which others may change.
     is_fixed = all(key.startswith(("optimizer.", "schedule.")) for key in objective.grid)
     if phase == UNTRAINED or price is None or not is_fixed or run.status != "finished":
         return
@@ -223,7 +217,6 @@ def _check_updates(
 
 
 def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Complaint]:
-    """Yield numbers of a run that contradict each other."""
     if run.status != "finished":
         return
     place = name_in_league(run)
@@ -246,12 +239,10 @@ def _check_numbers(run: Run, objective: Objective, phase: str) -> Iterator[Compl
 
 
 def _scored_validation(run: Run) -> Mapping[str, Any]:
-    """Return the line in the log of the weights that are scored: the best ones, or the last.
-
-    It is empty if the log does not reach the end of the run.
-    """
+    """Return the line in the log of the weights that are scored: the best ones, or the last."""
     valid = [line for line in run.log if line["kind"] == "valid"]
-    if not valid or valid[-1].get("update") != (run.results or {}).get("updates"):
+    # The log does not reach the end of the run.
+    if not valid or valid[-1].get("update") != run.recorded.get("updates"):
         return {}
     metric = run.values.get("trainer.best_checkpoint_metric")
     if not metric:
@@ -261,7 +252,6 @@ def _scored_validation(run: Run) -> Mapping[str, Any]:
 
 
 def _requests(plan: Plan, data: Path) -> dict[str, tuple[SuiteRequest, str]]:
-    """Return the suites of the plan and the hashes of their items, by name of the results."""
     requests = {}
     for entry in plan.comparison.suites:
         request = request_of(entry, data)

@@ -87,7 +87,7 @@ def _compare_alone(run: Run, folder: Path) -> Repetition:
         if difference > size:
             size = difference
             worst = f"{metric} {values[0]:.6g}, and {values[1]:.6g} here"
-    updates = [(one.results or {}).get("updates") for one in (run, other)]
+    updates = [one.recorded.get("updates") for one in (run, other)]
     if updates[0] != updates[1]:
         return Repetition(name, DIFFERENT, f"{updates[0]} updates, and {updates[1]} here", largest)
     if _weights_of(run) != _weights_of(other):
@@ -108,7 +108,6 @@ def _kind_of(metric: str) -> str:
 
 
 def _weights_of(run: Run) -> set[str]:
-    """Return the hash of the weights that the suites of a run scored."""
     return {suite.weights for suite in run.suites}
 
 
@@ -167,7 +166,6 @@ def deviation(
 def _by_tolerance(
     metric: str, runs: Sequence[Run], again: Mapping[Run, float]
 ) -> Iterator[_Deviation]:
-    """Yield the deviations of runs of a row with too few seeds to show a spread."""
     for run in runs:
         size = abs(run.metrics[metric] - again[run])
         allowed = _TOLERANCE.get(_kind_of(metric), math.inf)
@@ -176,7 +174,6 @@ def _by_tolerance(
 
 
 def _by_setting(league: LeagueRuns, others: Mapping[Run, Run]) -> list[list[Run]]:
-    """Return the drawn runs of another course by their phase, row and setting."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in others:
         groups.setdefault(_setting_of(run, league), []).append(run)

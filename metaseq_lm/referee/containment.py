@@ -147,38 +147,31 @@ def _start(code: str, words: Sequence[str], folder: Path, log: Path) -> subproce
 
 
 def _installed() -> list[Path]:
-    """Return the folders of Python and of the installed packages.
-
-    Some installers make an environment of links into a store: of packages, or of their files.
-    """
     places = [*map(Path, site.getsitepackages()), Path(site.getusersitepackages())]
+    # Some installers make an environment of links into a store: of packages, or of their files.
     packages = chain.from_iterable(place.glob("*") for place in places)
     stored = set[Path]().union(*map(_linked, packages))
     return [Path(sys.prefix), Path(sys.base_prefix), *places, *stored, _PACKAGE]
 
 
 def _linked(package: Path) -> set[Path]:
-    """Return what a package is a link to, or the folders that its files are links into.
-
-    A folder without files is a namespace of packages.
-    """
+    """Return what a package is a link to, or the folders that its files are links into."""
     if package.is_symlink():
         return {package}
     inside = list(package.iterdir()) if package.is_dir() else []
     files = [path for path in inside if path.is_symlink() or path.is_file()]
     if files:
         return {file.resolve().parent for file in files if file.is_symlink()}
+    # A folder without files is a namespace of packages.
     return set[Path]().union(*map(_linked, inside))
 
 
 def _children() -> set[int]:
-    """Return the process ids of the children of this process."""
     texts = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
     return set(map(int, " ".join(texts).split()))
 
 
 def _kill(processes: Iterable[int]) -> None:
-    """Kill children of this process, and wait for them."""
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -200,8 +193,9 @@ def contain(folder: str, readable: Sequence[str]) -> None:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
     version = _interface()
     every = _ALL[max(known for known in _ALL if known <= version)]
-    handled = [every, _TCP if version >= 4 else 0, _SOCKETS_AND_SIGNALS if version >= 6 else 0]
-    attributes = struct.pack("=QQQ", *handled)[: 8 if version < 4 else 16 if version < 6 else 24]
+    # Later versions of the interface read further words, and refuse some that they do not know.
+    handled = [every, *[_TCP] * (version >= 4), *[_SOCKETS_AND_SIGNALS] * (version >= 6)]
+    attributes = struct.pack(f"={len(handled)}Q", *handled)
     ruleset = _check(_libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "Landlock")
     rights = dict.fromkeys((*readable, *_SYSTEM), _READ)
     rights |= {str(_PACKAGE.parent): _LIST, folder: every, "/dev/null": every}
@@ -255,7 +249,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _check(result: int, mechanism: str) -> int:
-    """Return the result of a system call; MetaseqError if it failed."""
     if result < 0:
         reason = os.strerror(ctypes.get_errno())
         raise MetaseqError(f"other people's code cannot be contained here: {mechanism}: {reason}")

@@ -21,14 +21,7 @@ from omegaconf import OmegaConf
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import (
-    is_altered,
-    read_json,
-    schema_error,
-    to_json,
-    with_checksum,
-    write_atomic,
-)
+from metaseq_lm.core.files import is_altered, read_json, schema_error, write_atomic
 from metaseq_lm.core.output import present_time
 from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league
 from metaseq_lm.league.folder import Contents
@@ -38,6 +31,7 @@ from metaseq_lm.referee import submission
 from metaseq_lm.referee.merge import merge
 from metaseq_lm.referee.submission import PLAN
 from metaseq_lm.reporting.formats import to_markdown
+from metaseq_lm.runs.records import write_record
 from metaseq_lm.sweeps.definition import LARGEST_SEED
 
 FILE, FORMAT, _SUBMISSIONS = "ledger.json", "metaseq-lm ledger 1", "submissions"
@@ -119,6 +113,7 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"format": FORMAT, "time": present_time(), "registered": plan.hash}
     seeds = "Its seeds are those of the runs that it came with."
     if archive is None:
+        # Any reader of JSON keeps whole numbers below 2^53.
         record["number"] = number = secrets.randbelow(1 << 53)
         content = _with_seeds(content, plan.hash, number)
         seeds = f"Its seeds follow from the plan `{plan.hash}` and the number {number}."
@@ -137,15 +132,12 @@ def make_ledger(folder: Path, plan_file: Path) -> dict[str, Any]:
         (folder / name).write_text(text.format(**facts))
     (folder / ".gitignore").write_text("verified/\nreport/\n")
     (folder / "check").chmod(0o755)
-    write_atomic(folder / FILE, (to_json(with_checksum(record), 1) + "\n").encode())
+    write_record(folder / FILE, record, indent=1)
     return record
 
 
 def _with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict[str, Any]:
-    """Return the content of a plan with seeds that follow from its hash and a number.
-
-    All seeds differ. Final runs, trials and controls keep their counts.
-    """
+    """Return the content of a plan with distinct seeds that follow from its hash and a number."""
     plan = parse_plan(dict(content))
     kinds = {"final": plan.ladder.seeds, "tuning": plan.tuning.seeds}
     kinds["controls"] = plan.controls.seeds
@@ -180,7 +172,8 @@ def read_ledger(folder: Path) -> LeagueRuns:
         problem = str(error)
     if problem:
         raise MetaseqError(f"{file}: damaged ({problem}); restore it from the repository")
-    plan, content = read_plan(folder / PLAN)
+    contents = Contents.of_file(folder / PLAN)
+    plan, content = contents.plan, contents.content
     if plan.hash != record["plan"]:
         raise MetaseqError(
             f"{folder / PLAN}: its hash is {plan.hash}, the ledger's is {record['plan']}; a "
@@ -193,9 +186,7 @@ def read_ledger(folder: Path) -> LeagueRuns:
             f"{folder / PLAN}: its seeds do not follow from the plan {record['registered']} and "
             f"the number {record['number']}"
         )
-    archive = archive_beside(folder / PLAN)
-    leagues = [read_archived(Contents(plan, content, archive=str(archive) if archive else None))]
-    names = [PLAN]
+    leagues, names = [read_archived(contents)], [PLAN]
     for place in sorted((folder / _SUBMISSIONS).glob(f"*/{submission.FILE}")):
         leagues.append(submission.read(place.parent))
         names.append(str(place.parent.relative_to(folder)))

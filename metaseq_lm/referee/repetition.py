@@ -100,6 +100,7 @@ def repeat(
     plug_in = [source.user_dir] if source.user_dir else []
     paths = [*league.contents.plan.data.get(FOLDERS, ()), *plug_in]
     start_code = "from metaseq_lm.cli.jobs import repeat; repeat(sys.argv[1])"
+    # Earlier calls wrote into the same log.
     log = out / LOG
     start = log.stat().st_size if log.exists() else 0
     is_foreign = bool(source.user_dir or code)
@@ -141,16 +142,13 @@ def take_code(source: Path, drawn: Sequence[Run], user_dir: str | None, out: Pat
 
 def codes_of(runs: Sequence[Run]) -> list[str]:
     """Return the hashes of the code of runs."""
-    return sorted({str((run.results or {}).get("code")) for run in runs})
+    return sorted({str(run.recorded.get("code")) for run in runs})
 
 
 def _plan(
     league: LeagueRuns, drawn: Sequence[Run], source: DataSource, folder: Path
 ) -> list[tuple[Run, LeagueSweep, Planned]]:
-    """Return drawn runs with the sweeps that repeat them, and the run there.
-
-    The sweeps follow from the plan; only the values of tuned options are those of the runs.
-    """
+    """Return drawn runs with the sweeps that repeat them, and the run there."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in drawn:
         phase, owner, _ = run.path.parts[-3:]
@@ -160,6 +158,7 @@ def _plan(
         objective = league.plan.objective(owner)
         settings = [_setting_of(run, objective, phase) for run in runs]
         values = [] if phase == UNTRAINED else settings
+        # Sweeps follow from the plan; only the values of tuned options are those of the runs.
         sweep = build_sweep(league.plan, objective, phase, values, source, folder)
         planned: dict[tuple[Any, ...], Planned] = {
             (item.seed, *item.values.items()): item for item in sweep.runs

@@ -19,19 +19,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import (
-    check_folder,
-    is_altered,
-    read_json,
-    schema_error,
-    to_json,
-    with_checksum,
-    write_atomic,
-)
+from metaseq_lm.core.files import check_folder, is_altered, read_json, schema_error, write_atomic
 from metaseq_lm.core.output import present_time
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
 from metaseq_lm.league.expansion import FINAL, PHASES, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import ADDED_SCHEMA, Added
+from metaseq_lm.runs.records import write_record
 from metaseq_lm.sweeps.folder import SweepFolder
 
 FILE = "submission.json"
@@ -83,9 +76,12 @@ def write_submission(league: LeagueRuns, place: Path, name: str, out: Path) -> L
     single = _only(league, added)
     plan = OmegaConf.to_yaml(dict(league.contents.content))
     write_atomic(out / PLAN, plan.encode())
+    # An archive is not replaced by one that lacks some of its runs.
     (out / RUNS).unlink(missing_ok=True)
     write_archive(out / RUNS, single)
-    write_atomic(out / VERSIONS, "".join(f"{line}\n" for line in _versions()).encode())
+    packages = {f"{package.name}=={package.version}\n" for package in metadata.distributions()}
+    write_atomic(out / VERSIONS, "".join(sorted(packages, key=str.lower)).encode())
+    # Last, because it has the hashes of all other files.
     content = {
         "format": FORMAT,
         "time": present_time(),
@@ -94,7 +90,7 @@ def write_submission(league: LeagueRuns, place: Path, name: str, out: Path) -> L
         "runs": len(single.runs),
         "files": _hashes(out, out),
     }
-    write_atomic(out / FILE, (to_json(with_checksum(content), 1) + "\n").encode())
+    write_record(out / FILE, content, indent=1)
     return single
 
 
@@ -154,7 +150,6 @@ def read(folder: Path) -> LeagueRuns:
 
 
 def _only(league: LeagueRuns, added: Added) -> LeagueRuns:
-    """Return a league with the runs and predictions of one added objective alone."""
     labels = {label_of(phase, added.name) for phase in PHASES}
     runs = tuple(run for run in league.runs if run.values["label"] in labels)
     contents = replace(league.contents, added=(added,), archived=(), archive=None)
@@ -179,12 +174,6 @@ def _plugin_of(place: Path, added: Added) -> Path | None:
     if not plugin.exists():
         raise UsageError(f"{plugin}: the plug-in of {added.name} is gone, and nothing ran from it")
     return plugin
-
-
-def _versions() -> list[str]:
-    """Return NAME==VERSION of all installed packages."""
-    packages = {f"{package.name}=={package.version}" for package in metadata.distributions()}
-    return sorted(packages, key=str.lower)
 
 
 def _hashes(place: Path, root: Path) -> dict[str, str]:

@@ -135,7 +135,6 @@ def verify_league(
 
 
 def _rows_of(drawn: Sequence[Run]) -> list[str]:
-    """Return the names of the rows of drawn final runs, such as "causal at 1e12"."""
     finals = [run for run in drawn if run.path.parts[-3] == FINAL]
     names = (f"{x.values['label']} at {flops_text(float(x.values[BUDGET]))}" for x in finals)
     return list(dict.fromkeys(names))
@@ -154,7 +153,6 @@ def _refused_criterions(file: Path) -> Iterator[Complaint]:
 
 
 def _check_plugins(league: LeagueRuns, drawn: Sequence[Run], user_dir: str | None) -> None:
-    """Raise UsageError if a drawn run needs a plug-in that is not given."""
     names = {run.path.parts[-2] for run in drawn}
     for item in league.contents.additions:
         if item.name in names and item.user_dir and not user_dir:
@@ -186,7 +184,9 @@ def scored_by_plugin(
     """
     plugged = {item.name for item in league.contents.additions if item.user_dir}
     plan, place = league.contents.plan, out / "rescored"
-    tasks = {_task_of(objective): objective for objective in plan.objectives}
+    tasks: dict[tuple[str, ...], Objective] = {}
+    for objective in plan.objectives:
+        tasks[tuple(x for x in objective.options if x.startswith("task="))] = objective
     finals = {
         run: folder
         for run, folder in folders.items()
@@ -219,11 +219,6 @@ def scored_by_plugin(
             yield Complaint("plug-in", name_in_league(run), reason)
 
 
-def _task_of(objective: Objective) -> tuple[str, ...]:
-    """Return the option of an objective that chooses its task."""
-    return tuple(option for option in objective.options if option.startswith("task="))
-
-
 def _scores_of(run: Run) -> dict[str, float]:
     """Return the scores of suites, rounded as far as they agree between batches of scoring."""
     scores: dict[str, float] = {}
@@ -235,9 +230,10 @@ def _scores_of(run: Run) -> dict[str, float]:
 def host() -> dict[str, Any]:
     """Return the facts about this machine on which bits of results depend."""
     processor, cpus = platform.processor(), Path("/proc/cpuinfo")
-    for line in cpus.read_text().splitlines() if cpus.exists() else ():
-        if line.startswith("model name"):
-            processor = line.partition(":")[2].strip()
+    if cpus.exists():
+        for line in cpus.read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
     return {
         "machine": platform.machine(),
         "processor": processor,

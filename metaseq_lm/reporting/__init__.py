@@ -2,5 +2,5 @@
 
 A report is made in this order: `folders` finds runs (`archive` those in files), `runs` reads them,
 `settings` groups those that differ only in their seed, `table` summarises them (`numbers`), with
-tests against a baseline (`significance`), and `formats`, `html` and `plots` write the result.
+tests against a baseline (`significance`), and `formats`, `page` and `plots` write the result.
 """

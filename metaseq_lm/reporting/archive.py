@@ -34,8 +34,7 @@ from metaseq_lm.core.files import (
 from metaseq_lm.reporting.runs import MEANS, Run, check_values, log_problem, with_numbers
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.folder import RESULTS
-from metaseq_lm.runs.plan import HASH
-from metaseq_lm.runs.tuning import TRIAL_FORM, TUNING_FORM
+from metaseq_lm.runs.records import HASH, TRIAL_FORM, TUNING_FORM
 
 KIND = "metaseq-lm runs "
 _PACKED = ".gz"
@@ -77,11 +76,13 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     first |= {"means": means} if means else {}
     first |= {"about": dict(about)} if about else {}
     content = (to_json(with_checksum(first)) + "\n").encode() + rows
-    write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == _PACKED else content)
+    if path.suffix == _PACKED:
+        # Without a time in it, the same runs make the same bytes.
+        content = gzip.compress(content, mtime=0)
+    write_atomic(path, content)
 
 
 def _common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the most frequent value of each key of the configs."""
     counts: dict[str, Counter[str]] = {}
     for config in configs:
         for key, value in config.items():
@@ -110,7 +111,6 @@ def _archived_line(run: Run, common: dict[str, Any], means: dict[str, Any]) -> d
 
 
 def _check_complete(path: Path, runs: Sequence[Run]) -> None:
-    """Raise UsageError if the archive at `path` has runs that are not in `runs`."""
     names = {_name_of(run) for run in runs}
     fingerprints = {run.fingerprint for run in runs}
     others = [run for run in read(path) if run.fingerprint not in fingerprints]
@@ -126,7 +126,9 @@ def _name_of(run: Run) -> str:
     for parent in run.path.parents:
         if parent.is_file():
             return str(run.path.relative_to(parent))
-    return "/".join(Path(run.name).parts[-3:]) if Path(run.name).is_absolute() else run.name
+    if Path(run.name).is_absolute():
+        return "/".join(Path(run.name).parts[-3:])
+    return run.name
 
 
 def read(path: Path, report: Callable[[str], None] = say) -> list[Run]:
@@ -225,10 +227,7 @@ def _read_content(path: Path) -> bytes:
 
 
 def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:
-    """Return the header `line`; ValueError if it is not an archive's header.
-
-    Raises MetaseqError, which names `position` (file and line), for another version.
-    """
+    """Return the header `line` at `position`; ValueError or, for another version, MetaseqError."""
     if line["format"] != FORMAT and str(line["format"]).startswith(KIND):
         raise MetaseqError(
             f"{position}: an archive of another version: '{line['format']}', not '{FORMAT}'. Read "
@@ -243,7 +242,6 @@ def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_run(path: Path, line: dict[str, Any], header: dict[str, Any]) -> Run:
-    """Return the run of a line; LookupError, TypeError or ValueError if it is malformed."""
     if problem := schema_error(line, _ROW):
         raise ValueError(problem)
     values = {**header["values"], **line["values"]}

@@ -33,13 +33,11 @@ def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
-    """Return whether a run was trained on a data folder with the hash `corpus`.
-
-    A run without results has no hash, so the path in its config decides.
-    """
-    stored = (run.results or {}).get("corpus")
+    """Return whether a run was trained on a data folder with the hash `corpus`."""
+    stored = run.recorded.get("corpus")
     if stored is not None:
         return bool(stored == corpus)
+    # A run without results has no hash, so the path in its config decides.
     return Path(run.values.get("data") or "").resolve() == folder.resolve()
 
 
@@ -62,11 +60,7 @@ def _epochs_of(run: Run, words: int | None) -> Finding:
 
 
 def _words_at_end(run: Run) -> float | None:
-    """Return the number of words that an unfinished run will have seen at its end; None if unknown.
-
-    The run is taken to go on at its present rate up to the first of its limits in updates, words
-    and seconds; a limit in FLOPs may end it earlier.
-    """
+    """Return the words that an unfinished run will have seen at its end; None if unknown."""
     updates, counts = run.series("train.words_seen")
     limit = float(run.values.get("trainer.max_words") or 0)
     if not updates or not counts[-1]:
@@ -74,5 +68,7 @@ def _words_at_end(run: Run) -> float | None:
     _, seconds = run.series("train.seconds")
     spent = {"max_update": updates[-1], "max_words": counts[-1], "max_seconds": seconds[-1]}
     limits = {name: float(run.values.get(f"trainer.{name}") or 0) for name in spent}
+    # The run is taken to go on at its present rate up to the first of its limits in updates, words
+    # and seconds; a limit in FLOPs may end it earlier.
     share = max((spent[name] / limit for name, limit in limits.items() if limit), default=0.0)
     return counts[-1] / min(share, 1.0) if share else None

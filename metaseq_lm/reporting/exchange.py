@@ -21,7 +21,15 @@ from metaseq_lm.core.files import checksum
 from metaseq_lm.core.metric_names import is_fraction, lower_is_better
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Row, describe, remedy, scored_functions, seed_means
+from metaseq_lm.reporting.settings import (
+    Row,
+    describe,
+    finished,
+    remedy,
+    runs_of,
+    scored_functions,
+    seed_means,
+)
 from metaseq_lm.runs.suite_results import COUNT, LM_EVAL, OVERALL, SuiteResults
 
 _SCHEMA = "0.3.0"
@@ -61,8 +69,10 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
     records: dict[str, dict[str, Any]] = {}
     omitted: dict[str, None] = {}
     for row in rows:
-        suffix = re.sub(r"[^A-Za-z0-9.]+", "-", row.name).strip("-.") if len(rows) > 1 else ""
-        identity = "-".join(filter(None, [model, suffix]))
+        names = [model]
+        if len(rows) > 1:
+            names.append(re.sub(r"[^A-Za-z0-9.]+", "-", row.name).strip("-."))
+        identity = "-".join(filter(None, names))
         by_library: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for metric, suite in _metrics_of(row).items():
             result = _result_of(row, metric, suite)
@@ -91,7 +101,6 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
 
 
 def _with_origin(record: Mapping[str, Any], identifier: str, model: str) -> dict[str, Any]:
-    """Return a record with what says who made it, and when."""
     return {
         "schema_version": _SCHEMA,
         "evaluation_id": identifier,
@@ -118,39 +127,33 @@ def _metrics_of(row: Row) -> dict[str, SuiteResults]:
 
 
 def _library_of(runs: Sequence[Run], suite: SuiteResults) -> tuple[str, str]:
-    """Return name and version of the library that computed the results of a suite."""
     if suite.suite.startswith(f"{LM_EVAL}/"):
         return LM_EVAL, str(suite.facts.get(LM_EVAL) or "unknown")
-    versions = {((run.results or {}).get("versions") or {}).get(_OURS) for run in runs}
-    return _OURS, (versions.pop() or "unknown") if len(versions) == 1 else "unknown"
+    versions = {(run.recorded.get("versions") or {}).get(_OURS) for run in runs}
+    return _OURS, "unknown" if len(versions) > 1 else versions.pop() or "unknown"
 
 
 def _model_info(row: Row, identity: str) -> dict[str, Any]:
-    """Return what a record says of the model of a setting."""
     first = row.scored[0]
-    results = first.results or {}
+    results = first.recorded
     facts = {key.removesuffix("._name"): first.values.get(key) for key in _FACTS}
     facts |= {key: results.get(key) for key in ("updates", "words_seen", "flops")}
     facts["init_from"] = Path(first.values.get("init_from") or "").name or None
     facts["parameters"] = (results.get("parameters") or {}).get("all")
     facts["seeds"] = sorted({run.seed for run in row.scored if run.seed is not None})
-    return {
-        "name": row.name,
-        "id": identity,
-        "developer": identity.partition("/")[0],
-        "additional_details": {
-            "deployment_type": "self_deployed",
-            "model_availability": "unknown",
-            **_texts(facts),
-        },
-    }
+    details = {"deployment_type": "self_deployed", "model_availability": "unknown"}
+    developer = identity.partition("/")[0]
+    details |= _texts(facts)
+    return {"name": row.name, "id": identity, "developer": developer, "additional_details": details}
 
 
 def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | None:
     """Return the result of a metric over the seeds of a setting; None if no end of it is better."""
     name, group, short = _parts_of(metric, suite)
     is_higher = (suite.facts.get("higher_is_better") or {}).get(short.partition("-")[0])
-    lower = lower_is_better(short) if is_higher is None else not is_higher
+    lower: bool | None = not is_higher
+    if is_higher is None:
+        lower = lower_is_better(short)
     means = seed_means(row.runs, metric)
     if lower is None or not means:
         return None
@@ -178,7 +181,6 @@ def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | N
 
 
 def _parts_of(metric: str, suite: SuiteResults) -> tuple[str, str, str]:
-    """Return the name of the results, the group and the short name of a metric of a suite."""
     rest = metric.removeprefix(f"{suite.name}.")
     for group, content in suite.groups.items():
         short = rest.removeprefix(f"{group}.")
@@ -210,7 +212,6 @@ def _bounds_of(metric: str, scores: Sequence[float]) -> dict[str, Any]:
 
 
 def _score_of(scores: Sequence[float]) -> dict[str, Any]:
-    """Return the mean over seeds, with its uncertainty if there are several."""
     from scipy.stats import t as student_t
 
     mean, count = math.fsum(scores) / len(scores), len(scores)
@@ -234,8 +235,11 @@ def _score_of(scores: Sequence[float]) -> dict[str, Any]:
 
 def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return facts as texts, which is all that the schema takes; None is left out."""
-    known = {key: value for key, value in facts.items() if value is not None}
-    return {k: value if isinstance(value, str) else json.dumps(value) for k, value in known.items()}
+    texts = {}
+    for key, value in facts.items():
+        if value is not None:
+            texts[key] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
 def hub_entries(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[dict[str, Any]]:
@@ -243,7 +247,7 @@ def hub_entries(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[dict[str
 
     Raises UsageError if there are several runs, or the run has no such metric.
     """
-    runs: list[Run] = [run for row in rows for run in row.scored]
+    runs = finished(runs_of(rows))
     if len(runs) != 1:
         raise UsageError(
             f"--format hf: a model repository has one checkpoint, and these are {len(runs)} "

@@ -10,13 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import LARGEST_SWEEP, is_altered, read_bounded, schema_error
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import MEANS, Run, natural, read_run
 from metaseq_lm.runs import suite_results
 
@@ -80,6 +80,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     in_folders = _without_copies(_with_means([read_run(folder) for folder in folders]))
     if not archives:
         return in_folders
+    from metaseq_lm.reporting import archive
+
     # A run counts once, even if it is in several archives, or in its folder and in archives.
     archived: dict[str, Run] = {}
     for path in archives:
@@ -163,16 +165,13 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
 
 
 def _is_run(files: Iterable[str]) -> bool:
-    """Return whether a folder with these files is the folder of a started run.
-
-    With command.txt but no log, the run died before its first line; the report names it.
-    """
+    """Return whether a folder with these files is the folder of a started run."""
     names = set(files)
+    # With command.txt but no log, the run died before its first line; the report names it.
     return "config.yaml" in names and bool(names & {"log.jsonl", "command.txt"})
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder exists and is the folder of a started run."""
     return folder.is_dir() and _is_run(path.name for path in folder.iterdir())
 
 
@@ -185,7 +184,7 @@ def _raise_error(error: OSError) -> None:
 
 
 @dataclass(frozen=True)
-class Planned:
+class _Planned:
     """A run of a sweep: its name and, in order, the names and run folders of its stages.
 
     `state` is its state in `sweep status`, None if the sweep's files do not tell.
@@ -204,7 +203,7 @@ class Planned:
         return names[0] if names else ""
 
 
-def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
+def find_plan(paths: Iterable[str | Path]) -> list[_Planned]:
     """Return the planned runs of the sweeps at or above `paths`; none without a sweep.
 
     Archives have no plan.
@@ -227,8 +226,7 @@ def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
     return list(files)
 
 
-def _with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
-    """Return the planned runs of a sweep, each with its state in `sweep status`."""
+def _with_states(folder: Path, plan: list[_Planned]) -> list[_Planned]:
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.states import states
 
@@ -240,11 +238,8 @@ def _with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
     return [replace(planned, state=known.get(planned.name)) for planned in plan]
 
 
-def _read_plan(path: Path) -> list[Planned]:
-    """Return the planned runs of a sweep.json; raises MetaseqError if it is damaged.
-
-    Entries without stages or folders are left out.
-    """
+def _read_plan(path: Path) -> list[_Planned]:
+    """Return the planned runs of a sweep.json; MetaseqError if it is damaged."""
     try:
         sweep = json.loads(read_bounded(path, LARGEST_SWEEP))
     except (ValueError, RecursionError) as error:
@@ -260,7 +255,7 @@ def _read_plan(path: Path) -> list[Planned]:
                 stages[str(stage.get("name") or folder.name)] = folder
         if stages:
             name = str(run.get("name") or run.get("folder") or next(iter(stages)))
-            plan.append(Planned(name, stages))
+            plan.append(_Planned(name, stages))
     return plan
 
 
@@ -280,17 +275,18 @@ def _stage_folder(sweep: Path, name: str) -> Path:
 
 def _mappings_in(value: Any) -> list[dict[str, Any]]:
     """Return the mappings in a list; [] for another JSON value."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    items = value if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, dict)]
 
 
 def pick_stage(
-    runs: Sequence[Run], plan: Sequence[Planned], paths: Sequence[str | Path], stage: str | None
+    runs: Sequence[Run], plan: Sequence[_Planned], paths: Sequence[str | Path], stage: str | None
 ) -> tuple[list[Run], list[str]]:
     """Return the runs of one stage and runs of no sweep, and notes on hidden and missing runs.
 
     `stage` is None for the last one. Raises UsageError for an unknown stage.
     """
-    names = list(dict.fromkeys(name for planned in plan for name in planned.stages))
+    names = list(dict.fromkeys(chain.from_iterable(planned.stages for planned in plan)))
     if stage is not None and stage not in names:
         known = f"Stages: {', '.join(names)}." if names else f"There is no {_SWEEP_FILE}."
         raise UsageError(f"--stage: no stage '{stage}'.{nearest(stage, names)} {known}")
@@ -325,15 +321,14 @@ def pick_stage(
 
 
 def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path]:
-    """Return the paths without a run of the shown stage below them: all of their runs are shown.
+    """Return the paths without a run of the shown stage below them: all of their runs are shown."""
+    above = set[Path]().union(*((folder, *folder.parents) for folder in selected))
+    roots = [root for path in paths if (root := Path(path).resolve()) not in above]
+    # The folder of an earlier stage is such a path, that of a sweep never is.
+    return [root for root in roots if not (root / _SWEEP_FILE).is_file()]
 
-    The folder of an earlier stage is such a path. The folder of a sweep itself never is.
-    """
-    roots = [root for path in paths if not ((root := Path(path).resolve()) / _SWEEP_FILE).is_file()]
-    return [x for x in roots if not any(folder.is_relative_to(x) for folder in selected)]
 
-
-def _missing_notes(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
+def _missing_notes(plan: Sequence[_Planned], runs: Sequence[Run]) -> list[str]:
     """Return a note, with the reason if known, on each planned run or stage without a folder."""
     known = {run.path: run for run in runs}
     lines = []

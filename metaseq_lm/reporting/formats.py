@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.output import clean, escape_markdown, inert
@@ -73,11 +74,8 @@ def to_markdown(table: Table) -> str:
     rule = ["---:" if right else "---" for right in table.right]
     lines = [[escape_markdown(title) for title in table.head], rule]
     for row in table.rows:
-        texts = []
-        for cell in row:
-            text = escape_markdown(cell.text)
-            texts.append(f"**{text}**" if cell.best else text)
-        lines.append(texts)
+        texts = [escape_markdown(cell.text) for cell in row]
+        lines.append([f"**{x}**" if cell.best else x for cell, x in zip(row, texts)])
     out = [escape_markdown(table.title), "", *(f"| {' | '.join(line)} |" for line in lines)]
     if table.notes:
         out += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
@@ -87,10 +85,11 @@ def to_markdown(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return a line with unrounded numbers for each setting or cell; fractions stay fractions."""
     out = io.StringIO()
-    head = dict.fromkeys(key for record in table.records for key in record) or table.head
+    head = dict.fromkeys(chain.from_iterable(table.records)) or table.head
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(inert, head))
-    writer.writerows([inert(record.get(key)) for key in head] for record in table.records)
+    for record in table.records:
+        writer.writerow(inert(record.get(key)) for key in head)
     return out.getvalue()
 
 
@@ -110,7 +109,7 @@ def to_document(
         }
     return {
         "metric": metric.name,
-        "better": "lower" if metric.lower_is_better else "higher",
+        "better": metric.better,
         "spread": spread,
         "test": test,
         "rows": list(table.records),
@@ -118,28 +117,26 @@ def to_document(
     }
 
 
-def to_tex(table: Table) -> str:
+def _to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
     columns = "".join("r" if is_right else "l" for is_right in table.right)
     lines = []
     for row in table.rows:
-        texts = []
-        for cell in row:
-            text = escape_tex(cell.text)
-            texts.append(rf"\textbf{{{text}}}" if cell.best else text)
-        lines.append(_tex_line(texts))
+        texts = [_escape_tex(cell.text) for cell in row]
+        marked = [rf"\textbf{{{x}}}" if cell.best else x for cell, x in zip(row, texts)]
+        lines.append(_tex_line(marked))
     out = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{escape_tex(table.title)}}}",
+        rf"  \caption{{{_escape_tex(table.title)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        _tex_line([escape_tex(title) for title in table.head]),
+        _tex_line([_escape_tex(title) for title in table.head]),
         r"    \midrule",
         *lines,
         r"    \bottomrule",
         r"  \end{tabular}",
-        *(rf"  \par\footnotesize {escape_tex(note)}" for note in table.notes),
+        *(rf"  \par\footnotesize {_escape_tex(note)}" for note in table.notes),
         r"\end{table}",
     ]
     return "\n".join(out) + "\n"
@@ -156,47 +153,39 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
     """
     from markupsafe import Markup
 
-    label, lines = clean(name) or clean(table.title), []
+    label, lines, head = clean(name) or clean(table.title), [], []
     is_folded = 0 < most < len(table.rows)
     for i, row in enumerate(table.rows):
-        cells = [_html_cell(cell, is_right) for cell, is_right in zip(row, table.right)]
-        look = Markup(' class="more"' if is_folded and i >= most else "")
+        cells = map(_html_cell, row, table.right)
+        look = Markup(' class="more"' * (is_folded and i >= most))
         lines.append(Markup("<tr{}>{}</tr>\n").format(look, Markup().join(cells)))
-    head = [
-        Markup('<th scope="col"{}>{}</th>').format(
-            Markup(' class="number"' * is_right), clean(text)
-        )
-        for text, is_right in zip(table.head, table.right)
-    ]
-    fold = '<details class="rows"><summary>All {} rows</summary></details>\n'
+    for text, is_right in zip(table.head, table.right):
+        look = Markup(' class="number"' * is_right)
+        head.append(Markup('<th scope="col"{}>{}</th>').format(look, clean(text)))
+    fold = most_rows = caption = best = Markup()
+    if is_folded:
+        fold = Markup('<details class="rows"><summary>All {} rows</summary></details>\n')
+        fold = fold.format(len(table.rows))
+        most_rows = Markup(' data-most="{}"').format(most)
+    if table.title:
+        caption = Markup("<caption>{}</caption>").format(clean(table.title))
+    if table.has_best:
+        best = Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
+    rows = [Markup().join(head), Markup().join(lines)]
     return Markup(
         '{}<div class="wide" tabindex="0" role="region" aria-label="{}">\n'
         '<table id="{}" data-name="{}"{}>{}\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n'
         "</table></div>\n{}"
-    ).format(
-        Markup(fold).format(len(table.rows)) if is_folded else "",
-        label,
-        identifier,
-        label,
-        Markup(' data-most="{}"').format(most) if is_folded else "",
-        Markup("<caption>{}</caption>").format(clean(table.title)) if table.title else "",
-        Markup().join(head),
-        Markup().join(lines),
-        Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
-        if table.has_best
-        else "",
-    )
+    ).format(fold, label, identifier, label, most_rows, caption, *rows, best)
 
 
 def _html_cell(cell: Cell, is_right: bool) -> "Markup":
-    """Return a cell with its class and the number that it is sorted by."""
     from markupsafe import Markup
 
-    value = sort_value(cell)
-    classes = ["number"] if is_right else ["long"] * (len(cell.text) > _LONG)
-    attributes = (
-        {"class": " ".join([*classes, *["best"] * cell.best])} if classes or cell.best else {}
-    )
+    value = _sort_value(cell)
+    classes = {"number": is_right, "long": not is_right and len(cell.text) > _LONG}
+    names = " ".join(name for name, is_so in (classes | {"best": cell.best}).items() if is_so)
+    attributes = {"class": names} if names else {}
     if value is not None:
         attributes["data-value"] = str(value)
     elif is_right or cell.is_absent:
@@ -205,7 +194,7 @@ def _html_cell(cell: Cell, is_right: bool) -> "Markup":
     return Markup("<td{}>{}</td>").format(Markup().join(texts), clean(cell.text))
 
 
-def sort_value(cell: Cell) -> float | None:
+def _sort_value(cell: Cell) -> float | None:
     """Return the number to sort a cell by, None without a number."""
     value = cell.value
     if value is None and cell.number and (match := _LEADING.match(cell.text)):
@@ -214,7 +203,6 @@ def sort_value(cell: Cell) -> float | None:
 
 
 def _tex_line(cells: Sequence[str]) -> str:
-    """Return the cells of a row as a line of LaTeX."""
     return "    " + " & ".join(cells) + r" \\"
 
 
@@ -224,7 +212,7 @@ def width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 
 
-def escape_tex(text: str) -> str:
+def _escape_tex(text: str) -> str:
     """Return the text so that LaTeX sets it as it is."""
     return "".join(_TEX.get(c, c) for c in clean(text))
 
@@ -233,5 +221,5 @@ WRITERS: dict[str, tuple[str, Callable[[Table], str]]] = {
     "text": ("table.txt", to_text),
     "md": ("table.md", to_markdown),
     "csv": ("table.csv", to_csv),
-    "tex": ("table.tex", to_tex),
+    "tex": ("table.tex", _to_tex),
 }

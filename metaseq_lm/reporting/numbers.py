@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,16 @@ class Metric:
         by_name = lower_is_better(name)
         lower = bool(by_name) if better is None else better == "lower"
         return cls(name, percent, lower, guessed=better is None and by_name is None)
+
+    @property
+    def better(self) -> str:
+        """The direction, "higher" or "lower"."""
+        return "lower" if self.lower_is_better else "higher"
+
+    @property
+    def best(self) -> Callable[..., Any]:
+        """The function that returns the best of values, `min` or `max`."""
+        return min if self.lower_is_better else max
 
     @property
     def scale(self) -> float:

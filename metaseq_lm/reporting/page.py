@@ -1,4 +1,4 @@
-"""One self-contained page: sections of notes, tables, figures and texts, with style and script.
+"""Pages: sections of notes, tables, figures and texts in one file; the page of `metaseq-lm report`.
 
 The style sheet and the script are the same on every page, and the page's Content-Security-Policy
 allows only these two, by their hashes. So neither a label nor anything else in a run can add a
@@ -9,14 +9,18 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.output import clean, present_time
-from metaseq_lm.reporting.drawing import Drawing
+from metaseq_lm.core.files import LARGEST_JSON, read_bounded
+from metaseq_lm.core.output import clean, present_time, seconds_text
+from metaseq_lm.reporting.canvas import ON_DARK, Drawing, swatch
 from metaseq_lm.reporting.formats import to_html
-from metaseq_lm.reporting.styles import ON_DARK
-from metaseq_lm.reporting.svg import swatch
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.provenance import describe_software, hashes_of
+from metaseq_lm.reporting.settings import Row, runs_of, show
+from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
 _MOST = 12  # rows of an open table that are shown at first
@@ -86,7 +90,7 @@ def render(page: Page) -> str:
         to_html=to_html,
         most=_MOST,
         swatch=swatch,
-        value_table=value_table,
+        value_table=_value_table,
     )
 
 
@@ -95,7 +99,7 @@ def _hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def value_table(drawing: Drawing) -> Table:
+def _value_table(drawing: Drawing) -> Table:
     """Return the values of a figure as a table, for readers who cannot see it."""
     marks = drawing.marks
     columns = {
@@ -105,5 +109,175 @@ def value_table(drawing: Drawing) -> Table:
         "at": [Cell(mark.at, number=False, value=mark.x if mark.at else None) for mark in marks],
         "value": [Cell(mark.value) for mark in marks],
     }
-    shown = {title: cells for title, cells in columns.items() if any(c.text for c in cells)}
-    return Table(drawing.name, list(shown), list(zip(*shown.values())))
+    for title, cells in list(columns.items()):
+        if not any(cell.text for cell in cells):
+            del columns[title]
+    return Table(drawing.name, list(columns), list(zip(*columns.values())))
+
+
+@dataclass(frozen=True)
+class Report:
+    """The content of a report in the order of its page: decisions, their basis, the rest.
+
+    Attributes:
+        table: The table of scores.
+        settings: The settings with their runs.
+        metric: The compared metric.
+        spread: The measure of spread, a key of SPREAD_TITLES.
+        compared: The tests; None without tests.
+        controls: The settings that are controls.
+        command: The command line of the report, without secrets.
+    """
+
+    table: Table
+    settings: Sequence[Row]
+    metric: Metric
+    spread: str = "sd"
+    compared: Significance | None = None
+    controls: Sequence[Row] = ()
+    command: str = ""
+
+    def page(self, title: str, drawings: Sequence[Drawing], notes: Sequence[str]) -> Page:
+        """Return the page; `notes` are about the figures."""
+        scores = [drawing for drawing in drawings if drawing.name.startswith("score")]
+        first = (scores or [*drawings])[:1]
+        others = [drawing for drawing in drawings if drawing not in first]
+        texts = [("This page", self.command)] * bool(self.command)
+        runs = runs_of(self.settings)
+        origin = [*describe_software(runs), *hashes_of(runs)]
+        sections = [
+            Section("Scores", drawings=first, tables=[replace(self.table, title="", notes=[])]),
+            self.checks(),
+            self.verdicts(),
+            Section("Further figures", notes, others, closed=True),
+            Section("Samples", texts=self.samples, closed=True),
+            Section("Configs", tables=[_difference_table(self.settings)], closed=True),
+            Section("Runs", tables=[_run_table(self.settings, self.metric)], closed=True),
+            Section("To repeat it", origin, (), [_command_table(self.settings)], texts, True),
+        ]
+        lead = f"Which setting is best by {self.metric.title}?", self.answer()
+        return Page(title, sections, 0, lead)
+
+    @cached_property
+    def samples(self) -> list[tuple[str, str]]:
+        """(heading, text) for each setting: the last samples of its first run with samples."""
+        pages = []
+        for setting in self.settings:
+            for run in setting.runs:
+                update, texts = run.samples
+                if texts:
+                    heading = f"{setting.name} (seed {run.seed}, update {update})"
+                    pages.append((heading, "\n\n".join(texts)))
+                    break
+        return pages
+
+    def answer(self) -> str:
+        """Return which settings are shown to be better than their baseline, or the best ones."""
+        if self.compared is None:
+            best = []
+            # A table of one key against another has no line for each setting.
+            has_lines = len(self.table.records) == len(self.settings)
+            for setting, line in zip(self.settings, self.table.records):
+                score = summarise(setting.run_scores(self.metric.name))
+                if has_lines and line.get("is_best") and score:
+                    best.append(f"{setting.name} ({self.metric.text(score.centre)})")
+            untested = "Nothing was tested; --baseline KEY=VALUE names a setting to compare with."
+            return f"Best by the mean: {', '.join(best)}. " * bool(best) + untested
+        tested = [item for item in self.compared.comparisons if item.holm is not None]
+        better = []
+        for item in tested:
+            if self.compared.verdict(item) == "better":
+                better.append(f"{item.setting.name} (p {p_text(item.holm)})")
+        if not better:
+            return f"None of {len(tested)} settings is shown to be better than its baseline."
+        return f"Better than the baseline, of {len(tested)} that were tested: {', '.join(better)}."
+
+    def verdicts(self) -> Section:
+        """Return the results of the tests; empty without tests."""
+        if self.compared is None:
+            return Section("How sure this is")
+        rows = []
+        for item in self.compared.comparisons:
+            if item.holm is None or item.baseline is None:  # a note explains it
+                continue
+            score, verdict = self._score_text(item.setting), self.compared.verdict(item)
+            rows.append([item.setting.name, score, item.baseline.name, p_text(item.holm), verdict])
+        head = ["setting", self.metric.title, "baseline", "p (Holm)", "verdict"]
+        table = Table.of_texts(head, rows, (self.metric.title, "p (Holm)"))
+        return Section("How sure this is", self.compared.notes(), tables=[table])
+
+    def checks(self) -> Section:
+        """Return the scores of controls, and notes on missing, omitted or wrong results."""
+        tested = set(self.compared.notes()) if self.compared else set()
+        notes = [note for note in self.table.notes if note not in tested]
+        rows = []
+        for control in self.controls:
+            count = len(control.run_scores(self.metric.name))
+            rows.append([control.name, str(count), self._score_text(control)])
+        if not notes:
+            notes = ["All runs have a score, and none is marked as changed or incomplete."]
+        head = ["control", "seeds", self.metric.title]
+        return Section("Controls and checks", notes, tables=[Table.of_texts(head, rows, head[1:])])
+
+    def _score_text(self, setting: Row) -> str:
+        score = summarise(setting.run_scores(self.metric.name), self.spread)
+        return score.text(self.metric) if score else "-"
+
+
+def _command_table(settings: Sequence[Row]) -> Table:
+    """Return the last command that started the first run of each setting, if it is still there."""
+    rows = []
+    for setting in settings:
+        try:
+            text = read_bounded(setting.runs[0].path / "command.txt", LARGEST_JSON)
+        except (OSError, ValueError):
+            continue
+        if command := text.decode("utf-8", "replace").strip().rpartition("\n")[2]:
+            rows.append([setting.name, command])
+    return Table.of_texts(["setting", "command of its first run"], rows)
+
+
+def title_of(paths: Sequence[str | Path]) -> str:
+    """Return the names of the folders (mostly sweeps) and archives of a report."""
+    names = list(dict.fromkeys(Path(path).resolve().name for path in paths))
+    rest = f" and {len(names) - 3} more" * (len(names) > 3)
+    return ", ".join(names[:3]) + rest
+
+
+def _difference_table(settings: Sequence[Row]) -> Table:
+    """Return the config values of settings that their names do not show, but None."""
+    rows = []
+    for setting in settings:
+        hidden = {key: value for key, value in setting.values.items() if key not in setting.shown}
+        words = [f"{key}={show(value)}" for key, value in hidden.items() if value is not None]
+        if hidden:
+            rows.append([setting.name, ", ".join(words)])
+    return Table.of_texts(["setting", "config"], rows)
+
+
+def _run_table(settings: Sequence[Row], metric: Metric) -> Table:
+    rows = []
+    for setting in settings:
+        for run in setting.runs:
+            results = run.recorded
+            score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
+            row = [Cell(setting.name, number=False), Cell(show(run.seed))]
+            row.append(Cell(run.why_unscored(metric.name) or run.status, number=False))
+            row.append(Cell("-" if score is None else metric.text(score), value=score))
+            row.append(Cell(str(results.get("updates", run.last_update))))
+            row.append(Cell(flops_text(run.costs["own_flops"])))
+            row.append(Cell(seconds_text(seconds), value=seconds))
+            texts = [str(results.get(key, "-")) for key in ("data", "code")]
+            rows.append([*row, *(Cell(text, number=False) for text in (*texts, run.name))])
+    head = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
+    return Table("", [*head, "data", "code", "folder"], rows)
+
+
+def samples_markdown(samples: Sequence[tuple[str, str]]) -> str:
+    """Return a page of samples, indented so that they are not read as Markdown."""
+    parts = ["# Samples that the runs logged"]
+    for heading, text in samples:
+        # splitlines knows more line breaks than "\n"; each of them would end the block.
+        lines = [f"    {clean(line)}".rstrip() for line in text.splitlines()]
+        parts += [f"## {clean(heading)}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"

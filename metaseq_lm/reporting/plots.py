@@ -5,23 +5,44 @@ colour in all plots of a report. Each draw function writes one PNG and returns n
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.canvas import Point, canvas, cost_axis, draw_points, legend, ticks
-from metaseq_lm.reporting.drawing import mark, series, thinned
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.reporting.canvas import (
+    PlotStyle,
+    Point,
+    canvas,
+    control_style,
+    cost_axis,
+    draw_points,
+    legend,
+    mark,
+    series,
+    style_of,
+    thinned,
+    ticks,
+)
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
-from metaseq_lm.reporting.runs import Run, identity, natural
-from metaseq_lm.reporting.settings import Row, axis_numbers, distinct, runs_of, show
-from metaseq_lm.reporting.styles import PlotStyle, control_style, style_of
+from metaseq_lm.reporting.runs import Run, identity
+from metaseq_lm.reporting.settings import (
+    Row,
+    axis_numbers,
+    describe,
+    distinct,
+    remedy,
+    require_logged,
+    runs_of,
+    scored_functions,
+    show,
+)
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
@@ -29,6 +50,7 @@ if TYPE_CHECKING:
 
 
 _DATA_KEYS = ("data", "task.labelled")
+_READABLE = 14  # readable number of series in a picture
 
 
 @dataclass(frozen=True)
@@ -89,32 +111,45 @@ class Pictures:
         return panels
 
 
-def is_pattern(metric: str) -> bool:
-    """Return whether a name is a pattern for several logged metrics, such as train.alpha_*."""
-    return bool(set(metric) & set("*?["))
-
-
-def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
-    """Return the logged metrics that match `metric`, a name or a pattern, in natural order.
-
-    Raises UsageError listing the logged metrics if none matches.
-    """
-    known = sorted(set().union(*(run.logged for run in runs)), key=natural)
-    matching = [name for name in known if name == metric or fnmatchcase(name, metric)]
-    if not matching:
-        raise UsageError(
-            f"no log has the metric '{metric}'.{nearest(metric, known)} "
-            f"Logged: {', '.join(known) or 'nothing'}."
+def draw_all(
+    pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path
+) -> tuple[list[Path], list[str]]:
+    """Write the pictures of a report; return their paths and notes on missing contents."""
+    paths: list[Path] = []
+    notes: list[str] = []
+    count = len(pictures.styles())
+    if count > _READABLE:
+        notes.append(
+            f"{count} series in one picture are hard to tell apart; use --where, --columns."
         )
-    return matching
+    for curve in curves:
+        paths.append(out / _file_name("curves", curve))
+        # Only a pattern for several logged metrics, such as train.alpha_*, has such characters.
+        drawn = _draw_curves if set(curve).isdisjoint("*?[") else _draw_metrics
+        notes += drawn(pictures, curve, paths[-1])
+    if differing := scored_functions(metric.name, pictures.settings):
+        notes.append(
+            f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
+        )
+        return paths, notes
+    if not any(setting.scored_by(metric.name) for setting in pictures.settings):
+        notes.append("No picture of scores: no run has one.")
+    elif pictures.along:
+        paths.append(out / _file_name("score_by", pictures.along))
+        notes += _draw_scores(pictures, metric, paths[-1])
+    for cost in _drawn_costs(pictures.settings, metric):
+        paths.append(out / f"score_by_{cost}.png")
+        notes += _draw_costs(pictures, metric, paths[-1], cost)
+    return paths, notes
 
 
-def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
-    """Draw all logged metrics that match a pattern over updates, a panel for each setting.
+def _file_name(kind: str, name: str) -> str:
+    """Return the file name of a picture, such as curves_valid.accuracy.png."""
+    return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"
 
-    Each line is a metric, as centre and spread over the finished runs. Raises UsageError if no run
-    logged a matching metric.
-    """
+
+def _draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
+    """Draw all logged metrics that match a pattern over updates, a panel for each setting."""
     names = require_logged(pictures.runs, pattern)
     styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
     panels = []
@@ -125,11 +160,8 @@ def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     return _draw_updates(pictures, path, panels, styles, pattern)
 
 
-def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
-    """Draw a logged metric over updates: centre and spread of the finished runs of each setting.
-
-    Runs without a result are drawn as thin lines. Raises UsageError if no run logged the metric.
-    """
+def _draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
+    """Draw a logged metric over updates, a line for each series; runs without a result are thin."""
     require_logged(pictures.runs, metric)
     key = pictures.panels or pictures.along
     panels = []
@@ -147,10 +179,7 @@ def _draw_updates(
     label: str = "",
     shared: bool = True,
 ) -> list[str]:
-    """Draw lines over updates; each panel has a title, and series, setting and metric of lines.
-
-    The y axis has the `label`, by default the metric.
-    """
+    """Draw panels of lines over updates; a line has the name of its series, setting and metric."""
     from matplotlib.ticker import EngFormatter
 
     notes, is_thin, spread = [], False, pictures.spread
@@ -159,9 +188,8 @@ def _draw_updates(
             # 20k and 1.5M, because long numbers under small panels overlap.
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             for name, setting, metric in lines:
-                unit = Metric.of(
-                    metric, [x for run in pictures.runs for x in run.series(metric)[1]]
-                )
+                values = chain.from_iterable(run.series(metric)[1] for run in pictures.runs)
+                unit = Metric.of(metric, values)
                 axes.set(title=title, xlabel="updates", ylabel=label or unit.axis)
                 with series(axes, name):
                     notes += _draw_runs(axes, setting, unit, styles[name], spread)
@@ -174,7 +202,6 @@ def _draw_updates(
 def _draw_runs(
     axes: "Axes", setting: Row, unit: Metric, style: PlotStyle, spread: str
 ) -> list[str]:
-    """Draw the runs of one setting; returns notes on values that cannot be drawn."""
     notes, finished = [], []
     for run in setting.runs:
         updates, values = (np.asarray(part, dtype=float) for part in run.series(unit.name))
@@ -215,12 +242,8 @@ class _Place:
     label: str = ""
 
 
-def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
-    """Draw the score against the config key `pictures.along`, with one point per seed.
-
-    Values such as which_moon_10 are placed at their number, others at equal distances. The x axis
-    is logarithmic if the numbers are positive and span more than a factor of 10.
-    """
+def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
+    """Draw the score against the config key `pictures.along`, with one point per seed."""
     key = pictures.along
     assert key is not None
     present, notes = [], []
@@ -233,6 +256,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     if not present:
         raise MetaseqError(f"no run sets {key}; choose another key for --x")
     values = distinct(s.values[key] for s in present)
+    # Values such as which_moon_10 are placed at their number, others at equal distances.
     numbers, prefix = axis_numbers(values) or ([], "")
     names = None if numbers else [show(value) for value in values]
     numbers = numbers or [float(i) for i in range(len(values))]
@@ -258,12 +282,8 @@ _COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of
 _COST_TEXTS = {"flops": flops_text, "words": words_text}
 
 
-def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
-    """Draw the score against a cost, pretraining included, on a logarithmic axis.
-
-    If the cost does not depend on the key `pictures.along`, its values become panels. `cost` is one
-    of COST_AXES.
-    """
+def _draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
+    """Draw the score against a cost of _COST_AXES, pretraining included, on a logarithmic axis."""
     unit, label = _COST_AXES[cost]
     spent: dict[str, float] = {}
     by_series: dict[str, list[float]] = {}
@@ -277,6 +297,7 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
             notes.append(text)
     along = pictures.along
     panels = pictures.panels if pictures.panels != along else None
+    # If the cost does not depend on the key of the x axis, its values become panels.
     if panels is None and all(max(same) < 1.1 * min(same) for same in by_series.values()):
         panels = along
     numbers = None
@@ -303,10 +324,7 @@ def _draw_places(
     prepare: Callable[["Axes"], None],
     about_moved: str,
 ) -> None:
-    """Draw the scores of settings at their places, a panel for each value of `key`.
-
-    `prepare` sets the x axis of a panel; the legend ends in `about_moved` if points would overlap.
-    """
+    """Draw the scores of settings at their places, a panel for each value of `key`."""
     styles, moved = pictures.styles(), False
     parts = pictures.split(key)
     with canvas(len(parts), path, pictures.shares_scale(key)) as (figure, grid):
@@ -316,7 +334,7 @@ def _draw_places(
             scored = [s for s in settings if s.name in places and s.scored_by(metric.name)]
             true = [(places[s.name].x, s.run_scores(metric.name)) for s in scored]
             ends, is_log = axes.get_xlim(), axes.get_xscale() == "log"
-            xs = separate_overlapping(true, ends, is_log)
+            xs = _separate_overlapping(true, ends, is_log)
             moved |= any(abs(x - place) > 1e-6 * abs(place) for x, (place, _) in zip(xs, true))
             by_series: dict[str, list[Point]] = {name: [] for name in styles}
             for x, setting in sorted(zip(xs, scored), key=lambda pair: pair[0]):
@@ -335,7 +353,6 @@ def _draw_places(
 
 
 def _point_of(setting: Row, metric: Metric, spread: str, x: float, place: _Place) -> Point:
-    """Return the point of a setting with scores, drawn at x."""
     scores, scale = setting.run_scores(metric.name), metric.scale
     summary = summarise(scores, spread)
     assert summary is not None
@@ -346,7 +363,6 @@ def _point_of(setting: Row, metric: Metric, spread: str, x: float, place: _Place
 
 
 def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric) -> None:
-    """Draw a control as a horizontal line with its spread."""
     x, name = axes.get_xlim()[1], pictures.series(setting)
     point = _point_of(setting, metric, pictures.spread, x, _Place(x, ""))
     style = pictures.styles()[name]
@@ -358,14 +374,10 @@ def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric
         mark(axes, x, point.y, point.value)
 
 
-def separate_overlapping(
+def _separate_overlapping(
     points: Sequence[tuple[float, list[float]]], ends: tuple[float, float], is_log: bool = True
 ) -> list[float]:
-    """Return the places of points (x, scores), shifted slightly where points would overlap.
-
-    `ends` are the limits of the axis. Points overlap if their places are closer than 1 % of its
-    length and their ranges of scores intersect.
-    """
+    """Return the places of points (x, scores), shifted slightly where points would overlap."""
     scaled = [math.log(x) if is_log else x for x, _ in points]
     low, high = map(math.log, ends) if is_log else ends
     span = high - low
@@ -373,6 +385,7 @@ def separate_overlapping(
     def hides(i: int, j: int) -> bool:
         first, second = points[i][1], points[j][1]
         overlap = min(first) <= max(second) and min(second) <= max(first)
+        # Closer than 1 % of the axis, whose limits are `ends`.
         return overlap and scaled[i] - scaled[j] < 0.01 * span
 
     groups: list[list[int]] = []
@@ -391,7 +404,7 @@ def separate_overlapping(
     return [math.exp(x) if is_log else x for x in scaled]
 
 
-def drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
+def _drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
     """Return the costs that have points to plot; words only if they differ."""
     drawn = []
     for cost in _COST_AXES:

@@ -15,17 +15,16 @@ def times(runs: Iterable[Run], key: str) -> list[datetime]:
     known = []
     for run in runs:
         with suppress(ValueError, OverflowError):  # runs of earlier versions have no times
-            text = str((run.results or {}).get(key))
+            text = str(run.recorded.get(key))
             known.append(datetime.fromisoformat(text).astimezone(timezone.utc))
     return known
 
 
 def _time_text(time: datetime) -> str:
-    """Return a time as 2026-11-27 16:40:00 UTC."""
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
+def _counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
     """Return the values of a fact, with the number of runs of each if they differ."""
     counts = Counter(value for run in runs if (value := fact(run)))
     if len(counts) < 2:
@@ -34,23 +33,23 @@ def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
     return " and ".join(texts)
 
 
-def made_with(runs: Iterable[Run]) -> str:
+def _made_with(runs: Iterable[Run]) -> str:
     """Return code, versions and machines that made runs, "" if none is recorded."""
     runs = list(runs)
-    facts = (counted(runs, fact) for fact in (_code_of, _versions_of, _machine_of))
+    facts = (_counted(runs, fact) for fact in (_code_of, _versions_of, _machine_of))
     return "; ".join(filter(None, facts))
 
 
 def describe_software(runs: Iterable[Run]) -> list[str]:
     """Return a sentence on code, versions and machines; [] if nothing is recorded."""
-    return [f"Made with {text}."] if (text := made_with(runs)) else []
+    return [f"Made with {text}."] if (text := _made_with(runs)) else []
 
 
 def hashes_of(runs: Iterable[Run]) -> list[str]:
     """Return sentences on the data and on the plans of leagues; [] if none is recorded."""
     runs = list(runs)
-    data = counted(runs, lambda run: str((run.results or {}).get("data") or ""))
-    plans = counted(runs, lambda run: run.plan)
+    data = _counted(runs, lambda run: str(run.recorded.get("data") or ""))
+    plans = _counted(runs, lambda run: run.plan)
     sentences = {"Data": data, "Plan": plans}
     return [f"{name}: {text}." for name, text in sentences.items() if text]
 
@@ -73,7 +72,7 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     unknown = len(runs) - len(times(runs, "started"))
     if parts and unknown:
         text += f" ({unknown} of {len(runs)} runs do not say when)"
-    if origin := made_with(runs):
+    if origin := _made_with(runs):
         text += f"; they were made with {origin}"
     marked = sum(bool(run.plan) for run in runs)
     extremes = {0: "No run records", len(runs): "Each run records"}
@@ -82,21 +81,15 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
 
 
 def _code_of(run: Run) -> str:
-    """Return the hash of the code that made a run, "" if it is not recorded."""
-    code = (run.results or {}).get("code")
+    code = run.recorded.get("code")
     return f"code {code}" if code else ""
 
 
 def _versions_of(run: Run) -> str:
-    """Return the versions of the software that made a run, "" if they are not recorded."""
-    versions = (run.results or {}).get("versions") or {}
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+    versions = run.recorded.get("versions") or {}
+    return ", ".join(map(" ".join, versions.items()))
 
 
 def _machine_of(run: Run) -> str:
-    """Return the architecture and the threads that made a run, "" if they are not recorded."""
-    results = run.results or {}
-    if not results.get("architecture"):
-        return ""
-    threads = results.get("threads")
-    return f"{results['architecture']}, {threads} thread{'s' * (threads != 1)}"
+    architecture, threads = run.recorded.get("architecture"), run.recorded.get("threads")
+    return f"{architecture}, {threads} thread{'s' * (threads != 1)}" if architecture else ""

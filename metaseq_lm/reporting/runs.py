@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +29,15 @@ from metaseq_lm.core.metric_names import CAUSAL_NLL, DETECTION, NLL
 from metaseq_lm.core.options import DATA, LOSS, NOTHING, SPEED
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
-from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
+from metaseq_lm.runs.records import (
+    PLAN_FILE,
+    TRIAL_FILE,
+    TUNING_FILE,
+    read_plan_hash,
+    read_trial,
+    read_tuning,
+)
 from metaseq_lm.runs.suite_results import SuiteResults
-from metaseq_lm.runs.tuning import TRIAL_FILE, TUNING_FILE, read_trial, read_tuning
 
 _PAUSED = "pause_flops"  # the limit at which a search stops its trials
 _MAX_WORDS = "trainer.max_words"
@@ -63,6 +69,12 @@ VALUES = {
     "data": str,
     "task.objectives": [(str, dict), ...],
     "schedule.total_updates": COUNT,
+}
+# Further records of a run: the file of each, and its reader.
+_RECORDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "plan": (PLAN_FILE, read_plan_hash),
+    "tuning": (TUNING_FILE, read_tuning),
+    "trial": (TRIAL_FILE, read_trial),
 }
 _TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 # Kinds of log lines that an archive stores: all lines, and only the last line.
@@ -108,7 +120,7 @@ class Run:
     run ended with. `means` are further metrics, each the mean of listed metrics, which may be means
     themselves. `plan` is the hash of the plan of the run's league, "" without a league. `tuning`
     describes how a search chose its options, `trial` which trial of a search it is; both are {} for
-    other runs, see `runs.tuning`.
+    other runs, see `runs.records`.
     """
 
     path: Path
@@ -140,6 +152,11 @@ class Run:
         return "unfinished" if self.results is None else str(self.results.get("status", "unknown"))
 
     @property
+    def recorded(self) -> Mapping[str, Any]:
+        """The content of results.json; {} without it."""
+        return self.results or {}
+
+    @property
     def last_update(self) -> int:
         """The last update in the log; 0 for an empty log."""
         return max((line.get("update", 0) for line in self.log), default=0)
@@ -159,7 +176,7 @@ class Run:
     @cached_property
     def final_metrics(self) -> dict[str, float]:
         """The metrics in results.json by dotted name."""
-        flat = flatten((self.results or {}).get("metrics") or {})
+        flat = flatten(self.recorded.get("metrics") or {})
         return {name: float(value) for name, value in flat.items() if is_number(value)}
 
     def parts_of(self, metric: str) -> Sequence[str]:
@@ -175,20 +192,19 @@ class Run:
     @cached_property
     def losses(self) -> set[str]:
         """Names of the loss terms, without the split; empty for runs of early versions."""
-        return {str(name) for name in (self.results or {}).get("losses") or []}
+        return {str(name) for name in self.recorded.get("losses") or []}
 
     @property
     def recorded_terms(self) -> Mapping[str, str]:
         """The recorded kinds of loss terms, see `core.batch.Term`."""
-        results = self.results or {}
-        return results.get("terms") or results.get("bounds") or {}
+        return self.recorded.get("terms") or self.recorded.get("bounds") or {}
 
     @cached_property
     def terms(self) -> Mapping[str, str]:
         """The kinds of loss terms; runs of earlier versions have them by name."""
-        if "terms" in (self.results or {}):
+        if "terms" in self.recorded:
             return self.recorded_terms
-        logged = {key for line in self.log if line["kind"] == "valid" for key in line}
+        logged = set[str]().union(*(line for line in self.log if line["kind"] == "valid"))
         ends = {name: name.rpartition(".")[2] for name in logged}
         return {name: _EARLIER_TERMS[end] for name, end in ends.items() if end in _EARLIER_TERMS}
 
@@ -255,7 +271,7 @@ class Run:
         """Return what an option affects, see `core.options.option`."""
         bare = bare_key(key)
         prefix = key.removesuffix(bare)
-        recorded = {} if prefix else (self.results or {}).get("effects")
+        recorded = {} if prefix else self.recorded.get("effects")
         return effect(bare, self._class_names(prefix), recorded)
 
     def _class_names(self, prefix: str) -> dict[str, Any]:
@@ -271,7 +287,7 @@ class Run:
     @property
     def evaluates_as(self) -> str:
         """The criterion with the same function for evaluated losses, if declared, else its own."""
-        named = (self.results or {}).get("evaluates_as")
+        named = self.recorded.get("evaluates_as")
         return str(named or self.values.get("criterion._name"))
 
     def value(self, key: str) -> Any:
@@ -296,8 +312,10 @@ class Run:
         """Updates, final metrics and validations without times; without results, the path."""
         if self.results is None:
             return str(self.path)
-        valid = [line for line in self.log if line["kind"] == "valid"]
-        validations = [{key: line[key] for key in line if key != "seconds"} for line in valid]
+        # The seconds of a log differ from run to run on the same bits.
+        validations = [dict(line) for line in self.log if line["kind"] == "valid"]
+        for line in validations:
+            line.pop("seconds", None)
         updates = self.results.get("updates")
         return json.dumps([updates, self.final_metrics, validations], sort_keys=True)
 
@@ -317,7 +335,8 @@ class Run:
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
-        message = message if len(message) <= 120 else message[:119].rstrip() + "…"
+        if len(message) > 120:
+            message = message[:119].rstrip() + "…"
         detail = f": {message.rstrip('.')}" if message else ""
         return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{detail}"
 
@@ -338,7 +357,7 @@ class Run:
         `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) exclude them; `tuning_flops` is
         the cost of the search for its options.
         """
-        results = self.results or {}
+        results = self.recorded
         costs = {
             "peak_memory": _finite_number(results.get("peak_memory")),
             "own_flops_by_rule": _finite_number(results.get("flops_by_rule")),
@@ -357,7 +376,7 @@ class Run:
     @property
     def was_pretrained(self) -> bool:
         """Whether the costs of other runs have to be added to this run's."""
-        return bool((self.results or {}).get("pretraining"))
+        return bool(self.recorded.get("pretraining"))
 
     @cached_property
     def portable_values(self) -> dict[str, Any]:
@@ -375,7 +394,7 @@ class Run:
     @property
     def portable_results(self) -> dict[str, Any] | None:
         """The results with the total cost of the ancestors, but not their paths."""
-        ancestors = (self.results or {}).get("pretraining")
+        ancestors = self.recorded.get("pretraining")
         if not self.results or not ancestors:
             return self.results
         costs = {key: value for key, value in ancestors.items() if key not in ("run", "runs")}
@@ -406,6 +425,7 @@ def read_run(folder: Path) -> Run:
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
+    # One listing in place of a look for each record, which most runs lack.
     names = set(os.listdir(folder))
     suites: list[SuiteResults] = []
     if suite_results.FOLDER in names:
@@ -419,9 +439,7 @@ def read_run(folder: Path) -> Run:
         tuple(notes),
         frozenset(sources),
         suites=tuple(suites),
-        plan=read_plan_hash(folder) if PLAN_FILE in names else "",
-        tuning=read_tuning(folder) if TUNING_FILE in names else {},
-        trial=read_trial(folder) if TRIAL_FILE in names else {},
+        **{key: read(folder) for key, (file, read) in _RECORDS.items() if file in names},
     )
 
 
@@ -431,11 +449,7 @@ def _read_values(
     notes: list[str],
     descendants: tuple[Path, ...] = (),
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the flat config of a run and its ancestors, and the keys that name the ancestors.
-
-    `descendants` are the runs with ancestors being read; they guard against cycles, which moved
-    folders can form.
-    """
+    """Return the flat config of a run and its ancestors, and the keys that name the ancestors."""
     # config.yaml is written resolved. References are not followed, as they could reveal a secret.
     content: Any = run_folder.read_config(folder / "config.yaml")
     values = flatten(content)
@@ -461,6 +475,7 @@ def _read_values(
         if key in lists or not start:
             continue
         ancestor = _find_ancestor(folder, Path(str(start)))
+        # Moved folders can form cycles of ancestors.
         if ancestor is None or ancestor in descendants:
             notes.append(
                 f"{key} {start} is not found here, so its settings cannot be told from others"
@@ -476,13 +491,9 @@ def _read_values(
 
 
 def _find_ancestor(folder: Path, start: Path) -> Path | None:
-    """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None.
-
-    A relative path is relative to the working directory of the training: some folder above the run,
-    or else the present working directory.
-    """
-    bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
-    for base in bases:
+    """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None."""
+    # Training ran in some folder above the run, or else where this command runs.
+    for base in [Path("/")] if start.is_absolute() else [*folder.parents, Path.cwd()]:
         path = (base / start).resolve()
         if not path.exists():
             continue
@@ -505,10 +516,11 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     try:
         for number, line in journal.rows():
+            # It guards the line in the file, and is no logged value.
             line.pop("checksum", None)
-            is_event = line["kind"] == "event"
-            key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
-            lines[key] = line
+            # Several events may happen at one update.
+            place = number if line["kind"] == "event" else line.get("update", number)
+            lines[line["kind"], place] = line
     except OSError as error:
         raise MetaseqError(f"{path}: not a log: {error}") from error
     if journal.torn:

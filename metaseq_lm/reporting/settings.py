@@ -10,7 +10,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -20,8 +22,7 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run, bare_key, identity, natural
 from metaseq_lm.runs.suite_results import SuiteResults
-from metaseq_lm.sweeps.draws import sd_of_choice
-from metaseq_lm.sweeps.trials import Shares
+from metaseq_lm.sweeps.trials import Shares, sd_of_choice
 
 REMEDY = "compare a metric of an end task (--metric)"
 _SUITE_REMEDY = "score all runs with the same data and options"
@@ -101,9 +102,9 @@ class Row:
         ends = [key.removesuffix("._name").rpartition(".")[2] for key in remaining]
         parts = []
         for key, end in zip(remaining, ends):
-            value = show(self.values[key])
             short = key if ends.count(end) > 1 else end
-            parts.append(value if key == "label" else f"{short}={value}")
+            named = f"{short}=" * (key != "label")
+            parts.append(f"{named}{show(self.values[key])}")
         return ", ".join(parts) or "all runs"
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
@@ -187,7 +188,6 @@ class Row:
 
 
 def _keys_of(runs: Sequence[Run]) -> dict[str, None]:
-    """Return the config keys of runs, each once, in their order."""
     keys: dict[str, None] = {}
     for run in runs:
         keys |= dict.fromkeys(run.values)
@@ -196,7 +196,7 @@ def _keys_of(runs: Sequence[Run]) -> dict[str, None]:
 
 def runs_of(rows: Iterable[Row]) -> list[Run]:
     """Return the runs of all rows."""
-    return [run for row in rows for run in row.runs]
+    return list(chain.from_iterable(row.runs for row in rows))
 
 
 def finished(runs: Iterable[Run]) -> list[Run]:
@@ -210,7 +210,6 @@ def spent_flops(runs: Iterable[Run]) -> float:
 
 
 def _by_seed(runs: Iterable[Run]) -> dict[Any, list[Run]]:
-    """Return the runs of each seed."""
     by_seed: dict[Any, list[Run]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
@@ -273,10 +272,7 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Row]:
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the config keys that differ between the runs, in config order.
-
-    Seeds, paths and keys that do not affect results are left out.
-    """
+    """Return the config keys that differ between the runs and affect results, in config order."""
     sources = frozenset().union(*(run.sources for run in runs))
     differing = []
     for key in _keys_of(runs):
@@ -307,10 +303,14 @@ def hidden_keys(settings: Sequence[Row]) -> list[str]:
         labels.setdefault(setting.values.get("label"), []).append(setting)
     hidden = []
     for key in settings[0].values:
-        counts = [len({setting.identity([key]) for setting in same}) for same in labels.values()]
-        if key not in settings[0].shown and max(counts) > 1:
+        if key not in settings[0].shown and any(varies(key, same) for same in labels.values()):
             hidden.append(key)
     return hidden
+
+
+def varies(key: str, settings: Sequence[Row]) -> bool:
+    """Return whether settings have several values of a key."""
+    return len({setting.identity([key]) for setting in settings}) > 1
 
 
 def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where") -> list[Run]:
@@ -359,17 +359,35 @@ def _require_key(runs: Sequence[Run], key: str) -> None:
     )
 
 
+def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
+    """Return the logged metrics that match `metric`, a name or a pattern, in natural order.
+
+    Raises UsageError listing the logged metrics if none matches.
+    """
+    known = sorted(set().union(*(run.logged for run in runs)), key=natural)
+    matching = [name for name in known if name == metric or fnmatchcase(name, metric)]
+    if not matching:
+        raise UsageError(
+            f"no log has the metric '{metric}'.{nearest(metric, known)} "
+            f"Logged: {', '.join(known) or 'nothing'}."
+        )
+    return matching
+
+
 def suggestion(name: str, known: Sequence[str]) -> str:
     """Return a hint with the dotted names that end in `name`, or with the nearest one."""
-    ends = [full for full in known if full.rpartition(".")[2] == name]
-    return f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, list(known))
+    if ends := [full for full in known if full.rpartition(".")[2] == name]:
+        return f" Did you mean {' or '.join(map(repr, ends))}?"
+    return nearest(name, list(known))
 
 
 def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
     """Return a sort key for config values: numbers, then text in natural order, then None."""
     if is_number(value):
         return (0, float(value), [])
-    return (2, 0.0, []) if value is None else (1, 0.0, natural(show(value)))
+    if value is None:
+        return (2, 0.0, [])
+    return (1, 0.0, natural(show(value)))
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -387,17 +405,16 @@ def show(value: Any) -> str:
         return f"{value:.10g}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(show, value))}]"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
 
 
 def _canonical(value: str) -> str:
-    """Return a value typed by the user in the form of `show`: 5e-4 as 0.0005, null as none.
-
-    Quotes around a text belong to the override, such as label='k = 3'. In a list, such as [chunk,
-    pos], spaces around values do not count.
-    """
+    """Return a value typed by the user in the form of `show`: 5e-4 as 0.0005, null as none."""
     if re.fullmatch(r"\[.*\]", value):
         return f"[{','.join(_canonical(part.strip()) for part in value[1:-1].split(','))}]"
+    # Quotes around a text belong to the override, such as label='k = 3'.
     if re.fullmatch(r"'.+'|\".+\"", value):
         return value[1:-1]
     try:
@@ -442,7 +459,6 @@ def metric_of(name: str, runs: Sequence[Run], better: str | None = None) -> Metr
 
 
 def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metric:
-    """Return a metric that is no mean, see `metric_of`."""
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
     if not metric.guessed:
@@ -457,13 +473,11 @@ def _describe_metric(name: str, runs: Sequence[Run], better: str | None) -> Metr
 
 
 def _is_of_objective(metric: str, run: Run) -> bool:
-    """Return whether a metric measures the training objective of a run, not an end task.
-
-    Such metrics are losses, and metrics on a split of masked text, such as the accuracy of tokens.
-    """
+    """Return whether a metric measures the training objective of a run, not an end task."""
     split, _, bare = metric.rpartition(".")
     if is_loss(bare) or bare in run.losses:
         return True
+    # So do metrics on a split of masked text, such as the accuracy of tokens.
     values = run.values
     splits = (values.get("trainer.valid_split", "valid"), *values.get("trainer.final_splits", ()))
     return "task.mask_prob" in values and not values.get("task.labelled") and split in splits
@@ -486,6 +500,7 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         return {}
     keys = ["data_hash"]
     keys += [key for key in _keys_of(runs) if key.startswith(("task.", "criterion."))]
+    # Criterions with several names may declare one function for their evaluated losses.
     names = {run.values.get("criterion._name") for run in runs}
     if len({run.evaluates_as for run in runs}) == 1 < len(names):
         keys = [key for key in keys if not key.endswith("._name")]
@@ -529,10 +544,11 @@ def _differing_facts(
     """Return the facts, with values, that differ between the results of a metric's suites."""
     differing = {}
     mean = [run for run in runs if metric in run.means]
-    for part in dict.fromkeys(part for run in mean for part in run.parts_of(metric)) or [metric]:
+    parts = dict.fromkeys(chain.from_iterable(run.parts_of(metric) for run in mean))
+    for part in parts or [metric]:
         suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
         facts = list(map(facts_of, suites))
-        for key in dict.fromkeys(key for values in facts for key in values):
+        for key in dict.fromkeys(chain.from_iterable(facts)):
             values = distinct(f[key] for f in facts if key in f)
             if len(values) > 1:
                 name = part.partition(".")[0]
@@ -542,8 +558,8 @@ def _differing_facts(
 
 def scored_functions(metric: str, settings: Sequence[Row | None]) -> dict[str, str]:
     """Return `differing_functions` of the scored runs in settings or cells."""
-    scored = [run for row in settings if row for run in row.scored_by(metric)]
-    return differing_functions(metric, scored)
+    scored = (row.scored_by(metric) for row in settings if row)
+    return differing_functions(metric, chain.from_iterable(scored))
 
 
 def describe(metric: str, differing: dict[str, str]) -> str:

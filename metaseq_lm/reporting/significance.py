@@ -85,7 +85,9 @@ class SettingComparison:
             return p_text(self.p), p_text(self.holm)
         if self.is_baseline:
             return "", "baseline" if self.setting is self.baseline else "same runs"
-        return ("-", "-") if self.baseline is None or self.other_function else (f"n<{FEWEST}",) * 2
+        if self.baseline is None or self.other_function:
+            return "-", "-"
+        return f"n<{FEWEST}", f"n<{FEWEST}"
 
     def detectable_texts(self, metric: Metric) -> tuple[str, str]:
         """The texts of the cells difference and detectable; "never" if no difference is enough."""
@@ -120,9 +122,9 @@ class Significance:
     def verdict(self, comparison: SettingComparison) -> str:
         """Return "better" or "worse" if p is below LEVEL after Holm, else that it is neither."""
         is_shown = comparison.holm is not None and comparison.holm < LEVEL
-        if self.test.sides == 1:
-            return "better" if is_shown else "not shown to be better"
-        return ("better" if comparison.is_ahead else "worse") if is_shown else "no difference shown"
+        if not is_shown:
+            return "not shown to be better" if self.test.sides == 1 else "no difference shown"
+        return "better" if comparison.is_ahead or self.test.sides == 1 else "worse"
 
     def notes(self) -> list[str]:
         """Return notes on the test, its result, the smallest possible p, and omissions."""

@@ -150,7 +150,9 @@ class Test:
             tail = max(levels[levels < tail], default=0.0)
         efficiency = _EFFICIENCY.get(self.name, _EFFICIENCY.get(self.centre, 1.0))
         error = math.sqrt(sum(1 / n for n in sizes) / efficiency)
-        return float(student_t.isf(tail, sum(sizes) - 2)) if tail else 0.0, error
+        if not tail:
+            return 0.0, error
+        return float(student_t.isf(tail, sum(sizes) - 2)), error
 
     def seeds_that_decide(
         self, effect: float, sd: float, level: float, comparisons: int, equivalence: bool = True
@@ -165,7 +167,7 @@ class Test:
         while high - low > 1:
             power = self.power((n, n), effect, sd, level, comparisons)
             if equivalence:
-                power = min(power, equivalence_power(n, effect, sd, level))
+                power = min(power, _equivalence_power(n, effect, sd, level))
             low, high = (low, n) if power >= POWER else (n, high)
             n = (low + high) // 2
         return high if high <= MOST_SEEDS else None
@@ -272,7 +274,6 @@ def _rounding(samples: Sequence[np.ndarray]) -> float:
 
 
 def _tails(name: str, samples: Sequence[np.ndarray], errors: Errors, centre: str) -> Tails:
-    """Return the one-sided p of a single test."""
     if name in ("welch", "t"):
         return _t_tails(samples, errors, pooled=name == "t")
     x, y, *controls = samples
@@ -284,11 +285,7 @@ def _tails(name: str, samples: Sequence[np.ndarray], errors: Errors, centre: str
 
 
 def _t_tails(samples: Sequence[np.ndarray], errors: Errors, pooled: bool) -> Tails:
-    """Return the tails of Student's or Welch's t test of a difference, see `difference_of`.
-
-    One is 0 where the test cannot speak against a difference: for a sample of one score, and for
-    different means without spread.
-    """
+    """Return the tails of Student's or Welch's t test of a difference, see `difference_of`."""
     from scipy.stats import t as student_t
 
     difference = difference_of(*samples)
@@ -297,6 +294,7 @@ def _t_tails(samples: Sequence[np.ndarray], errors: Errors, pooled: bool) -> Tai
     error, freedom = 0.0, math.inf
     if min(map(len, samples)) > 1:
         error, freedom = mean_error(*samples, errors=errors, pooled=pooled)
+    # Neither one score nor means without spread speak against a difference.
     if not error:
         return float(difference <= 0), float(difference >= 0)
     upper, lower = student_t.sf([difference / error, -difference / error], freedom)
@@ -304,11 +302,9 @@ def _t_tails(samples: Sequence[np.ndarray], errors: Errors, pooled: bool) -> Tai
 
 
 def _permutation(x: np.ndarray, y: np.ndarray, centre: str) -> Tails:
-    """Return the tails of the difference of centres over the `assignments` of the scores.
-
-    scipy's permutation_test has the same p, but calls the statistic for batches of assignments that
-    it makes anew for each test; for means, a cached matrix takes a hundredth of the time.
-    """
+    """Return the tails of the difference of centres over the `assignments` of the scores."""
+    # scipy's permutation_test has the same p, but calls the statistic for batches of assignments
+    # that it makes anew for each test; a cached matrix takes a hundredth of the time.
     pooled, ways = np.concatenate([x, y]), assignments(len(x), len(y))
     if centre == "mean":
         # The total is fixed, so the sum of the first side determines the difference of means.
@@ -321,10 +317,7 @@ def _permutation(x: np.ndarray, y: np.ndarray, centre: str) -> Tails:
 
 
 def _bootstrap(x: np.ndarray, y: np.ndarray, centre: str) -> Tails:
-    """Return the tails of the difference of centres over resamples shifted to one centre.
-
-    p is (1 + #{>=}) / (1 + RESAMPLES), which is never 0. scipy's bootstrap has intervals only.
-    """
+    """Return the tails of the difference of centres over resamples shifted to one centre."""
     average = _AVERAGES[centre]
     common, rng = average(np.concatenate([x, y])), np.random.default_rng(0)
     centres = []
@@ -332,6 +325,7 @@ def _bootstrap(x: np.ndarray, y: np.ndarray, centre: str) -> Tails:
         shifted = scores - average(scores) + common
         centres.append(average(rng.choice(shifted, size=(RESAMPLES, len(scores))), axis=1))
     observed = float(average(x) - average(y))
+    # p is (1 + #{>=}) / (1 + RESAMPLES), never 0. scipy's bootstrap has intervals only.
     return _shares(centres[0] - centres[1], observed, _rounding((x, y)), added=1)
 
 
@@ -344,14 +338,12 @@ def _shares(values: np.ndarray, observed: float, tolerance: float, added: int = 
 
 
 def _rank_tails(x: np.ndarray, y: np.ndarray) -> Tails:
-    """Return the tails of the U test: exact for few scores, else the normal approximation.
-
-    The approximation is too bold for few scores, and scipy's exact p does not allow ties: in that
-    case we permute the ranks, which is the same test.
-    """
+    """Return the tails of the U test: exact for few scores, else the normal approximation."""
     from scipy.stats import mannwhitneyu, rankdata
 
     pooled = np.concatenate([x, y])
+    # The approximation is too bold for few scores, and scipy's exact p does not allow ties: in that
+    # case we permute the ranks, which is the same test.
     if min(len(x), len(y)) <= 8 and len(np.unique(pooled)) < len(pooled):
         ranks = rankdata(pooled)
         return _permutation(ranks[: len(x)], ranks[len(x) :], "mean")
@@ -382,11 +374,8 @@ def assignments(n: int, m: int) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _significant_from(n: int, m: int, tail: float, permutes: bool) -> np.ndarray:
-    """Return, for simulated scores, the smallest significant true difference in sd.
-
-    We simulate `n` and `m` standard normal scores and test one-sided at `tail`: by Welch's t test,
-    and by permutation if `permutes`. Values are infinite if no scores can be significant.
-    """
+    """Return, for simulated scores, the smallest significant true difference in sd, or infinity."""
+    # We test one-sided at `tail`: by Welch's t test, and by permutation if `permutes`.
     count = math.comb(n + m, n)
     rank = math.ceil(tail * count) - 1  # number of extreme assignments
     if min(n, m) < 2 or (permutes and rank < 1):
@@ -409,7 +398,7 @@ def _significant_from(n: int, m: int, tail: float, permutes: bool) -> np.ndarray
     return limits
 
 
-def equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) -> float:
+def _equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) -> float:
     """Return the probability that equal objectives with `n` seeds each are called equivalent.
 
     It is the probability that the 1 - 2 `level` interval (Student's, for normal scores) lies within

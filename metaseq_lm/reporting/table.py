@@ -1,8 +1,9 @@
-"""Tables of scores over seeds: a row for each setting, or one config key against another."""
+"""Tables of scores over seeds: a row for each setting or pair, or one key against another."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, combinations
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -15,6 +16,7 @@ from metaseq_lm.reporting.numbers import (
     Summary,
     bytes_text,
     flops_text,
+    p_text,
     summarise,
     words_text,
 )
@@ -34,8 +36,17 @@ from metaseq_lm.reporting.settings import (
     seed_means,
     show,
     suggestion,
+    varies,
 )
-from metaseq_lm.reporting.significance import DETECTABLE, SettingComparison, Significance
+from metaseq_lm.reporting.significance import (
+    DETECTABLE,
+    UNIT,
+    SettingComparison,
+    Significance,
+    compare_pair,
+    describe_test,
+)
+from metaseq_lm.reporting.stats import FEWEST, LEVEL, Test, holm
 from metaseq_lm.runs.conditions import KEY, count_conditions
 
 
@@ -102,7 +113,7 @@ class Table:
     @property
     def has_best(self) -> bool:
         """Whether any cell is marked as the best."""
-        return any(cell.best for row in self.rows for cell in row)
+        return any(cell.best for cell in chain.from_iterable(self.rows))
 
 
 _ABSENT = ("", "-", show(None))
@@ -131,7 +142,7 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     validation metric, or the first metric, in this order. Raises UsageError, naming the known
     metrics, if no finished run has it; any name is accepted while no run has finished.
     """
-    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    known = list(dict.fromkeys(chain.from_iterable(run.metrics for run in runs)))
     if name is None:
         best = dict.fromkeys(run.values.get("trainer.best_checkpoint_metric") for run in runs)
         preferred = ["test.accuracy", *(f"valid.{metric}" for metric in best if metric)]
@@ -167,8 +178,7 @@ def setting_table(
     if significance:
         comparisons = significance.comparisons
         baselines = [c.baseline or c.setting for c in significance.comparisons]
-        p_titles = ["p", "p (Holm)"]
-        p_titles += ["difference", DETECTABLE] if significance.with_detectable else []
+        p_titles = ["p", "p (Holm)", *["difference", DETECTABLE] * significance.with_detectable]
     summaries = [summarise(setting.run_scores(metric.name), spread) for setting in settings]
     marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
@@ -179,39 +189,27 @@ def setting_table(
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
         row.append(Cell("-" if line["best"] is None else metric.text(line["best"])))
         if compared and significance:
-            texts = [*compared.texts]
-            texts += compared.detectable_texts(metric) if significance.with_detectable else ()
-            row += map(Cell, texts)
+            row += map(Cell, compared.texts)
+            if significance.with_detectable:
+                row += map(Cell, compared.detectable_texts(metric))
         row += [Cell(_COST_COLUMNS[cost][1](line[cost]), value=line[cost]) for cost in costs]
         rows.append(row)
         records.append({**line, "is_best": is_best})
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
-    return Table(
-        f"{metric.title}: {SPREAD_TITLES[spread]}",
-        [
-            *keys,
-            "seeds",
-            metric.title,
-            "best",
-            *p_titles,
-            *(_COST_COLUMNS[cost][0] for cost in costs),
-        ],
-        rows,
-        below + notes(settings, metric),
-        records,
-    )
+    head = [*keys, "seeds", metric.title, "best", *p_titles]
+    head += [_COST_COLUMNS[cost][0] for cost in costs]
+    title = f"{metric.title}: {SPREAD_TITLES[spread]}"
+    return Table(title, head, rows, below + notes(settings, metric), records)
 
 
 def _config_cell(value: Any) -> Cell:
-    """Return the cell of a config value."""
     number = float(value) if is_number(value) else None
     return Cell(show(value), number=number is not None, value=number)
 
 
 def _choose_costs(settings: Sequence[Row]) -> list[str]:
-    """Return the costs of which the runs of settings need columns."""
     runs = runs_of(settings)
     needs = {
         "own_flops": any(run.was_pretrained for run in runs),
@@ -235,7 +233,7 @@ def pivot_table(
     Without `columns` it is a setting table by `rows` alone. Notes report cells that mix settings.
     With `mean` the last column is the mean over the others, see `_mean_over`.
     """
-    keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
+    keys = list(dict.fromkeys([rows, columns or rows]))
     cells = group_by(runs_of(settings), keys)
     mixed = (_mixed_note(cell, settings) for cell in cells)
     below = [*filter(None, mixed), *notes(settings, metric)]
@@ -249,9 +247,8 @@ def pivot_table(
         grid.append([by_values.get((row_value, identity(value))) for value in across])
     body = [[replace(_config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
-        summaries = [
-            summarise(cell.run_scores(metric.name), spread) if cell else None for cell in column
-        ]
+        scores = [cell.run_scores(metric.name) if cell else [] for cell in column]
+        summaries = [summarise(values, spread) for values in scores]
         marks = _best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
             text = summary.text(metric) if summary else "-"
@@ -266,20 +263,13 @@ def pivot_table(
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
     records = [record(cell, keys, metric, spread) for cell in cells]
-    return Table(
-        f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
-        [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
-        body,
-        below,
-        records,
-    )
+    head = [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean]
+    title = f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)"
+    return Table(title, head, body, below, records)
 
 
 def _mean_over(cells: Sequence[Row | None], metric: Metric, spread: str) -> Summary | None:
-    """Return the summary over seeds of the mean over cells, for seeds that all cells have.
-
-    Return None without such seeds. A seed that occurs several times in a cell counts with its mean.
-    """
+    """Return the summary over seeds, of which all cells have a score, of the mean over cells."""
     by_cell = [seed_means(cell.runs if cell else (), metric.name) for cell in cells]
     means = []
     for seed in by_cell[0]:
@@ -295,21 +285,17 @@ def _best_of(
     metric: Metric,
     baselines: Sequence[Row] | None = None,
 ) -> list[bool]:
-    """Return for each summary whether it is the best; equal printed values tie.
-
-    With `baselines`, cells compete only if they share a baseline. Nothing is marked without a
-    competitor, nor among cells with different functions of the metric.
-    """
+    """Return for each summary whether it is the best; equal printed values tie."""
     groups: dict[int, dict[int, float]] = {}
     for i, summary in enumerate(summaries):
         if summary is not None:
+            # Cells compete only if they share a baseline.
             groups.setdefault(id(baselines[i]) if baselines else 0, {})[i] = summary.centre
-    best = min if metric.lower_is_better else max
     marks = [False] * len(summaries)
     for centres in groups.values():
         if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in centres]):
             continue
-        top = best(centres.values())
+        top = metric.best(centres.values())
         digits = metric.decimals(top)
         for i, centre in centres.items():
             marks[i] = metric.text(centre, digits) == metric.text(top, digits)
@@ -318,8 +304,8 @@ def _best_of(
 
 def _count_text(setting: Row, metric: Metric) -> str:
     """Return the number of scored runs, or 3/4 if some of all runs are missing."""
-    scored = len(setting.scored_by(metric.name))
-    return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
+    scored, count = len(setting.scored_by(metric.name)), len(setting.runs)
+    return f"{scored}/{count}" if scored < count else str(scored)
 
 
 def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> float | None:
@@ -327,10 +313,13 @@ def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> floa
 
     `cost` is one of `Run.costs`.
     """
-    recorded = [run.costs[cost] for run in setting.scored_by(metric.name)]
-    costs = [value for value in recorded if value is not None]
+    costs = []
+    for run in setting.scored_by(metric.name):
+        if (value := run.costs[cost]) is None:
+            return None
+        costs.append(value)
     summary = summarise(costs, spread)
-    return summary.centre if summary and len(costs) == len(recorded) else None
+    return summary.centre if summary else None
 
 
 def record(
@@ -341,18 +330,16 @@ def record(
     compared: SettingComparison | None = None,
 ) -> dict[str, Any]:
     """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
-    summary = summarise(setting.run_scores(metric.name), spread)
-    count = summary.n if summary else 0
+    scores = setting.run_scores(metric.name)
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
-    line |= {"metric": metric.name, "runs": len(setting.runs), "scored": count}
-    if spread == "sd":
-        line["mean"] = summary.centre if summary else None
-        line["sd"] = summary.high - summary.centre if summary and count > 1 else None
-    else:
-        parts = (summary.centre, summary.low, summary.high) if summary else (None,) * 3
-        line |= zip(("median", "min", "max"), parts)
-    best = min if metric.lower_is_better else max
-    line["best"] = best(setting.run_scores(metric.name), default=None)
+    line |= {"metric": metric.name, "runs": len(setting.runs), "scored": len(scores)}
+    line |= dict.fromkeys(("mean", "sd") if spread == "sd" else ("median", "min", "max"))
+    if (summary := summarise(scores, spread)) and spread == "sd":
+        line["mean"] = summary.centre
+        line["sd"] = summary.high - summary.centre if len(scores) > 1 else None
+    elif summary:
+        line |= {"median": summary.centre, "min": summary.low, "max": summary.high}
+    line["best"] = metric.best(scores, default=None)
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
@@ -372,8 +359,8 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
             f"them; {remedy(differing)}."
         )
-    scored = [run for setting in settings for run in setting.scored_by(metric.name)]
-    if differing := differing_suite_code(metric.name, scored):
+    scored = chain.from_iterable(setting.scored_by(metric.name) for setting in settings)
+    if differing := differing_suite_code(metric.name, list(scored)):
         codes = "; ".join(f"{key}: {values}" for key, values in differing.items())
         lines.append(
             f"{metric.name} was scored by other code in some of these ({codes}); 'metaseq-lm "
@@ -389,7 +376,7 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
             count, names = len(runs), ", ".join(run.name for run in runs)
             lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
-            hashes = {str((run.results or {}).get(kind)) for run in setting.scored_by(metric.name)}
+            hashes = {str(run.recorded.get(kind)) for run in setting.scored_by(metric.name)}
             if len(hashes) > 1:
                 lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
     for setting in settings:
@@ -400,18 +387,67 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
             )
         for run in setting.runs:
             lines += [f"{run.name}: {note}." for note in run.notes]
-        conditions = [(run.results or {}).get(KEY) for run in setting.runs]
+        conditions = [run.recorded.get(KEY) for run in setting.runs]
         lines += [f"{setting.name}: {text}." for text in count_conditions(conditions)]
     return lines
 
 
 def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
     """Return a warning if a pivot cell mixes runs of several settings."""
-    inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
+    inside = [setting for setting in settings if not set(cell.runs).isdisjoint(setting.runs)]
     if len(inside) < 2:
         return None
-    keys = [key for key in inside[0].values if len({s.identity([key]) for s in inside}) > 1]
+    keys = [key for key in inside[0].values if varies(key, inside)]
     return (
         f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
         "pick one with --where."
     )
+
+
+def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) -> Table:
+    """Return a row for each pair of settings that differ only in `key` among the shown keys.
+
+    p is corrected for all pairs; the smallest comes first. Raises UsageError for a one-sided test,
+    and if no pair has FEWEST scored seeds on both sides.
+    """
+    if test.sides == 1:
+        raise UsageError("--pairs asks which of two settings is ahead: leave --sides 1 out")
+    pairs = sorted(_tested(settings, metric, key, test), key=lambda pair: pair[0])
+    if not pairs:
+        raise UsageError(
+            f"--pairs {key}: no two settings differ in '{key}' alone and have {FEWEST} scored "
+            "seeds each"
+        )
+    rows, records, significant = [], [], 0
+    for (p, pair), corrected in zip(pairs, holm([p for p, _ in pairs])):
+        assert pair.baseline is not None and pair.difference is not None
+        significant += corrected < LEVEL
+        names, gap = [pair.setting.name, pair.baseline.name], abs(pair.difference)
+        if not pair.is_ahead:
+            names.reverse()
+        texts = [metric.text(gap, metric.decimals(gap)), p_text(p), p_text(corrected)]
+        rows.append([*(Cell(name, number=False) for name in names), *map(Cell, texts)])
+        line: dict[str, Any] = dict(zip(("setting", "ahead_of"), names))
+        line |= {"difference": gap, "p": p, "p_holm": corrected}
+        records.append({"metric": metric.name, **line})
+    note = (
+        f"p: {describe_test(test)}; the unit is {UNIT}; p (Holm): corrected for the {len(pairs)} "
+        f"pairs, of which {significant} are significant at {LEVEL}."
+    )
+    head = ["setting", "ahead of", "by", "p", "p (Holm)"]
+    title = f"{metric.title}: differences of {test.centre}s"
+    return Table(title, head, rows, [note, *notes(settings, metric)], records)
+
+
+def _tested(
+    settings: Sequence[Row], metric: Metric, key: str, test: Test
+) -> Iterator[tuple[float, SettingComparison]]:
+    """Yield p and the comparison of each testable pair that differs only in `key`."""
+    for one, other in combinations(settings, 2):
+        others = [name for name in one.shown if name != key]
+        # The same runs under two labels are one setting.
+        if one.identity(others) != other.identity(others) or one.content == other.content:
+            continue
+        comparison = compare_pair(one, other, metric, test)
+        if comparison.p is not None:
+            yield comparison.p, comparison

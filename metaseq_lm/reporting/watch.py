@@ -44,7 +44,7 @@ def follow(
     paths, seen, last_problem = list(paths), None, ""
     try:
         while _quietly(goes_on):
-            pause, present = float(INTERVAL), files_below(paths)
+            pause, present = float(INTERVAL), _files_below(paths)
             if present != seen:
                 started = time.monotonic()
                 problem = ""
@@ -68,12 +68,11 @@ def follow(
 
 
 def _quietly(call: Callable[[], Result]) -> Result:
-    """Return the result of a call while suppressing its output and warnings."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return call()
 
 
-def files_below(paths: Iterable[Path]) -> State:
+def _files_below(paths: Iterable[Path]) -> State:
     """Return time and size of the files that reports read, by path."""
     state: State = {}
     skipped = {*SKIPPED_FOLDERS, SNAPSHOT} - {suite_results.FOLDER}
@@ -106,17 +105,18 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
     is_waiting = any(item.state and item.state.state == "waiting" for item in planned)
     if is_waiting and any(_has_command(file.parent) for file in sweep_files(paths)):
         return True
-    of_sweeps = {folder for item in planned for folder in item.stages.values()}
+    of_sweeps = set[Path]().union(*(item.stages.values() for item in planned))
     for path in paths:
-        for folder in run_folders(path, {}) if path.is_dir() else ():
-            if folder not in of_sweeps and _is_running(folder):
+        if path.is_dir():
+            alone = (folder for folder in run_folders(path, {}) if folder not in of_sweeps)
+            if any(map(_is_running, alone)):
                 return True
     return False
 
 
 def _has_command(sweep: Path) -> bool:
-    """Return whether a command that starts runs of a sweep is running, on any machine."""
-    from metaseq_lm.sweeps.folder import SweepFolder, process_start
+    from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.lock_file import process_start
 
     host = socket.gethostname()
     commands = SweepFolder(sweep).commands()

@@ -147,9 +147,11 @@ def stage(
         rows = first_rows if PART.fullmatch(file) else None
         files[file] = partial(encode, _on_host(table, copy), rows)
     # With the entries of headers and state.pt for each tensor.
-    sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
+    size = 0
+    for table in tables.values():
+        size += sum(tensor.nbytes + 2 * len(name) + 200 for name, tensor in table.items())
     structures = {"state": structure(outline), "weights": structure(dict(weights))}
-    return _CheckpointContents(files, sum(sizes), structures)
+    return _CheckpointContents(files, size, structures)
 
 
 def _on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
@@ -199,12 +201,10 @@ def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, 
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Give a complete checkpoint its name; an unvalidated or damaged one of that name is removed.
-
-    A kill at any moment leaves the old or the new one under that name, to which links may point. If
-    names cannot be exchanged, there is a moment with neither, after which `newest` restores the old
-    one.
-    """
+    """Give a complete checkpoint its name; an unvalidated or damaged one is removed."""
+    # A kill at any moment leaves the old or the new one under that name, to which links may point.
+    # If names cannot be exchanged, there is a moment with neither, after which `newest` restores
+    # the old one.
     old = temporary
     if not os.path.lexists(final):
         os.rename(temporary, final)
@@ -275,7 +275,6 @@ def nonfinite(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Raise CheckpointError if a weight of a checkpoint is not finite."""
     if bad := nonfinite(weights):
         raise CheckpointError(f"{path}: {', '.join(bad[:4])} is not finite")
 
@@ -390,10 +389,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _find(tensors: dict[str, StoredTensor], name: str, value: Any) -> Any:
-    """Return a tensor of the state; if state.pt has only its place, take it out of `tensors`.
-
-    Scalars are read at once.
-    """
+    """Return a tensor of the state; if state.pt has only its place, take it out of `tensors`."""
     if isinstance(value, StoredTensor) or not value.is_meta:
         return value
     stored = tensors.pop(name, None)
@@ -442,13 +438,15 @@ def newest(
 
 def _recovered(folder: Path) -> list[Path]:
     """Clean up after an interrupted save; return the checkpoints of a folder, newest first."""
-    for old in folder.glob(f"{_REPLACED}*") if folder.is_dir() else ():
+    if not folder.is_dir():
+        return []
+    for old in folder.glob(f"{_REPLACED}*"):
         final = folder / old.name.removeprefix(_REPLACED)
         if not os.path.lexists(final):
             os.rename(old, final)
         else:
             _remove(old)
-    for leftover in folder.glob(f"{_TEMPORARY}*") if folder.is_dir() else ():
+    for leftover in folder.glob(f"{_TEMPORARY}*"):
         _remove(leftover)
     return all_updates(folder)[::-1]
 

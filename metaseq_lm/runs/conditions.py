@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 KEY = "conditions"  # in results.json
 _MANY_UNKNOWN = 0.03
@@ -47,9 +48,11 @@ def describe_conditions(conditions: object, remedy: str = "") -> list[str]:
     for name, about in batches.items():
         numbers = _numbers(about)
         if {"rows", "asked"} <= numbers.keys() and numbers["rows"] < numbers["asked"]:
+            epochs = numbers.get("epochs")
+            seen = f"; the run sees them {epochs:.3g} times" if epochs else ""
             sentences.append(
                 f"batches of {name} have {numbers['rows']:,.0f} rows, not {numbers['asked']:,.0f}: "
-                f"there are no more{_seen(numbers.get('epochs'))}"
+                f"there are no more{seen}"
             )
     sentences.append(_describe_rates(_numbers(rates)))
     if best:
@@ -57,20 +60,15 @@ def describe_conditions(conditions: object, remedy: str = "") -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _seen(epochs: float | None) -> str:
-    return f"; the run sees them {epochs:.3g} times" if epochs else ""
-
-
 def count_conditions(runs: Iterable[object], noun: str = "runs") -> list[str]:
     """Return each sentence on conditions, with the number of runs that it is true for."""
     runs = list(runs)
-    counts = Counter(sentence for run in runs for sentence in describe_conditions(run))
+    counts = Counter(chain.from_iterable(map(describe_conditions, runs)))
     total = f" of {len(runs):,} {noun}" if len(runs) > 1 else ""
     return [f"{count:,}{total}: {text}" if total else text for text, count in counts.items()]
 
 
 def _describe_rates(rates: Mapping[str, float]) -> str:
-    """Describe the highest and the last learning rate; "" if they are as configured."""
     if not {"asked", "highest", "at", "last", "updates"} <= rates.keys():
         return ""
     base, highest, updates = rates["asked"], rates["highest"], rates["updates"]
@@ -91,7 +89,6 @@ def _describe_rates(rates: Mapping[str, float]) -> str:
 
 
 def _numbers(values: object) -> dict[str, float]:
-    """Return the entries of a mapping that are finite numbers."""
     pairs = values.items() if isinstance(values, Mapping) else ()
     return {
         str(name): float(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from metaseq_lm.runs.manifests import CheckpointError
 def labels_of(facts: dict[str, Any] | None, source: object) -> dict[str, list[str]]:
     """Return the classes of each set from a checkpoint's facts; CheckpointError without any."""
     labels = (facts or {}).get("labels")
-    if labels is None or not all(isinstance(x, str) for names in labels.values() for x in names):
+    every = chain.from_iterable((labels or {}).values())
+    if labels is None or not all(isinstance(label, str) for label in every):
         raise CheckpointError(
             f"{source} does not say which classes its heads are for; train it anew with this "
             "version"

@@ -80,23 +80,21 @@ def _attention_backward(grad: Any, *inputs: Any, **kwargs: Any) -> int:
 
 # Torch's counter does not know the CPU's fused attention. Backward is twice forward, as without
 # fusion: recomputation in a kernel to save memory, which torch counts, depends on the device.
-_ATTENTION = {
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): rule
-    for suffix, rule in (("", attention_flops), ("_backward", _attention_backward))
-    for kernel in (
-        "flash_attention_for_cpu",
-        "flash_attention",
-        "efficient_attention",
-        "cudnn_attention",
-    )
-}
+_ATTENTION: dict[Any, Any] = {}
+for _kernel in (
+    "flash_attention_for_cpu",
+    "flash_attention",
+    "efficient_attention",
+    "cudnn_attention",
+):
+    _name = f"_scaled_dot_product_{_kernel}"
+    _ATTENTION[getattr(torch.ops.aten, _name)] = attention_flops
+    _ATTENTION[getattr(torch.ops.aten, f"{_name}_backward")] = _attention_backward
 
 
 def _sequences(q: Sequence[int], *rest: Any, **kwargs: Any) -> int:
-    """Return the FLOPs of attention in whole rows: their length is the declared longest length.
-
-    Torch's own rule reads the lengths of the sequences instead.
-    """
+    """Return the FLOPs of attention in whole rows: their length is the declared longest length."""
+    # Torch's own rule reads the lengths of the sequences instead.
     longest = rest[5]
     return attention_flops(q, (longest, q[-1]), (longest, q[-1]))
 
@@ -200,7 +198,6 @@ def uncounted() -> Iterator[None]:
 
 
 def _shapes_of(work: Any) -> str:
-    """Return a key of everything that the FLOPs of some work depend on."""
     return f"{key(repr(signature(work))):016x}"
 
 

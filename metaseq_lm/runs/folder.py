@@ -41,8 +41,6 @@ from metaseq_lm.core.files import (
     remove_leftovers,
     require_folder,
     schema_error,
-    to_json,
-    with_checksum,
     without_link,
     write_atomic,
 )
@@ -52,6 +50,7 @@ from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
 from metaseq_lm.core.stored import with_current_names
+from metaseq_lm.runs.records import write_record
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 _FREE = ("engine.", "trainer.")
@@ -162,14 +161,12 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write results.json in one piece, with the checksums for `altered_files`."""
-        files = {
-            name: [len(content), checksum(content)]
-            for name in ("config.yaml", "log.jsonl")
-            if (content := (self.path / name).read_bytes() if (self.path / name).is_file() else b"")
-        }
+        files = {}
+        for name in ("config.yaml", "log.jsonl"):
+            if (file := self.path / name).is_file() and (content := file.read_bytes()):
+                files[name] = [len(content), checksum(content)]
         results = {**results, "message": mask_text(results.get("message") or ""), "files": files}
-        text = to_json(with_checksum(results), 1) + "\n"
-        write_atomic(self.path / "results.json", text.encode())
+        write_record(self.path / "results.json", results, indent=1)
 
     def is_finished(self) -> bool:
         """Return whether results.json says that the run is finished."""
@@ -373,8 +370,11 @@ def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 def with_text_entries(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat configuration with entries as texts, however they were written."""
-    keys = [key for key in ("task.objectives", "trainer.final_suites") if values.get(key)]
-    return {**values, **{key: [as_text(entry) for entry in values[key]] for key in keys}}
+    texts = dict(values)
+    for key in ("task.objectives", "trainer.final_suites"):
+        if values.get(key):
+            texts[key] = list(map(as_text, values[key]))
+    return texts
 
 
 def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> None:
@@ -388,11 +388,12 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
     if not changes:
         return
     differences = [f"{k} is {a!r} there, {b!r} here" for k, (a, b) in [*changes.items()][:5]]
-    parts = [[p for p in RESETS if p in _reset_parts(key, names)] for key in changes]
+    parts = [_reset_parts(key, names).intersection(RESETS) for key in changes]
     remedy = "choose another --save-dir, or the same options to resume it"
     if all(parts):
-        added = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
-        remedy = f"to go on with these options add --reset {','.join(added)}, else {remedy}"
+        added = {*reset, *(min(fitting, key=RESETS.index) for fitting in parts)}
+        ordered = ",".join(part for part in RESETS if part in added)
+        remedy = f"to go on with these options add --reset {ordered}, else {remedy}"
     raise UsageError(
         f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts "
         f"from its weights is init_from={path}"
@@ -400,12 +401,7 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
 
 
 def _reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
-    """Return the parts of a run, from RESETS, with which an option may change.
-
-    Args:
-        key: The dotted name.
-        names: The registered names of a run, by keys such as `task._name`.
-    """
+    """Return the parts of RESETS with which an option of the classes in `names` may change."""
     item = declaration(key, names)
     declared = {item.metadata["reset"]} if item and "reset" in item.metadata else set()
     return declared | ({key.partition(".")[0]} & {"schedule", "optimizer"})
@@ -421,13 +417,13 @@ def _default_of(names: Mapping[str, Any], key: str) -> Any:
 
 def _following_options(names: Mapping[str, Any], key: str) -> list[str]:
     """Return the options of the classes in `names`, by group, that follow the option `key`."""
-    return [
-        f"{group}.{item.name}"
-        for group, name in names.items()
-        if name in ALL[group].entries
-        for item in fields(ALL[group].entry(name).dataclass)
-        if item.metadata.get("follows") == key
-    ]
+    following = []
+    for group, name in names.items():
+        known = fields(ALL[group].entry(name).dataclass) if name in ALL[group].entries else ()
+        for item in known:
+            if item.metadata.get("follows") == key:
+                following.append(f"{group}.{item.name}")
+    return following
 
 
 def code_hash(user_dir: str | None) -> str:

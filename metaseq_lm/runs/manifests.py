@@ -175,11 +175,7 @@ def config_of(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def _usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> RunConfig:
-    """Return the configuration of a checkpoint; checks that all its components are registered.
-
-    Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does
-    not name.
-    """
+    """Return the configuration of a checkpoint; UsageError for a plug-in that is not named."""
     config = config_of(manifest, path)
     if config.user_dir and not user_dir:
         # Plug-in code runs only if the command line names it.

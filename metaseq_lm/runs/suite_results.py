@@ -21,11 +21,9 @@ from metaseq_lm.core.files import (
     is_altered,
     read_json,
     schema_error,
-    to_json,
-    with_checksum,
-    write_atomic,
 )
 from metaseq_lm.runs import manifests
+from metaseq_lm.runs.records import write_record
 
 FOLDER = "suites"
 FORMAT = "metaseq-lm suite results 1"
@@ -163,7 +161,7 @@ def write(run: Path, results: SuiteResults) -> Path:
     file = file_of(run, results)
     check_folder(file.parent, run)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, (to_json(with_checksum(results.record()), 1) + "\n").encode())
+    write_record(file, results.record(), indent=1)
     return file
 
 

@@ -13,6 +13,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,6 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def _joined(name: str, pieces: list[tuple[int | None, StoredTensor]]) -> StoredTensor:
-    """Join pieces of a tensor, each given with the index of its first row."""
     if len(pieces) == 1 and pieces[0][0] is None:
         return pieces[0][1]
     pieces.sort(key=lambda piece: piece[0] or 0)
@@ -162,5 +162,5 @@ def _joined(name: str, pieces: list[tuple[int | None, StoredTensor]]) -> StoredT
         if first not in (None, count) or (piece.shape[1:], piece.dtype) != (shape, dtype):
             raise ValueError(f"rows of {name} are missing, there twice or of another shape")
         count += piece.shape[0]
-    ranges = tuple(r for _, piece in pieces for r in piece.ranges)
+    ranges = tuple(chain.from_iterable(piece.ranges for _, piece in pieces))
     return StoredTensor(torch.Size([count, *shape]), dtype, ranges)

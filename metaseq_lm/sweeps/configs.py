@@ -40,7 +40,6 @@ def composed(
 
 
 def _name_of(run: PlannedRun, stage: StageRun) -> str:
-    """Return the name of a run's stage for messages."""
     return f"{run.name}, {stage.name}" if stage.name else run.name
 
 

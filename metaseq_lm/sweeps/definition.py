@@ -78,6 +78,15 @@ class Definition:
         """The compositions so far, with the plug-in; see `load_config`."""
         return {}
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings: all of the grid x the list."""
+        settings = []
+        for values in itertools.product(*self.grid.values()):
+            for chosen in self.alternatives or [{}]:
+                settings.append(dict(zip(self.grid, values)) | chosen)
+        return settings
+
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Definition:
         """Return the definition stored in a sweep.json."""
@@ -258,7 +267,6 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
 
 
 def _read_stage(content: Any, place: str) -> list[Stage]:
-    """Return a stage for each combination of the values of `each`, substituted in its texts."""
     row = read_structured(_StageRow, content, place)
     choices = []
     for key, values in row.each.items():
@@ -341,7 +349,6 @@ def _check_definition(definition: Definition) -> None:
 
 
 def _check_axis(key: str, definition: Definition) -> None:
-    """Raise UsageError for a key that cannot be varied."""
     stage, colon, option = key.rpartition(":")
     stages = [stage.name for stage in definition.stages]
     place = f"grid.{key}" if key in definition.grid else "list"

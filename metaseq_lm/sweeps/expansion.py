@@ -74,12 +74,8 @@ def expand(definition: Definition, out: Path) -> list[PlannedRun]:
     In this order an unfinished sweep already has settings to compare. Raises UsageError for
     templates that cannot be filled.
     """
-    grid = definition.grid
-    settings = []
-    for values in itertools.product(*grid.values()):
-        for chosen in definition.alternatives or [{}]:
-            settings.append(dict(zip(grid, values)) | chosen)
-    pairs = [(values, seed) for seed, values in itertools.product(definition.seeds, settings)]
+    ordered = itertools.product(definition.seeds, definition.settings)
+    pairs = [(values, seed) for seed, values in ordered]
     runs = []
     for (values, seed), name in zip(pairs, run_names(pairs)):
         folders = {s.name: os.path.join(s.name, name) for s in definition.stages}
@@ -134,8 +130,8 @@ def _check_path(argument: str) -> None:
     if key != "data" and not names_runs(key):
         return
     if value.startswith("["):
-        lists = override_values(argument, f"'{argument}'")
-        paths = [str(path) for items in lists if isinstance(items, list) for path in items]
+        lists = [x for x in override_values(argument, f"'{argument}'") if isinstance(x, list)]
+        paths = list(map(str, itertools.chain.from_iterable(lists)))
     else:
         paths = [value.strip("'\"")]
     if any(path not in ("", "null") and not os.path.isabs(path) for path in paths):

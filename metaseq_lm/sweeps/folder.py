@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -28,13 +27,13 @@ from metaseq_lm.core.files import (
     remove_leftovers,
     schema_error,
     with_checksum,
-    without_link,
     write_atomic,
 )
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.output import present_time
 from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import PlannedRun
+from metaseq_lm.sweeps.lock_file import locked, process_start
 
 _VERSION = 1
 _NAMED_FOLDER = {"name": str, "folder": FOLDER}
@@ -145,7 +144,6 @@ class SweepFolder:
         return dict(content)
 
     def _warn(self, message: str) -> None:
-        """Print a warning once."""
         if message not in self._warnings:
             self._warnings.add(message)
             say(message)
@@ -222,14 +220,11 @@ class SweepFolder:
             check_folder(path, self.path)
         for trial in search.glob("*/*"):
             check_folder(trial, self.path)
-        with open(self.lock_file, "ab", opener=without_link) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise MetaseqError(
-                    f"{self.path}: another 'sweep' command is running, or the runs of a killed one "
-                    "are still saving; wait, or use 'metaseq-lm sweep cancel'"
-                ) from None
+        busy = (
+            f"{self.path}: another 'sweep' command is running, or the runs of a killed one are "
+            "still saving; wait, or use 'metaseq-lm sweep cancel'"
+        )
+        with locked(self.lock_file, busy):
             remove_leftovers(self.path / "sweep.json")
             yield
 
@@ -291,7 +286,6 @@ class SweepFolder:
 
 
 def _job_problem(row: dict[str, Any], number: int) -> str:
-    """Return the problem of a line of jobs.jsonl, "" if there is none."""
     problem = schema_error(row, _JOBS_SCHEMA.get(str(row.get("kind")), {}))
     if problem or row.get("kind") != "submit" or row["executor"] != "local":
         return problem
@@ -319,11 +313,9 @@ def _extends(old: dict[str, Any], definition: Definition, runs: list[PlannedRun]
 
 
 def _unsafe_arguments(content: dict[str, Any]) -> str:
-    """Return a description of arguments that no sweep writes into sweep.json, "" without any.
-
-    The arguments are run as commands: --user-dir could run code, another --save-dir could write
-    outside the sweep.
-    """
+    """Return a description of arguments that no sweep writes into sweep.json, "" without any."""
+    # They are run as commands: --user-dir could run code, another --save-dir could write outside
+    # the sweep.
     for stage in itertools.chain.from_iterable(run["stages"] for run in content["runs"]):
         data, *words = stage["arguments"]
         names: list[str] = []
@@ -339,13 +331,3 @@ def _unsafe_arguments(content: dict[str, Any]) -> str:
         ):
             return f"the arguments of {stage['folder']!r} are not those of a sweep"
     return ""
-
-
-def process_start(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 if it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    parts = text.rpartition(")")[2].split()
-    return 0 if parts[0] in "ZX" else int(parts[19])

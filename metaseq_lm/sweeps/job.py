@@ -59,8 +59,11 @@ class Code:
 
     def arguments(self) -> list[str]:
         """Return the options of `train` with the paths of the copies."""
-        config = ["--config-dir", self.config_dir] if self.config_dir else []
-        return config + (["--user-dir", self.user_dir] if self.user_dir else [])
+        words = []
+        for option, path in (("--config-dir", self.config_dir), ("--user-dir", self.user_dir)):
+            if path:
+                words += [option, path]
+        return words
 
 
 class Snapshot:
@@ -134,15 +137,13 @@ def _content_hash(files: dict[str, Path]) -> str:
 
 
 def _copied_files(folder: Path) -> dict[str, Path]:
-    """Return all files of a snapshot by name; removes bytecode caches, which Python would run.
-
-    Raises ValueError for links, and for a bytecode cache that cannot be removed.
-    """
+    """Return all files of a snapshot by name; ValueError for links and compiled files."""
     files: dict[str, Path] = {}
     for root, folders, names in os.walk(folder):
         root_folder = Path(root)
         if any((root_folder / name).is_symlink() for name in (*folders, *names)):
             raise ValueError("a link")
+        # Python would run compiled files in place of the sources, whose hash is checked.
         if "__pycache__" in folders:
             folders.remove("__pycache__")
             shutil.rmtree(root_folder / "__pycache__", ignore_errors=True)
@@ -217,7 +218,6 @@ class Job:
 
 
 def _train_stages(runner: JobRunner, stages: Stages) -> None:
-    """Train the stages of a run; see `Job`."""
     for stage, folder, arguments in stages:
         code, results = runner.train(Path(folder), arguments)
         if is_interruption(code):
@@ -338,7 +338,8 @@ class JobRunner:
 
         `reported` is the signal named in results.json.
         """
-        received = {-code} if code < 0 else {reported} if reported else set()
+        number = -code if code < 0 else reported
+        received = {number} if number else set()
         deadline = time.monotonic() + signals.SECOND_SIGNAL
         while self.on_slurm and time.monotonic() < deadline:
             if (received | set(self.signals)) != {signal.SIGTERM}:
@@ -425,7 +426,6 @@ def _last_lines(log: Path, start: int) -> str:
 
 
 def _link_code(folder: Path, code: Path) -> None:
-    """Create `folder`, and in it the link `code` to the snapshot."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "code"
     target = os.path.relpath(code, folder)

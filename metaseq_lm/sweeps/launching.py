@@ -13,8 +13,9 @@ from metaseq_lm.core.output import show
 from metaseq_lm.sweeps.configs import composed
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import PlannedRun
-from metaseq_lm.sweeps.folder import SweepFolder, process_start
+from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, Snapshot, code_at, is_same_plugin
+from metaseq_lm.sweeps.lock_file import process_start
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import AGAIN, State, check_data, same_data, states
 from metaseq_lm.sweeps.submit import LocalRuns, RunBatch

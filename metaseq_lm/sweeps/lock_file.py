@@ -1,4 +1,4 @@
-"""A lock file that works on NFS 3 and later and names its owner, so a dead owner is detected."""
+"""Locks of folders: held by an open file, or by a file that names its owner."""
 
 import contextlib
 import fcntl
@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from metaseq_lm.core.errors import say
-from metaseq_lm.core.files import full_disk_message
-from metaseq_lm.sweeps.folder import process_start
+from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.core.files import full_disk_message, without_link
 
 # Seconds after which the lock of a process that is not visible from here is broken; holding it
 # takes far less than one second.
@@ -20,8 +19,25 @@ GRACE = 120.0
 PATIENCE = 10.0  # seconds after which a waiting process names the owner
 
 
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold the lock of a file inside the block; MetaseqError says `busy` if another process does.
+
+    The lock ends with the process, however it ends.
+    """
+    with open(path, "ab", opener=without_link) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MetaseqError(busy) from None
+        yield
+
+
 class LockFile:
-    """A lock that is held as long as a file exists."""
+    """A lock that is held as long as a file exists.
+
+    It works on NFS 3 and later and names its owner, so a dead owner is detected.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,6 +126,15 @@ def _is_here(owner: str) -> bool:
 
 
 def _describe(owner: str) -> str:
-    """Return the owner of a lock for messages."""
     words = owner.split(" ")
     return f"process {words[3]} on {words[0]}" if len(words) == 6 else "an unknown process"
+
+
+def process_start(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 if it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    parts = text.rpartition(")")[2].split()
+    return 0 if parts[0] in "ZX" else int(parts[19])

@@ -6,6 +6,7 @@ names are limited to the characters of Slurm's own names, and setup lines to pla
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -113,19 +114,22 @@ class Launch:
         return max(1, self.cpus // self.nproc)
 
 
-def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
+def launch_from(stored: dict[str, Any], command_line: Mapping[str, Any]) -> Launch:
     """Return checked launch options of a file, overridden by those of the command line.
 
-    Raises UsageError for an unknown option. The local executor ignores options of Slurm in a file,
-    so that one file serves both executors.
+    `command_line` may have other options, too, and None for options that are not given. The local
+    executor ignores options of Slurm in a file, so that one file serves both executors. Raises
+    UsageError for an unknown option.
     """
-    values = read_values(Launch, stored, "launch") | command_line
+    names = [item.name for item in fields(Launch)]
+    named = {name: command_line[name] for name in names if command_line.get(name) is not None}
+    values = read_values(Launch, stored, "launch") | named
     launch = Launch(**values)
     if launch.executor == "slurm":
         return launch
     slurm_only = [item.name for item in fields(Launch) if "slurm_only" in item.metadata]
     for name in slurm_only:
-        if name in command_line:
+        if name in named:
             raise UsageError(f"{flag_of(name)} is for --executor slurm")
     return Launch(**{name: value for name, value in values.items() if name not in slurm_only})
 

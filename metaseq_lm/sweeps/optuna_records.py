@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from metaseq_lm.core.files import as_numbers
-from metaseq_lm.sweeps.space import Choice, Space
+from metaseq_lm.sweeps.search import Choice, Space
 
 _COMPLETE = 1  # state of a trial
 T = TypeVar("T")
@@ -48,7 +48,6 @@ class OptunaRecords:
         return records
 
     def _apply(self, code: int, record: dict[str, Any]) -> dict[str, Any]:
-        """Apply a record of a kind; return the setting or trial that it changed."""
         if code == 0:
             self.settings.append({"name": record["study_name"], "tries_from": 0})
             return self.settings[-1]

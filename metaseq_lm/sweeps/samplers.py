@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from metaseq_lm.sweeps.definition import text_of
-from metaseq_lm.sweeps.space import Choice, Range
+from metaseq_lm.sweeps.search import Choice, Range
 from metaseq_lm.sweeps.trials import (
     FAILED,
     FINISHED,
@@ -137,11 +137,7 @@ def _from_optuna(item: Range | Choice, drawn: Any) -> Any:
 
 
 def _to_frozen(trial: StudyTrial, space: Mapping[str, Any], trials: Trials[StudyTrial]) -> Any:
-    """Return a trial as a record of Optuna.
-
-    A trial that ended at a rung counts as pruned there. So does a diverged one, by the worst score
-    if it had none, because the sampler has to learn that its values are bad.
-    """
+    """Return a trial as a record of Optuna."""
     from optuna.trial import TrialState, create_trial
 
     states = {
@@ -150,6 +146,8 @@ def _to_frozen(trial: StudyTrial, space: Mapping[str, Any], trials: Trials[Study
         RUNNING: TrialState.RUNNING,
         INTERRUPTED: TrialState.RUNNING,
     }
+    # A trial that ended at a rung counts as pruned there. So does a diverged one, by the worst
+    # score if it had none, because the sampler has to learn that its values are bad.
     state = states.get(trial.state, TrialState.PRUNED)
     scores = dict(enumerate(trial.at_rungs, start=1))
     if state == TrialState.PRUNED and not scores:

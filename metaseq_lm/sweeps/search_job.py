@@ -21,7 +21,7 @@ from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.folder import parse_results
-from metaseq_lm.runs.tuning import write_trial
+from metaseq_lm.runs.records import write_trial
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import arguments_of
 from metaseq_lm.sweeps.job import JobRunner, describe_exit, is_interruption
@@ -107,14 +107,12 @@ class SearchJob:
 
 
 def _trial_folder(out: Path, trial: StudyTrial) -> Path:
-    """Return the run folder of a trial."""
     return out / FOLDER / trial.setting / f"{trial.number:04d}"
 
 
 def _trial_arguments(
     definition: Definition, search: Search, setting: Setting, trial: StudyTrial, out: str
 ) -> list[str]:
-    """Return the arguments of `train` for a trial up to the end of its share."""
     (stage,) = definition.stages
     values = {**setting.values, **trial.values}
     folder = os.path.relpath(_trial_folder(Path(out), trial), out)
@@ -135,7 +133,6 @@ def _spent_flops(folder: Path, run_flops: float) -> float:
 
 
 def _read_results(folder: Path) -> dict[str, Any]:
-    """Return the content of results.json, {} if it is missing or unreadable."""
     try:
         return parse_results(folder / "results.json")
     except (OSError, ValueError):

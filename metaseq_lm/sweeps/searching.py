@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig, describe_tuned_loss
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
-from metaseq_lm.runs.tuning import write_tuning
+from metaseq_lm.runs.records import write_tuning
 from metaseq_lm.sweeps import launching, optuna_records
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.definition import Definition, differences
@@ -21,12 +21,11 @@ from metaseq_lm.sweeps.expansion import PlannedRun, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.samplers import combinations
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
 from metaseq_lm.sweeps.studies import Setting, Studies
-from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
+from metaseq_lm.sweeps.submit import RunBatch, parts_of_job, submit_slurm
 
 _WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
@@ -50,24 +49,10 @@ class Searched:
     check: Check | None = None
 
     @property
-    def values(self) -> list[dict[str, Any]]:
-        """The settings that are tuned: all of the grid x the list."""
-        settings = []
-        for values in combinations(self.definition.grid):
-            settings += [{**values, **item} for item in self.definition.alternatives or [{}]]
-        return settings
-
-    @property
     def names(self) -> list[str]:
         """The names of the settings."""
-        names = run_names([(values, self.search.seed) for values in self.values])
+        names = run_names([(values, self.search.seed) for values in self.definition.settings])
         return [name.rpartition("seed=")[0].rstrip("-") or _WHOLE_SWEEP for name in names]
-
-    def runs_of(
-        self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
-    ) -> list[PlannedRun]:
-        """Return the runs of settings that include values of all searched options."""
-        return expand(self.definition_of(values, seeds), self.out)
 
     def definition_of(
         self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
@@ -85,8 +70,9 @@ class Searched:
     def corner_runs(self) -> Iterator[tuple[str, list[PlannedRun]]]:
         """Yield the name of each setting, and its runs at the corners."""
         corners = list(self.corners())
-        for name, values in zip(self.names, self.values):
-            yield name, self.runs_of([{**values, **item} for item in corners], [self.search.seed])
+        for name, values in zip(self.names, self.definition.settings):
+            settings = [{**values, **item} for item in corners]
+            yield name, expand(self.definition_of(settings, [self.search.seed]), self.out)
 
     def check_rules(self) -> None:
         """Raise UsageError for a search that contradicts the sweep, or if Optuna is missing."""
@@ -107,14 +93,13 @@ class Searched:
         self.check_rules()
         for _, runs in self.corner_runs():
             check_configs(runs, self.definition, self.check)
-        configs = zip(self.names, self.values, self.first_configs())
+        configs = zip(self.names, self.definition.settings, self.first_configs())
         return [Setting(name, values, self.budget_of(name, c)) for name, values, c in configs]
 
     def first_configs(self) -> Iterator[RunConfig]:
         """Yield the configuration of the first run of each setting."""
         runs = [runs[0] for _, runs in self.corner_runs()]
-        for _, _, config in composed(runs, self.definition, self.check):
-            yield config
+        yield from (config for *_, config in composed(runs, self.definition, self.check))
 
     def budget_of(self, name: str, config: RunConfig) -> float:
         """Return the FLOPs of a run; raises UsageError if these alone do not end it."""
@@ -230,6 +215,7 @@ class Searched:
             return False
         self.show_failures(studies)
         studies.create(settings)
+        # No job is active any more, so trials that count as running died with theirs.
         names = {trial.worker for trial in studies.running()}
         for trial in fail_lost(studies, str(self.out), names):
             show(f"{trial.setting} trial {trial.number} failed: its process died")
@@ -266,17 +252,8 @@ class Searched:
     ) -> SearchJob:
         """Return the job of the search for submitit to call."""
         (run,) = runs
-        processes = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
-        return SearchJob(
-            run.name,
-            str(folder.path),
-            self.definition,
-            self.search,
-            [*code.arguments(), *processes],
-            str(code.folder),
-            launch.threads(),
-            str(folder.lock_file) if launch.executor == "local" else None,
-        )
+        parts = parts_of_job(folder, launch, code)
+        return SearchJob(run.name, str(folder.path), self.definition, self.search, *parts)
 
     def report(self, folder: SweepFolder, run: PlannedRun) -> None:
         """Print the progress of the search."""
@@ -291,8 +268,8 @@ class Searched:
             entry = last[job.name]
             outcome = outcome_of(folder.path / entry.folder, entry.job)
             if outcome.get("state") == "failed":
-                error = UsageError if outcome.get("exit_code") == 2 else MetaseqError
-                raise error(str(outcome.get("message")))
+                is_usage = outcome.get("exit_code") == UsageError.exit_code
+                raise (UsageError if is_usage else MetaseqError)(str(outcome.get("message")))
             if outcome.get("state") != "finished":
                 raise MetaseqError(
                     f"{job.name} ended without a message ({folder.path / entry.folder}); the "
@@ -306,7 +283,7 @@ class Searched:
         """
         studies, chosen = self.studies(), []
         show("\n".join([*_search_lines(studies), *self.notes()]))
-        for name, values in zip(self.names, self.values):
+        for name, values in zip(self.names, self.definition.settings):
             trials = studies.trials(name)
             best = trials.best()
             if best is None:
@@ -340,7 +317,7 @@ class Searched:
     def record_tuning(self, runs: Sequence[PlannedRun]) -> None:
         """Record in the folders of runs how their options were chosen, and at which cost."""
         studies = self.studies()
-        for name, values in zip(self.names, self.values):
+        for name, values in zip(self.names, self.definition.settings):
             trials = studies.trials(name)
             best = trials.best()
             for run in runs:
@@ -368,7 +345,6 @@ def _valid_metrics(config: RunConfig) -> list[str]:
 
 
 def _search_lines(studies: Studies) -> list[str]:
-    """Return a line for each setting: trials by state, FLOPs, the best score and its values."""
     lines = []
     for setting in studies.settings():
         trials = studies.trials(setting.name)

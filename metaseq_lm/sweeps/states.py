@@ -168,7 +168,6 @@ def check_data(folder: SweepFolder, runs: list[PlannedRun]) -> None:
 
     Missing data, or results that do not record their data, count as the same.
     """
-
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
 
     present: dict[str, str | None] = {}
@@ -201,17 +200,16 @@ def same_data(old: str, new: str) -> bool:
     """Return whether two folders hold the same data and sets, if the first still exists."""
     from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint_of_run
 
+    if not Path(old).exists():
+        return True
     names = [path.parent.name for path in Path(old).glob(f"*/{MANIFEST_FILE}")]
     try:
-        return not Path(old).exists() or fingerprint_of_run(old, names) == fingerprint_of_run(
-            new, names
-        )
+        return fingerprint_of_run(old, names) == fingerprint_of_run(new, names)
     except MetaseqError:
         return False
 
 
 def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slurm: Slurm) -> State:
-    """Return the state of one run."""
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
     run_folder = folder.path / stage.folder
@@ -227,7 +225,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
     }
     if not stages:
         altered = is_altered(read_json_if_valid(run_folder / "results.json"))
-        reason = "results.json was changed after it was written" if altered else ""
+        reason = "results.json was changed after it was written" * altered
         return State(state="finished", reason=reason, **common)
     if last is None:
         return State(state="waiting", **common)
@@ -258,6 +256,7 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
     log = run_folder / "log.jsonl"
     if log.is_file():
         with open(log, "rb") as file:
+            # The last lines are enough, and status reads the logs of all runs.
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             lines = file.read().splitlines()
         for line in reversed(lines):
@@ -268,18 +267,15 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
             except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
                 # A line that is torn, or cut by the seek.
                 continue
-    results_file = run_folder / "results.json"
-    results = read_json_if_valid(results_file)
-    max_update = number(results, "max_update", 0, results_file) or _configured(
-        run_folder / "config.yaml"
-    )
-    done = number(results, "updates", update, results_file)
-    return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
+    source = run_folder / "results.json"
+    results = read_json_if_valid(source)
+    max_update = number(results, "max_update", 0, source)
+    max_update = max_update or _configured(run_folder / "config.yaml")
+    done = number(results, "updates", update, source)
+    return int(done), int(max_update), float(number(results, "seconds", seconds, source))
 
 
 def _configured(config: Path) -> float:
-    """Return trainer.max_update of a run's config, 0 without a config."""
-
     if not config.exists():
         return 0
     content: Any = read_config(config)  # references in it are not followed
@@ -341,29 +337,23 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
         code = outcome.get("exit_code") if outcome_state in _OVER else None
         code_text = f"{describe_exit(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
-        return (
-            outcome_state,
-            f"{code_text}{textwrap.shorten(message, 120, placeholder=' ...')} [{where}]",
-        )
+        shortened = textwrap.shorten(message, 120, placeholder=" ...")
+        return outcome_state, f"{code_text}{shortened} [{where}]"
     if outcome_state == "finished" and added:
         return "waiting", ""
     if outcome_state == "finished":
         return "lost", "the job ended well, but its results are not there"
     if slurm_state:
-        return (
-            "failed",
-            f"Slurm: {slurm_state}, exit code {slurm.codes.get(last.job, '?')} [{where}]",
-        )
+        code = slurm.codes.get(last.job, "?")
+        return "failed", f"Slurm: {slurm_state}, exit code {code} [{where}]"
     return "lost", f"job {last.job} is gone without a trace {slurm.note} [{where}]"
 
 
 def _outcome_of_run(folder: SweepFolder, last: Submission) -> dict[str, Any]:
-    """Return the outcome of the last job of a run for this run."""
     return outcome_of(folder.path / last.folder, part_name(last.job, last.part))
 
 
 def _log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
-    """Return submitit's log of a job, `out` or `err`."""
     return folder.path / last.folder / f"{last.job}_0_log.{kind}"
 
 
@@ -382,21 +372,17 @@ def document(states: list[State]) -> dict[str, Any]:
 
 def lines(states: list[State]) -> list[str]:
     """Return one line per run, in columns."""
-    rows = [
-        (
-            s.run,
-            s.stage,
-            s.state,
-            f"{s.update}/{s.max_update}" if s.max_update else str(s.update or ""),
-            f"{s.seconds:.0f} s",
-            f"{seconds_text(s.remaining)} left" if s.remaining is not None else "",
-            f"requeued {s.requeued}" if s.requeued else "",
-            f"job {s.job}" if s.job else "",
-            s.reason,
-        )
-        for s in states
-    ]
-    # Empty columns are left out; the last column, the reason, is not padded.
-    columns = [[text.ljust(max(map(len, column))) for text in column] for column in zip(*rows)]
+    rows = []
+    for s in states:
+        updates = f"{s.update}/{s.max_update}" if s.max_update else str(s.update or "")
+        row = [s.run, s.stage, s.state, updates, f"{s.seconds:.0f} s"]
+        row.append("" if s.remaining is None else f"{seconds_text(s.remaining)} left")
+        row += [f"requeued {s.requeued}" * bool(s.requeued), f"job {s.job}" * bool(s.job)]
+        rows.append([*row, s.reason])
+    columns = []
+    for column in zip(*rows):
+        width = max(map(len, column))
+        columns.append([text.ljust(width) for text in column])
+    # Empty columns are left out, but for the last one, the reason.
     columns = [column for column in columns[:-1] if column[0]] + columns[-1:]
     return ["  ".join(row).rstrip() for row in zip(*columns)]

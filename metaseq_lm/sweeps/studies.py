@@ -91,7 +91,6 @@ class Studies:
     # ---------------------------------------------------------------- the journal
 
     def _read(self) -> None:
-        """Read the lines that were added; raises MetaseqError for a damaged one."""
         for number, row in self._journal.new_rows():
             try:
                 problem = self._add_line(row, number)
@@ -104,7 +103,6 @@ class Studies:
         self._journal.warn_of_torn_line()
 
     def _add_line(self, row: dict[str, Any], number: int) -> str:
-        """Add the records of a line; return its problem, "" if there is none."""
         if row.get("line", number) != number:
             return f"line {row['line']!r} of the file stands here; lines were added or removed"
         if "op_code" in row or "records" in row:
@@ -233,7 +231,6 @@ class Studies:
             return trial
 
     def _judge(self, trial: StudyTrial) -> StudyTrial:
-        """Return a trial with its state and share after a rung."""
         if trial.share >= 1:
             return replace(trial, state=FINISHED)
         rung, setting = self.search.rungs.index(trial.share), self._settings[trial.setting]

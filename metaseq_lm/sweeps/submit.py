@@ -24,8 +24,9 @@ from metaseq_lm.distributed import launcher
 from metaseq_lm.distributed.signals import handled
 from metaseq_lm.sweeps import states as state_module
 from metaseq_lm.sweeps.expansion import PlannedRun
-from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+from metaseq_lm.sweeps.folder import Submission, SweepFolder
 from metaseq_lm.sweeps.job import Code, Job
+from metaseq_lm.sweeps.lock_file import process_start
 from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 from metaseq_lm.sweeps.server import YEAR, ForkExecutor, Server
 
@@ -34,18 +35,28 @@ PROGRESS = 10.0  # seconds between lines on running runs; later a twentieth of t
 _SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
+def parts_of_job(
+    folder: SweepFolder, launch: Launch, code: Code
+) -> tuple[list[str], str, int, str | None]:
+    """Return what all jobs have: arguments of `train`, the code, threads and a lock, see `Job`."""
+    arguments, lock = code.arguments(), None
+    if launch.nodes * launch.nproc > 1:
+        arguments += ["--nproc", str(launch.nproc)]
+    if launch.executor == "local":
+        lock = str(folder.lock_file)
+    return arguments, str(code.folder), launch.threads(), lock
+
+
 def job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, code: Code) -> Job:
     """Return the job of some runs for submitit to call."""
-    several = launch.nodes * launch.nproc > 1
-    common = code.arguments() + (["--nproc", str(launch.nproc)] if several else [])
+    common, code_folder, threads, lock = parts_of_job(folder, launch, code)
     todo = {}
     for run in runs:
         stages = state_module.unfinished(folder, run)
         todo[run.name] = [
             (s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages
         ]
-    lock = str(folder.lock_file) if launch.executor == "local" else None
-    return Job(todo, str(code.folder), launch.threads(), lock)
+    return Job(todo, code_folder, threads, lock)
 
 
 _MakeJob = Callable[[SweepFolder, Sequence[PlannedRun], Launch, Code], Any]
@@ -64,7 +75,6 @@ def need_slurm() -> None:
 
 
 def _largest_array() -> int:
-    """Return the largest number of jobs in an array on this cluster."""
     if shutil.which("scontrol") is None:  # as on some login nodes
         return _SLURMS_ARRAY
     done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
@@ -98,7 +108,7 @@ def submit_slurm(
         try:
             jobs = executor.submit_array([make_job(folder, group, launch, code) for group in part])
         except (FailedJobError, FailedSubmissionError, OSError) as error:
-            submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" if ids else ""
+            submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" * bool(ids)
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
         for group, job in zip(part, jobs):
             for number, run in enumerate(group):
@@ -161,7 +171,7 @@ class LocalRuns:
         gpus, count = visible_gpus() if launch.gpus else [], launch.gpus
         self.gpus = [gpus[at : at + count] for at in range(0, len(gpus), max(1, count))]
         if count and len(gpus) // count * launch.runs_per_gpu < len(self.slots):
-            shared = f", {launch.runs_per_gpu} on one," if launch.runs_per_gpu > 1 else ""
+            shared = f", {launch.runs_per_gpu} on one," * (launch.runs_per_gpu > 1)
             raise UsageError(
                 f"{len(self.slots)} runs at a time with {count} GPUs each{shared} need more than "
                 f"the {len(gpus)} GPUs here; lower --max-parallel or --gpus, or see --runs-per-gpu"
@@ -177,7 +187,9 @@ class LocalRuns:
 
         `report` is called for a run that started or ended, and now and then for active runs.
         """
-        waiting = [(batch, run) for batch in batches for run in batch.runs]
+        waiting: list[tuple[RunBatch, PlannedRun]] = []
+        for batch in batches:
+            waiting += [(batch, run) for run in batch.runs]
         started = shown = time.monotonic()
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}

@@ -1,20 +1,68 @@
 """Trials of tuned options, and the rule that chooses among them.
 
 Leagues, searches and `report --choose` collect their runs in these classes.
+
+Tuning seeds are a sample: other seeds would have chosen another setting with another expected
+score. We therefore draw the tuning seeds with replacement, the same seeds for all settings, and
+choose again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, combinations_with_replacement
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from metaseq_lm.core.files import is_number
-from metaseq_lm.sweeps.draws import plausible_settings, shares_of_best
-from metaseq_lm.sweeps.space import Space
+from metaseq_lm.sweeps.search import Space
+
+MOST = 3  # settings of which final seeds run
+_ENUMERATED = 8  # tuning seeds up to which all draws are counted (8 have 6,435 different ones)
+DRAWS = 10_000  # random draws for more seeds
+
+
+@lru_cache(maxsize=8)
+def seed_draws(seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return draws with replacement, (draws, seeds) counts of each seed, and probabilities."""
+    if seeds > _ENUMERATED:
+        rng = np.random.default_rng(0)
+        return rng.multinomial(seeds, [1 / seeds] * seeds, DRAWS), np.full(DRAWS, 1 / DRAWS)
+    drawn = combinations_with_replacement(range(seeds), seeds)
+    counts = np.array([np.bincount(draw, minlength=seeds) for draw in drawn])
+    orders = [math.factorial(seeds) / math.prod(map(math.factorial, row)) for row in counts]
+    return counts, np.array(orders) / seeds**seeds
+
+
+def shares_of_best(scores: np.ndarray, lower_is_better: bool) -> np.ndarray:
+    """Return the share of draws of the seeds in which each setting has the best mean.
+
+    Scores are (settings, seeds); the first of equal settings is the best.
+    """
+    counts, probabilities = seed_draws(scores.shape[1])
+    sums = scores @ counts.T
+    best = (sums if lower_is_better else -sums).argmin(axis=0)
+    return np.bincount(best, probabilities, minlength=len(scores))
+
+
+def plausible_settings(shares: np.ndarray, least: float) -> list[int]:
+    """Return the settings that are best in a share of `least` or more of the draws, at least one.
+
+    The most frequent ones come first; there are at most MOST.
+    """
+    order = np.argsort(-shares, kind="stable")[:MOST].tolist()
+    return [i for i in order if shares[i] >= least - 1e-9] or order[:1]
+
+
+def sd_of_choice(means: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the sd of the mean of the setting that a draw chooses, given the shares of draws."""
+    centre = np.average(means, weights=shares)
+    return math.sqrt(np.average((np.asarray(means) - centre) ** 2, weights=shares))
+
 
 # States of trials.
 STATES = "finished pruned unpaid diverged failed running interrupted".split()
@@ -45,7 +93,9 @@ class Trial:
     def score(self) -> float | None:
         """The mean score over runs; None if a run has no finite score."""
         known = [score for score in self.scores if score is not None and math.isfinite(score)]
-        return math.fsum(known) / len(known) if known and len(known) == len(self.scores) else None
+        if not known or len(known) < len(self.scores):
+            return None
+        return math.fsum(known) / len(known)
 
 
 @dataclass(frozen=True)
@@ -101,7 +151,7 @@ class Trials(Generic[T]):
     @property
     def runs(self) -> tuple[Any, ...]:
         """The runs of all trials."""
-        return tuple(run for trial in self for run in trial.runs)
+        return tuple(chain.from_iterable(trial.runs for trial in self))
 
     @property
     def flops(self) -> float:
@@ -128,13 +178,13 @@ class Trials(Generic[T]):
     def best(self) -> T | None:
         """Return the trial with the best score, the first of equals; None without scores."""
         sign = 1 if self.lower_is_better else -1
-        scored = self.scores()
-        return min(scored, key=lambda pair: sign * pair[1])[0] if scored else None
+        best, _ = min(self.scores(), key=lambda pair: sign * pair[1], default=(None, 0.0))
+        return best
 
     def plausible(self, least: float) -> Shares:
         """Return the plausible settings with the shares of draws that choose them, which sum to 1.
 
-        We draw the seeds that all settings have, see `draws`. The most frequent setting comes
+        We draw the seeds that all settings have. The most frequent setting comes
         first. With `least` = 0 only the best setting is returned; () without scores.
         """
         best = self.best()
@@ -158,7 +208,7 @@ class Trials(Generic[T]):
         return {key: end for key, end in ends.items() if end}
 
     def record(self, values: Values) -> dict[str, Any]:
-        """Return how `values` were chosen and at which cost, see `runs.tuning.write_tuning`."""
+        """Return how `values` were chosen and at which cost, see `runs.records.write_tuning`."""
         return {
             "flops": self.flops,
             "trials": sum(len(trial.runs) or 1 for trial in self),

@@ -28,8 +28,8 @@ from metaseq_lm.league.predictions import Prediction
 from metaseq_lm.reporting.runs import read_log
 from metaseq_lm.runs.folder import RunFolder
 from metaseq_lm.sweeps import lock_file
-from metaseq_lm.sweeps.folder import SweepFolder, process_start
-from metaseq_lm.sweeps.lock_file import LockFile
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.lock_file import LockFile, process_start
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.studies import Studies
 from metaseq_lm.sweeps.trials import FAILED, Trials

@@ -17,7 +17,7 @@ from sweeping import SHORT, train_in_process
 from metaseq_lm.cli import COMMANDS, main
 from metaseq_lm.core import documents
 from metaseq_lm.data.doctor.environment import EXTRAS
-from metaseq_lm.runs.tuning import write_trial
+from metaseq_lm.runs.records import write_trial
 
 SWEEP = ["data", "--out", "s", "--grid", "optimizer.lr=1e-3,1e-2", "--seeds", "1,2,3", *SHORT]
 SEARCH = ["--search", "optimizer.lr=log 1e-3..1e-1", "--search-flops", "1e9", "--rate", "1e9"]

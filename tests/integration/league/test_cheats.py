@@ -14,7 +14,7 @@ from registrations import forgotten
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
-from metaseq_lm.league.gates import findings_of
+from metaseq_lm.league.gates import _findings_of
 from metaseq_lm.league.plan_files import OBJECTIVES
 from metaseq_lm.league.standings import GateFinding
 from metaseq_lm.reporting.runs import Run
@@ -117,7 +117,7 @@ def test_an_edited_row_is_caught(
 ) -> None:
     def of_row(league: LeagueRuns) -> list[GateFinding]:
         context = league.context()
-        return [*findings_of(context.by_name[CHEAT, BUDGET], context)]
+        return [*_findings_of(context.by_name[CHEAT, BUDGET], context)]
 
     caught = {(f.gate, f.action) for f in of_row(edited(shipped, cheat))}
     assert (gate, action) in caught - {(f.gate, f.action) for f in of_row(shipped)}

@@ -21,7 +21,7 @@ from metaseq_lm.core.errors import Interrupted
 from metaseq_lm.league import forecast, runner
 from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
-from metaseq_lm.runs.plan import write_plan as write_plan_hash
+from metaseq_lm.runs.records import write_plan as write_plan_hash
 from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -524,7 +524,7 @@ def test_a_budget_that_whole_updates_do_not_spend_is_left_out(
     assert league("report", plan) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
     # The price is known now: nothing is measured or trained again.
-    monkeypatch.setattr(forecast, "estimate_update", None)
+    monkeypatch.setattr(forecast, "_estimate_update", None)
     before = len(trained)
     assert league(plan, "--out", tmp_path / "L") == 0 and len(trained) == before
 

@@ -19,15 +19,15 @@ from metaseq_lm.league.assembly import (
     read_league_runs,
     write_archive,
 )
+from metaseq_lm.league.expansion import possible
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.plan_files import BALANCED, LAPTOP, archive_beside, parse_plan
-from metaseq_lm.league.prices import possible
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import summarise
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import differing_functions, metric_of
-from metaseq_lm.runs.plan import write_plan
+from metaseq_lm.runs.records import write_plan
 
 
 def run(label: str, budget: float, seed: int) -> Run:

@@ -10,7 +10,7 @@ import pytest
 from league_rows import BRACKETS, TOPIC
 
 from metaseq_lm.cli import main
-from metaseq_lm.league.bound_gates import above_reader, below_entropy, beyond_plan, is_above
+from metaseq_lm.league.bound_gates import _is_above, above_reader, below_entropy, beyond_plan
 from metaseq_lm.league.corpus import CLOZE, TOKEN, CorpusFacts, Exact, from_about, read_corpus
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row
@@ -59,8 +59,8 @@ def test_one_seed_above_a_reader_is_named() -> None:
 
 @pytest.mark.parametrize("accuracy, bound", [(0.5, 0.5), (0.52, 0.5), (1.0, 1.0), (0.2, 1.0)])
 def test_items_scatter_and_one_is_the_most(accuracy: float, bound: float) -> None:
-    assert not is_above(accuracy, bound, 5000) and is_above(1.05, 1.0, 5000)
-    assert is_above(0.94, 0.5, 20) and not is_above(0.75, 0.5, 20)
+    assert not _is_above(accuracy, bound, 5000) and _is_above(1.05, 1.0, 5000)
+    assert _is_above(0.94, 0.5, 20) and not _is_above(0.75, 0.5, 20)
 
 
 def of_loss(value: float, **values: object) -> Row:

@@ -13,8 +13,8 @@ from outcomes import expect_facts
 from metaseq_lm.league.columns import value_of
 from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.entries import Standings, StandingsEntry
-from metaseq_lm.league.gates import gate_registry
-from metaseq_lm.league.page import kinds_table, other_tables, standings_table, write_page
+from metaseq_lm.league.gates import GATES
+from metaseq_lm.league.page import _kinds_table, _other_tables, standings_table, write_page
 from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
 from metaseq_lm.league.standings import FLAG, VOID, GateFinding
 from metaseq_lm.league.terminal import SIZE, terminal_text
@@ -76,7 +76,7 @@ def test_each_kind_has_verdicts_of_its_own_corrected_among_themselves() -> None:
 
 def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
     """While a row at the level of no training is neither better nor equivalent."""
-    assert "untrained" in gate_registry().entries  # what its findings lack is known
+    assert "untrained" in GATES.entries  # what its findings lack is known
     blind = GateFinding("untrained", FLAG, "x", "right")
     standings = league(
         row("causal", BASE, findings=[blind]),
@@ -133,7 +133,7 @@ def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -
 
 def test_tables_have_the_verdict_of_each_kind() -> None:
     standings = league(row("causal", BASE), row("mine", MINE))
-    table = kinds_table(standings)
+    table = _kinds_table(standings)
     assert len(table.rows) == 2 * len(KINDS)
     verdicts = {(r[1].text, r[2].text): r[-1].text for r in table.rows}
     assert verdicts["mine", "left"].startswith("worse") and verdicts["causal", "left"] == "baseline"
@@ -141,7 +141,7 @@ def test_tables_have_the_verdict_of_each_kind() -> None:
     (mine,) = [line for line in lines if line["objective"] == "mine"]
     assert mine["right_verdict"] == "better" and float(mine["right_difference"]) > 0.3
     plain = replace(standings, kinds=()).decided()
-    assert not other_tables(replace(plain, metrics=plain.metrics[:1]))
+    assert not _other_tables(replace(plain, metrics=plain.metrics[:1]))
     assert "right_verdict" not in to_csv(standings_table(plain))
 
 

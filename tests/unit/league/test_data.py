@@ -44,24 +44,24 @@ def test_data_of_other_options_are_refused(tmp_path: Path) -> None:
         data.make_data(plan_of(world_documents=30), folder)
     assert Manifest.load(folder).data_hash == before
     # Data of a version without the record are those of the plan.
-    data.record_of(folder).unlink()
+    data._record_of(folder).unlink()
     assert data.has_data(plan_of(), folder) and data.make_data(plan_of(), folder) == folder
 
 
 def test_data_whose_making_was_stopped_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = data.make
+    make = data._make
 
     def stop(*arguments: Any) -> None:
         make(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data, "make", stop)
+    monkeypatch.setattr(data, "_make", stop)
     with pytest.raises(KeyboardInterrupt):
         data.make_data(plan_of(), tmp_path / "data")
     assert not data.has_data(plan_of(), tmp_path / "data")
-    monkeypatch.setattr(data, "make", make)
+    monkeypatch.setattr(data, "_make", make)
     folder = data.make_data(plan_of(world_documents=30), tmp_path / "data")
     assert data.has_data(plan_of(), folder)
     assert Manifest.load(folder).splits["train"]["documents"] == 30
@@ -175,7 +175,7 @@ def test_a_folder_with_the_name_of_a_set_is_refused(tmp_path: Path) -> None:
 
 def test_a_changed_record_is_damaged(tmp_path: Path) -> None:
     folder = data.make_data(plan_of(), tmp_path / "data")
-    record = json.loads(data.record_of(folder).read_text())
-    data.record_of(folder).write_text(json.dumps(record | {"source": {}}))
+    record = json.loads(data._record_of(folder).read_text())
+    data._record_of(folder).write_text(json.dumps(record | {"source": {}}))
     with pytest.raises(MetaseqError, match="damaged"):
         data.make_data(plan_of(), folder)

@@ -190,7 +190,7 @@ def test_documents_beside_each_other_do_not_see_each_other(
 def test_symbols_of_a_large_vocabulary_sum_to_less_than_one(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "_MOST", 50)
     examine(config_of(moons, tmp_path, type("Honest", (CausalLM,), {"tasks": ("causal_lm",)})))
     with pytest.raises(UsageError, match="some symbols"):
         examine(config_of(moons, tmp_path, Unnormalised))
@@ -199,6 +199,6 @@ def test_symbols_of_a_large_vocabulary_sum_to_less_than_one(
 def test_data_that_are_no_corpus_have_nothing_to_examine(moons: Path, tmp_path: Path) -> None:
     assert not (small_data.ensure(moons, "words") / "dict.txt").exists()
     examine(configure(moons, tmp_path, ("tagging", 0)))
-    rows = examination.make_room(moons, tmp_path, 8, False)
+    rows = examination._make_room(moons, tmp_path, 8, False)
     assert [len(row) for row in rows] == [7] * 8 + [8]
     assert [int((row != rows[0]).sum()) for row in rows[1:8]] == [1] * 7 and np.ndim(rows[0]) == 1

@@ -8,8 +8,7 @@ import pytest
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.expansion import DataSource
-from metaseq_lm.league.fitting import Times, text_plan
-from metaseq_lm.league.forecast import Update
+from metaseq_lm.league.forecast import Times, Update, text_plan
 from metaseq_lm.league.plan import Plan
 from metaseq_lm.league.plan_files import plan_of
 from metaseq_lm.league.runner import LeagueRequest, Runner

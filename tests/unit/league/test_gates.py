@@ -16,7 +16,7 @@ from outcomes import expect_facts
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.gate import _findings, gate, registered_gates
-from metaseq_lm.league.gates import KINDS, examine
+from metaseq_lm.league.gates import _KINDS, examine
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run
@@ -33,7 +33,7 @@ def test_gates_come_by_stage() -> None:
     modules = [gate.__module__.rpartition(".")[2] for gate in registered_gates()]
     kinds = ["parity", "data", "bound", "loss", "collapse", "score", "control", "score"]
     assert [name for name, _ in groupby(modules)] == [f"{kind}_gates" for kind in kinds]
-    assert {kind.__name__.rpartition(".")[2] for kind in KINDS} == {*modules}
+    assert {kind.__name__.rpartition(".")[2] for kind in _KINDS} == {*modules}
 
 
 PLUGIN = """

@@ -10,7 +10,7 @@ from league_standings import of_a_mean
 
 from metaseq_lm.evaluation.suites import BLOCKS, hits_of
 from metaseq_lm.league.entries import Standings, StandingsEntry
-from metaseq_lm.league.items import Items, item_errors, items_of
+from metaseq_lm.league.score_errors import Items, item_errors, items_of
 from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run

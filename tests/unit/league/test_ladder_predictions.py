@@ -28,9 +28,9 @@ from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.ladder_tables import (
-    crossover_table,
-    curves_table,
-    decision_table,
+    _crossover_table,
+    _curves_table,
+    _decision_table,
     describe_crossovers,
     equal_score_table,
     ladder_tables,
@@ -52,7 +52,7 @@ from metaseq_lm.league.standings import FLAG, REFUSE, GateFinding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import DecisionRule
 from metaseq_lm.reporting.archive import read, read_about, write
-from metaseq_lm.reporting.drawing import collect
+from metaseq_lm.reporting.canvas import collect
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
@@ -407,7 +407,7 @@ def test_predictions_are_scored_beside_the_naive_ones():
 
 def test_a_crossover_is_established_and_named():
     league = standings(entries("flat", FLAT), entries("steep", STEEP))
-    table = crossover_table(league)
+    table = _crossover_table(league)
     (row,) = [[cell.text for cell in line] for line in table.rows]
     assert row[:3] == ["flat", "steep", "1.0e10 to 6.4e11"]
     # .1 behind at the first rung, .02 at the second, .06 ahead at the third: a quarter behind it.
@@ -422,20 +422,20 @@ def test_a_lower_loss_is_ahead():
     metric = Metric(PROBE, percent=False, lower_is_better=True)
     league = standings(entries("flat", FLAT), entries("steep", STEEP))
     rule = DecisionRule(0.02, lower_is_better=True)
-    table = crossover_table(replace(league, metrics=[metric], rule=rule))
+    table = _crossover_table(replace(league, metrics=[metric], rule=rule))
     assert [cell.text for cell in table.rows[0]][:2] == ["steep", "flat"]
 
 
 def test_rows_that_are_not_tested_are_no_part_of_crossovers():
     rows = entries("steep", STEEP, dict.fromkeys(BUDGETS[2:], (EDGE,)))
     league = standings(entries("flat", FLAT), rows)
-    assert cells(crossover_table(league), "crossover") == ["none"]
-    assert cells(crossover_table(league), "budgets") == ["1.0e10 to 4.0e10"]
-    assert "70.00" in cells(curves_table(league), "1.6e11")[1]  # a number, all the same
+    assert cells(_crossover_table(league), "crossover") == ["none"]
+    assert cells(_crossover_table(league), "budgets") == ["1.0e10 to 4.0e10"]
+    assert "70.00" in cells(_curves_table(league), "1.6e11")[1]  # a number, all the same
     refused = entries("steep", STEEP, dict.fromkeys(BUDGETS[1:], (SUITES,)))
     league = standings(entries("flat", FLAT), refused)
-    assert crossover_table(league).rows == []
-    assert cells(curves_table(league), "1.6e11")[1] == "-"
+    assert _crossover_table(league).rows == []
+    assert cells(_curves_table(league), "1.6e11")[1] == "-"
 
 
 def test_flops_at_equal_score_are_those_of_the_ladder():
@@ -472,7 +472,7 @@ def test_a_crossover_needs_a_leader_that_has_learnt():
         ({}, "1.0e10", "not established"),
     ):
         league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP, of_steep))
-        table = crossover_table(league)
+        table = _crossover_table(league)
         assert cells(table, "budgets") == [f"{first} to 6.4e11"]
         assert cells(table, "the order changes") == [order]
 
@@ -483,7 +483,7 @@ def test_intervals_of_means_lie_within_the_scale():
     league = standings(entries("flat", FLAT), rows)
     low, high = curve_intervals(league, "steep")[BUDGETS[0]]
     assert 0.9 < low < 0.95 and high == 1.0
-    assert "to 100.00)" in cells(curves_table(league), "1.0e10")[1]
+    assert "to 100.00)" in cells(_curves_table(league), "1.0e10")[1]
     # A score that is no fraction, and a loss below zero, as of cosines, have no such bounds.
     for metric in (Metric(PROBE, False, False), Metric(PROBE, False, True)):
         scores = near_one if metric.lower_is_better is False else [-x / 100 for x in near_one]
@@ -506,7 +506,7 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
     # Of six pairs all but flat and near differ; near is refused at 4e10.
     expected = {BUDGETS[0]: (1, 5), BUDGETS[1]: (2, 3), BUDGETS[2]: (4, 5)}
     assert decision_accuracies(league) == expected
-    table = decision_table(league)
+    table = _decision_table(league)
     assert cells(table, "same order") == ["1 of 5", "2 of 3", "4 of 5"]
     assert cells(table, "%") == ["20", "67", "80"] and "6.4e11" in table.title
     sentence = "in the same order: 1.0e10 has 1 of 5, 4.0e10 has 2 of 3, 1.6e11 has 4 of 5."
@@ -515,7 +515,7 @@ def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
     rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
     assert decision_accuracies(standings(entries("flat", FLAT), rows)) == {}
     assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == {}
-    assert decision_table(standings(entries("flat", FLAT), rows)).rows == []
+    assert _decision_table(standings(entries("flat", FLAT), rows)).rows == []
 
 
 def test_the_page_has_ladders_in_all_forms(tmp_path):

@@ -8,7 +8,7 @@ from scipy import stats
 
 from metaseq_lm.league.ladders import (
     ObjectiveLadder,
-    crossings,
+    _crossings,
     crossover,
     draw_means,
     equal_score,
@@ -45,7 +45,7 @@ def test_the_last_change_counts_and_a_tie_at_an_end_is_none():
     differences = np.array(
         [[1, -1, 1, -3], [1, 0, 0, -1], [0, 0, 1, 2], [2, 1, 0, 0], [1, 0, 1, 1], [-1, 1, 1, 1]]
     )
-    places = crossings(logs, differences.astype(float))
+    places = _crossings(logs, differences.astype(float))
     assert places == pytest.approx([2.25, 2, np.nan, np.nan, np.nan, 0.5], nan_ok=True)
 
 

@@ -12,21 +12,27 @@ from league_rows import BRACKETS, BUDGET, TOPIC
 from league_standings import action_of, only, standing
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league import choice
-from metaseq_lm.league.choice import choice_error, tuning_seeds_needed
+from metaseq_lm.league import score_errors
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.plan_files import parse_plan
+from metaseq_lm.league.score_errors import choice_error, tuning_seeds_needed
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Standing
-from metaseq_lm.league.tuning import collect_trials
+from metaseq_lm.league.tuning import _collect_trials
 from metaseq_lm.league.verdict import DecisionRule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.settings import Row, TuningRecord
 from metaseq_lm.reporting.stats import Error
-from metaseq_lm.sweeps import draws
-from metaseq_lm.sweeps.draws import plausible_settings, sd_of_choice, shares_of_best
 from metaseq_lm.sweeps.samplers import GridSampler
-from metaseq_lm.sweeps.trials import Trial, Trials
+from metaseq_lm.sweeps.trials import (
+    DRAWS,
+    Trial,
+    Trials,
+    plausible_settings,
+    sd_of_choice,
+    seed_draws,
+    shares_of_best,
+)
 
 LR = "optimizer.lr"
 # By setting and seed: the first wins with seed 0 alone, by as much as the others lose.
@@ -51,7 +57,7 @@ def test_draws_choose_as_all_draws_of_the_seeds_do(seeds: int, lower: bool) -> N
 
 def test_the_27_draws_of_three_seeds() -> None:
     assert shares_of_best(SCORES, False) * 27 == pytest.approx([19, 7, 1, 0])
-    assert len(draws.seed_draws(3)[0]) == 10 and draws.seed_draws(9)[0].sum() == 9 * draws.DRAWS
+    assert len(seed_draws(3)[0]) == 10 and seed_draws(9)[0].sum() == 9 * DRAWS
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def trials(scores: np.ndarray, rates: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)) 
         for seed, loss in enumerate(of_rate):
             run = make.make_run(seed, [5.0, float(loss)], optimizer__lr=rate)
             runs.append(run)
-    return collect_trials(Objective("masked", (), {LR: rates}), BUDGET, runs, "valid.loss")
+    return _collect_trials(Objective("masked", (), {LR: rates}), BUDGET, runs, "valid.loss")
 
 
 def widened(of_rates: Trials[Trial], least: float) -> dict[str, tuple[float, ...]]:
@@ -208,15 +214,15 @@ def test_the_tuning_seeds_that_are_enough() -> None:
     """The sd of the worst choice of two settings, simulated, leaves the effect with its power."""
     seeds = tuning_seeds_needed(1.0, 1.0, 0.05, 1)
     needed = 1.959964 + 0.841621
-    assert 1 / math.sqrt(seeds - 1) * needed * choice.WORST * math.sqrt(2) <= 1
-    assert 1 / math.sqrt(seeds - 2) * needed * choice.WORST * math.sqrt(2) > 1
-    assert tuning_seeds_needed(1.0, 100.0, 0.05, 7) == choice.FEWEST
+    assert 1 / math.sqrt(seeds - 1) * needed * score_errors.WORST * math.sqrt(2) <= 1
+    assert 1 / math.sqrt(seeds - 2) * needed * score_errors.WORST * math.sqrt(2) > 1
+    assert tuning_seeds_needed(1.0, 100.0, 0.05, 7) == score_errors.FEWEST
     rng, worst = np.random.default_rng(0), 0.0
     for distance in np.arange(0.5, 4, 0.25):
         means = rng.normal(size=(20_000, 2)) + np.array([0, distance])
         wrong = float((means[:, 0] > means[:, 1]).mean())
         worst = max(worst, distance * math.sqrt(wrong * (1 - wrong)))
-    assert worst == pytest.approx(choice.WORST, abs=0.01)
+    assert worst == pytest.approx(score_errors.WORST, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from league_standings import said
 
 from metaseq_lm.league.loss_gates import (
-    base_rate,
-    best_detection,
+    _base_rate,
+    _best_detection,
     diverged,
     still_falling,
     trigrams,
@@ -114,8 +114,8 @@ def test_the_level_of_a_discriminator_is_the_entropy_of_the_share_of_fakes(
 ) -> None:
     logged = {"fakes": 0.2, "candidates": 0.8, "sample_accuracy": 0.5}
     run = replace(row.runs[0], values={**row.runs[0].values, **criterion})
-    assert base_rate(run, {"kind": "valid", **logged}) == pytest.approx(level)
-    assert base_rate(run, {"kind": "valid"}) == 0
+    assert _base_rate(run, {"kind": "valid", **logged}) == pytest.approx(level)
+    assert _base_rate(run, {"kind": "valid"}) == 0
     for loss, count in ((0.979 * level, 0), (0.981 * level, 8)):
         rows = [replace(r, values={**r.values, **criterion}) for r in row.runs]
         edit = make.with_logged(discriminator=loss, **logged)
@@ -130,7 +130,7 @@ def test_a_discriminator_is_judged_where_it_is_the_best(row: Row) -> None:
     run = row.runs[0]
     for line, loss, share in zip(run.log, [0.6, 0.3, 0.35], [0.2, 0.2, 0.1]):
         line |= {"discriminator": loss, "fakes": share}
-    term, loss, level = best_detection(run)
+    term, loss, level = _best_detection(run)
     assert (term, loss) == ("discriminator", 0.3) and level == pytest.approx(
         0.8 * np.log(1 / 0.8) + 0.2 * np.log(5)
     )

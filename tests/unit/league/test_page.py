@@ -12,14 +12,14 @@ from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, sc
 from metaseq_lm.league.assembly import LeagueRuns, repeat
 from metaseq_lm.league.describe import describe_answer, describe_verdicts
 from metaseq_lm.league.entries import Standings, StandingsEntry
-from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights, row_texts
+from metaseq_lm.league.figures import _VERDICT_COLOURS, _draw_panel, _row_heights, _row_texts
 from metaseq_lm.league.folder import Added, Contents
 from metaseq_lm.league.gate import said_of
 from metaseq_lm.league.page import (
-    finding_tables,
-    gains_table,
-    other_tables,
-    secondary_table,
+    _finding_tables,
+    _gains_table,
+    _other_tables,
+    _secondary_table,
     standings_table,
     write_page,
 )
@@ -199,7 +199,7 @@ def test_the_html_page_begins_with_verdicts_and_gates_and_ends_with_the_plan(mix
 
 
 def test_tables_of_the_html_page(mixed):
-    barring, others, notes = finding_tables(mixed)
+    barring, others, notes = _finding_tables(mixed)
     assert [[row[0].text, *(cell.text for cell in row[2:4])] for row in barring.rows] == [
         ["electric", "unigram plateau", "void"],
         ["other", "parity", "refused"],
@@ -220,7 +220,7 @@ def test_findings_are_explained_below_the_table(mixed):
 
 
 def test_other_metrics_have_their_own_findings_and_no_verdicts(mixed):
-    table = secondary_table(mixed)
+    table = _secondary_table(mixed)
     probe = column(table, "probe.accuracy (%)")
     assert probe["1.0e10", "causal"].text.endswith(" a")
     assert probe["1.0e10", "rtd"].text.endswith(" b")
@@ -253,11 +253,11 @@ def test_lower_losses_are_ranked_first():
 
 def test_the_figure_has_hollow_dots_letters_and_verdicts(mixed):
     axes = Figure().subplots()
-    draw_panel(axes, mixed, mixed.at(1e10))
+    _draw_panel(axes, mixed, mixed.at(1e10))
     assert [t.get_text() for t in axes.get_yticklabels()][3:5] == ["rtd", "electric"]
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     faces = [line.get_markerfacecolor() for line in dots]
-    assert faces[0] == VERDICT_COLOURS[BETTER] and faces[4:] == ["none", "none"]
+    assert faces[0] == _VERDICT_COLOURS[BETTER] and faces[4:] == ["none", "none"]
     means = [line for line in axes.lines if line.get_marker() == "|"]
     assert len(means) == 4
     references = [line.get_xdata()[0] for line in axes.lines if list(line.get_ydata()) == [0, 1]]
@@ -268,7 +268,7 @@ def test_a_row_of_the_figure_is_as_high_as_its_text(mixed):
     gates = ("edge of the grid", "below untrained", "shuffled", "control")
     findings = [GateFinding(gate, FLAG, "x") for gate in gates]
     rows = [entry("masked", 0.6), entry("rtd", 0.95, findings=findings)]
-    low, high = row_heights(standings(*rows), rows)
+    low, high = _row_heights(standings(*rows), rows)
     assert high > low and high >= 3 * 0.15
 
 
@@ -439,11 +439,11 @@ def test_a_head_start_is_better_by_the_score_and_not_by_the_gain(ahead):
     assert re.search(r" better +\+20\.0 ± 1\.7 +equivalent$", text, re.M)
     assert "secondary" in " ".join(text.split())
     causal = next(e for e in ahead.entries if e.objective == "causal")
-    assert row_texts(ahead, causal)[1].splitlines() == [BETTER, f"gain: {EQUIVALENT}"]
+    assert _row_texts(ahead, causal)[1].splitlines() == [BETTER, f"gain: {EQUIVALENT}"]
 
 
 def test_gains_have_intervals_and_their_own_correction(ahead):
-    table = gains_table(ahead)
+    table = _gains_table(ahead)
     head, row = table.head, next(row for row in table.rows if row[1].text == "hybrid")
     cells = {title: cell.text for title, cell in zip(head, row)}
     assert cells["untrained"] == "30.00 ± 1.22" and cells["difference"] == "+20.00"
@@ -460,10 +460,10 @@ def test_gains_have_intervals_and_their_own_correction(ahead):
 
 
 def test_rows_without_a_number_have_no_gain(mixed):
-    names = {row[1].text for row in gains_table(mixed).rows}
+    names = {row[1].text for row in _gains_table(mixed).rows}
     assert names == {"masked", "causal", "hybrid", "rtd"}
     bare = replace(mixed, entries=[replace(e, untrained={}) for e in mixed.entries])
-    assert not any(table.title.startswith("Gains") for table in other_tables(bare))
+    assert not any(table.title.startswith("Gains") for table in _other_tables(bare))
     assert "gain" not in standings_table(bare).head
     assert "gain" not in terminal_text(bare).lower()
 

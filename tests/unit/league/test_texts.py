@@ -9,8 +9,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.league.data import HELD_OUT, _has_text, _make_text
 from metaseq_lm.league.plan_files import TEXT_ARM, probe_sets, read_plan
-from metaseq_lm.league.texts import HELD_OUT, has_text, make_text
 
 SENTENCE = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\tNOUN\t_\t_\t3\tnsubj\t_\t_
@@ -34,8 +34,8 @@ def test_every_fiftieth_line_is_held_out_and_the_probe_has_two_sets(
     files: dict[str, str], tmp_path: Path
 ) -> None:
     data, folder = {**files, "vocab_size": 300, "task_tokens": 1}, tmp_path / "L" / "data"
-    make_text(data, folder)
-    assert has_text(data, folder)
+    _make_text(data, folder)
+    assert _has_text(data, folder)
     valid, tokenizer = IndexedDataset(folder / "valid"), load_tokenizer(folder)
     held_out = [tokenizer.decode(valid[row].tolist()) for row in range(len(valid))]
     assert held_out == ["the cat sees line 49", "the cat sees line 99"]
@@ -48,15 +48,15 @@ def test_every_fiftieth_line_is_held_out_and_the_probe_has_two_sets(
 
 def test_what_is_there_is_not_made_again(files: dict[str, str], tmp_path: Path) -> None:
     data, folder = {**files, "vocab_size": 300, "task_tokens": 1}, tmp_path / "data"
-    make_text(data, folder)
+    _make_text(data, folder)
     corpus, relation = (folder / name / "manifest.json" for name in ("", "relation"))
     before = corpus.stat().st_mtime_ns
     relation.unlink()
     for file in relation.parent.iterdir():
         file.unlink()
-    assert not has_text(data, folder)
-    make_text(data, folder)
-    assert has_text(data, folder) and corpus.stat().st_mtime_ns == before
+    assert not _has_text(data, folder)
+    _make_text(data, folder)
+    assert _has_text(data, folder) and corpus.stat().st_mtime_ns == before
 
 
 def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(
@@ -72,7 +72,7 @@ def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(
         ["finetune", "labels"],
     ]
     assert {key: plan.data[key] for key in files} == files
-    make_text(content["data"] | {"vocab_size": 300, "tokenizer": "byte_bpe"}, tmp_path / "data")
+    _make_text(content["data"] | {"vocab_size": 300, "tokenizer": "byte_bpe"}, tmp_path / "data")
     assert Manifest.load(tmp_path / "data/labels").splits["test"]["rows"] == 2
 
 
@@ -85,12 +85,12 @@ def test_without_a_file_to_score_every_fifth_row_is_scored_if_the_labels_can_be_
     table.write_text("".join(["text,label\n", *rows]))
     words.write_text("cat NN\n\n" * 200)
     for file, unit in ((table, "rows"), (words, "sentences")):
-        make_text({**data, "probe": str(file)}, tmp_path / "data")
+        _make_text({**data, "probe": str(file)}, tmp_path / "data")
         (name,) = probe_sets(str(file))
         splits = Manifest.load(tmp_path / "data" / name).splits
         assert {split: of[unit] for split, of in splits.items()} == {"train": 160, "valid": 40}
     with pytest.raises(UsageError, match=r"words.txt: .*\.conll"):
-        make_text({**data, "probe": str(words.rename(tmp_path / "words.txt"))}, tmp_path / "data")
+        _make_text({**data, "probe": str(words.rename(tmp_path / "words.txt"))}, tmp_path / "data")
     for changed, message in (
         (sorted(rows), "table.csv: .*good.*shuf"),
         (["a cat,good\n"] * 200, "table.csv: .*'good'"),
@@ -98,9 +98,9 @@ def test_without_a_file_to_score_every_fifth_row_is_scored_if_the_labels_can_be_
     ):
         table.write_text("".join(["text,label\n", *changed]))
         with pytest.raises(UsageError, match=message):
-            make_text({**data, "probe": str(table)}, tmp_path / "data")
+            _make_text({**data, "probe": str(table)}, tmp_path / "data")
     table.write_text("".join(rows))
-    make_text({**data, "probe": str(table), "columns": ["text", "label"]}, tmp_path / "data")
+    _make_text({**data, "probe": str(table), "columns": ["text", "label"]}, tmp_path / "data")
     assert Manifest.load(tmp_path / "data/labels").splits["train"]["rows"] == 160
 
 
@@ -123,7 +123,7 @@ def test_the_plan_of_a_text_names_files_but_not_folders(files: dict[str, str]) -
 def test_a_text_of_few_lines_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     Path(files["text"]).write_text("a line\n" * (2 * HELD_OUT - 1))
     with pytest.raises(UsageError, match="99 documents"):
-        make_text(files, tmp_path / "data")
+        _make_text(files, tmp_path / "data")
 
 
 @pytest.mark.parametrize("key", ["probe", "probe_test"])
@@ -140,7 +140,7 @@ def test_a_probe_that_is_no_conllu_is_refused_with_its_line_before_anything_is_m
 ) -> None:
     Path(files[key]).write_text(SENTENCE + row)
     with pytest.raises(UsageError, match=f":5: {fault}") as error:
-        make_text(files, tmp_path / "data")
+        _make_text(files, tmp_path / "data")
     assert error.value.exit_code == 2 and files[key] in str(error.value)
     assert not (tmp_path / "data").exists() and not (tmp_path / "text").exists()
 
@@ -148,7 +148,7 @@ def test_a_probe_that_is_no_conllu_is_refused_with_its_line_before_anything_is_m
 def test_a_probe_without_sentences_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     Path(files["probe_test"]).write_text("# nothing\n")
     with pytest.raises(UsageError, match="test.conllu: no sentences"):
-        make_text(files, tmp_path / "data")
+        _make_text(files, tmp_path / "data")
 
 
 def test_relations_of_a_probe_may_go_without_their_subtypes(
@@ -159,7 +159,7 @@ def test_relations_of_a_probe_may_go_without_their_subtypes(
     data = {**files, "vocab_size": 300, "task_tokens": 1}
     labels = []
     for name, further in (("kept", {}), ("dropped", {"relation_subtypes": "drop"})):
-        make_text({**data, **further}, tmp_path / name)
+        _make_text({**data, **further}, tmp_path / name)
         labels.append(Manifest.load(tmp_path / name / "relation").details["labels"])
     assert labels == [["det", "nsubj", "nsubj:pass", "root"], ["det", "nsubj", "root"]]
     plan, _ = read_plan(TEXT_ARM, files)
@@ -168,4 +168,4 @@ def test_relations_of_a_probe_may_go_without_their_subtypes(
     table = {key: str(tmp_path / "labels.tsv") for key in ("probe", "probe_test")}
     (tmp_path / "labels.tsv").write_text("text\tlabel\nthe cat\tgood\n")
     with pytest.raises(UsageError, match="relation_subtypes"):
-        make_text({**data, **table, "relation_subtypes": "drop"}, tmp_path / "table")
+        _make_text({**data, **table, "relation_subtypes": "drop"}, tmp_path / "table")

@@ -10,7 +10,7 @@ from outcomes import expect_facts
 
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import parse_plan
-from metaseq_lm.league.tuning import collect_trials, describe_other_choices, trials_of
+from metaseq_lm.league.tuning import _collect_trials, describe_other_choices, trials_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.sweeps.samplers import GridSampler
@@ -46,7 +46,7 @@ def trials(
 ) -> Trials[Trial]:
     """Return trials with the losses of each rate, one for each seed."""
     runs = [run(loss, optimizer_lr=lr) for lr, of_seeds in losses.items() for loss in of_seeds]
-    return collect_trials(objective, SMALL, runs, metric)
+    return _collect_trials(objective, SMALL, runs, metric)
 
 
 def best_of(of: Trials[Trial]) -> Mapping[str, Any] | None:
@@ -71,7 +71,7 @@ def test_the_best_by_a_term_of_the_loss_is_the_smallest() -> None:
     for rate, loss in ((1.0, 3.0), (2.0, 2.0)):
         results = {"status": "finished", "metrics": {"valid": {"mlm": loss}}, "losses": ["mlm"]}
         runs.append(Run(Path("run"), {LR: rate}, [], results))
-    assert best_of(collect_trials(OBJECTIVE, SMALL, runs, "valid.mlm")) == {LR: 2.0}
+    assert best_of(_collect_trials(OBJECTIVE, SMALL, runs, "valid.mlm")) == {LR: 2.0}
 
 
 def test_a_value_with_a_run_that_did_not_finish_is_not_chosen() -> None:
@@ -101,7 +101,7 @@ def test_each_of_several_keys_is_widened_and_words_are_not() -> None:
             runs += [
                 run(lr + size, optimizer_lr=lr, model_size=size, model_init=init) for init in "ab"
             ]
-    of_pairs = collect_trials(objective, SMALL, runs, "valid.loss")
+    of_pairs = _collect_trials(objective, SMALL, runs, "valid.loss")
     assert best_of(of_pairs) == {LR: 1.0, "model.size": 8, "model.init": "a"}
     assert widened(of_pairs, 1) == {LR: (0.5, 1.0, 2.0), "model.size": (4, 8, 16)}
 

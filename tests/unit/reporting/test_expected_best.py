@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.reporting.expected_best import (
+from metaseq_lm.reporting.choice import (
     draw_tuning,
     expected_best,
     tuning_curves,

@@ -7,15 +7,13 @@ import pytest
 from outcomes import expect_facts
 from synthetic import make_run
 
-from metaseq_lm.reporting.drawing import collect, thinned
+from metaseq_lm.reporting.canvas import COLOURS, CONTROL, ON_DARK, collect, thinned
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.formats import sort_value, to_html
-from metaseq_lm.reporting.html import Report, title_of
-from metaseq_lm.reporting.page import render, value_table
-from metaseq_lm.reporting.plots import Pictures, draw_costs, draw_curves
+from metaseq_lm.reporting.formats import _sort_value, to_html
+from metaseq_lm.reporting.page import Report, _value_table, render, title_of
+from metaseq_lm.reporting.plots import Pictures, _draw_costs, _draw_curves
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import compare
-from metaseq_lm.reporting.styles import COLOURS, CONTROL, ON_DARK
 from metaseq_lm.reporting.table import Cell, Table, choose_metric, setting_table
 
 VOID = {"meta", "br"}
@@ -69,8 +67,8 @@ def drawings_of(tmp_path):
     runs = find_runs([tmp_path / "runs"])
     pictures = Pictures(group(runs))
     with collect() as drawings:
-        draw_curves(pictures, "valid.accuracy", tmp_path / "curves.png")
-        draw_costs(pictures, choose_metric(runs, None), tmp_path / "score_by_flops.png", "flops")
+        _draw_curves(pictures, "valid.accuracy", tmp_path / "curves.png")
+        _draw_costs(pictures, choose_metric(runs, None), tmp_path / "score_by_flops.png", "flops")
     return drawings
 
 
@@ -192,7 +190,7 @@ def test_figures_are_drawn_for_a_page_only_where_one_collects_them(tmp_path):
     ids = re.findall(r' id="([^"]+)"', curves.svg), re.findall(r' id="([^"]+)"', costs.svg)
     assert ids[0] and set(ids[0]).isdisjoint(ids[1])
     settings = group(find_runs([tmp_path / "runs"]))
-    draw_curves(Pictures(settings), "valid.accuracy", tmp_path / "other.png")
+    _draw_curves(Pictures(settings), "valid.accuracy", tmp_path / "other.png")
     with collect() as drawings:
         assert drawings == []
 
@@ -218,7 +216,7 @@ def test_curves_have_few_marks_with_the_last_point(count):
     ],
 )
 def test_what_a_cell_is_sorted_by(text, value, number):
-    assert sort_value(Cell(text, value=value)) == number
+    assert _sort_value(Cell(text, value=value)) == number
 
 
 def test_rows_of_a_long_table_are_folded():
@@ -230,8 +228,8 @@ def test_rows_of_a_long_table_are_folded():
 
 
 def test_a_text_has_no_number_to_be_sorted_by():
-    assert sort_value(Cell("10 points", number=False)) is None
-    assert sort_value(Cell("ten points", number=False, value=10.0)) == 10.0
+    assert _sort_value(Cell("10 points", number=False)) is None
+    assert _sort_value(Cell("ten points", number=False, value=10.0)) == 10.0
 
 
 def test_an_absent_value_leaves_a_column_of_numbers(tmp_path):
@@ -252,10 +250,10 @@ def test_values_of_a_figure_are_sorted_along_its_axis(tmp_path):
         label = "abc"[i]
         make_run(tmp_path / "runs" / label, 0.5 + i / 10, label=label, results={"flops": flops})
     _, costs = drawings_of(tmp_path)
-    table = value_table(costs)
+    table = _value_table(costs)
     cells = {title: [row[i] for row in table.rows] for i, title in enumerate(table.head)}
-    assert [sort_value(cell) for cell in cells["at"]] == pytest.approx([2e10, 2.5e11, 1e12])
-    assert [sort_value(cell) for cell in cells["value"]] == [50.0, 60.0, 70.0]
+    assert [_sort_value(cell) for cell in cells["at"]] == pytest.approx([2e10, 2.5e11, 1e12])
+    assert [_sort_value(cell) for cell in cells["value"]] == [50.0, 60.0, 70.0]
     assert table.right == [False, False, True]
 
 

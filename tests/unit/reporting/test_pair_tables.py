@@ -10,11 +10,10 @@ from synthetic import make_run
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.pairs import pair_table
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.stats import Test as SeedTest
 from metaseq_lm.reporting.stats import holm
-from metaseq_lm.reporting.table import choose_metric
+from metaseq_lm.reporting.table import choose_metric, pair_table
 
 KEY = "task.labelled"
 CENTRES = {"a": 0.5, "b": 0.55, "c": 0.8}

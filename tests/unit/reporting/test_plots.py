@@ -8,21 +8,18 @@ from PIL import Image
 from synthetic import make_run
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.canvas import canvas
+from metaseq_lm.reporting.canvas import canvas, control_style, swatch
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.plots import (
     Pictures,
-    draw_costs,
-    draw_curves,
-    draw_metrics,
-    draw_scores,
-    drawn_costs,
-    require_logged,
-    separate_overlapping,
+    _draw_costs,
+    _draw_curves,
+    _draw_metrics,
+    _draw_scores,
+    _drawn_costs,
+    _separate_overlapping,
 )
-from metaseq_lm.reporting.settings import group
-from metaseq_lm.reporting.styles import control_style
-from metaseq_lm.reporting.svg import swatch
+from metaseq_lm.reporting.settings import group, require_logged
 from metaseq_lm.reporting.table import choose_metric
 
 KEY = "task.labelled"
@@ -59,10 +56,10 @@ def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_
     metric = choose_metric([run for s in settings for run in s.runs], None)
     along = Pictures(settings, along=KEY)
     assert list(along.styles()) == ["$hard$", "_soft"]
-    assert draw_curves(along, "valid.accuracy", tmp_path / "curves.png") == []
-    assert draw_scores(along, metric, tmp_path / "scores.png") == []
-    assert draw_costs(along, metric, tmp_path / "flops.png", "flops") == []
-    draw_curves(Pictures(settings, "range"), "train.loss", tmp_path / "range.png")
+    assert _draw_curves(along, "valid.accuracy", tmp_path / "curves.png") == []
+    assert _draw_scores(along, metric, tmp_path / "scores.png") == []
+    assert _draw_costs(along, metric, tmp_path / "flops.png", "flops") == []
+    _draw_curves(Pictures(settings, "range"), "train.loss", tmp_path / "range.png")
     for name in ("curves", "scores", "flops", "range"):
         image = pixels(tmp_path / f"{name}.png")
         assert image.shape[0] > 400 and image.shape[1] > 600 and image.var() > 100
@@ -77,17 +74,17 @@ def test_costs_that_are_drawn(tmp_path):
         make_run(tmp_path / name, label=name, results={"words_seen": words})
     metric = choose_metric([], None)
     settings = group(find_runs([tmp_path]))
-    assert drawn_costs(settings, metric) == ["flops"]
+    assert _drawn_costs(settings, metric) == ["flops"]
     make_run(tmp_path / "c", label="c", results={"words_seen": 3000})
     make_run(tmp_path / "d", label="d")
     settings = group(find_runs([tmp_path]))
-    assert drawn_costs(settings, metric) == ["flops", "words"]
-    (note,) = draw_costs(Pictures(settings), metric, tmp_path / "words.png", "words")
+    assert _drawn_costs(settings, metric) == ["flops", "words"]
+    (note,) = _draw_costs(Pictures(settings), metric, tmp_path / "words.png", "words")
     expect_facts(note, "d: not in", "over words")
     assert pixels(tmp_path / "words.png").var() > 100
 
 
-@pytest.mark.parametrize("draw", [draw_scores, partial(draw_costs, cost="flops")])
+@pytest.mark.parametrize("draw", [_draw_scores, partial(_draw_costs, cost="flops")])
 def test_controls_are_grey_lines_across_and_no_points(draw, settings, tmp_path):
     """The control has neither a place on the axis nor one of the colours."""
     metric = choose_metric([run for s in settings for run in s.runs], None)
@@ -141,16 +138,16 @@ def test_metrics_of_a_pattern_share_one_picture(settings, tmp_path):
         "train.loss",
         "train.lr_main",
     ]
-    assert draw_metrics(pictures, "train.l*", tmp_path / "together.png") == []
+    assert _draw_metrics(pictures, "train.l*", tmp_path / "together.png") == []
     image = pixels(tmp_path / "together.png")
     assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00")
     assert image.shape[1] > pixels_of_one_panel(pictures, tmp_path)
     with pytest.raises(UsageError, match="metric 'train.x_\\*'"):
-        draw_metrics(pictures, "train.x_*", tmp_path / "none.png")
+        _draw_metrics(pictures, "train.x_*", tmp_path / "none.png")
 
 
 def pixels_of_one_panel(pictures, tmp_path):
-    draw_curves(pictures, "train.loss", tmp_path / "one.png")
+    _draw_curves(pictures, "train.loss", tmp_path / "one.png")
     return pixels(tmp_path / "one.png").shape[1]
 
 
@@ -162,14 +159,14 @@ def test_without_a_common_key_each_setting_is_a_series(settings):
 
 def test_an_unlogged_metric_names_the_logged(settings, tmp_path):
     with pytest.raises(UsageError, match="mean 'valid.accuracy'.*train.lr_main"):
-        draw_curves(Pictures(settings), "valid.acuracy", tmp_path / "x.png")
+        _draw_curves(Pictures(settings), "valid.acuracy", tmp_path / "x.png")
 
 
 def test_values_that_cannot_be_drawn_are_said(tmp_path):
     make_run(tmp_path / "r" / "a", 0.5, [(1, 0.5), (2, math.nan), (3, 0.7)])
     make_run(tmp_path / "r" / "b", None, [(1, 0.5), (2, math.inf)], seed=2)
     settings = group(find_runs([tmp_path / "r"]))
-    notes = draw_curves(Pictures(settings), "valid.accuracy", tmp_path / "x.png")
+    notes = _draw_curves(Pictures(settings), "valid.accuracy", tmp_path / "x.png")
     assert len(notes) == 2
     expect_facts(notes[0], "1 values", "valid.accuracy", "not finite")
     assert pixels(tmp_path / "x.png").var() > 100
@@ -181,10 +178,10 @@ def test_runs_without_the_key_are_said(tmp_path):
     runs = find_runs([tmp_path / "r"])
     settings = group(runs, ["extra.k"])
     pictures = Pictures(settings, along="extra.k")
-    notes = draw_scores(pictures, choose_metric(runs, None), tmp_path / "x.png")
+    notes = _draw_scores(pictures, choose_metric(runs, None), tmp_path / "x.png")
     assert len(notes) == 1 and notes[0].startswith("b:")
     with pytest.raises(MetaseqError, match="sets init_from"):
-        draw_scores(
+        _draw_scores(
             Pictures(group(runs, ["init_from"]), along="init_from"),
             choose_metric(runs, None),
             tmp_path / "y.png",
@@ -197,19 +194,19 @@ def test_a_key_with_names_and_missing_flops(tmp_path):
         make_run(tmp_path / "r" / f"{i}", 0.5, config={KEY: "set" + "abc"[i]}, results=flops)
     runs = find_runs([tmp_path / "r"])
     pictures, metric = Pictures(group(runs, [KEY]), along=KEY), choose_metric(runs, None)
-    assert draw_scores(pictures, metric, tmp_path / "x.png") == []
-    (note,) = draw_costs(pictures, metric, tmp_path / "y.png", "flops")
+    assert _draw_scores(pictures, metric, tmp_path / "x.png") == []
+    (note,) = _draw_costs(pictures, metric, tmp_path / "y.png", "flops")
     assert "seta" in note and "FLOPs" in note
 
 
 def test_points_that_would_hide_each_other_stand_side_by_side():
     ends = (1e10, 1e12)
     apart = [(1e11, [0.5, 0.6]), (1e11, [0.8, 0.9]), (3e11, [0.5])]
-    assert separate_overlapping(apart, ends) == pytest.approx([1e11, 1e11, 3e11])
-    left, right = separate_overlapping([(1e11, [0.5, 0.6]), (1.01e11, [0.55])], ends)
+    assert _separate_overlapping(apart, ends) == pytest.approx([1e11, 1e11, 3e11])
+    left, right = _separate_overlapping([(1e11, [0.5, 0.6]), (1.01e11, [0.55])], ends)
     assert 0.9e11 < left < 0.98e11 < 1.02e11 < right < 1.12e11
     assert math.sqrt(left * right) == pytest.approx(math.sqrt(1.01) * 1e11)
-    assert separate_overlapping([], ends) == []
+    assert _separate_overlapping([], ends) == []
 
 
 def test_five_controls_are_told_apart_by_their_dashes_also_in_a_legend():

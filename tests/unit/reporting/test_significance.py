@@ -11,7 +11,7 @@ from synthetic import make_run
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.formats import to_csv, to_markdown, to_tex
+from metaseq_lm.reporting.formats import _to_tex, to_csv, to_markdown
 from metaseq_lm.reporting.numbers import bytes_text, p_text
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import DETECTABLE, choose_test, compare
@@ -160,7 +160,7 @@ def test_every_format_has_the_p_values(tmp_path):
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     assert float(lines[-1]["p"]) == soft.p and float(lines[-1]["p_holm"]) == soft.holm
     assert lines[-1]["baseline"] == "MLM, labelled=which_moon_10" and lines[0]["p"] == ""
-    for write in (to_markdown, to_tex):
+    for write in (to_markdown, _to_tex):
         assert re.search(rf"{p_text(soft.p)} \D+{p_text(soft.holm)}", write(table))
     # The best is told within each group, so that soft at n = 5 is one, too.
     assert [[c.best for c in row].count(True) for row in table.rows] == [0, 0, 1, 1]

@@ -11,7 +11,6 @@ from synthetic import make_run
 from metaseq_lm.league.differences import compare as screen
 from metaseq_lm.league.verdict import DecisionRule, decide_all
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.pairs import pair_table
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import compare
 from metaseq_lm.reporting.stats import (
@@ -22,13 +21,13 @@ from metaseq_lm.reporting.stats import (
     RESAMPLES,
     TESTS,
     Error,
-    equivalence_power,
+    _equivalence_power,
     holm,
     interval,
     pooled_sd,
 )
 from metaseq_lm.reporting.stats import Test as SeedTest
-from metaseq_lm.reporting.table import choose_metric
+from metaseq_lm.reporting.table import choose_metric, pair_table
 
 PERMUTATION, WELCH = SeedTest("permutation"), SeedTest("welch")
 RNG = np.random.default_rng(3)
@@ -240,17 +239,17 @@ def test_power_approaches_that_of_the_normal_distribution():
     for test in (DEFAULT_TEST, SeedTest("t")):
         assert test.power((n, n), effect) == pytest.approx(stats.norm.sf(1.96 - shift), abs=0.01)
     expected = 2 * stats.norm.cdf(shift - 1.645) - 1
-    assert equivalence_power(n, effect, 1.0) == pytest.approx(expected, abs=5e-3)
+    assert _equivalence_power(n, effect, 1.0) == pytest.approx(expected, abs=5e-3)
 
 
 def test_seeds_that_decide_are_the_least_that_do_both():
     def both(n):
         shown = DEFAULT_TEST.power((n, n), 0.02, 0.015, comparisons=7)
-        return min(shown, equivalence_power(n, 0.02, 0.015))
+        return min(shown, _equivalence_power(n, 0.02, 0.015))
 
     n = DEFAULT_TEST.seeds_that_decide(0.02, 0.015, LEVEL, 7)
     assert both(n - 1) < POWER <= both(n)
     assert DEFAULT_TEST.seeds_that_decide(0.02, 5.0, LEVEL, 7) is None
-    assert [equivalence_power(3, effect, 0.0) for effect in (0.0, 0.1)] == [0.0, 1.0]
+    assert [_equivalence_power(3, effect, 0.0) for effect in (0.0, 0.1)] == [0.0, 1.0]
     # The least with 2 / C(2n, n) < .05 / 7.
     assert DEFAULT_TEST.seeds_that_decide(0.02, 0.0, LEVEL, 7) == 6

@@ -11,10 +11,10 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import escape_markdown, seconds_text
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import (
-    escape_tex,
+    _escape_tex,
+    _to_tex,
     to_csv,
     to_markdown,
-    to_tex,
     to_text,
 )
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
@@ -123,7 +123,7 @@ def test_runs_without_score_are_counted_and_named(tmp_path):
     for name, why in (("b", "not finished"), ("c", "diverged"), ("d", "is nan"), ("e", "not fin")):
         assert re.search(rf"Left out: \S*/{name} .*{why}", notes)
     assert all(
-        len(re.findall(r"Left out", to(table))) == 4 for to in (to_text, to_markdown, to_tex)
+        len(re.findall(r"Left out", to(table))) == 4 for to in (to_text, to_markdown, _to_tex)
     )
 
 
@@ -295,7 +295,7 @@ def test_hostile_labels_survive_every_format(tmp_path):
     assert r"a\|b &amp; 50% of_x\_ \*$y$\* {z}\\\~^#&lt;i&gt;\[1\]" in row
     (line,) = csv.DictReader(io.StringIO(to_csv(table)))
     assert line["label"] == label.replace("\x1b", " ").replace("\n", " ")
-    tex = to_tex(table).splitlines()[7]
+    tex = _to_tex(table).splitlines()[7]
     assert r"a\textbar{}b \& 50\% of\_x\_ {*}\$y\${*} \{z\}\textbackslash{}" in tex
     assert r"\textasciitilde{}\textasciicircum{}\#\textless{}i\textgreater{}{[}1{]}" in tex
     assert len(re.findall(r"(?<!\\)&", tex)) == len(table.head) - 1
@@ -304,7 +304,7 @@ def test_hostile_labels_survive_every_format(tmp_path):
 def test_names_with_inner_underscores_stay_readable_in_markdown():
     assert escape_markdown("which_moon_10") == "which_moon_10"
     assert escape_markdown("_x") == r"\_x"
-    assert escape_tex("which_moon_10") == r"which\_moon\_10"
+    assert _escape_tex("which_moon_10") == r"which\_moon\_10"
 
 
 def test_text_columns_line_up(tmp_path):

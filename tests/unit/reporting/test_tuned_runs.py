@@ -10,7 +10,7 @@ from synthetic import make_run
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.reporting.runs import read_run
-from metaseq_lm.runs.tuning import TUNING_FILE, read_tuning, write_trial, write_tuning
+from metaseq_lm.runs.records import TUNING_FILE, read_tuning, write_trial, write_tuning
 
 TUNING = {
     "flops": 4e12,

@@ -11,8 +11,9 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.reporting import watch
-from metaseq_lm.reporting.watch import files_below, follow, runs_go_on
-from metaseq_lm.sweeps.folder import SweepFolder, process_start
+from metaseq_lm.reporting.watch import _files_below, follow, runs_go_on
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.lock_file import process_start
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +37,15 @@ def test_files_are_written_when_results_change_and_a_last_time(tmp_path):
 
 def test_checkpoints_and_hidden_files_are_no_results(tmp_path):
     make_run(tmp_path / "a")
-    state = files_below([tmp_path])
+    state = _files_below([tmp_path])
     for name in ("checkpoints/results.json", "code/log.jsonl", ".x/log.jsonl", "notes.txt"):
         path = tmp_path / "a" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
-    assert files_below([tmp_path]) == state
+    assert _files_below([tmp_path]) == state
     (tmp_path / "a" / "suites").mkdir()
     (tmp_path / "a" / "suites" / "pairs.json").write_text("{}")
-    assert files_below([tmp_path]) != state
+    assert _files_below([tmp_path]) != state
 
 
 def test_a_page_that_is_interrupted_no_longer_reloads_itself(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import read_run
-from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash, write_plan
+from metaseq_lm.runs.records import PLAN_FILE, read_plan_hash, write_plan
 
 HASH = "0123456789abcdef"
 

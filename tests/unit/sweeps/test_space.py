@@ -3,8 +3,7 @@
 import pytest
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.sweeps.search import Search
-from metaseq_lm.sweeps.space import Choice, Range, parse_axis, parse_distribution
+from metaseq_lm.sweeps.search import Choice, Range, Search, parse_axis, parse_distribution
 
 
 @pytest.mark.parametrize(

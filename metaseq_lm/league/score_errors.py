@@ -1,21 +1,60 @@
-"""The error of scores and their differences that comes from the choice of test items.
+"""Errors of differences in addition to seeds: the choice of settings, and of test items.
+
+The sd of choice is the sd of the expected score over draws of the tuning seeds (`sweeps.trials`).
+Three seeds that agree by chance show none, so the error of a row is pooled over the rows of its
+budget. It is enlarged by T / (T - 1) for T tuning seeds, because draws underestimate it.
+docs/results/league.md has the simulation.
 
 If runs recorded their right answers by block of items, the error of a difference comes from its
 values in the blocks: rows that are right and wrong on the same items differ by less than two
 samples would. Otherwise each accuracy has the binomial variance, as if each row had its own items.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from metaseq_lm.evaluation.suites import SHARE
+from metaseq_lm.league.plan import FEWEST
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import seed_scores
-from metaseq_lm.reporting.stats import Error, Errors
+from metaseq_lm.reporting.stats import POWER, Error, Errors
 from metaseq_lm.runs.suite_results import HITS, OVERALL
+
+# The largest sd of choice of two settings, in sd of a tuning seed over the root of their number.
+# Settings that differ by d are confused with P = Phi(-d / (sd sqrt(2 / T))): d sqrt(P (1 - P)).
+WORST = 0.5438
+
+
+def choice_error(sds: Sequence[float], seeds: int, sides: int) -> Error:
+    """Return the variance that choices add to a difference.
+
+    `sds` are the sd of choice of the rows of the budget, `seeds` the number of tuning seeds of
+    each, `sides` the number of rows, out of the two in the difference, that were tuned. The
+    variance has half of the degrees of freedom of the tuning seeds: if these agree by chance, a row
+    shows no choice, so its sd is less informative than that of normal scores.
+    """
+    variance = sides * float(np.mean(np.square(sds))) * seeds / (seeds - 1)
+    return Error(variance, len(sds) * (seeds - 1) / 2)
+
+
+def tuning_seeds_needed(noise: float, effect: float, level: float, comparisons: int) -> int:
+    """Return how many tuning seeds (at least FEWEST) keep an effect visible despite the choice.
+
+    Visible means a power of POWER at `level` / `comparisons` with any number of final seeds, for
+    settings that differ in the worst way, see WORST. `noise` is the sd of a score of one tuning
+    seed.
+    """
+    from scipy.stats import norm
+
+    quantiles = float(norm.isf(level / (2 * comparisons)) + norm.ppf(POWER))
+    return max(FEWEST, 1 + math.ceil(2 * (quantiles * WORST * noise / effect) ** 2 - 1e-9))
+
 
 _ACCURACY = "accuracy"
 
@@ -43,8 +82,12 @@ def items_of(runs: Sequence[Run], metric: str, weight: float = 1.0) -> tuple[Ite
     if not runs:
         return None
     if parts := runs[0].means.get(metric, ()):
-        known = [items_of(runs, part, weight / len(parts)) for part in parts]
-        return None if None in known else tuple(item for items in known for item in items or ())
+        known: list[Items] = []
+        for part in parts:
+            if (items := items_of(runs, part, weight / len(parts))) is None:
+                return None
+            known += items
+        return tuple(known)
     group, _, name = metric.rpartition(".")
     counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
     if name == SHARE:
@@ -91,7 +134,7 @@ def item_errors(*sides: tuple[int, Sequence[Items]]) -> Errors:
     """
     lengths = {len(items) for _, items in sides}
     if len(lengths) > 1:
-        return [Error(item.variance) for _, items in sides for item in items]
+        return [Error(item.variance) for item in chain.from_iterable(items for _, items in sides)]
     errors: list[Error] = []
     for parts in zip(*(items for _, items in sides)):
         sizes = {len(part.blocks) for part in parts}

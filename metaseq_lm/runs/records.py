@@ -1,7 +1,8 @@
-"""Records of a search in run folders: trial.json of a trial, tuning.json of a tuned run."""
+"""Records in run folders: plan.json, trial.json of a search, tuning.json of a tuned run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 
-TRIAL_FILE, TUNING_FILE = "trial.json", "tuning.json"
+PLAN_FILE, TRIAL_FILE, TUNING_FILE = "plan.json", "trial.json", "tuning.json"
+HASH = re.compile(r"[0-9a-f]{16}")
 TRIAL_FORM = {
     "setting": str,
     "number": COUNT,
@@ -35,9 +37,20 @@ TRIAL_FORM = {
 TUNING_FORM = {"flops": AMOUNT, "trials": COUNT, "metric": str, "values": dict, "edges": dict}
 
 
+def write_record(file: Path, record: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON object with its checksum in one piece."""
+    write_atomic(file, (to_json(with_checksum(dict(record)), indent) + "\n").encode())
+
+
+def write_plan(folder: Path, plan_hash: str) -> None:
+    """Record in a run folder, creating it, the hash of the plan that the run belongs to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_record(folder / PLAN_FILE, {"plan": plan_hash})
+
+
 def write_trial(folder: Path, record: Mapping[str, Any]) -> None:
     """Record the outcome of a trial in its run folder, in the form of TRIAL_FORM."""
-    _write(folder / TRIAL_FILE, record)
+    write_record(folder / TRIAL_FILE, record)
 
 
 def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
@@ -47,7 +60,27 @@ def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
     the options with a value at an end of its range, or list of numbers, with that end.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / TUNING_FILE, record)
+    write_record(folder / TUNING_FILE, record)
+
+
+def read_plan_hash(folder: Path) -> str:
+    """Return the hash of the plan that a run belongs to; "" if none is recorded.
+
+    Raises MetaseqError for a damaged record.
+    """
+    file = folder / PLAN_FILE
+    try:
+        record = read_json(file)
+        plan_hash = str(record.get("plan"))
+        if is_altered(record) or not HASH.fullmatch(plan_hash):
+            raise ValueError("changed since it was written")
+    except FileNotFoundError:
+        return ""
+    except ValueError as error:
+        raise MetaseqError(
+            f"{file}: damaged ({error}); delete it if the run is of the plan of its league"
+        ) from error
+    return plan_hash
 
 
 def read_trial(folder: Path) -> dict[str, Any]:
@@ -58,10 +91,6 @@ def read_trial(folder: Path) -> dict[str, Any]:
 def read_tuning(folder: Path) -> dict[str, Any]:
     """Return how a run was tuned; {} if it was not; MetaseqError if the record is damaged."""
     return _read(folder / TUNING_FILE, TUNING_FORM)
-
-
-def _write(file: Path, record: Mapping[str, Any]) -> None:
-    write_atomic(file, (to_json(with_checksum(dict(record))) + "\n").encode())
 
 
 def _read(file: Path, form: Mapping[str, Any]) -> dict[str, Any]:
