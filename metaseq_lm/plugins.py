@@ -216,7 +216,7 @@ def load_all(user_dir: str | None = None) -> None:
             importlib.import_module(module.name)
     for module_name in ("benchmarks", "tokenizers.loading", "worlds"):
         importlib.import_module(f"metaseq_lm.data.{module_name}")
-    for wing in wings():
+    for wing in _builtin_methods():
         load(f"metaseq_lm.methods.{wing}")
     load_installed(user_dir)
 
@@ -257,7 +257,7 @@ def check_named(config: "RunConfig", user_dir: str | None) -> None:
     )
 
 
-def wings() -> list[str]:
+def _builtin_methods() -> list[str]:
     """Return the names of the built-in method families."""
     package = importlib.import_module("metaseq_lm.methods")
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)

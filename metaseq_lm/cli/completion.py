@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL
 
 
-def registered_names(kind: str, user_dir: str | None = None) -> list[str]:
+def _registered_names(kind: str, user_dir: str | None = None) -> list[str]:
     """Return the registered names of a kind, from package and plug-ins, and presets of models."""
     with contextlib.suppress(UsageError):  # raised by a plug-in
         plugins.load_all(user_dir)
@@ -53,7 +53,7 @@ def _set_completer(action: argparse.Action, completer: Callable[..., list[str]])
 
 def _names_of(kind: str) -> Callable[..., list[str]]:
     def names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-        return registered_names(kind, getattr(parsed_args, "user_dir", None))
+        return _registered_names(kind, getattr(parsed_args, "user_dir", None))
 
     return names
 
@@ -67,7 +67,7 @@ def _complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> lis
     group, equals, _value = prefix.partition("=")
     if equals and group in GROUPS:
         user_dir = getattr(parsed_args, "user_dir", None)
-        return [f"{group}={name}" for name in registered_names(group, user_dir)]
+        return [f"{group}={name}" for name in _registered_names(group, user_dir)]
     common = flatten(as_dict(common_config()))
     keys = {key.removesuffix("._name") for key in common} | set(FLAGS.values())
     # Nothing for an empty prefix, so that the shell completes files.

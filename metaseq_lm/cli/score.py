@@ -295,7 +295,7 @@ def _suite_table(results: "SuiteResults") -> str:
         for name, value in group["metrics"].items():
             by_name.setdefault(name, []).append(value)
     columns = {name: Metric.of(name, values, "higher") for name, values in by_name.items()}
-    compared = reference_columns(results)
+    compared = _reference_columns(results)
     rows = []
     for title, group in results.groups.items():
         cells = [Cell(title, number=False), Cell(f"{group['n']:,}")]
@@ -311,7 +311,7 @@ def _suite_table(results: "SuiteResults") -> str:
     return WRITERS["text"][1](Table(title, head, rows, []))
 
 
-def reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str, float]]]:
+def _reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str, float]]]:
     """Return the columns of references of metrics, such as chance, by title.
 
     Each has a metric and the value by group. A reference that depends on the metric has a column

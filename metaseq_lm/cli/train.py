@@ -94,7 +94,7 @@ class ConfigOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions(ConfigOptions):
+class _TrainOptions(ConfigOptions):
     """The options of `train` that are not keys of the configuration."""
 
     data: str | None = option(
@@ -123,7 +123,7 @@ class TrainOptions(ConfigOptions):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_options(parser, TrainOptions)
+    add_options(parser, _TrainOptions)
     add_key_flags(parser)
     # Not argparse's own help, because the keys to list depend on the other flags.
     keys = (
@@ -147,7 +147,7 @@ def flag_values(args: argparse.Namespace) -> dict[str, str]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def overrides_of(args: argparse.Namespace) -> list[str]:
+def _overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
     from metaseq_lm.core.config import PATHS, TOP
     from metaseq_lm.core.loading import quote, quote_path, split_overrides
@@ -193,7 +193,7 @@ def prepare(args: argparse.Namespace) -> int:
     if args.argv[1:] in (["-h"], ["--help"]):
         show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
         return 0
-    options = read_options(TrainOptions, vars(args))
+    options = read_options(_TrainOptions, vars(args))
     plugins.load_all(options.user_dir)
     config = compose(args, options)
     entries = (*getattr(config.task, "objectives", ()), *config.trainer.final_suites)
@@ -222,13 +222,13 @@ def prepare(args: argparse.Namespace) -> int:
     return code
 
 
-def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
+def compose(args: argparse.Namespace, options: _TrainOptions) -> "RunConfig":
     """Return the configuration; UsageError if it or another argument is wrong."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import require_data_folder
     from metaseq_lm.core.loading import load_config
 
-    overrides = overrides_of(args)
+    overrides = _overrides_of(args)
     config_dir, config_name = options.primary()
     if not (config_dir or config_name):
         overrides = _with_stored(overrides)

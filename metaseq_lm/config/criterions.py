@@ -38,7 +38,7 @@ class ZLossConfig:
 
 
 @dataclass
-class LabelSmoothingConfig:
+class _LabelSmoothingConfig:
     """Smoothing of the targets."""
 
     label_smoothing: float = option(
@@ -47,7 +47,7 @@ class LabelSmoothingConfig:
 
 
 @dataclass
-class TokenLossConfig(ZLossConfig, LabelSmoothingConfig):
+class TokenLossConfig(ZLossConfig, _LabelSmoothingConfig):
     """Parts of the training loss of every objective that predicts tokens; evaluations have none."""
 
 
@@ -127,5 +127,5 @@ CRITERIONS.declare(
 CRITERIONS.declare("tagging", TaggingConfig, "metaseq_lm.criterions.tagging.Tagging")
 CRITERIONS.declare("parsing", NoOptions, "metaseq_lm.criterions.tagging.Parsing")
 CRITERIONS.declare(
-    "translation", LabelSmoothingConfig, "metaseq_lm.criterions.translation.Translation"
+    "translation", _LabelSmoothingConfig, "metaseq_lm.criterions.translation.Translation"
 )

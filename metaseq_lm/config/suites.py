@@ -48,7 +48,7 @@ class AdaptConfig(ProbeConfig):
 
 
 @dataclass
-class FilePart:
+class _FilePart:
     """Which items of each file are scored: the `first` ones after `skip` items."""
 
     first: int = option(0, "only the first items of each file (0 = all)", at_least=0)
@@ -71,7 +71,7 @@ class FilePart:
 
 
 @dataclass
-class CompletionsConfig(FilePart):
+class CompletionsConfig(_FilePart):
     """Which items are scored."""
 
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
@@ -112,7 +112,7 @@ class _FineTuneConfig:
 
 
 @dataclass
-class _PairsConfig(FilePart):
+class _PairsConfig(_FilePart):
     """How pairs are grouped."""
 
     groups: tuple[str, ...] = option(
@@ -160,7 +160,7 @@ class SquadSuiteConfig(SplitConfig):
 
 
 @dataclass
-class _SyntaxGymConfig(FilePart):
+class _SyntaxGymConfig(_FilePart):
     """Which items are scored."""
 
     equalities: bool = option(

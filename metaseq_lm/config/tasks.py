@@ -498,7 +498,7 @@ class ChannelsConfig:
 
 
 @dataclass
-class CorpusConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+class _CorpusConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
     """Rows of a corpus."""
 
 
@@ -516,12 +516,12 @@ class UnpackedConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig
 
 
 @dataclass
-class MaskedNextTokenConfig(MaskRatesConfig, MaskingConfig, CorpusConfig):
+class MaskedNextTokenConfig(MaskRatesConfig, MaskingConfig, _CorpusConfig):
     """Rows and their masks."""
 
 
 @dataclass
-class MaskedDiffusionTaskConfig(CorpusConfig):
+class MaskedDiffusionTaskConfig(_CorpusConfig):
     """Rows and their noise."""
 
     times: str = option(
@@ -716,7 +716,7 @@ TASKS.declare(
 )
 TASKS.declare("mixture", MixtureConfig, "metaseq_lm.tasks.mixture.MixtureTask", takes=("mixture",))
 TASKS.declare(
-    "prefix_lm", CorpusConfig, "metaseq_lm.tasks.predictions.PrefixLMTask", takes=("prefix_lm",)
+    "prefix_lm", _CorpusConfig, "metaseq_lm.tasks.predictions.PrefixLMTask", takes=("prefix_lm",)
 )
 TASKS.declare(
     "masked_next_token",

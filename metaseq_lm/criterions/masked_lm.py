@@ -34,7 +34,7 @@ def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def smoothing_of(config: Any, model: nn.Module) -> float:
-    """Return the label smoothing of LabelSmoothingConfig in training, 0 in evaluations.
+    """Return the label smoothing of `label_smoothing` in training, 0 in evaluations.
 
     0 also if `config` has no such option.
     """

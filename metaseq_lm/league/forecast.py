@@ -243,7 +243,7 @@ _AROUND = 20.0  # seconds until the first run starts, and for the report
 
 
 @dataclass(frozen=True)
-class Times:
+class _Times:
     """What was measured: updates by objective, seconds of a run without them, and of its suites."""
 
     updates: Mapping[str, Update]
@@ -282,7 +282,7 @@ class Times:
         return float(int(budget) // digit * digit)
 
 
-def measure_times(runner: Runner) -> Times:
+def measure_times(runner: Runner) -> _Times:
     """Make updates of each objective, and score an untrained model of the first one, here."""
     updates = measure_updates(runner, _MEASURED)
     sweep = runner.sweep(runner.request.objectives[0], UNTRAINED, [])
@@ -293,7 +293,7 @@ def measure_times(runner: Runner) -> Times:
         with redirect_stderr(io.StringIO()):
             TrainingRun(replace(config, save_dir=str(folder))).train()
         scoring = sum(result.facts["seconds"] for result in suite_results.read_all(folder)[0])
-    return Times(updates, time.monotonic() - began - scoring, scoring)
+    return _Times(updates, time.monotonic() - began - scoring, scoring)
 
 
 def text_plan(

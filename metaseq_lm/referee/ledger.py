@@ -157,7 +157,7 @@ def _with_seeds(content: Mapping[str, Any], plan_hash: str, number: int) -> dict
     return {**content, "seeds": drawn["final"], "tuning": tuning, "controls": controls}
 
 
-def read_ledger(folder: Path) -> LeagueRuns:
+def _read_ledger(folder: Path) -> LeagueRuns:
     """Return the runs of all submissions of a ledger, and those that its plan came with.
 
     Raises:
@@ -196,7 +196,7 @@ def read_ledger(folder: Path) -> LeagueRuns:
 def read_place(place: Path) -> LeagueRuns:
     """Return the runs of a league's folder, of a plan with an archive, a submission or a ledger."""
     if (place / FILE).is_file():
-        return read_ledger(place)
+        return _read_ledger(place)
     if (place / submission.FILE).is_file():
         return submission.read(place)
     return read_league(place)

@@ -46,7 +46,7 @@ _RESCORE = (
 
 
 @dataclass(frozen=True)
-class Verification:
+class _Verification:
     """What a verification found.
 
     Attributes:
@@ -89,7 +89,7 @@ def verify_league(
     user_dir: str | None = None,
     parallel: int = 1,
     code: Path | None = None,
-) -> Verification:
+) -> _Verification:
     """Verify a league, and add the result to the record in `out`.
 
     Args:
@@ -121,7 +121,7 @@ def verify_league(
         repetitions = compare(league, folders)
         complaints += scored_by_plugin(league, folders, data, out)
         complaints += _refused_criterions(out / "runs" / EXAMINED)
-    verification = Verification(
+    verification = _Verification(
         league.contents.plan.hash,
         seed,
         _rows_of(drawn),
@@ -244,7 +244,7 @@ def host() -> dict[str, Any]:
     }
 
 
-def describe(verification: Verification) -> str:
+def describe(verification: _Verification) -> str:
     """Return a verification as text: repeated runs, complaints, the answer."""
     lines = []
     for item in verification.repetitions:

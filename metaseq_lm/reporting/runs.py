@@ -422,7 +422,7 @@ def read_run(folder: Path) -> Run:
     notes: list[str] = []
     results = _read_results(folder / "results.json")
     values, sources = _read_values(folder, results, notes)
-    log = read_log(folder / "log.jsonl", notes)
+    log = _read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
     # One listing in place of a look for each record, which most runs lack.
@@ -503,7 +503,7 @@ def _find_ancestor(folder: Path, start: Path) -> Path | None:
     return None
 
 
-def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+def _read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Return the lines of a log, only the later one if a kind and update occur twice.
 
     An incomplete last line, left by a killed process, is dropped and noted. Any other

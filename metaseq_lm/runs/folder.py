@@ -107,7 +107,7 @@ class RunFolder:
         self._log = Journal(self.path / "log.jsonl", sync=False)
         self._waiting: list[dict[str, Any]] = []
         self._written: dict[str, Any] = {}  # content of config.yaml
-        commands = self._held = open_locked(self.path / "command.txt")
+        commands = self._held = _open_locked(self.path / "command.txt")
         for name in ("config.yaml", _SOURCES_FILE, "log.jsonl", "results.json"):
             remove_leftovers(self.path / name)
         file = self.path / "config.yaml"
@@ -195,7 +195,7 @@ def begun(folder: Path) -> bool:
         return any(line.startswith(('{"kind": "train"', '{"kind": "valid"')) for line in lines)
 
 
-def open_locked(path: Path) -> IO[str]:
+def _open_locked(path: Path) -> IO[str]:
     """Open a file of a run folder for appending, locked until this process ends.
 
     Raises MetaseqError if another process, which trains the run, holds the lock.

@@ -216,16 +216,16 @@ def override_values(text: str, source: str) -> list[Any]:
         override = OverridesParser.create().parse_override(text)
         swept = override.is_sweep_override()
         values = list(override.sweep_iterator()) if swept else [override.value()]
-        return [unquoted(value) for value in values]
+        return [_unquoted(value) for value in values]
     except HydraException as error:
         raise UsageError(f"{source}: {str(error).splitlines()[0]}") from error
 
 
-def unquoted(value: Any) -> Any:
+def _unquoted(value: Any) -> Any:
     """Return a parsed value without Hydra's quotes."""
     if isinstance(value, QuotedString):
         return value.text
-    return [unquoted(item) for item in value] if isinstance(value, list) else value
+    return [_unquoted(item) for item in value] if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------- checking

@@ -375,7 +375,7 @@ class JobRunner:
     def outcome_file(self, task: int) -> Path:
         """Return the outcome file of one task of this job."""
         name = part_name(self.environment.job_id, self.part)
-        return outcome_file(self.environment.paths.folder, name, task)
+        return _outcome_file(self.environment.paths.folder, name, task)
 
     def wait_for_first_task(self) -> None:
         """Wait for the first task to end, as Slurm kills all tasks when one exits with an error."""
@@ -389,14 +389,14 @@ def part_name(job_id: str, part: int) -> str:
     return f"{job_id}.{part}" if part else job_id
 
 
-def outcome_file(folder: Path, name: str, task: int = 0) -> Path:
+def _outcome_file(folder: Path, name: str, task: int = 0) -> Path:
     """Return the outcome file of a run in a job; each task (node) has its own."""
     return folder / f"{name}_{f'{task}_' if task else ''}outcome.json"
 
 
 def outcome_of(folder: Path, name: str) -> dict[str, Any]:
     """Return the outcome of a run: the first task's if final, else that of another failed task."""
-    first = read_json_if_valid(outcome_file(folder, name))
+    first = read_json_if_valid(_outcome_file(folder, name))
     others = map(read_json_if_valid, sorted(folder.glob(f"{name}_*_outcome.json")))
     if first.get("state") in ("failed", "diverged", "finished"):
         return first

@@ -140,7 +140,7 @@ def parse_axis(text: str) -> tuple[str, Range | Choice]:
     return key, _read_choice(override_values(text, source), f"--search {key}")
 
 
-def parse_distribution(content: Any, place: str) -> Range | Choice:
+def _parse_distribution(content: Any, place: str) -> Range | Choice:
     """Return the distribution of a key in a sweep file: the text of a range, or a list."""
     if isinstance(content, list):
         return _read_choice(content, place)
@@ -177,7 +177,7 @@ def _read_choice(values: list[Any], place: str) -> Choice:
     return Choice(tuple(values))
 
 
-def check_space(space: Space, varied: set[str]) -> None:
+def _check_space(space: Space, varied: set[str]) -> None:
     """Raise UsageError for keys that cannot be searched; `varied` are the keys of grid and list."""
     if not space:
         raise UsageError("search.space: no key is searched; give --search KEY=LOW..HIGH")
@@ -236,7 +236,7 @@ class Search:
     def __post_init__(self) -> None:
         for key, item in self.space.items():
             if not isinstance(item, Range | Choice):
-                self.space[key] = parse_distribution(item, f"space.{key}")
+                self.space[key] = _parse_distribution(item, f"space.{key}")
         check_seeds([self.seed], "seed")
         if not self.flops:
             raise UsageError(
@@ -256,7 +256,7 @@ class Search:
 
     def check(self, varied: set[str], seeds: list[int]) -> None:
         """Raise UsageError for a search that contradicts the sweep around it."""
-        check_space(self.space, varied)
+        _check_space(self.space, varied)
         if self.seed in seeds:
             raise UsageError(
                 f"seed {self.seed} is that of the trials; values that were chosen by a seed's luck "

@@ -47,7 +47,7 @@ def parts_of_job(
     return arguments, str(code.folder), launch.threads(), lock
 
 
-def job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, code: Code) -> Job:
+def _job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, code: Code) -> Job:
     """Return the job of some runs for submitit to call."""
     common, code_folder, threads, lock = parts_of_job(folder, launch, code)
     todo = {}
@@ -87,7 +87,7 @@ def submit_slurm(
     runs: list[PlannedRun],
     launch: Launch,
     code: Code,
-    make_job: _MakeJob = job_of,
+    make_job: _MakeJob = _job_of,
 ) -> list[str]:
     """Submit runs as a Slurm array, or several; return the job id of each. Raises MetaseqError.
 
@@ -149,7 +149,7 @@ class RunBatch:
     folder: SweepFolder
     runs: list[PlannedRun]
     code: Code
-    make_job: _MakeJob = job_of
+    make_job: _MakeJob = _job_of
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class LocalRuns:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.slots = list(range(launch.max_parallel or 1))
-        gpus, count = visible_gpus() if launch.gpus else [], launch.gpus
+        gpus, count = _visible_gpus() if launch.gpus else [], launch.gpus
         self.gpus = [gpus[at : at + count] for at in range(0, len(gpus), max(1, count))]
         if count and len(gpus) // count * launch.runs_per_gpu < len(self.slots):
             shared = f", {launch.runs_per_gpu} on one," * (launch.runs_per_gpu > 1)
@@ -264,7 +264,7 @@ def _terminal_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def visible_gpus() -> list[int]:
+def _visible_gpus() -> list[int]:
     """Return the numbers of the usable GPUs."""
     import torch
 

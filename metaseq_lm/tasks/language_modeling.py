@@ -34,7 +34,7 @@ class LanguageModelingTask(TextTask):
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
 
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
-            return language_batch(corpus, samples, width)
+            return _language_batch(corpus, samples, width)
 
         return {split: text_stream(self.run_config, split, corpus, collate)}
 
@@ -79,7 +79,7 @@ class CausalLMTask(LanguageModelingTask):
         return flops
 
 
-def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> TokenBatch:
+def _language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> TokenBatch:
     """Return rows (B, S) and their layout; "targets" counts tokens but each document's first."""
     rows, lengths = corpus.rows(samples, width=width)
     layout = row_layout(corpus, samples, lengths, rows.shape[1])

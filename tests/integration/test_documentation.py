@@ -38,7 +38,7 @@ from markdown_blocks import ROOT, Block, blocks, calls, name, share
 from sweeping import train_in_process
 
 from metaseq_lm.cli import COMMANDS, build_parser, main, overrides
-from metaseq_lm.cli.train import TrainOptions, overrides_of
+from metaseq_lm.cli.train import _overrides_of, _TrainOptions
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.options import read_options
@@ -76,7 +76,7 @@ def check(words: list[str], bare: Bare) -> None:
     args, rest = parser.parse_known_args(arguments)
     args.overrides = overrides(args.parser, rest)
     if command == "train":
-        load_config(overrides_of(args), *read_options(TrainOptions, vars(args)).primary())
+        load_config(_overrides_of(args), *read_options(_TrainOptions, vars(args)).primary())
     if command == "sweep" and arguments[1] not in ("status", "resubmit", "cancel"):
         for word in args.words + args.overrides:
             if "=" not in word and not word.endswith(".yaml"):

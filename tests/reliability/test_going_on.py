@@ -363,8 +363,8 @@ def test_flops_of_all_replicas_go_to_the_first(monkeypatch):
 def test_run_folder_in_use_refuses_a_second_process(moons, tmp_path):
     """A second one is told; when the first has ended, whatever way, the next may go on."""
     hold = (
-        "import sys, pathlib; from metaseq_lm.runs.folder import open_locked; "
-        "f = open_locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        "import sys, pathlib; from metaseq_lm.runs.folder import _open_locked; "
+        "f = _open_locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE
     first = subprocess.Popen(

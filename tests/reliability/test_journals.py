@@ -25,7 +25,7 @@ from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.league import predictions
 from metaseq_lm.league.predictions import Prediction
-from metaseq_lm.reporting.runs import read_log
+from metaseq_lm.reporting.runs import _read_log
 from metaseq_lm.runs.folder import RunFolder
 from metaseq_lm.sweeps import lock_file
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -62,7 +62,7 @@ def write_log(folder: Path, number: int) -> None:
 
 
 def read_updates(folder: Path) -> list[Any]:
-    lines = read_log(folder / "log.jsonl", [])
+    lines = _read_log(folder / "log.jsonl", [])
     assert all(line["loss"] == math.inf and "checksum" not in line for line in lines)
     return [line["update"] for line in lines]
 

@@ -16,10 +16,10 @@ from metaseq_lm.cli import main
 from metaseq_lm.sweeps import launching
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.job import outcome_file
+from metaseq_lm.sweeps.job import _outcome_file
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import State, states
-from metaseq_lm.sweeps.submit import RunBatch, job_of
+from metaseq_lm.sweeps.submit import RunBatch, _job_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -68,7 +68,7 @@ def record_outcome(
     entry = {"run": run, "executor": "local", "job": "1", "folder": f"jobs/{place.name}"}
     folder.append("submit", **entry, code=source, host=socket.gethostname(), start=1)
     outcome = {"state": state, "stage": "", "exit_code": code, "message": message}
-    outcome_file(place, "1").write_text(json.dumps(outcome))
+    _outcome_file(place, "1").write_text(json.dumps(outcome))
 
 
 def train_in_process(
@@ -86,11 +86,11 @@ def train_in_process(
         report: Callable[[SweepFolder, PlannedRun], None],
     ) -> None:
         for batch in batches:
-            if batch.make_job is not job_of:
+            if batch.make_job is not _job_of:
                 run_locally([batch], launch, report)
                 continue
             for run in batch.runs:
-                job = job_of(batch.folder, [run], launch, batch.code)
+                job = _job_of(batch.folder, [run], launch, batch.code)
                 for _, _, arguments in job.runs[run.name]:
                     before()
                     assert main(["train", *arguments, "--quiet"]) == 0

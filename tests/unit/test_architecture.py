@@ -17,7 +17,7 @@ from metaseq_lm.core.registry import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "metaseq_lm"
-WINGS = plugins.wings()
+WINGS = plugins._builtin_methods()
 SOURCES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "user_dir").glob("*.py"))
 TOP = {
     "setup.cfg README.md metaseq_lm user_dir examples scripts tests pyproject.toml LICENSE",

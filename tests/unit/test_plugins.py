@@ -108,7 +108,7 @@ def test_list_names_the_origin(capsys):
             "from metaseq_lm.tasks.masked_lm import MaskedLMConfig",
             "it is in metaseq_lm.config.tasks",
         ),
-        ("from metaseq_lm.tasks.options import CorpusConfig", "it is metaseq_lm.config.tasks now"),
+        ("from metaseq_lm.tasks.options import _CorpusConfig", "it is metaseq_lm.config.tasks now"),
         ("from metaseq_lm.tasks.masked_lm import Nowhere", "cannot import name 'Nowhere'"),
     ],
 )

@@ -3,7 +3,7 @@
 Text may be marked as binary by programs without a type for text. Numbers of classes become the
 names that the library datasets stored for them; NaN becomes null. A value of a type that JSON
 lacks, such as a timestamp, a map or an image, becomes an object that names the type, see
-`record.unreadable_type`.
+`record`.
 """
 
 import contextlib

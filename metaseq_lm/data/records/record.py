@@ -38,14 +38,14 @@ def unreadable(type_name: str) -> dict[str, str]:
     return {_TYPE: type_name}
 
 
-def unreadable_type(value: Any) -> str:
+def _unreadable_type(value: Any) -> str:
     """Return the type of a value that `unreadable` returned; "" for any other value."""
     return str(value[_TYPE]) if isinstance(value, dict) and value.keys() == {_TYPE} else ""
 
 
 def _kind_of(value: Any) -> str:
     """Return the JSON type of a value, for messages, or its Parquet type if JSON lacks it."""
-    return unreadable_type(value) or _KINDS[type(value)]
+    return _unreadable_type(value) or _KINDS[type(value)]
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Record:
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
             hint = ""
-            if kind is str and type(value) is dict and value and not unreadable_type(value):
+            if kind is str and type(value) is dict and value and not _unreadable_type(value):
                 hint = f"; choose one of {abbreviated(f'{name}.{field}' for field in value)}"
             raise MetaseqError(
                 f"{self.where}: field '{name}' is not {_KINDS[kind]} but {_kind_of(value)}{hint}"
@@ -200,7 +200,7 @@ def signed_reader(file: TextFile) -> str:
 def label_word(value: Any, where: str) -> str:
     """Return a label as JSON writes it (true is "true", 1 is "1"), stripped."""
     if isinstance(value, (dict, list)) or value is None:
-        label = unreadable_type(value) or repr(value)
+        label = _unreadable_type(value) or repr(value)
         raise MetaseqError(f"{where}: label {label} is not a single text or number")
     word = (value if isinstance(value, str) else json.dumps(value)).strip()
     if not word:

@@ -162,7 +162,7 @@ class SoftLabels(_PairCriterion):
             losses = cross_entropy(predicted, batch.original.masked_fill(padding, -1))
         else:
             taught = self.taught(scores_y.softmax(-1), padding)
-            losses = soft_cross_entropy(predicted, taught).masked_fill(padding, 0.0)
+            losses = _soft_cross_entropy(predicted, taught).masked_fill(padding, 0.0)
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
 
     def taught(self, probabilities: Tensor, padding: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def reward_of(
 # The soft cross-entropy also has explicit derivatives for large logits, see criterions.masked_lm.
 
 
-def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+def _soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
     """Return the cross-entropy at each position with `probabilities` (..., V), which sum to 1."""
     if not is_large(logits):
         return -(probabilities * logits.log_softmax(-1)).sum(-1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from metaseq_lm.cli import COMMANDS
-from metaseq_lm.cli.completion import registered_names
+from metaseq_lm.cli.completion import _registered_names
 from metaseq_lm.core.config import FOLDER
 from metaseq_lm.core.registry import ALL
 
@@ -19,7 +19,7 @@ from metaseq_lm.core.registry import ALL
 def test_names_are_those_of_the_registry(kind: str) -> None:
     built_in = {n for n, e in ALL[kind].entries.items() if e.is_of_package}
     presets = {file.stem for file in (FOLDER / kind).glob("*.yaml")}
-    assert built_in and set(registered_names(kind)) >= built_in | presets
+    assert built_in and set(_registered_names(kind)) >= built_in | presets
 
 
 def completions(line: str, place: Path) -> set[str]:

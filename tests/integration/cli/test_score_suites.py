@@ -10,7 +10,7 @@ from agreement import make_data, make_pairs, make_run
 from outcomes import expect_facts
 
 from metaseq_lm.cli import main
-from metaseq_lm.cli.score import reference_columns
+from metaseq_lm.cli.score import _reference_columns
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.ngram_probabilities import ngrams_of
@@ -143,7 +143,7 @@ def test_a_reference_has_a_column_for_each_value_but_not_for_rounding() -> None:
         groups = {"overall": {"n": 3, "metrics": {"accuracy": 0.5, "accuracy_macro": 0.5}}}
         references = {"accuracy": {"ngram": 0.6}, "accuracy_macro": {"ngram": of_mean}}
         results = SuiteResults("x", "pairs", 1, "w", "d", {}, groups, {}, references)
-        return list(reference_columns(results))
+        return list(_reference_columns(results))
 
     assert columns(0.6 + 1e-16) == ["ngram"]
     assert columns(0.7) == ["ngram", "ngram accuracy_macro"]

@@ -29,7 +29,7 @@ from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.models.transformer.encoder import Embeddings, Encoder, TransformerLM
-from metaseq_lm.tasks.language_modeling import language_batch
+from metaseq_lm.tasks.language_modeling import _language_batch
 from metaseq_lm.config.tasks import MaskedLMConfig
 from metaseq_lm.tasks.masked_lm import MaskedLMTask, text_stream
 
@@ -64,7 +64,7 @@ class Causal(MaskedLMTask):
         corpus = Corpus(self.data, split, self.vocabulary, longest, mode)
 
         def collate(samples, keys, width):
-            return language_batch(corpus, samples, width)
+            return _language_batch(corpus, samples, width)
 
         return {split: text_stream(self.run_config, split, corpus, collate)}
 '''

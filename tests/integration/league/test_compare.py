@@ -9,7 +9,7 @@ from outcomes import expect_error
 from metaseq_lm.cli import league, main
 from metaseq_lm.league import forecast
 from metaseq_lm.league.folder import LeagueFolder
-from metaseq_lm.league.forecast import Times, Update
+from metaseq_lm.league.forecast import Update, _Times
 from metaseq_lm.league.plan_files import read_plan
 from metaseq_lm.league.runner import Runner
 
@@ -28,10 +28,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for check in ("check_all", "examine_all"):
         monkeypatch.setattr(Runner, check, lambda runner: None)
 
-    def measured(runner: Runner) -> Times:
+    def measured(runner: Runner) -> _Times:
         updates = forecast.measure_updates(runner)
         slow = {name: Update(update.estimate, 0.1) for name, update in updates.items()}
-        return Times(slow, start=1.0, scoring=1.0)
+        return _Times(slow, start=1.0, scoring=1.0)
 
     monkeypatch.setattr(forecast, "measure_times", measured)
     return ["compare", "a.txt", "b.txt", "--task", "labels.csv", "--out", "L"]

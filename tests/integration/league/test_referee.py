@@ -27,7 +27,7 @@ from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import audit
 from metaseq_lm.referee.comparison import CLOSE, DIFFERENT, EQUAL, LEVEL, compare, deviation
-from metaseq_lm.referee.ledger import make_ledger, read_ledger, read_place
+from metaseq_lm.referee.ledger import _read_ledger, make_ledger, read_place
 from metaseq_lm.referee.merge import name_in_league
 from metaseq_lm.referee.verify import scored_by_plugin
 
@@ -420,20 +420,20 @@ def test_ledger_by_its_page(
     file = ledger / "submissions" / "masked_20" / "plan.yaml"
     file.write_text(file.read_text().replace("0.05", "0.01"))
     with pytest.raises(MetaseqError, match="masked_20.* not as"):
-        read_ledger(ledger)
+        _read_ledger(ledger)
 
 
 def test_seeds_of_a_ledger_follow_from_its_number(copied: Path, tmp_path: Path) -> None:
     (copied / "plan.jsonl.gz").unlink()
     ledger = tmp_path / "ledger"
     record = make_ledger(ledger, copied / "plan.yaml")
-    assert read_ledger(ledger).plan.ladder.seeds != (1, 2, 3)
+    assert _read_ledger(ledger).plan.ladder.seeds != (1, 2, 3)
     content = json.loads((ledger / "ledger.json").read_text())
     content["number"] += 1
     del content["checksum"]
     (ledger / "ledger.json").write_text(json.dumps(with_checksum(content)))
     with pytest.raises(MetaseqError, match=str(record["registered"])):
-        read_ledger(ledger)
+        _read_ledger(ledger)
 
 
 def test_attempt_is_registered_before_its_runs(
@@ -448,7 +448,7 @@ def test_attempt_is_registered_before_its_runs(
     assert main(["league", *words, *added]) == 0
     assert (Path(sent) / "plugin" / plugin.name).is_file()
     planned = read_league(copied / "plan.yaml").plan.comparisons
-    assert read_ledger(ledger).plan.comparisons == planned + 1
+    assert _read_ledger(ledger).plan.comparisons == planned + 1
     capsys.readouterr()
     assert main(["league", "submit", sent, "--json"]) == 1
     missing = document_in(capsys.readouterr().out, "submission")["missing"]

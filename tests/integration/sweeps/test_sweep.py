@@ -17,7 +17,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from sweeping import SHORT, states_of, sweep
 
 from metaseq_lm.cli import build_parser, main, overrides
-from metaseq_lm.cli.train import overrides_of
+from metaseq_lm.cli.train import _overrides_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.sweeps.definition import absolute_sources, normalise
@@ -386,7 +386,7 @@ def test_a_sweep_of_a_data_folder_with_an_equals_sign_is_read_again(tmp_path: Pa
     parser = build_parser("train")
     args, rest = parser.parse_known_args(["train", *runs[0].stages[0].arguments])
     args.overrides = overrides(args.parser, rest)
-    config = load_config(overrides_of(args))
+    config = load_config(_overrides_of(args))
     assert (config.data, config.init_from) == (str(data), f"{data}/lr=1-seed=1")
 
 
@@ -594,7 +594,7 @@ def test_payloads_arrive_as_they_are_or_are_refused(way: str, moons: Path, tmp_p
             (run,) = expand(normalise(content), tmp_path)
             args, rest = parser.parse_known_args(["train", *run.stages[0].arguments])
             args.overrides = overrides(args.parser, rest)
-            config = load_config(overrides_of(args), args.config_dir, args.config_name)
+            config = load_config(_overrides_of(args), args.config_dir, args.config_name)
         except UsageError:
             gone.add(payload)
             continue

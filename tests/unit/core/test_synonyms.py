@@ -10,7 +10,7 @@ from metaseq_lm.core.config import GROUPS, as_dict, flatten
 from metaseq_lm.core.loading import common_config
 from metaseq_lm.core.mistakes import _unknown_option
 from metaseq_lm.core.registry import ALL
-from metaseq_lm.core.synonyms import TABLE, Synonyms, answer
+from metaseq_lm.core.synonyms import TABLE, _Synonyms, answer
 
 FLAG_KEYS = {f"--{flag}": key for flag, key in FLAGS.items()}
 
@@ -45,7 +45,7 @@ def test_no_word_of_the_table_is_an_option_of_train() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.option)
-def test_every_word_is_answered_in_either_spelling(row: Synonyms) -> None:
+def test_every_word_is_answered_in_either_spelling(row: _Synonyms) -> None:
     own = [row.option] if row.option.startswith("--") else []
     for word in row.words.split():
         for spelling in (f"--{word}", f"--{word.replace('-', '_')}"):

@@ -35,7 +35,7 @@ from metaseq_lm.data.corpus.rows import Corpus, masked_batch
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.models.transformer.encoder import ModernLM, TransformerLM
-from metaseq_lm.tasks.language_modeling import language_batch
+from metaseq_lm.tasks.language_modeling import _language_batch
 
 VOCABULARY = Vocabulary([*special_symbols(1), *(f"w{i}" for i in range(4, 900))])
 PAD, SEP, CLS = VOCABULARY.pad, VOCABULARY.sep, VOCABULARY.cls(0)
@@ -140,14 +140,14 @@ def test_the_causal_loss_is_that_of_rows_of_their_own(name, tmp_path):
     model = model_of(name)
     sums, counts = [], []
     for corpus in (packed, lines):
-        batch = language_batch(corpus, np.arange(len(corpus)))
+        batch = _language_batch(corpus, np.arange(len(corpus)))
         term = CausalLM()(model, batch)["next_token"]
         sums.append(term.sum.item())
         counts.append(batch.sizes["targets"])
     assert len(packed) < len(lines)
     assert counts[0] == counts[1] == sum(sizes) + len(sizes)
     assert sums[0] == pytest.approx(sums[1], rel=1e-12)
-    batch = language_batch(packed, np.arange(len(packed)))
+    batch = _language_batch(packed, np.arange(len(packed)))
     leaking = batch.replace(layout=replace(batch.layout, documents=None))
     assert CausalLM()(model, leaking)["next_token"].sum.item() != pytest.approx(sums[0], rel=1e-6)
 

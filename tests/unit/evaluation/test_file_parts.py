@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metaseq_lm.config.suites import FilePart
+from metaseq_lm.config.suites import _FilePart
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.evaluation.file_parts import is_apart
 from metaseq_lm.evaluation.suites import build_suite
@@ -69,13 +69,13 @@ def test_what_is_skipped_is_what_comes_first(name: str, tmp_path: Path) -> None:
 
 
 def test_parts_share_no_item_where_one_begins_at_the_end_of_the_other() -> None:
-    assert is_apart(FilePart(first=200), FilePart(skip=200))
-    assert is_apart(FilePart(first=200), FilePart(skip=300, first=10))
+    assert is_apart(_FilePart(first=200), _FilePart(skip=200))
+    assert is_apart(_FilePart(first=200), _FilePart(skip=300, first=10))
     for one, other in (
-        (FilePart(first=200), FilePart(skip=199)),
-        (FilePart(first=200), FilePart()),
-        (FilePart(), FilePart()),
-        (FilePart(), FilePart(skip=200)),
+        (_FilePart(first=200), _FilePart(skip=199)),
+        (_FilePart(first=200), _FilePart()),
+        (_FilePart(), _FilePart()),
+        (_FilePart(), _FilePart(skip=200)),
         (object(), object()),
     ):
         assert not is_apart(one, other)

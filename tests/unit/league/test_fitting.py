@@ -8,7 +8,7 @@ import pytest
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.expansion import DataSource
-from metaseq_lm.league.forecast import Times, Update, text_plan
+from metaseq_lm.league.forecast import Update, _Times, text_plan
 from metaseq_lm.league.plan import Plan
 from metaseq_lm.league.plan_files import plan_of
 from metaseq_lm.league.runner import LeagueRequest, Runner
@@ -24,9 +24,9 @@ def runner_at(budget: float, seeds: int = 0, parallel: int = 2) -> Runner:
     return Runner(plan, request, Path("out"), Launch(max_parallel=parallel), plan.hash)
 
 
-def times_of(seconds: float = 0.1) -> Times:
+def times_of(seconds: float = 0.1) -> _Times:
     estimate: Any = SimpleNamespace(flops=1e9)
-    return Times({name: Update(estimate, seconds) for name in NAMES}, start=2.0, scoring=3.0)
+    return _Times({name: Update(estimate, seconds) for name in NAMES}, start=2.0, scoring=3.0)
 
 
 def test_a_plan_has_the_named_objectives_and_as_few_seeds_as_can_decide() -> None:

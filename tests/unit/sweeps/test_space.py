@@ -3,7 +3,7 @@
 import pytest
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.sweeps.search import Choice, Range, Search, parse_axis, parse_distribution
+from metaseq_lm.sweeps.search import Choice, Range, Search, _parse_distribution, parse_axis
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from metaseq_lm.sweeps.search import Choice, Range, Search, parse_axis, parse_di
 def test_command_line_and_file_say_the_same(text: str, expected: Range | Choice) -> None:
     key, distribution = parse_axis(text)
     assert distribution == expected
-    assert parse_distribution(distribution.as_json(), key) == expected
+    assert _parse_distribution(distribution.as_json(), key) == expected
     if isinstance(expected, Range):
         assert distribution.is_whole == isinstance(expected.low, int)
 

@@ -38,7 +38,7 @@ def hard_reference(logits: Tensor, _: Tensor) -> Tensor:
 
 
 def soft(logits: Tensor, scores: Tensor) -> Tensor:
-    return criterion.soft_cross_entropy(logits, scores.softmax(-1))
+    return criterion._soft_cross_entropy(logits, scores.softmax(-1))
 
 
 def soft_reference(logits: Tensor, scores: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_a_certain_target_is_a_hard_one() -> None:
     targets = torch.tensor([[3, 1, 0, 6], [5, 4, 2, 2]])
     certain = F.one_hot(targets, 7).double()
     torch.testing.assert_close(
-        criterion.soft_cross_entropy(logits, certain), cross_entropy(logits, targets)
+        criterion._soft_cross_entropy(logits, certain), cross_entropy(logits, targets)
     )
 
 
