@@ -109,6 +109,15 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "moons"
 
 
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that holds an update of runs with `slow_updates` until a signal comes."""
+    file = tmp_path / "held"
+    file.touch()
+    monkeypatch.setenv("METASEQ_LM_HELD", str(file))
+    return file
+
+
 @pytest.fixture(scope="session")
 def pairs(moons: Path) -> Path:
     """Two Moons with the labelled sets "pairs" and "scores"."""

@@ -123,12 +123,13 @@ def preempt(name: str) -> None:
 
 
 def test_a_preempted_run_ends_like_an_undisturbed_one(
-    moons: Path, tmp_path: Path, undisturbed: tuple
+    moons: Path, tmp_path: Path, held: Path, undisturbed: tuple
 ) -> None:
     out = tmp_path / "out"
     assert sweep(moons, "--out", out, "--seeds", "1,2", *ON_SLURM, *LONG, *SLOW) == 0
     wait_until(lambda: reached(out / "seed=1") >= 20)
     preempt(job(out, "seed=1"))
+    held.unlink()
     for run in ("seed=1", "seed=2"):
         wait_for(out, run, "finished")
     found = states_of(out)
@@ -138,19 +139,24 @@ def test_a_preempted_run_ends_like_an_undisturbed_one(
     wait_until(lambda: not processes(str(out)), 30)
 
 
-def test_a_signal_to_the_training_alone(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+def test_a_signal_to_the_training_alone(
+    moons: Path, tmp_path: Path, held: Path, undisturbed: tuple
+) -> None:
     """The training saves and exits with 75; the job is requeued although it saw no signal."""
     out = tmp_path / "out"
     assert sweep(moons, "--out", out, *ON_SLURM, *LONG, *SLOW) == 0
     wait_until(lambda: reached(out / "seed=1") >= 20)
     (training,) = processes(str(out), "metaseq-run")
     os.kill(training, signal.SIGUSR1)
+    held.unlink()
     wait_for(out, "seed=1", "finished")
     assert states_of(out)["seed=1"].requeued == 1
     assert result_of(out / "seed=1") == undisturbed
 
 
-def test_scancel_and_sweep_cancel(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+def test_scancel_and_sweep_cancel(
+    moons: Path, tmp_path: Path, held: Path, undisturbed: tuple
+) -> None:
     """One run is ended by scancel, the others, of which two never started, by `sweep cancel`."""
     out = tmp_path / "out"
     seeds = ("--seeds", "1,2,3,4", "--max-parallel", "2")
@@ -158,6 +164,7 @@ def test_scancel_and_sweep_cancel(moons: Path, tmp_path: Path, undisturbed: tupl
     wait_until(lambda: reached(out / "seed=1") >= 20)
     subprocess.run(["scancel", job(out, "seed=1")], check=True)
     assert sweep("cancel", out) == 0
+    held.unlink()
     for run in ("seed=1", "seed=2", "seed=3", "seed=4"):
         wait_for(out, run, "cancelled")
     wait_until(lambda: not processes(str(out)), 60)
@@ -170,12 +177,13 @@ def test_scancel_and_sweep_cancel(moons: Path, tmp_path: Path, undisturbed: tupl
     assert sweep("cancel", out) == 0
 
 
-def test_a_killed_wrapper_leaves_no_process(moons: Path, tmp_path: Path) -> None:
+def test_a_killed_wrapper_leaves_no_process(moons: Path, tmp_path: Path, held: Path) -> None:
     out = tmp_path / "out"
     assert sweep(moons, "--out", out, *ON_SLURM, *LONG, *SLOW) == 0
     wait_until(lambda: reached(out / "seed=1") >= 20)
     (wrapper,) = processes(str(out), "metaseq-job")
     os.kill(wrapper, signal.SIGKILL)
+    held.unlink()
     wait_for(out, "seed=1", "failed")
     wait_until(lambda: not processes(str(out)), 60)
     assert "FAILED" in states_of(out)["seed=1"].reason

@@ -107,7 +107,7 @@ def test_diverged_runs_are_launched_again_only_when_asked_for(moons: Path, tmp_p
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
 )
 def test_interrupted_and_gone_on_with(
-    moons: Path, tmp_path: Path, undisturbed: tuple, number: int
+    moons: Path, tmp_path: Path, held: Path, undisturbed: tuple, number: int
 ) -> None:
     """Ctrl-C reaches the whole process group; the runs save all the same."""
     out = tmp_path / "out"
@@ -118,6 +118,7 @@ def test_interrupted_and_gone_on_with(
         os.killpg(process.pid, number)
     else:
         process.send(number)
+    held.unlink()
     assert process.wait() == 75, process.text()
     shown = process.text()
     expect((75, shown), 75, "same command")
@@ -130,7 +131,7 @@ def test_interrupted_and_gone_on_with(
 
 @pytest.mark.parametrize("who", ["wrapper", "train"])
 def test_a_preempted_job_is_requeued_once(
-    moons: Path, tmp_path: Path, undisturbed: tuple, who: str
+    moons: Path, tmp_path: Path, held: Path, undisturbed: tuple, who: str
 ) -> None:
     """USR2 sent to submitit's process, or only to the training below it."""
     out = tmp_path / "out"
@@ -139,6 +140,7 @@ def test_a_preempted_job_is_requeued_once(
     name = WRAPPER if who == "wrapper" else TRAINING
     (target,) = processes(str(out), name)
     os.kill(target, signal.SIGUSR2)
+    held.unlink()
     assert process.wait() == 0, process.text()
     state = states_of(out)["seed=1"]
     assert (state.state, state.requeued) == ("finished", 1)
@@ -146,12 +148,15 @@ def test_a_preempted_job_is_requeued_once(
     assert result_of(out / "seed=1") == undisturbed
 
 
-def test_cancel_leaves_no_process(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+def test_cancel_leaves_no_process(
+    moons: Path, tmp_path: Path, held: Path, undisturbed: tuple
+) -> None:
     out = tmp_path / "out"
     command = [moons, "--out", out, "--seeds", "1,2", *LONG, *SLOW]
     process = start_sweep(tmp_path / "shown", *command)
     wait_until(lambda: reached(out / "seed=1") >= 20)
     assert sweep("cancel", out) == 0
+    held.unlink()
     assert not processes(str(out))
     assert process.wait(10) == 75, process.text()
     found = states_of(out)
@@ -175,7 +180,14 @@ def parent(pid: int) -> int:
     ],
 )
 def test_a_killed_process_ends_the_run(
-    moons: Path, tmp_path: Path, undisturbed: tuple, victim: str, code: int, end: str, reason: str
+    moons: Path,
+    tmp_path: Path,
+    held: Path,
+    undisturbed: tuple,
+    victim: str,
+    code: int,
+    end: str,
+    reason: str,
 ) -> None:
     """The server imported PyTorch and has no threads; without it, or the command, the run saves."""
     out = tmp_path / "out"
@@ -188,6 +200,7 @@ def test_a_killed_process_ends_the_run(
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
     pids = {"sweep": process.pid, "server": server, WRAPPER: task, TRAINING: training}
     os.kill(pids[victim], signal.SIGKILL)
+    held.unlink()
     assert process.wait() == code, process.text()
     wait_until(lambda: not processes(str(out)), 30)
     # A process that is just ending has no command line any more, but is still there.
