@@ -201,12 +201,15 @@ def test_sweep_refused_by_sbatch_ends_with_one_message(
 
 @pytest.mark.slow
 def test_a_run_that_times_out_too_often(moons: Path, tmp_path: Path) -> None:
-    """A limit of one minute, no requeue allowed: saved, and shown as a time-out."""
+    """A limit of one minute, no requeue allowed: all updates are saved, the end is a time-out.
+
+    On a busy machine the minute may be over before the first update.
+    """
     out = tmp_path / "out"
     limits = ("--executor", "slurm", "--time", "1", "--max-timeouts", "0")
     endless = [*SHORT, *SLOW, "trainer.max_update=100000000"]
     assert sweep(moons, "--out", out, *limits, *endless) == 0
     wait_for(out, "seed=1", "timeout", seconds=150)
     state = states_of(out)["seed=1"]
-    assert "timed-out" in state.reason and state.update > 0
+    assert "timed-out" in state.reason and state.update == reached(out / "seed=1")
     wait_until(lambda: not processes(str(out)), 60)
