@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -126,25 +126,31 @@ class _Deviation:
 
 def _deviations(league: LeagueRuns, others: Mapping[Run, Run]) -> Iterator[_Deviation]:
     """Yield the deviations of runs and of their rows, in the loss and in the league's metric."""
-    for runs in _by_setting(league, others):
-        row = _seeds_beside(runs[0], league)
-        for metric in dict.fromkeys((_LOSS, league.plan.comparison.metric)):
-            if any(metric not in run.metrics for run in runs):
-                continue  # trials are not scored
-            values = {run: run.metrics[metric] for run in row if metric in run.metrics}
-            again = {run: others[run].metrics[metric] for run in runs}
-            if len(values) < _FEWEST:
-                yield from _by_tolerance(metric, runs, again)
-                continue
-            for run in runs:
+    rows: dict[tuple[str, ...], list[Run]] = {}  # of one phase and setting, over seeds
+    names = {run.path.parts[-2] for run in others}
+    for run in dict.fromkeys([*finished(league.runs), *others]):
+        if run.path.parts[-2] not in names:
+            continue
+        keys = ("label", BUDGET, *league.plan.objective(run.path.parts[-2]).grid)
+        rows.setdefault(tuple(str(run.values.get(key)) for key in keys), []).append(run)
+    metrics = dict.fromkeys((_LOSS, league.plan.comparison.metric))
+    for row, metric in product(rows.values(), metrics):
+        # Trials have no score.
+        values = {run: run.metrics[metric] for run in row if metric in run.metrics}
+        again = {run: others[run].metrics[metric] for run in values if run in others}
+        for run, repeated in again.items():
+            size, p = abs(values[run] - repeated), 0.0
+            if len(values) >= _FEWEST:
                 beside = [value for other, value in values.items() if other is not run]
-                size, p = deviation([values[run]], [again[run]], beside)
-                text = f"{metric} {values[run]:.6g}, and {again[run]:.6g} here"
-                yield _Deviation([run], size, p, text)
-            archived, repeated = list(values.values()), list(again.values())
-            size, p = deviation(archived, repeated, archived)
-            means = f"{np.mean(archived):.6g}, and {np.mean(repeated):.6g} here"
-            yield _Deviation(runs, size, p, f"mean {metric} of the row {means}")
+                size, p = deviation([values[run]], [repeated], beside)
+            elif size <= _TOLERANCE.get(_kind_of(metric), math.inf):
+                p = 1.0
+            yield _Deviation([run], size, p, f"{metric} {values[run]:.6g}, and {repeated:.6g} here")
+        if again and len(values) >= _FEWEST:
+            archived, repeats = list(values.values()), list(again.values())
+            means = f"{np.mean(archived):.6g}, and {np.mean(repeats):.6g} here"
+            text = f"mean {metric} of the row {means}"
+            yield _Deviation(list(again), *deviation(archived, repeats, archived), text)
 
 
 def deviation(
@@ -161,32 +167,3 @@ def deviation(
     if not error:
         return size, float(not size)
     return size, 2 * float(student_t.sf(size / error, len(seeds) - 1))
-
-
-def _by_tolerance(
-    metric: str, runs: Sequence[Run], again: Mapping[Run, float]
-) -> Iterator[_Deviation]:
-    for run in runs:
-        size = abs(run.metrics[metric] - again[run])
-        allowed = _TOLERANCE.get(_kind_of(metric), math.inf)
-        text = f"{metric} {run.metrics[metric]:.6g}, and {again[run]:.6g} here"
-        yield _Deviation([run], size, float(size <= allowed), text)
-
-
-def _by_setting(league: LeagueRuns, others: Mapping[Run, Run]) -> list[list[Run]]:
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in others:
-        groups.setdefault(_setting_of(run, league), []).append(run)
-    return list(groups.values())
-
-
-def _seeds_beside(run: Run, league: LeagueRuns) -> list[Run]:
-    """Return the finished runs of the phase, row and setting of a run, which is among them."""
-    setting = _setting_of(run, league)
-    return [x for x in finished(league.runs) if x is run or _setting_of(x, league) == setting]
-
-
-def _setting_of(run: Run, league: LeagueRuns) -> tuple[Any, ...]:
-    """Return the values that the runs of a row have in common."""
-    keys = ("label", BUDGET, *league.plan.objective(run.path.parts[-2]).grid)
-    return tuple(str(run.values.get(key)) for key in keys)
