@@ -2,7 +2,7 @@
 
 python examples/league/expectations.py               # the laptop division, as it ships
 python examples/league/expectations.py objectives    # the objectives of today, as they ship
-python examples/league/expectations.py balanced      # by what labels need
+python examples/league/expectations.py balanced      # by what labels need; also recall, few
 python examples/league/expectations.py examples/league/english_words.yaml
 python examples/league/expectations.py L             # a league, with the shipped runs
 
