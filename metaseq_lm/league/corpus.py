@@ -101,6 +101,11 @@ class CorpusFacts:
         """Return it as JSON."""
         return json.dumps(asdict(self))
 
+    @property
+    def rounded(self) -> Any:
+        """What is the same on other processors and with other versions, whose last bits differ."""
+        return json.loads(self.as_text(), parse_float=lambda number: f"{float(number):.9g}")
+
 
 def from_about(path: Path, about: Mapping[str, str]) -> CorpusFacts | None:
     """Return the corpus that the archive at `path` describes; None if it describes none.

@@ -36,7 +36,8 @@ def merge(leagues: Sequence[LeagueRuns], names: Sequence[str]) -> LeagueRuns:
                 f"{name}: of another plan ({league.contents.plan.hash}) than {names[0]} "
                 f"({first.contents.plan.hash}); only leagues of one plan can be merged"
             )
-        if None not in (league.corpus, first.corpus) and league.corpus != first.corpus:
+        ours, theirs = league.corpus, first.corpus
+        if ours and theirs and ours.rounded != theirs.rounded:
             raise UsageError(f"{name}: trained on other data than {names[0]}")
         for item in league.contents.additions:
             other, source = added.setdefault(item.key, (item.portable, name))

@@ -28,7 +28,7 @@ from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import audit
 from metaseq_lm.referee.comparison import CLOSE, DIFFERENT, EQUAL, LEVEL, compare, deviation
 from metaseq_lm.referee.ledger import _read_ledger, make_ledger, read_place
-from metaseq_lm.referee.merge import name_in_league
+from metaseq_lm.referee.merge import merge, name_in_league
 from metaseq_lm.referee.verify import scored_by_plugin
 
 Line = dict[str, Any]
@@ -396,6 +396,20 @@ def test_conflicts_are_refused(two: list[Path], place: Path, tmp_path: Path) -> 
     places = [str(place / "plan.yaml"), str(tmp_path / "other" / "plan.yaml")]
     assert main(["league", "merge", *places, *out]) == 2
     assert not (tmp_path / "merged.jsonl.gz").exists()
+
+
+def test_last_bits_of_data_are_those_of_the_processor(place: Path) -> None:
+    league = read_league(place / "plan.yaml")
+    assert league.corpus
+    for factor in (1 + 1e-15, 1 + 1e-6):
+        corpus = replace(league.corpus, unigram=league.corpus.unigram * factor)
+        assert corpus != league.corpus
+        leagues = [league, replace(league, corpus=corpus)]
+        if factor < 1 + 1e-9:
+            assert merge(leagues, ["A", "B"]).runs == league.runs
+        else:
+            with pytest.raises(UsageError, match="B: .*other data"):
+                merge(leagues, ["A", "B"])
 
 
 def accuracy_and_log(lines: list[Line]) -> None:
