@@ -25,7 +25,7 @@ from metaseq_lm.core.errors import TRACEBACK, MetaseqError, UsageError, say
 from metaseq_lm.core.memory import memory_error
 from metaseq_lm.core.output import results_only
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.core.synonyms import answer
+from metaseq_lm.core.synonyms import suggest_option
 
 COMMANDS = (
     *(
@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
             keys = {f"--{flag}": key for flag, key in FLAGS.items() if f"--{flag}" in options}
         return (
-            answer(word, options, keys if takes_keys else None)
+            suggest_option(word, options, keys if takes_keys else None)
             or self._option_with_value(word)
             or nearest(word, options)
         )
@@ -175,9 +175,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = [_with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
-        from metaseq_lm.cli.completion import complete
+        from metaseq_lm.cli.completion import complete_words
 
-        complete(lambda name: build_parser(name if name in COMMANDS else None))
+        complete_words(lambda name: build_parser(name if name in COMMANDS else None))
     # Replace characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -24,7 +24,7 @@ def _registered_names(kind: str, user_dir: str | None = None) -> list[str]:
     return sorted({*ALL[kind].names(), *presets})
 
 
-def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
+def complete_words(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
     """Print completions of the line in COMP_LINE, and end the process.
 
     `build_parser` returns the parser of a command.

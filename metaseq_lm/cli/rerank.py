@@ -27,7 +27,7 @@ from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import check_folder, to_json
 from metaseq_lm.core.options import add_options, option, read_options
-from metaseq_lm.core.output import inert, is_quiet, show
+from metaseq_lm.core.output import escape_formula, is_quiet, show
 
 if TYPE_CHECKING:
     from metaseq_lm.evaluation.nbest import NBest
@@ -190,12 +190,12 @@ def _read_saved(source: str, sets: dict[str, NBestSet]) -> dict[str, float]:
     stored, plls = read_plls(Path(source)), {}
     for part in sets.values():
         for text in part.texts:
-            if inert(text) not in stored:
+            if escape_formula(text) not in stored:
                 raise MetaseqError(
                     f"{source}: has no score of {text[:80]!r} in {part.path}; score these lists "
                     "with the same --append-period"
                 )
-            plls[text] = stored[inert(text)]
+            plls[text] = stored[escape_formula(text)]
     return plls
 
 

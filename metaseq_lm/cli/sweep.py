@@ -233,7 +233,7 @@ def _verb_parser(verb: str) -> argparse.ArgumentParser:
 def resubmit(folder: Any, args: argparse.Namespace, options: _SweepOptions) -> int:
     """Launch the runs that did not end well again, with stored definition and launch options."""
     from metaseq_lm.sweeps.options import check_out, launch_from
-    from metaseq_lm.sweeps.states import AGAIN
+    from metaseq_lm.sweeps.states import RETRYABLE
     from metaseq_lm.sweeps.submit import need_slurm
 
     if not options.failed:
@@ -251,7 +251,7 @@ def resubmit(folder: Any, args: argparse.Namespace, options: _SweepOptions) -> i
         raise UsageError("its search is not over; the 'sweep' command given again goes on with it")
     copies = {} if options.new_code else _copied_code(folder, definition)
     check(runs, replace(definition, **copies))
-    return _launch_runs(folder, definition, runs, launch, options, AGAIN)
+    return _launch_runs(folder, definition, runs, launch, options, RETRYABLE)
 
 
 def _copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
     from metaseq_lm.sweeps.configs import conditions_of_runs
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.options import slurm_parameters
-    from metaseq_lm.sweeps.states import AGAIN
+    from metaseq_lm.sweeps.states import RETRYABLE
     from metaseq_lm.sweeps.submit import need_slurm
 
     if options.plan is not None:
@@ -338,7 +338,9 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
     if launch.executor == "slurm":
         need_slurm()
     out.mkdir(parents=True, exist_ok=True)
-    return _launch_runs(SweepFolder(out), definition, runs, launch, options, (*AGAIN, "waiting"))
+    return _launch_runs(
+        SweepFolder(out), definition, runs, launch, options, (*RETRYABLE, "waiting")
+    )
 
 
 def _search_of(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -367,7 +369,7 @@ def _launch_search(
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
-    from metaseq_lm.sweeps.states import AGAIN, document, states
+    from metaseq_lm.sweeps.states import RETRYABLE, document, states
     from metaseq_lm.sweeps.submit import need_slurm
 
     _, definition, launch, out = plan(content, args, options)
@@ -393,7 +395,7 @@ def _launch_search(
         runs = expand(tuned, out)
         folder.check_inside(runs)
         searched.record_tuning(runs)
-    return _launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))
+    return _launch_runs(folder, tuned, runs, launch, options, (*RETRYABLE, "waiting"))
 
 
 def plan(

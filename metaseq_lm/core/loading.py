@@ -49,9 +49,9 @@ from metaseq_lm.core.config import (
     untyped_section,
 )
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import whole
+from metaseq_lm.core.options import integer_if_whole
 from metaseq_lm.core.plain_yaml import read_yaml
-from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
+from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, is_compatible, nearest
 
 _SECTIONS = (*GROUPS, "trainer", "engine")
 KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")  # the key of an override
@@ -128,7 +128,9 @@ def _pair_of(override: str) -> list[str]:
     tasks = [name] * (name in TASKS.entries)
     if not tasks:
         criterion = entry.value
-        taking = [t for t, entry in TASKS.entries.items() if takes(t, entry.value, criterion)]
+        taking = [
+            t for t, entry in TASKS.entries.items() if is_compatible(t, entry.value, criterion)
+        ]
         tasks = [t for t in taking if criterion in TASKS.entry(t).value.criterions] or taking
     if len(tasks) != 1:
         raise UsageError(
@@ -412,8 +414,8 @@ def _whole_numbers(node: Any, value: Any) -> Any:
             changed[key] = _whole_numbers(node._get_node(key), changed[key])
         return changed
     if isinstance(value, list) and isinstance(node, ListConfig):
-        return list(map(whole, value)) if node._metadata.element_type is int else value
-    return whole(value) if isinstance(node, IntegerNode) else value
+        return list(map(integer_if_whole, value)) if node._metadata.element_type is int else value
+    return integer_if_whole(value) if isinstance(node, IntegerNode) else value
 
 
 def resolved(config: DictConfig) -> RunConfig:

@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import MarkedYAMLError, YAMLError
 
 from metaseq_lm.core.registry import ALL, abbreviated, nearest
-from metaseq_lm.core.synonyms import answer
+from metaseq_lm.core.synonyms import suggest_option
 
 # Exceptions while reading and composing configs.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError)
@@ -76,7 +76,7 @@ def _unknown_option(key: str, known: Sequence[str]) -> str:
     elif owners := _owners_of(name, group):
         hint = f" These {group}s have it: {abbreviated(owners)}."
     else:
-        hint = answer(key, flag_keys={})
+        hint = suggest_option(key, flag_keys={})
     return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."
 
 

@@ -115,7 +115,7 @@ def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def whole(value: Any) -> Any:
+def integer_if_whole(value: Any) -> Any:
     """Return a float without a fraction as an integer, anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -124,7 +124,7 @@ def _read_whole(text: Any) -> int:
     """Parse a whole number, such as 1000 for "1e3"; raises ValueError."""
     number = text
     if isinstance(text, str) and "e" in text.lower():
-        number = whole(float(text))
+        number = integer_if_whole(float(text))
     if isinstance(number, float):
         raise ValueError(text)
     return int(number)

@@ -151,7 +151,7 @@ def present_time() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def inert(value: Any) -> Any:
+def escape_formula(value: Any) -> Any:
     """Escape a value that a spreadsheet could evaluate as a formula, which could leak data.
 
     The text has no control characters; an apostrophe is prepended to a possible formula.

@@ -218,7 +218,7 @@ ALL: dict[str, Registry[Any]] = {
 }
 
 
-def takes(name: str, task: Any, criterion: Any) -> bool:
+def is_compatible(name: str, task: Any, criterion: Any) -> bool:
     """Return whether a task, registered under `name`, takes a criterion; both are classes."""
     bases = [base for base in task.criterions if issubclass(criterion, base)]
     if criterion.tasks:
@@ -235,7 +235,9 @@ def tasks_for(criterion: Any) -> list[str]:
     if criterion.general and not criterion.tasks:
         return []
     return [
-        name for name, entry in sorted(TASKS.entries.items()) if takes(name, entry.value, criterion)
+        name
+        for name, entry in sorted(TASKS.entries.items())
+        if is_compatible(name, entry.value, criterion)
     ]
 
 

@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig, as_dict, check_values, flatten
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import dotted, format_value, resolved, schema_of
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.core.synonyms import answer
+from metaseq_lm.core.synonyms import suggest_option
 
 # Engine options of earlier versions, with their current names and values.
 _OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
@@ -98,7 +98,7 @@ def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     known = [key for key in flatten(values) if not key.endswith("._name")]
     for key in dotted(changes):
         if key not in known:
-            hint = answer(key, flag_keys={}) or nearest(key, known)
+            hint = suggest_option(key, flag_keys={}) or nearest(key, known)
             raise UsageError(f"'{key}' is no option of this run.{hint}")
     typed = schema_of(values)
     try:

@@ -206,7 +206,9 @@ def normal(word: str) -> str:
     return word.lstrip("-+~").rpartition(".")[2].lower().replace("_", "-")
 
 
-def answer(word: str, flags: Sequence[str] = (), flag_keys: Mapping[str, str] | None = None) -> str:
+def suggest_option(
+    word: str, flags: Sequence[str] = (), flag_keys: Mapping[str, str] | None = None
+) -> str:
     """Return a hint " Here it is ..." for another tool's option, "" for other words.
 
     Args:

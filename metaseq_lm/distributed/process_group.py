@@ -155,7 +155,7 @@ def fail(error: MetaseqError) -> None:
         _store.set(f"failed/{rank()}", str(error))
 
 
-def alive() -> None:
+def check_peers() -> None:
     """Reset the watchdog: without a call for longer than the timeout, it prints the stack of the
     main thread and ends the process, which the other replicas notice."""
     global _armed
@@ -187,7 +187,7 @@ def together() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def passing() -> Iterator[None]:
+def collective_guard() -> Iterator[None]:
     """Like `together`, for passes in which torch calls collectives between other operations."""
     try:
         yield
@@ -343,8 +343,8 @@ def stop_if_signalled(progress: str) -> None:
 
     `progress` is the state of the work, for the message.
     """
-    votes = gather_objects(signals.votes())
-    if number := signals.elected([sum(column) for column in zip(*votes)]):
+    votes = gather_objects(signals.pending_signals())
+    if number := signals.agree_on_signal([sum(column) for column in zip(*votes)]):
         raise signals.interruption(number, progress)
 
 

@@ -72,7 +72,7 @@ def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     return part
 
 
-def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+def gather_whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the full tensors of shards; ordinary tensors are unchanged. A collective call."""
     result = [t.detach() for t in tensors]
     sharded = [i for i, t in enumerate(tensors) if is_sharded(t)]

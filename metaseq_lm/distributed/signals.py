@@ -28,12 +28,12 @@ def received() -> int:
     return _received[-1] if _received else 0
 
 
-def votes() -> list[float]:
+def pending_signals() -> list[float]:
     """Return 1.0 for the last received signal and 0.0 for all others, to sum over replicas."""
     return [float(received() == number) for number in SIGNALS]
 
 
-def elected(votes: Sequence[float]) -> int:
+def agree_on_signal(votes: Sequence[float]) -> int:
     """Return the signal with votes from replicas, the highest of several, or 0."""
     return max((number for number, count in zip(SIGNALS, votes, strict=True) if count), default=0)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from metaseq_lm.config.suites import SplitConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.output import inert
+from metaseq_lm.core.output import escape_formula
 from metaseq_lm.core.registry import METRICS, SUITES
 from metaseq_lm.data.benchmarks import Benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -170,7 +170,7 @@ def submission(
     else:
         written = [label_names[index] for index in values.argmax(1)]
     if name.endswith(".tsv"):
-        lines = [f"{row['idx']}\t{inert(label)}" for row, label in zip(facts, written)]
+        lines = [f"{row['idx']}\t{escape_formula(label)}" for row, label in zip(facts, written)]
         return name, "\n".join(["index\tprediction", *lines, ""])
     if benchmark == "superglue/MultiRC":
         answers = _nested(facts_of(benchmark, facts, len(facts), ("passage", "question")), written)

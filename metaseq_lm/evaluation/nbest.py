@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.output import inert
+from metaseq_lm.core.output import escape_formula
 from metaseq_lm.core.random_streams import generator
 from metaseq_lm.data.records.json_files import json_object
 from metaseq_lm.data.records.record import Record
@@ -119,8 +119,10 @@ def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
 
 def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
     """Return the lines `pll<TAB>tokens<TAB>text`; numbers are read back as the same floats."""
-    # Spreadsheets open such files, so `inert` escapes texts.
-    return "".join(f"{pll!r}\t{tokens}\t{inert(text)}\n" for pll, tokens, text in rows).encode()
+    # Spreadsheets open such files, so `escape_formula` escapes texts.
+    return "".join(
+        f"{pll!r}\t{tokens}\t{escape_formula(text)}\n" for pll, tokens, text in rows
+    ).encode()
 
 
 def read_plls(path: Path) -> dict[str, float]:
@@ -136,7 +138,7 @@ def read_plls(path: Path) -> dict[str, float]:
             raise MetaseqError(
                 f"{path}:{number}: expected 'pll<TAB>tokens<TAB>text', found {line[:60]!r}"
             )
-        plls[inert(fields[2])] = value
+        plls[escape_formula(fields[2])] = value
     return plls
 
 

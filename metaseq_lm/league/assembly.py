@@ -404,7 +404,7 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     predictions += [item for item in shipped.predictions if item not in predictions]
     # A setting with some of its seeds still open here keeps its archived runs until they are over.
     local = {_setting_of(run) for run in runs}
-    whole = complete(runs, contents.extended)
+    whole = complete_rows(runs, contents.extended)
     incomplete = (local - whole) & shipped.shipped
     runs = [run for run in runs if _setting_of(run) not in incomplete]
     archived = [run for run in shipped.runs if _setting_of(run) not in local - incomplete]
@@ -428,7 +428,7 @@ def _check_predictions(predictions: Sequence[Prediction], source: str, plan: Pla
     check_plans(plans, plan.hash, "prediction")
 
 
-def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
+def complete_rows(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     """Return label and budget of settings whose planned runs (seeds or trials) have all ended."""
     # A diverged run is a result, and is not started again.
     over = Counter(_setting_of(run) for run in runs if run.status in ("finished", "diverged"))

@@ -193,7 +193,7 @@ class Fit:
         return float((1 + (drawn >= observed - rounding).sum()) / (1 + len(drawn)))
 
 
-def obstacle(ladder: ObjectiveLadder, form: CurveForm, budget: float) -> str:
+def why_not_predictable(ladder: ObjectiveLadder, form: CurveForm, budget: float) -> str:
     """Return why a form cannot be fitted to a ladder and predict a budget above it, "" if it can.
 
     Reasons are too few budgets or seeds, too short a span, a mean at the end of a scale, or a

@@ -308,7 +308,7 @@ class Plan:
         content. Default values do not count, so that a later version with further keys gives the
         same hash.
         """
-        content = stated(self)
+        content = without_defaults(self)
         data = content["data"] = dict(content["data"])
         for key in ("folder", *FILES):
             if key in data:
@@ -364,10 +364,10 @@ def files_of(data: Mapping[str, Any], key: str) -> list[str]:
     return [named] if isinstance(named, str) else list(named)
 
 
-def stated(value: Any) -> Any:
+def without_defaults(value: Any) -> Any:
     """Return a dataclass, at any depth, as a mapping without fields at their default."""
     if isinstance(value, tuple):
-        return [stated(item) for item in value]
+        return [without_defaults(item) for item in value]
     if not is_dataclass(value):
         return value
     content = {}
@@ -376,7 +376,7 @@ def stated(value: Any) -> Any:
         if item.default_factory is not MISSING:
             default = item.default_factory()
         if getattr(value, item.name) != default:
-            content[item.name] = stated(getattr(value, item.name))
+            content[item.name] = without_defaults(getattr(value, item.name))
     return content
 
 

@@ -17,8 +17,8 @@ from metaseq_lm.league.curves import (
     form_of,
     held_out_errors,
     naive_predictions,
-    obstacle,
     rejection,
+    why_not_predictable,
 )
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.gate import LEARNING, lacked_by
@@ -167,7 +167,7 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     if form is None:
         raise UsageError(f"no form of a curve is known for {name}")
     rng = np.random.default_rng(0)
-    reason = obstacle(ladder, form, budget)
+    reason = why_not_predictable(ladder, form, budget)
     if not reason:
         fit = Fit(ladder.drawn(rng, DRAWS), form)
         reason = rejection(fit, level)

@@ -163,7 +163,7 @@ class Runner:
         fixed: dict[str, list[object]] = {}
         if keys:
             sweep = self.sweep(objective, TUNE, _at(middle, objective.grid))
-            trials = trials_of(self.plan, objective, begun(sweep)).get(middle)
+            trials = trials_of(self.plan, objective, started_runs(sweep)).get(middle)
             best = trials.best() if trials else None
             fixed = {key: [best.values[key]] if best else objective.grid[key][:1] for key in keys}
         settings = {}
@@ -272,7 +272,7 @@ class Runner:
             decisive = [*comparison.parts_of(comparison.metric)]
             if objective.grid:
                 decisive += comparison.parts_of(self.plan.tuning_metric(objective))
-            runs = list(begun(sweep))
+            runs = list(started_runs(sweep))
             if runs and all(run.status == "failed" for run in runs):
                 raise MetaseqError(
                     f"all untrained models of {objective.name} failed, so nothing is tuned: "
@@ -347,7 +347,7 @@ class Runner:
 
     def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials[Trial]]:
         """Return the trials of an objective by budget of the request."""
-        trials = trials_of(self.plan, objective, begun(sweep))
+        trials = trials_of(self.plan, objective, started_runs(sweep))
         tuned = self.tuned_budgets(objective)
         return {budget: trials[budget] for budget in tuned if budget in trials}
 
@@ -519,7 +519,7 @@ class Runner:
             time.sleep(WAIT)
 
 
-def begun(sweep: LeagueSweep) -> Iterator[Run]:
+def started_runs(sweep: LeagueSweep) -> Iterator[Run]:
     """Yield the started runs of a sweep."""
     for run in sweep.runs:
         if (sweep.folder / run.folder / "config.yaml").is_file():

@@ -157,7 +157,7 @@ class Optimizer:
         """
         if not self.is_sharded:
             return self._slots(name)
-        return shards.whole(self.placed_slots(name))
+        return shards.gather_whole(self.placed_slots(name))
 
     def placed_slots(self, name: str) -> list[Tensor]:
         """Return the same moments, each in the placement of its parameter."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.files import is_number, to_json
-from metaseq_lm.league.assembly import LeagueRuns, complete
+from metaseq_lm.league.assembly import LeagueRuns, complete_rows
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.plan import Objective, Plan
@@ -105,7 +105,7 @@ def missing_in(league: LeagueRuns) -> list[Complaint]:
 
 def _missing_phases(league: LeagueRuns, objective: Objective) -> Iterator[Complaint]:
     """Yield the phases of a row that have not all runs of the plan."""
-    plan, whole = league.plan, complete(league.runs, league.plan)
+    plan, whole = league.plan, complete_rows(league.runs, league.plan)
     budgets = sorted({row.budget for row in league.rows()})
     needed = [(FINAL, budget) for budget in budgets]
     needed += [(SHUFFLED, budget) for budget in budgets if budget in plan.controls.shuffled]

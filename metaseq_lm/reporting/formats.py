@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.output import clean, escape_markdown, inert
+from metaseq_lm.core.output import clean, escape_formula, escape_markdown
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.significance import UNIT, Significance
 from metaseq_lm.reporting.stats import LEVEL
@@ -87,9 +87,9 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     head = dict.fromkeys(chain.from_iterable(table.records)) or table.head
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(inert, head))
+    writer.writerow(map(escape_formula, head))
     for record in table.records:
-        writer.writerow(inert(record.get(key)) for key in head)
+        writer.writerow(escape_formula(record.get(key)) for key in head)
     return out.getvalue()
 
 

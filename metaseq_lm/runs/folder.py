@@ -115,11 +115,11 @@ class RunFolder:
             try:
                 check_same(read_config(file), config, self.path, reset)
             except UsageError:
-                if begun(self.path):
+                if has_started(self.path):
                     raise
                 # Nothing was trained: another config may take the folder.
                 (self.path / "log.jsonl").unlink(missing_ok=True)
-        if not file.exists() or not begun(self.path):
+        if not file.exists() or not has_started(self.path):
             self.write_config(config)
         sources = options_with("source", config)
         if sources.keys() - _common_sources().keys():
@@ -184,7 +184,7 @@ def _is_later(line: bytes, update: int) -> bool:
         return False
 
 
-def begun(folder: Path) -> bool:
+def has_started(folder: Path) -> bool:
     """Return whether a run folder has a checkpoint or logged values."""
     if any((folder / "checkpoints").glob("update_*")):
         return True

@@ -17,10 +17,10 @@ from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, Snapshot, code_at, is_same_plugin
 from metaseq_lm.sweeps.lock_file import process_start
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.states import AGAIN, State, check_data, same_data, states
+from metaseq_lm.sweeps.states import RETRYABLE, State, check_data, same_data, states
 from metaseq_lm.sweeps.submit import LocalRuns, RunBatch
 
-OPEN = (*AGAIN, "waiting")  # states of runs that a sweep's command launches
+OPEN = (*RETRYABLE, "waiting")  # states of runs that a sweep's command launches
 
 
 def adopt(

@@ -26,16 +26,16 @@ from metaseq_lm.sweeps.job import (
     read_json_if_valid,
 )
 
-_GOOD = ("finished", "running", "pending", "waiting")
+_OK_STATES = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
 # States worth another try; a diverged run would diverge again.
-AGAIN = ("failed", "timeout", "cancelled", "lost", "interrupted")
-_ORDER = (*_GOOD, *AGAIN, "diverged", "unknown")
+RETRYABLE = ("failed", "timeout", "cancelled", "lost", "interrupted")
+_ORDER = (*_OK_STATES, *RETRYABLE, "diverged", "unknown")
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-_GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
-_GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
-_ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *_GONE)
-_OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
+_SLURM_TERMINATED = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
+_SLURM_TERMINATED |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
+_ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *_SLURM_TERMINATED)
+_FINAL_OUTCOMES = ("failed", "diverged")  # outcomes of a job that is not requeued
 WORKER = "search-"  # prefix of the names of a search's jobs, in jobs.jsonl
 _LARGEST = 1e18  # largest number of updates and seconds
 
@@ -232,7 +232,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
     activity = active(last, slurm)
     if activity == "unknown" or last.parts > 1:
         outcome = _outcome_of_run(folder, last).get("state")
-        if outcome in _OVER:
+        if outcome in _FINAL_OUTCOMES:
             activity = ""  # its job itself reports that it is over
         elif activity == "running" and last.part and not outcome:
             activity = "pending"
@@ -331,10 +331,10 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     outcome_state = str(outcome.get("state", ""))
     slurm_state = slurm.states.get(last.job, "")
     where = _log_file(folder, last, "err")
-    if slurm_state in _GONE and outcome_state not in _OVER:
-        return _GONE[slurm_state], f"Slurm: {slurm_state}, {where}"
+    if slurm_state in _SLURM_TERMINATED and outcome_state not in _FINAL_OUTCOMES:
+        return _SLURM_TERMINATED[slurm_state], f"Slurm: {slurm_state}, {where}"
     if outcome_state in ("failed", "diverged", "timeout", "interrupted"):
-        code = outcome.get("exit_code") if outcome_state in _OVER else None
+        code = outcome.get("exit_code") if outcome_state in _FINAL_OUTCOMES else None
         code_text = f"{describe_exit(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
         shortened = textwrap.shorten(message, 120, placeholder=" ...")

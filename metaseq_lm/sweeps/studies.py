@@ -28,10 +28,10 @@ from metaseq_lm.sweeps.trials import (
     FAILED,
     FINISHED,
     INTERRUPTED,
+    OUT_OF_BUDGET,
     PRUNED,
     RUNNING,
     STATES,
-    UNPAID,
     StudyTrial,
     Trials,
 )
@@ -238,7 +238,7 @@ class Studies:
         if not self._is_promoted(trial, rung):
             return replace(trial, state=PRUNED)
         if not self._pays(setting, share * setting.run_flops, without=trial):
-            return replace(trial, state=UNPAID)
+            return replace(trial, state=OUT_OF_BUDGET)
         return replace(trial, share=share)
 
     def _is_promoted(self, trial: StudyTrial, rung: int) -> bool:

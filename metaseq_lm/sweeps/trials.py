@@ -66,7 +66,7 @@ def sd_of_choice(means: Sequence[float], shares: Sequence[float]) -> float:
 
 # States of trials.
 STATES = "finished pruned unpaid diverged failed running interrupted".split()
-FINISHED, PRUNED, UNPAID, DIVERGED, FAILED, RUNNING, INTERRUPTED = STATES
+FINISHED, PRUNED, OUT_OF_BUDGET, DIVERGED, FAILED, RUNNING, INTERRUPTED = STATES
 Values = Mapping[str, Any]  # values of options by key
 Shares = tuple[tuple[Values, float], ...]  # settings with the share of draws that choose each
 

@@ -15,7 +15,7 @@ from metaseq_lm.config.tasks import WarmupConfig
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, takes, tasks_for
+from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, is_compatible, tasks_for
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -151,7 +151,7 @@ def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
             f"criterion {criterion}: evaluates_as names no criterion: "
             f"{CRITERIONS.describe_unknown(named)}"
         )
-    if takes(task, task_class, criterion_class):
+    if is_compatible(task, task_class, criterion_class):
         return
     tasks = tasks_for(criterion_class)
     if tasks:
@@ -162,7 +162,7 @@ def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
     accepted = [
         name
         for name, entry in sorted(CRITERIONS.entries.items())
-        if takes(task, task_class, entry.value)
+        if is_compatible(task, task_class, entry.value)
     ]
     raise UsageError(
         f"task '{task}' needs criterion={' or '.join(accepted)}, not '{criterion}'; a custom "

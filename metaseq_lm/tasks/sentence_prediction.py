@@ -39,7 +39,7 @@ from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.facts import check_heads, labels_of
-from metaseq_lm.runs.folder import begun, read_config
+from metaseq_lm.runs.folder import has_started, read_config
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
@@ -63,7 +63,7 @@ def _with_reach(config: RunConfig) -> RunConfig:
         return config
     folder, reach = Path(config.save_dir), BOTH
     # A run that has started keeps its reach; a run older than the option sees both sides.
-    if config.save_dir and begun(folder):
+    if config.save_dir and has_started(folder):
         reach = flatten(read_config(folder / "config.yaml")).get("task.reach", BOTH)
     elif config.init_from:
         reach = _reach_of_manifest(manifests.read_manifest(manifests.resolve(config.init_from)))

@@ -73,7 +73,7 @@ class Checkpointer:
 
     def check_weights(self, update: int) -> None:
         """Raise DivergedError if a weight is not finite, MetaseqError if the replicas disagree."""
-        process_group.alive()
+        process_group.check_peers()
         weights = self.parts.model.state_dict()
         # A weight that is not finite on one replica must stop all replicas.
         local = {name: vectors.local(tensor) for name, tensor in weights.items()}

@@ -173,7 +173,7 @@ class WordTuner:
     def _start(self, parts: Parts) -> None:
         """Load the weights of the encoder; the head keeps its own."""
         names, weights = zip(*self.encoder.state_dict().items())
-        whole = dict(zip((ENCODER + name for name in names), shards.whole(list(weights))))
+        whole = dict(zip((ENCODER + name for name in names), shards.gather_whole(list(weights))))
         loaded = parts.model.state_dict() | parts.task.pretrained(whole)
         checkpoints.load_into(parts.model, loaded, self.checkpoint)
 
@@ -183,7 +183,7 @@ class WordTuner:
         engine = parts.engine
         parts.model.train()
         for update in range(parts.config.trainer.max_update):
-            process_group.alive()
+            process_group.check_peers()
             process_group.stop_if_signalled("while fine-tuning for labels of words")
             batches = {name: [engine.to_device(stream.micro_batches(update, parts.shard))]}
             engine.begin(update)

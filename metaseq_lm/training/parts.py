@@ -392,7 +392,7 @@ def _batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
 
     def read(stream: Any) -> Any:
         for batch in islice(stream.one_epoch(shard), most):
-            process_group.alive()
+            process_group.check_peers()
             process_group.stop_if_signalled("during an evaluation")
             yield parts.engine.to_device(batch)
 

@@ -19,7 +19,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import Counter
-from metaseq_lm.runs.folder import begun, read_config
+from metaseq_lm.runs.folder import has_started, read_config
 from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.masked_lm import length_phases
 from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
@@ -356,7 +356,7 @@ def _updates_for_words(config: RunConfig) -> int:
 def _read_cached_budget(folder: Path, options: TrainerConfig) -> int:
     """Return the number of updates of the run in a folder if it has the same limits, else 0."""
     file = folder / "config.yaml"
-    values = flatten(read_config(file)) if begun(folder) and file.is_file() else {}
+    values = flatten(read_config(file)) if has_started(folder) and file.is_file() else {}
     limits = {"trainer.max_flops": options.max_flops, "trainer.max_words": options.max_words}
     if any(values.get(key, 0) != limit for key, limit in limits.items()):
         return 0

@@ -22,7 +22,7 @@ from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests, suite_results
 from metaseq_lm.runs.conditions import KEY
 from metaseq_lm.runs.facts import check_facts
-from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
+from metaseq_lm.runs.folder import RunFolder, altered_files, code_hash, has_started, read_results
 from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
     UsesOtherRuns,
@@ -281,7 +281,7 @@ def _versions() -> dict[str, str]:
 
 def _check_resettable(folder: Path, options: TrainerConfig) -> None:
     """Raise UsageError if a folder has no run that --reset could change."""
-    if not begun(folder):
+    if not has_started(folder):
         raise UsageError(f"--reset goes on with a run, but {folder} holds none; leave it out")
     results = read_results(folder)
     if results is not None and _is_complete(results, options):

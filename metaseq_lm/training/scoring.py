@@ -249,7 +249,7 @@ class SentenceScorer:
         self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
         meter = Meter("scoring", "sentences", len(nonempty))
         for indices in batches_by_length(lengths, self.batch_tokens):
-            process_group.alive()
+            process_group.check_peers()
             process_group.stop_if_signalled("while scoring")
             batch = self.batch([unique[nonempty[i]] for i in indices], lengths[indices])
             values = self._token_scores(scorer, batch)

@@ -8,7 +8,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.runs import lineage_cost, manifests
-from metaseq_lm.runs.folder import begun, read_config
+from metaseq_lm.runs.folder import has_started, read_config
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import Initialisation, initialise_from
@@ -57,7 +57,7 @@ def source_of(folder: Path, stored: dict[str, Any] | None, otherwise: str | None
         source: str | None = (stored.get("config") or {}).get("init_from")
         return source
     file = folder / "config.yaml"
-    if not file.is_file() or not begun(folder):
+    if not file.is_file() or not has_started(folder):
         return otherwise
     return read_config(file).get("init_from")
 

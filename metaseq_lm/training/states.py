@@ -136,7 +136,7 @@ def read_rows(
     """
     parts, numbers = [], []
     for indices in batches_by_length(rows.lengths[samples], batch_tokens):
-        process_group.alive()
+        process_group.check_peers()
         process_group.stop_if_signalled("while reading hidden states")
         batch = rows.batch(samples[indices], np.zeros(len(indices), np.uint64))
         [(values, of_row)] = engine.map(function, engine.to_device([batch]), rng_key="states")

@@ -127,7 +127,7 @@ class Trainer:
 
     def _make_updates(self, prefetcher: Prefetcher) -> None:
         for update, batches in prefetcher.updates(self.update, self.options.max_update):
-            process_group.alive()
+            process_group.check_peers()
             before, self.positions = self.positions, dict(prefetcher.positions)
             self.words.advance(update + 1, before, self.positions)
             self._update(update, batches)
@@ -244,7 +244,7 @@ class Trainer:
         """Return the numbers that limits and signals depend on, to be summed over the replicas."""
         first = process_group.rank() == 0
         seconds, words = self.seconds * first, (self.words.seen or 0) * first
-        return [flops, seconds, words, self.checkpointer.is_written(), *signals.votes()]
+        return [flops, seconds, words, self.checkpointer.is_written(), *signals.pending_signals()]
 
     def poll_limits(self) -> int:
         """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
@@ -264,7 +264,7 @@ class Trainer:
         self.stopped_by = reached[0] if reached else ""
         if written == process_group.world_size() and (trouble := self.checkpointer.finish()):
             self._event(trouble)
-        return signals.elected(votes)
+        return signals.agree_on_signal(votes)
 
     def _is_due(self, *intervals: int) -> bool:
         return self.update > 0 and any(n and not self.update % n for n in intervals)

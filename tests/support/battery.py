@@ -434,7 +434,7 @@ def train(config: RunConfig) -> dict[str, Tensor]:
 def weights_of(run: TrainingRun) -> dict[str, Tensor]:
     """Return a copy of a run's current weights."""
     weights = run.model.state_dict()
-    return {name: w.clone() for name, w in zip(weights, shards.whole([*weights.values()]))}
+    return {name: w.clone() for name, w in zip(weights, shards.gather_whole([*weights.values()]))}
 
 
 def shift_weights(run: Path) -> None:

@@ -28,7 +28,7 @@ from metaseq_lm.distributed.gathering import (
 )
 from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
-from metaseq_lm.distributed.shards import to_shard, whole
+from metaseq_lm.distributed.shards import gather_whole, to_shard
 from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of
 
 Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
@@ -90,7 +90,7 @@ class Bilevel(Placement):
     def refresh(self, parameters: Iterable[Tensor]) -> None:
         stale = [p for p in parameters if id(p) in self.leaves]
         with torch.no_grad():
-            for shard, tensor in zip(stale, whole(stale)):
+            for shard, tensor in zip(stale, gather_whole(stale)):
                 self.leaves[id(shard)].copy_(tensor)
 
     @contextlib.contextmanager
@@ -100,7 +100,7 @@ class Bilevel(Placement):
             return
         self.leaves = leaves = {
             id(shard): nn.Parameter(tensor, shard.requires_grad)
-            for shard, tensor in zip(self.shards, whole(self.shards))
+            for shard, tensor in zip(self.shards, gather_whole(self.shards))
         }
         install(self.slots, self.leaves)
         try:

@@ -26,7 +26,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement.bilevel import Slot, blocks_of, install
 from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Reduction, Tensors
-from metaseq_lm.distributed.shards import OTHER_ORDER, to_shard, whole
+from metaseq_lm.distributed.shards import OTHER_ORDER, gather_whole, to_shard
 from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, Vector, is_dtensor, local, rows_of
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class FullySharded(Placement):
     def refresh(self, parameters: Iterable[Tensor]) -> None:
         stale = [p for p in parameters if self.is_whole and id(p) in self.full]
         with torch.no_grad():
-            for shard, tensor in zip(stale, whole(stale)):
+            for shard, tensor in zip(stale, gather_whole(stale)):
                 self.full[id(shard)].copy_(tensor)
 
     @contextlib.contextmanager
@@ -205,7 +205,7 @@ class FullySharded(Placement):
             unit.set_reshard_after_backward(not is_whole, recurse=False)
             if unit is not self.units[0]:
                 unit.set_reshard_after_forward(not is_whole, recurse=False)
-            with process_group.passing():
+            with process_group.collective_guard():
                 if is_whole:
                     unit.unshard()
                 else:
@@ -257,7 +257,7 @@ class FullySharded(Placement):
         Raises MetaseqError if a gradient inside it has released parameters.
         """
         try:
-            with process_group.passing():
+            with process_group.collective_guard():
                 result: T = self.outermost(function)
         except RuntimeError as error:
             if "DTensor" in str(error):
@@ -315,7 +315,7 @@ class FullySharded(Placement):
                 if full.requires_grad and full.dim() and full.grad is None:
                     full.grad = torch.zeros_like(full)
         if loss.requires_grad:
-            with process_group.passing():
+            with process_group.collective_guard():
                 loss.backward()
             self._finish_sums()
             self._summed.clear()

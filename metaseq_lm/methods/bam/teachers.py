@@ -234,7 +234,7 @@ def _compute_outputs(
     model.eval()
     with engine.outside_updates():
         for number, batch in enumerate(task.one_pass(name, "train").one_epoch(run.shard)):
-            process_group.alive()
+            process_group.check_peers()
             process_group.stop_if_signalled(
                 f"while the outputs of {teacher.name} were computed; those of whole sets are stored"
             )

@@ -14,7 +14,7 @@ from outcomes import expect_facts
 from metaseq_lm.cli import main
 from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.output import inert
+from metaseq_lm.core.output import escape_formula
 from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.evaluation.nbest import _edit_distances, read_nbest, read_plls
 from metaseq_lm.training.restore import open_run
@@ -168,7 +168,7 @@ def test_a_run_scores_and_its_scores_serve_again(
     expect_facts(capsys.readouterr().err, "no score")
 
 
-@pytest.mark.parametrize("written", [str, inert])
+@pytest.mark.parametrize("written", [str, escape_formula])
 def test_scores_of_texts_that_look_like_formulas(
     tmp_path: Path, capsys: pytest.CaptureFixture, written: Callable[[str], str]
 ) -> None:

@@ -26,7 +26,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, shards, vectors
 from metaseq_lm.distributed.gathering import ShardedWeights, UnitPool, _Gathered
 from metaseq_lm.distributed.placement import build_mesh, build_placement
-from metaseq_lm.distributed.shards import whole
+from metaseq_lm.distributed.shards import gather_whole
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.training.run import TrainingRun
@@ -119,7 +119,7 @@ def results(
         return {"tokens": Term(loss, "tokens")}
 
     def present(vector: Sequence[Tensor | None]) -> list[Tensor]:
-        return [v.clone() for v in whole([g for g in vector if g is not None])]
+        return [v.clone() for v in gather_whole([g for g in vector if g is not None])]
 
     parameters, out = engine.parameters("main"), {}
     for update in range(3):
@@ -277,7 +277,7 @@ def train_one_part() -> None:
         with engine.whole():
             inside, _ = engine.gradients(loss, batches(1, rank, 2), chosen)
         present = [g for g in (*part, *everything, *inside) if g is not None]
-        outcomes.append([tensor.clone() for tensor in whole(present)])
+        outcomes.append([tensor.clone() for tensor in gather_whole(present)])
         assert all(p.requires_grad and p.grad is None for p in model.parameters())
     for a, b in zip(*outcomes, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -320,7 +320,7 @@ def use_a_parameter_on_one_replica(older: bool) -> None:
             [batch],
             engine.parameters("main"),
         )
-        summed = whole(grads)
+        summed = gather_whole(grads)
     twin = nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(4))}).double()
     twin["last"] = nn.Linear(5, 5, bias=False).double()
     twin.load_state_dict(weights)
@@ -347,7 +347,7 @@ def hypergradients(
     query, _ = engine.gradients(lambda b: loss_on(model, b), rows, parameters)
     products = engine.hypergradients(inner, query, parameters)
     present = [v for v in (*inner.value, *products) if v is not None]
-    return [tensor.clone() for tensor in whole(present)]
+    return [tensor.clone() for tensor in gather_whole(present)]
 
 
 def agree_on_graphs() -> None:
@@ -470,7 +470,7 @@ def lower_precision() -> None:
             inner = engine.inner(loss, rows, parameters, replay=True)
             grads = engine.hypergradients(inner, grads, parameters)
         assert all(g is not None and g.dtype == torch.float32 for g in grads)
-        return whole(grads)
+        return gather_whole(grads)
 
     def same(a: list[Tensor], b: list[Tensor]) -> bool:
         return all(map(torch.equal, a, b))

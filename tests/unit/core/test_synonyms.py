@@ -10,7 +10,7 @@ from metaseq_lm.core.config import GROUPS, as_dict, flatten
 from metaseq_lm.core.loading import common_config
 from metaseq_lm.core.mistakes import _unknown_option
 from metaseq_lm.core.registry import ALL
-from metaseq_lm.core.synonyms import TABLE, _Synonyms, answer
+from metaseq_lm.core.synonyms import TABLE, _Synonyms, suggest_option
 
 FLAG_KEYS = {f"--{flag}": key for flag, key in FLAGS.items()}
 
@@ -49,7 +49,7 @@ def test_every_word_is_answered_in_either_spelling(row: _Synonyms) -> None:
     own = [row.option] if row.option.startswith("--") else []
     for word in row.words.split():
         for spelling in (f"--{word}", f"--{word.replace('-', '_')}"):
-            assert "Here it is" in answer(spelling, own, None if own else FLAG_KEYS)
+            assert "Here it is" in suggest_option(spelling, own, None if own else FLAG_KEYS)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_every_word_is_answered_in_either_spelling(row: _Synonyms) -> None:
     ],
 )
 def test_answers_of_train(word: str, ours: str) -> None:
-    assert f"Here it is {ours}" in answer(word, [*FLAG_KEYS], FLAG_KEYS)
+    assert f"Here it is {ours}" in suggest_option(word, [*FLAG_KEYS], FLAG_KEYS)
 
 
 @pytest.mark.parametrize(

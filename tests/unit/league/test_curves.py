@@ -16,8 +16,8 @@ from metaseq_lm.league.curves import (
     held_out_errors,
     logit_line,
     naive_predictions,
-    obstacle,
     rejection,
+    why_not_predictable,
 )
 from metaseq_lm.league.ladders import ObjectiveLadder
 from metaseq_lm.reporting.numbers import Metric
@@ -157,14 +157,16 @@ def test_intervals_of_predictions_cover_at_about_their_level(form, curve, sd):
 )
 def test_too_short_a_ladder_is_refused(form, budgets, seeds, expected):
     budgets = np.array(budgets)
-    reason = obstacle(ladder(line_of_logits(budgets), np.zeros(seeds), budgets), form, 8 * NEXT)
+    reason = why_not_predictable(
+        ladder(line_of_logits(budgets), np.zeros(seeds), budgets), form, 8 * NEXT
+    )
     assert re.search(expected, reason) and bool(reason) == bool(expected)
 
 
 @pytest.mark.parametrize("top, last", [(1.0, 1.0), (0.885, 0.9)])
 def test_a_mean_that_is_not_below_the_ceiling_has_no_logit(top, last):
     solved = ladder([0.5, 0.7, 0.8, last])
-    assert f"{top:.4g}" in obstacle(solved, logit_line(top), NEXT)
+    assert f"{top:.4g}" in why_not_predictable(solved, logit_line(top), NEXT)
     assert has_logits(solved.at(BUDGETS[:3]), logit_line(top)) and has_logits(solved, SATURATION)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from metaseq_lm import plugins
-from metaseq_lm.core.registry import CRITERIONS, TASKS, takes, tasks_for
+from metaseq_lm.core.registry import CRITERIONS, TASKS, is_compatible, tasks_for
 
 
 @pytest.fixture(autouse=True)
@@ -31,4 +31,6 @@ def test_tasks_for_names_those_that_fit(criterion: str, tasks: list[str]) -> Non
 
 @pytest.mark.parametrize("criterion", ["tagging", "image_classification", "translation"])
 def test_a_task_for_any_criterion_takes_none_that_needs_other_batches(criterion: str) -> None:
-    assert not takes("masked_lm", TASKS.entry("masked_lm").value, CRITERIONS.entry(criterion).value)
+    assert not is_compatible(
+        "masked_lm", TASKS.entry("masked_lm").value, CRITERIONS.entry(criterion).value
+    )
