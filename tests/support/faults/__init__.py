@@ -188,7 +188,7 @@ def wait_for_signal(sent: Path) -> None:
     end = time.monotonic() + 60
     while not sent.exists() and time.monotonic() < end:
         time.sleep(0.01)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 5
     while not signals.received() and time.monotonic() < end:
         time.sleep(0.01)
 
