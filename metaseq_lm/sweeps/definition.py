@@ -78,6 +78,10 @@ class Definition:
         """The compositions so far, with the plug-in; see `load_config`."""
         return {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: a job unpickles them before it loads the plug-in."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
     @property
     def settings(self) -> list[dict[str, Any]]:
         """The settings: all of the grid x the list."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ pytest.importorskip("optuna")
 from metaseq_lm.cli import main
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.sweeps import searching
+from metaseq_lm.sweeps.configs import check_configs
+from metaseq_lm.sweeps.definition import normalise
+from metaseq_lm.sweeps.expansion import expand
 from metaseq_lm.sweeps.folder import SweepFolder
 
 RATE = "optimizer.lr=log 1e-3..1e-1"
@@ -164,6 +168,14 @@ def test_a_part_of_a_suite_chooses_and_the_rest_is_reported(
     assert sweep("status", out) == 0 and "(2 finished)" in capsys.readouterr().out
     for words in ([], ["--expected-best"], ["--choose", "optimizer.lr", "--choose-by", "dev.n"]):
         assert main(["report", str(out), *words]) == 0
+
+
+def test_a_job_names_no_class_of_a_plug_in(moons: Path, tmp_path: Path) -> None:
+    """It is unpickled before the plug-in is loaded, of which the checked options have classes."""
+    definition = normalise({"data": str(moons), "overrides": [*BUDGET, *TINY]})
+    before = pickle.dumps(definition)
+    check_configs(expand(definition, tmp_path), definition)
+    assert definition.compositions and pickle.dumps(definition) == before
 
 
 def test_a_snapshot_of_an_earlier_version_is_not_used(tmp_path: Path) -> None:
