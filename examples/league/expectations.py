@@ -29,7 +29,7 @@ BRACKETS, COPY = "pairs.brackets.accuracy", "pairs.copy.accuracy"
 DEPTH = "depth.accuracy"
 ATTRACTOR, TOPIC = "pairs.agreement_attractor.accuracy", "topic.accuracy"
 UNTRAINED = "untrained"
-SMALL, MIDDLE, LARGE, WORDS = 6e10, 2.5e11, 1e12, 4e12
+SMALL, MIDDLE, LARGE, WORDS, MOST = 6e10, 2.5e11, 1e12, 4e12, 1.6e13
 SOLVED = 0.9
 HELD, NOT_HELD, NOT_MEASURED = "held", "not held", "not measured yet"
 
@@ -103,10 +103,12 @@ EXPECTED = {
         Ordered("tuned_512", WORDS, "masked_40", "causal"),
         Ordered("tuned_512", WORDS, "masked_15", "causal"),
         Ordered("tuned_512", WORDS, "masked_15", "rtd"),
+        Ordered("tuned_64", MOST, "masked_40", "causal"),
+        Ordered("tuned_512", MOST, "masked_40", "causal"),
         *(
             Ordered(reading, budget, name, UNTRAINED)
             for reading in ("frozen", "tuned_64", "tuned_512")
-            for budget in (LARGE, WORDS)
+            for budget in (LARGE, WORDS, MOST)
             for name in TRAINED
         ),
     ],
