@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -50,7 +50,7 @@ from metaseq_lm.sweeps.samplers import Grid, GridSampler, combinations
 from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 from metaseq_lm.sweeps.trials import Trial, Trials, Values
-from metaseq_lm.training.suites import SuiteRequest, request_of
+from metaseq_lm.training.suites import request_of
 
 WAIT = 15.0  # seconds between checks of jobs on Slurm
 SILENCE = 600.0  # seconds without an answer on any job, after which the command ends
@@ -96,7 +96,8 @@ class Runner:
     progress: LeagueProgress = field(init=False)
 
     def __post_init__(self) -> None:
-        self.progress = LeagueProgress(self.planned(), self.launch.max_parallel or 1)
+        planned = sum(map(self.planned_of, self.request.objectives), Counter[tuple[str, float]]())
+        self.progress = LeagueProgress(planned, self.launch.max_parallel or 1)
 
     # ---------------------------------------------------------------- what there is to run
 
@@ -121,30 +122,24 @@ class Runner:
         """Return the budgets of the request that an objective can run at."""
         return possible(self.plan, objective, self.request.prices, self.request.budgets)
 
-    def tuned_budgets(self, objective: Objective) -> list[float]:
-        """Return the tuned budgets that the budgets of an objective need."""
-        tuned = {self.plan.tuning.nearest(budget) for budget in self.budgets(objective)}
+    def _tuned_budgets(self, objective: Objective) -> list[float]:
+        tuned = set(map(self.plan.tuning.nearest, self.budgets(objective)))
         if self.plan.once(objective):
             tuned.add(self.plan.tuning.middle)
         return sorted(tuned)
 
-    def shuffled_budgets(self, objective: Objective) -> list[float]:
-        """Return the budgets at which an objective has a shuffled control."""
+    def _shuffled_budgets(self, objective: Objective) -> list[float]:
         return [b for b in self.budgets(objective) if b in self.plan.controls.shuffled]
 
-    def planned(self) -> Counter[tuple[str, float]]:
-        """Return the number of runs by phase and budget, before any grid is widened."""
-        return sum(map(self.planned_of, self.request.objectives), Counter[tuple[str, float]]())
-
     def planned_of(self, objective: Objective) -> Counter[tuple[str, float]]:
-        """Return the number of runs of an objective, see `planned`."""
+        """Return the number of runs by phase and budget, before any grid is widened."""
         plan = self.plan
         count: Counter[tuple[str, float]] = Counter()
-        for budget in self.tuned_budgets(objective):
+        for budget in self._tuned_budgets(objective):
             count[TUNE, budget] += plan.trials(objective, budget)
         for budget in self.budgets(objective):
             count[FINAL, budget] += len(plan.ladder.seeds)
-        for budget in self.shuffled_budgets(objective):
+        for budget in self._shuffled_budgets(objective):
             count[SHUFFLED, budget] += len(plan.controls.seeds)
         count[UNTRAINED, 0.0] += len(plan.controls.seeds) * plan.controls.untrained
         return count
@@ -153,28 +148,35 @@ class Runner:
         """Return the sweep of an objective in a phase."""
         return build_sweep(self.plan, objective, phase, settings, self.request.source, self.out)
 
-    def first_trials(self, objective: Objective) -> dict[float, list[Values]]:
+    def _first_trials(self, objective: Objective) -> dict[float, list[Values]]:
         """Return the settings of the plan's grid for each tuned budget.
 
         At other budgets than the middle one, options that are tuned once have the best value of the
         middle budget, or their first value before trials have decided it.
         """
-        middle, keys = self.plan.tuning.middle, self.plan.once(objective)
-        fixed: dict[str, list[object]] = {}
-        if keys:
-            sweep = self.sweep(objective, TUNE, _at(middle, objective.grid))
-            trials = trials_of(self.plan, objective, started_runs(sweep)).get(middle)
+        middle, grid = self.plan.tuning.middle, dict(objective.grid)
+        if keys := self.plan.once(objective):
+            at_middle = budget_values({middle: combinations(objective.grid)})
+            sweep = self.sweep(objective, TUNE, at_middle)
+            trials = trials_of(self.plan, objective, _started_runs(sweep)).get(middle)
             best = trials.best() if trials else None
-            fixed = {key: [best.values[key]] if best else objective.grid[key][:1] for key in keys}
-        settings = {}
-        for budget in self.tuned_budgets(objective):
-            grid = objective.grid if budget == middle else {**objective.grid, **fixed}
-            settings[budget] = combinations(grid)
+            for key in keys:
+                grid[key] = [best.values[key]] if best else objective.grid[key][:1]
+        settings = dict.fromkeys(self._tuned_budgets(objective), combinations(grid))
+        if middle in settings:
+            settings[middle] = combinations(objective.grid)
         return settings
 
-    def tune_sweep(self, objective: Objective) -> LeagueSweep:
-        """Return the sweep of the trials of an objective."""
-        return self.sweep(objective, TUNE, budget_values(self.first_trials(objective)))
+    def _tune_sweep(self, objective: Objective) -> LeagueSweep:
+        return self.sweep(objective, TUNE, budget_values(self._first_trials(objective)))
+
+    def _untrained_sweeps(self) -> list[LeagueSweep]:
+        objectives = self.request.objectives if self.plan.controls.untrained else ()
+        return [self.sweep(objective, UNTRAINED, []) for objective in objectives]
+
+    def _compose(self, sweep: LeagueSweep) -> None:
+        """Raise UsageError for a configuration of a sweep that is not valid."""
+        list(composed(_of_one_seed(sweep.runs), sweep.definition, self.check))
 
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
@@ -185,14 +187,12 @@ class Runner:
         for objective in self.request.objectives:
             first = [objective.first]
             settings = budget_values(dict.fromkeys(self.budgets(objective), first))
+            shuffled = budget_values(dict.fromkeys(self._shuffled_budgets(objective), first))
             try:
                 if objective.grid:
-                    trials = self.tune_sweep(objective)
-                    list(composed(_of_one_seed(trials.runs), trials.definition, self.check))
-                if budgets := self.shuffled_budgets(objective):
-                    at_budgets = budget_values(dict.fromkeys(budgets, first))
-                    shuffled = self.sweep(objective, SHUFFLED, at_budgets)
-                    list(composed(_of_one_seed(shuffled.runs), shuffled.definition, self.check))
+                    self._compose(self._tune_sweep(objective))
+                if shuffled:
+                    self._compose(self.sweep(objective, SHUFFLED, shuffled))
                 built = [self.sweep(objective, FINAL, settings)]
                 if self.plan.controls.untrained:
                     built.append(self.sweep(objective, UNTRAINED, []))
@@ -225,20 +225,26 @@ class Runner:
     # ---------------------------------------------------------------- the phases
 
     def run(self) -> bool:
-        """Run all phases; return whether every run finished or diverged.
-
-        The untrained models come first, because they cost little and show whether the metrics
-        exist.
-        """
-        self.warn_of_changed_plugins()
-        over = self.run_sweeps(self.untrained_sweeps(), self.request.budgets)
-        self.check_metrics()
-        self.tune()
-        over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
+        """Run all phases; return whether every run finished or diverged."""
+        self._warn_of_changed_plugins()
+        # They come first, because they cost little and show whether the metrics exist.
+        over = self._run_sweeps(self._untrained_sweeps(), self.request.budgets)
+        self._check_metrics()
+        self._tune()
+        finals, shuffled = [], []
+        for objective in self.request.objectives:
+            chosen = self._chosen(objective)
+            finals.append(self.sweep(objective, FINAL, budget_values(chosen)))
+        over &= self._run_sweeps(finals, self.request.budgets)
         # The shuffled controls run even if other runs failed.
-        return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
+        for objective in self.request.objectives:
+            if budgets := self._shuffled_budgets(objective):
+                chosen = self._chosen(objective)
+                settings = budget_values({budget: chosen[budget][:1] for budget in budgets})
+                shuffled.append(self.sweep(objective, SHUFFLED, settings))
+        return self._run_sweeps(shuffled, self.request.budgets) and over
 
-    def warn_of_changed_plugins(self) -> None:
+    def _warn_of_changed_plugins(self) -> None:
         """Warn of objectives with runs of an older version of the plug-in, which are kept."""
         user_dir = self.request.source.user_dir
         if not user_dir:
@@ -255,7 +261,7 @@ class Runner:
                     )
                     break
 
-    def check_metrics(self) -> None:
+    def _check_metrics(self) -> None:
         """Raise an error for a metric of the plan that the untrained models lack.
 
         A secondary metric may belong to an optional suite.
@@ -265,14 +271,15 @@ class Runner:
             UsageError: An untrained model lacks such a metric.
         """
         comparison = self.plan.comparison
-        optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
+        suites = [request_of(entry, self.request.source.data) for entry in comparison.suites]
+        optional = tuple(f"{suite.name}." for suite in suites if suite.is_optional)
         shown = list(chain.from_iterable(map(comparison.parts_of, comparison.secondary)))
-        for sweep in self.untrained_sweeps():
+        for sweep in self._untrained_sweeps():
             objective = self.plan.objective(sweep.objective)
             decisive = [*comparison.parts_of(comparison.metric)]
             if objective.grid:
                 decisive += comparison.parts_of(self.plan.tuning_metric(objective))
-            runs = list(started_runs(sweep))
+            runs = _started_runs(sweep)
             if runs and all(run.status == "failed" for run in runs):
                 raise MetaseqError(
                     f"all untrained models of {objective.name} failed, so nothing is tuned: "
@@ -294,20 +301,15 @@ class Runner:
                             f"{', '.join(run.metrics)}. Correct the plan and choose another --out"
                         )
 
-    def suites(self) -> list[SuiteRequest]:
-        """Return the suites of the plan."""
-        data = self.request.source.data
-        return [request_of(entry, data) for entry in self.plan.comparison.suites]
-
-    def tune(self) -> None:
+    def _tune(self) -> None:
         """Run the trials; the middle budget comes first if it chooses for the others."""
         tuned = [objective for objective in self.request.objectives if objective.grid]
         middle = self.plan.tuning.middle
         once = [objective for objective in tuned if self.plan.once(objective)]
-        self.run_trials({item.name: {middle: combinations(item.grid)} for item in once})
-        self.run_trials({item.name: self.first_trials(item) for item in tuned})
+        self._run_trials({item.name: {middle: combinations(item.grid)} for item in once})
+        self._run_trials({item.name: self._first_trials(item) for item in tuned})
 
-    def run_trials(self, settings: dict[str, dict[float, list[Values]]]) -> None:
+    def _run_trials(self, settings: dict[str, dict[float, list[Values]]]) -> None:
         """Run trials of objectives by budget, until no best value is at an end of its grid."""
         budgets = set[float]().union(*settings.values())
         while settings:
@@ -315,19 +317,19 @@ class Runner:
             for name, of_budgets in settings.items():
                 objective = self.plan.objective(name)
                 sweeps.append(self.sweep(objective, TUNE, budget_values(of_budgets)))
-            self.run_sweeps(sweeps, sorted(budgets))
-            proposed = {sweep.objective: self.further_trials(sweep) for sweep in sweeps}
+            self._run_sweeps(sweeps, sorted(budgets))
+            proposed = {sweep.objective: self._further_trials(sweep) for sweep in sweeps}
             settings = {name: of_budgets for name, of_budgets in proposed.items() if of_budgets}
 
-    def further_trials(self, sweep: LeagueSweep) -> dict[float, list[Values]]:
+    def _further_trials(self, sweep: LeagueSweep) -> dict[float, list[Values]]:
         """Return the settings of grids that are widened, by budget."""
         objective, tuning = self.plan.objective(sweep.objective), self.plan.tuning
         settings = {}
-        for budget, trials in self.trials(objective, sweep).items():
+        for budget, trials in self._trials(objective, sweep).items():
             sampler = GridSampler(
                 tuning.widen,
                 lambda trials: [values for values, _ in trials.plausible(tuning.plausible)],
-                partial(self.is_possible, objective, budget),
+                partial(self._is_possible, objective, budget),
             )
             if proposed := sampler.propose(trials):
                 settings[budget] = proposed
@@ -335,23 +337,22 @@ class Runner:
                 show_progress(f"{place}: {_describe(trials, proposed)}")
         return settings
 
-    def is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
+    def _is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
         """Return whether all settings of a wider grid are valid values of their options."""
-        sweep = self.sweep(objective, TUNE, _at(budget, grid))
         try:
-            list(composed(_of_one_seed(sweep.runs), sweep.definition, self.check))
+            self._compose(self.sweep(objective, TUNE, budget_values({budget: combinations(grid)})))
         except UsageError as error:
             show(f"{objective.name}: its grid is not widened: {error}")
             return False
         return True
 
-    def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials[Trial]]:
+    def _trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials[Trial]]:
         """Return the trials of an objective by budget of the request."""
-        trials = trials_of(self.plan, objective, started_runs(sweep))
-        tuned = self.tuned_budgets(objective)
+        trials = trials_of(self.plan, objective, _started_runs(sweep))
+        tuned = self._tuned_budgets(objective)
         return {budget: trials[budget] for budget in tuned if budget in trials}
 
-    def chosen(self, objective: Objective) -> dict[float, list[Values]]:
+    def _chosen(self, objective: Objective) -> dict[float, list[Values]]:
         """Return the plausible settings of each budget, the first one the most frequent.
 
         Without a share of draws for plausible settings, it is the best setting alone. Settings of
@@ -359,74 +360,46 @@ class Runner:
 
         Raises UsageError if no trial at a budget has a score.
         """
-        share = self.plan.tuning.plausible
-        chosen = {} if share else self.stored_choice(objective)
-        if objective.grid:
-            sweep = self.tune_sweep(objective)
-            trials = self.trials(objective, sweep)
-        for budget in self.budgets(objective):
-            if budget in chosen:
+        share, metric = self.plan.tuning.plausible, self.plan.tuning_metric(objective)
+        stored: dict[float, list[Values]] = {}
+        if not share:
+            for settings in stored_settings(self.out / FINAL / objective.name):
+                (_, at), *values = settings.items()
+                stored[float(at)] = [dict(values)]
+        chosen = {budget: stored.get(budget, [{}]) for budget in self.budgets(objective)}
+        if not objective.grid:
+            return chosen
+        sweep = self._tune_sweep(objective)
+        trials = self._trials(objective, sweep)
+        for budget in chosen:
+            if budget in stored:
                 continue
-            chosen[budget] = [{}]
-            if objective.grid:
-                tuned = self.plan.tuning.nearest(budget)
-                shares = trials[tuned].plausible(share) if tuned in trials else ()
-                if not shares:
-                    metric, reason = self.plan.tuning_metric(objective), None
-                    if tuned in trials:
-                        reason = trials[tuned].runs[0].why_unscored(metric)
-                    reason = reason or "none could start; does an update cost more than the budget?"
-                    raise UsageError(
-                        f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
-                        f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
-                    )
-                chosen[budget] = [values for values, _ in shares]
-        return {budget: chosen[budget] for budget in self.budgets(objective)}
-
-    def stored_choice(self, objective: Objective) -> dict[float, list[Values]]:
-        """Return the values of the existing final sweep by budget."""
-        chosen: dict[float, list[Values]] = {}
-        for settings in stored_settings(self.out / FINAL / objective.name):
-            (_, budget), *values = settings.items()
-            chosen[float(budget)] = [dict(values)]
+            tuned = self.plan.tuning.nearest(budget)
+            shares = trials[tuned].plausible(share) if tuned in trials else ()
+            if not shares:
+                reason = None
+                if tuned in trials:
+                    reason = trials[tuned].runs[0].why_unscored(metric)
+                reason = reason or "none could start; does an update cost more than the budget?"
+                raise UsageError(
+                    f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
+                    f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
+                )
+            chosen[budget] = [values for values, _ in shares]
         return chosen
-
-    def final_sweeps(self) -> list[LeagueSweep]:
-        """Return the sweeps of the final runs."""
-        return [
-            self.sweep(objective, FINAL, budget_values(self.chosen(objective)))
-            for objective in self.request.objectives
-        ]
-
-    def untrained_sweeps(self) -> list[LeagueSweep]:
-        """Return the sweeps of the models without training."""
-        if not self.plan.controls.untrained:
-            return []
-        return [self.sweep(objective, UNTRAINED, []) for objective in self.request.objectives]
-
-    def shuffled_sweeps(self) -> list[LeagueSweep]:
-        """Return the sweeps of the objectives on shuffled tokens."""
-        sweeps = []
-        for objective in self.request.objectives:
-            if budgets := self.shuffled_budgets(objective):
-                chosen = self.chosen(objective)
-                settings = {budget: chosen[budget][:1] for budget in budgets}
-                sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
-        return sweeps
 
     # ---------------------------------------------------------------- launching
 
-    def run_sweeps(self, sweeps: Sequence[LeagueSweep], budgets: Sequence[float]) -> bool:
+    def _run_sweeps(self, sweeps: Sequence[LeagueSweep], budgets: Sequence[float]) -> bool:
         """Launch the open runs at budgets and wait; return whether all have ended."""
-        folders = [SweepFolder(sweep.folder) for sweep in sweeps]
+        pairs = [(SweepFolder(sweep.folder), sweep.at(budgets)) for sweep in sweeps]
         with contextlib.ExitStack() as stack:
             batches = []
-            for sweep, folder in zip(sweeps, folders):
+            for sweep, (folder, requested) in zip(sweeps, pairs):
                 check_folder(sweep.folder, self.out)
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.lock())
                 current = adopt(folder, sweep.definition, sweep.runs, self.launch)
-                requested = sweep.at(budgets)
                 self.progress.add(sweep, current, requested)
                 names = {state.run for state in current if state.state in OPEN}
                 todo = [run for run in requested if run.name in names]
@@ -434,7 +407,7 @@ class Runner:
                 for run in todo:
                     write_plan(folder.path / run.folder, self.plan_hash)
                 if sweep.phase == FINAL:
-                    self.record_tuning(sweep, todo)
+                    self._record_tuning(sweep, todo)
                 if todo:
                     batches.append(RunBatch(folder, todo, self.code(folder)))
             if self.launch.executor == "slurm":
@@ -443,16 +416,16 @@ class Runner:
             elif batches:
                 run_locally(batches, self.launch, self.progress.report)
         if self.launch.executor == "slurm":
-            self.wait(list(zip(folders, sweeps)), budgets)
-        known = (states(folder, sweep.at(budgets)) for folder, sweep in zip(folders, sweeps))
-        return all(x.state in ("finished", "diverged") for x in chain.from_iterable(known))
+            self._wait(pairs)
+        known = chain.from_iterable(states(folder, runs) for folder, runs in pairs)
+        return all(state.state in ("finished", "diverged") for state in known)
 
-    def record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
+    def _record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
         """Record in the folders of final runs the cost of the trials that chose their options."""
         objective = self.plan.objective(sweep.objective)
         if not objective.grid or not runs:
             return
-        trials = self.trials(objective, self.tune_sweep(objective))
+        trials = self._trials(objective, self._tune_sweep(objective))
         for run in runs:
             budget = self.plan.tuning.nearest(float(run.values[BUDGET]))
             if budget in trials:
@@ -467,26 +440,24 @@ class Runner:
         A new sweep gets a copy of the snapshot of other sweeps with the same plug-in, because rows
         that ran from different code are not compared.
         """
-        if folder.last_code() is None:
-            user_dir = folder.definition().user_dir
-            for file in sorted(self.out.glob("*/*/jobs.jsonl")):
-                other = SweepFolder(file.parent)
-                last = other.last_code()
-                if last is None or other.definition().user_dir != user_dir:
-                    continue
-                copy = folder.path / "code" / last
-                if not copy.is_dir():
-                    # A kill must not leave a part of a snapshot under its name.
-                    temporary = temporary_name(copy)
-                    shutil.copytree(other.path / "code" / last, temporary)
-                    temporary.rename(copy)
-                definition = folder.definition()
-                return code_at(copy, definition.user_dir, definition.config_dir)
+        if folder.last_code() is not None:
+            return take_code(folder)
+        definition = folder.definition()
+        for file in sorted(self.out.glob("*/*/jobs.jsonl")):
+            other = SweepFolder(file.parent)
+            last = other.last_code()
+            if last is None or other.definition().user_dir != definition.user_dir:
+                continue
+            copy = folder.path / "code" / last
+            if not copy.is_dir():
+                # A kill must not leave a part of a snapshot under its name.
+                temporary = temporary_name(copy)
+                shutil.copytree(other.path / "code" / last, temporary)
+                temporary.rename(copy)
+            return code_at(copy, definition.user_dir, definition.config_dir)
         return take_code(folder)
 
-    def wait(
-        self, pairs: Sequence[tuple[SweepFolder, LeagueSweep]], budgets: Sequence[float]
-    ) -> None:
+    def _wait(self, pairs: Sequence[tuple[SweepFolder, list[Planned]]]) -> None:
         """Wait for jobs on Slurm, which go on if this command is stopped.
 
         Raises MetaseqError if Slurm reports nothing on any job for SILENCE seconds.
@@ -495,15 +466,16 @@ class Runner:
         silent = 0.0
         while True:
             active: Counter[str] = Counter()
-            for folder, sweep in pairs:
-                for run, state in zip(sweep.at(budgets), states(folder, sweep.at(budgets))):
+            for folder, runs in pairs:
+                for run, state in zip(runs, states(folder, runs)):
                     key = (str(folder.path), run.name)
                     if state.state in ACTIVE:
                         active[state.state] += 1
                         last = folder.path, state
                     if state.state not in ("pending", "unknown") and key not in over:
                         self.progress.report(folder, run)
-                        over |= {key} if state.state not in ACTIVE else set()
+                        if state.state not in ACTIVE:
+                            over.add(key)
             if not active:
                 return
             silent = silent + WAIT if set(active) == {"unknown"} else 0.0
@@ -519,20 +491,14 @@ class Runner:
             time.sleep(WAIT)
 
 
-def started_runs(sweep: LeagueSweep) -> Iterator[Run]:
-    """Yield the started runs of a sweep."""
-    for run in sweep.runs:
-        if (sweep.folder / run.folder / "config.yaml").is_file():
-            yield read_run(sweep.folder / run.folder)
+def _started_runs(sweep: LeagueSweep) -> list[Run]:
+    folders = [sweep.folder / run.folder for run in sweep.runs]
+    return [read_run(folder) for folder in folders if (folder / "config.yaml").is_file()]
 
 
 def _of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
     """Return the runs of the first seed, since other seeds have the same configurations."""
     return [run for run in runs if run.seed == runs[0].seed]
-
-
-def _at(budget: float, grid: Grid) -> list[Values]:
-    return budget_values({budget: combinations(grid)})
 
 
 def _describe(trials: Trials[Trial], proposed: Sequence[Values]) -> str:
