@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from io import BytesIO, StringIO
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -149,9 +150,8 @@ class Drawing:
         groups: dict[tuple[Axes, str], list[_Mark]] = {}
         for mark in self.marks:
             groups.setdefault((mark.axes, mark.legend or mark.series), []).append(mark)
-        self.marks = []
-        for same in groups.values():
-            self.marks += sorted(same, key=lambda mark: mark.x)
+        ordered = (sorted(same, key=lambda mark: mark.x) for same in groups.values())
+        self.marks = list(chain.from_iterable(ordered))
 
     @property
     def alternative(self) -> str:
@@ -179,9 +179,8 @@ def collect() -> Iterator[list[Drawing]]:
 
 
 def _current_drawing() -> Drawing | None:
-    """Return the drawing of the figure that is drawn; None without a collector."""
     drawings = _collected.get()
-    return drawings[-1] if drawings else None
+    return drawings[-1] if drawings else None  # None without a collector
 
 
 @contextmanager
@@ -217,8 +216,7 @@ def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "
 
 def thinned(count: int, most: int = 60) -> Sequence[int]:
     """Return at most `most` indices of `count` points at equal distances, including the last."""
-    step = max(1, -(-count // most))
-    return sorted({*range(count - 1, -1, -step)})
+    return range(count - 1, -1, -max(1, -(-count // most)))[::-1]
 
 
 # ---------------------------------------------------------------- the figure on a page
@@ -249,16 +247,27 @@ def _to_svg(figure: Figure, drawing: Drawing) -> str:
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(written.getvalue())
     _simplify(root, re.sub(r"\W+", "-", drawing.name))
-    width = figure.get_figwidth() * _PIXELS
+    width, height = (float(size) for size in figure.get_size_inches())
     root.attrib = {
-        "class": "chart broad" if width > _BROAD else "chart",
+        "class": "chart broad" if width * _PIXELS > _BROAD else "chart",
         "viewBox": root.attrib["viewBox"],
-        "width": f"{width:.0f}",
+        "width": f"{width * _PIXELS:.0f}",
         "role": "img",
         "aria-label": drawing.alternative,
         "stroke-linejoin": "round",
     }
-    _add_marks(root, figure, drawing)
+    to_fraction = figure.transFigure.inverted()
+    group = SubElement(root, "g", {"fill": "none", "pointer-events": "all"})
+    panels = {name: str(i) for i, name in enumerate(drawing.panels)}
+    for mark in drawing.marks:
+        point = mark.axes.transData.transform((mark.x, mark.y))
+        x, y = to_fraction.transform(point)
+        place = {"cx": f"{x * width * _POINTS:.1f}", "cy": f"{(1 - y) * height * _POINTS:.1f}"}
+        circle = SubElement(group, "circle", {"class": "mark", **place, "r": "4"})
+        circle.set("data-panel", panels[mark.panel])
+        if mark.legend in drawing.keys:
+            circle.set("data-series", str(drawing.keys[mark.legend]))
+        SubElement(circle, "title").text = mark.text
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -289,22 +298,6 @@ def _simplify(element: Element, name: str) -> None:
             element.remove(child)
         else:
             _simplify(child, name)
-
-
-def _add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
-    width, height = (float(size) * _POINTS for size in figure.get_size_inches())
-    to_fraction = figure.transFigure.inverted()
-    group = SubElement(root, "g", {"fill": "none", "pointer-events": "all"})
-    panels = {name: str(i) for i, name in enumerate(drawing.panels)}
-    for mark in drawing.marks:
-        point = mark.axes.transData.transform((mark.x, mark.y))
-        x, y = to_fraction.transform(point)
-        centre = {"cx": f"{x * width:.1f}", "cy": f"{(1 - y) * height:.1f}", "r": "4"}
-        circle = SubElement(group, "circle", {"class": "mark", **centre})
-        circle.set("data-panel", panels[mark.panel])
-        if mark.legend in drawing.keys:
-            circle.set("data-series", str(drawing.keys[mark.legend]))
-        SubElement(circle, "title").text = mark.text
 
 
 def swatch(style: PlotStyle) -> str:
@@ -390,7 +383,7 @@ def draw_points(
     barred = [point for point in centred if point.ends]
     xs, ends = [point.x for point in barred], [point.ends for point in barred]
     look: Any = {"colors": style.colour, "linestyles": ":" if is_open else "-", "linewidth": 1.2}
-    axes.vlines(xs, [min(pair) for pair in ends], [max(pair) for pair in ends], **look)
+    axes.vlines(xs, list(map(min, ends)), list(map(max, ends)), **look)
     look = {"color": style.colour, "linestyle": "" if is_open else style.dash, "linewidth": 1.2}
     look |= {"markersize": size, "markerfacecolor": "none" if is_open else style.colour}
     axes.plot([point.x for point in centred], ys, marker=style.marker, **look)
@@ -459,25 +452,22 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    columns = 1 if stacked else min(panels, 3)
-    if panels == 4 and not stacked:
-        columns = 2  # rather than three panels above one
+    columns = 1 if stacked else {4: 2}.get(panels, min(panels, 3))  # not three panels above one
     rows = -(-panels // columns)
     heights = list(stacked) or [_PANEL[1]] * rows
     width = _PANEL[0] if columns == 1 else 3.8 * columns
-    drawing = None
-    if (drawings := _collected.get()) is not None:
-        drawing = Drawing(path.stem.replace("_", " "))
+    drawing, drawings = Drawing(path.stem.replace("_", " ")), _collected.get()
+    if drawings is not None:
         drawings.append(drawing)
     with rc_context(_LOOK):
         figure = Figure(figsize=(width, sum(heights)))
         FigureCanvasAgg(figure)
-        ratios: Any = {"height_ratios": heights}
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=shared, **ratios).flatten()
+        look: Any = {"squeeze": False, "sharey": shared, "height_ratios": heights}
+        grid = figure.subplots(rows, columns, **look).flatten()
         for spare in grid[panels:]:
             spare.set_axis_off()
         yield figure, list(grid[:panels])
-        for i, axes in enumerate(grid[:panels]):
+        for i, axes in enumerate(grid):
             if i % columns:
                 axes.set_ylabel("")
         for text in figure.findobj(Text):
@@ -485,7 +475,7 @@ def canvas(
         drawn = BytesIO()
         figure.savefig(drawn, format="png")
         write_atomic(path, drawn.getvalue())
-        if drawing is not None:
+        if drawings is not None:
             for shown in list(figure.legends):  # the page has its own legend, which switches series
                 shown.remove()
             figure.set_figheight(sum(heights))

@@ -7,7 +7,7 @@ colour in all plots of a report. Each draw function writes one PNG and returns n
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
@@ -119,19 +119,16 @@ def draw_all(
     notes: list[str] = []
     count = len(pictures.styles())
     if count > _READABLE:
-        notes.append(
-            f"{count} series in one picture are hard to tell apart; use --where, --columns."
-        )
+        text = "series in one picture are hard to tell apart; use --where, --columns."
+        notes.append(f"{count} {text}")
     for curve in curves:
         paths.append(out / _file_name("curves", curve))
         # Only a pattern for several logged metrics, such as train.alpha_*, has such characters.
         drawn = _draw_curves if set(curve).isdisjoint("*?[") else _draw_metrics
         notes += drawn(pictures, curve, paths[-1])
     if differing := scored_functions(metric.name, pictures.settings):
-        notes.append(
-            f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
-        )
-        return paths, notes
+        reason = f"{describe(metric.name, differing)}; {remedy(differing)}"
+        return paths, [*notes, f"No picture of scores: {reason}."]
     if not any(setting.scored_by(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:
@@ -233,15 +230,6 @@ def _draw_runs(
     return notes
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The place of a setting on the x axis, in words, with a text beside its point."""
-
-    x: float
-    text: str
-    label: str = ""
-
-
 def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     """Draw the score against the config key `pictures.along`, with one point per seed."""
     key = pictures.along
@@ -265,7 +253,7 @@ def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     places = {}
     for setting in present:
         value = setting.values[key]
-        places[setting.name] = _Place(at[identity(value)], f"{key} = {show(value)}")
+        places[setting.name] = Point(at[identity(value)], None, at=f"{key} = {show(value)}")
 
     def prepare(axes: "Axes") -> None:
         axes.set(xlabel=f"{key} ({prefix}…)" if prefix else key)
@@ -278,19 +266,21 @@ def _draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     return notes
 
 
-_COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of the corpus seen")}
-_COST_TEXTS = {"flops": flops_text, "words": words_text}
+_COST_AXES = {
+    "flops": ("FLOPs", "training FLOPs", flops_text),
+    "words": ("words", "words of the corpus seen", words_text),
+}
 
 
 def _draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
     """Draw the score against a cost of _COST_AXES, pretraining included, on a logarithmic axis."""
-    unit, label = _COST_AXES[cost]
-    spent: dict[str, float] = {}
+    unit, label, text_of = _COST_AXES[cost]
+    places: dict[str, Point] = {}
     by_series: dict[str, list[float]] = {}
     notes = []
     for setting in pictures.compared():
         if price := cost_of(setting, metric, cost, pictures.spread):
-            spent[setting.name] = price
+            places[setting.name] = Point(price, None, at=f"{text_of(price)} {unit}")
             by_series.setdefault(pictures.series(setting), []).append(price)
         elif setting.scored_by(metric.name):
             text = f"{setting.name}: not in the plot over {unit}, which its runs do not record."
@@ -300,16 +290,15 @@ def _draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> li
     # If the cost does not depend on the key of the x axis, its values become panels.
     if panels is None and all(max(same) < 1.1 * min(same) for same in by_series.values()):
         panels = along
-    numbers = None
     if along is not None and panels != along:
-        numbers = axis_numbers([setting.values[along] for setting in pictures.settings])
-    labels = {s.name: f"{x:g}" for s, x in zip(pictures.settings, numbers[0])} if numbers else {}
-    places = {}
-    for name, price in spent.items():
-        places[name] = _Place(price, f"{_COST_TEXTS[cost](price)} {unit}", labels.get(name, ""))
+        numbers, _ = axis_numbers([s.values[along] for s in pictures.settings]) or ([], "")
+        for setting, number in zip(pictures.settings, numbers):
+            if setting.name in places:
+                places[setting.name] = replace(places[setting.name], label=f"{number:g}")
 
     def prepare(axes: "Axes") -> None:
-        cost_axis(axes, list(spent.values()), f"{label}, pretraining included")
+        spent = [place.x for place in places.values()]
+        cost_axis(axes, spent, f"{label}, pretraining included")
 
     _draw_places(pictures, metric, path, panels, places, prepare, f"; side by side: equal {unit}")
     return notes
@@ -320,7 +309,7 @@ def _draw_places(
     metric: Metric,
     path: Path,
     key: str | None,
-    places: Mapping[str, _Place],
+    places: Mapping[str, Point],
     prepare: Callable[["Axes"], None],
     about_moved: str,
 ) -> None:
@@ -333,12 +322,12 @@ def _draw_places(
             prepare(axes)
             scored = [s for s in settings if s.name in places and s.scored_by(metric.name)]
             true = [(places[s.name].x, s.run_scores(metric.name)) for s in scored]
-            ends, is_log = axes.get_xlim(), axes.get_xscale() == "log"
-            xs = _separate_overlapping(true, ends, is_log)
+            xs = _separate_overlapping(true, axes.get_xlim(), axes.get_xscale() == "log")
             moved |= any(abs(x - place) > 1e-6 * abs(place) for x, (place, _) in zip(xs, true))
             by_series: dict[str, list[Point]] = {name: [] for name in styles}
             for x, setting in sorted(zip(xs, scored), key=lambda pair: pair[0]):
-                point = _point_of(setting, metric, pictures.spread, x, places[setting.name])
+                place = replace(places[setting.name], x=x)
+                point = _point_of(setting, metric, pictures.spread, place)
                 by_series[pictures.series(setting)].append(point)
             for name, points in by_series.items():
                 with series(axes, name):
@@ -352,26 +341,27 @@ def _draw_places(
         legend(figure, styles, subject + about_moved * moved)
 
 
-def _point_of(setting: Row, metric: Metric, spread: str, x: float, place: _Place) -> Point:
+def _point_of(setting: Row, metric: Metric, spread: str, place: Point) -> Point:
+    """Return the point of a setting at its place, which has no score yet."""
     scores, scale = setting.run_scores(metric.name), metric.scale
     summary = summarise(scores, spread)
     assert summary is not None
     value = f"{summary.text(metric)} ({summary.n} seed{'s' * (summary.n > 1)})"
     ends = [summary.low * scale, summary.high * scale] if summary.n > 1 else []
     seeds = [score * scale for score in scores]
-    return Point(x, summary.centre * scale, value, place.text, ends, seeds, place.label)
+    return replace(place, y=summary.centre * scale, value=value, ends=ends, seeds=seeds)
 
 
 def _draw_control(axes: "Axes", pictures: Pictures, setting: Row, metric: Metric) -> None:
-    x, name = axes.get_xlim()[1], pictures.series(setting)
-    point = _point_of(setting, metric, pictures.spread, x, _Place(x, ""))
+    name = pictures.series(setting)
+    point = _point_of(setting, metric, pictures.spread, Point(axes.get_xlim()[1], None))
     style = pictures.styles()[name]
     assert point.y is not None
     with series(axes, name):
         axes.axhline(point.y, linewidth=1.2, zorder=1.2, **style.line)
         if point.ends:
             axes.axhspan(*point.ends, alpha=0.2, linewidth=0, color=style.colour, zorder=1.2)
-        mark(axes, x, point.y, point.value)
+        mark(axes, point.x, point.y, point.value)
 
 
 def _separate_overlapping(
@@ -396,11 +386,10 @@ def _separate_overlapping(
                 break
         else:
             groups.append([i])
-    for group in groups:
+    for group in (group for group in groups if len(group) > 1):
         middle = sum(scaled[i] for i in group) / len(group)
         for rank, i in enumerate(sorted(group)):
-            if len(group) > 1:
-                scaled[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
+            scaled[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
     return [math.exp(x) if is_log else x for x in scaled]
 
 
@@ -409,5 +398,5 @@ def _drawn_costs(settings: Sequence[Row], metric: Metric) -> list[str]:
     drawn = []
     for cost in _COST_AXES:
         spent = {cost_of(setting, metric, cost) for setting in settings} - {None, 0.0}
-        drawn += [cost] if len(spent) > (cost == "words") else []
+        drawn += [cost] * (len(spent) > (cost == "words"))
     return drawn
