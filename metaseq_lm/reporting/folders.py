@@ -93,41 +93,41 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 def _with_means(runs: Sequence[Run]) -> list[Run]:
     """Return runs, those in the folder of a league with the means of its plan."""
-    known: dict[Path, Mapping[str, Any]] = {}
+    known: dict[Path, tuple[str, Mapping[str, Any]]] = {}
     read = []
     for run in runs:
         if run.plan and len(run.path.parents) > 2:  # LEAGUE/PHASE/OBJECTIVE/RUN
-            league = run.path.parents[2] / "league.json"
-            if league not in known:
-                known[league] = _read_league(league)
-            if known[league].get("hash") == run.plan:
-                means = known[league]["plan"]["comparison"].get("means") or {}
+            file = run.path.parents[2] / "league.json"
+            if file not in known:
+                known[file] = _read_means(file)
+            plan, means = known[file]
+            if plan == run.plan:
                 run = replace(run, means=means)
         read.append(run)
     return read
 
 
-def _read_league(file: Path) -> Mapping[str, Any]:
-    """Return the content of a league.json; {} without one, or with a warning if it is damaged."""
+def _read_means(file: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the hash of a league's plan and its means; warn of a damaged file."""
     try:
         content = json.loads(read_bounded(file, LARGEST_SWEEP))
         problem = schema_error(content, _LEAGUE)
         if problem or is_altered(content):
             raise ValueError(problem or "changed after a league wrote it")
+        return content["hash"], content["plan"]["comparison"].get("means") or {}
     except FileNotFoundError:
-        return {}
+        pass
     except (ValueError, RecursionError, OSError) as error:
         say(f"{file}: warning: damaged ({error}), so the means of its plan are not known")
-        return {}
-    return dict(content)
+    return "", {}
 
 
 def _without_copies(runs: Sequence[Run]) -> list[Run]:
     """Return the runs without copies of ended runs; the run that stays names these in a note."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        is_ended = run.results is not None
-        groups.setdefault(run.fingerprint if is_ended else str(run.path), []).append(run)
+        key = str(run.path) if run.results is None else run.fingerprint
+        groups.setdefault(key, []).append(run)
     remaining = []
     for run, *copies in groups.values():
         if copies:
@@ -208,9 +208,19 @@ def find_plan(paths: Iterable[str | Path]) -> list[_Planned]:
 
     Archives have no plan.
     """
-    plan = []
+    plan: list[_Planned] = []
     for file in sweep_files(paths):
-        plan += _with_states(file.parent, _read_plan(file))
+        # Reports of no sweep need not import what runs them.
+        from metaseq_lm.sweeps.folder import SweepFolder
+        from metaseq_lm.sweeps.states import states
+
+        planned, known = _read_plan(file), {}
+        try:
+            known = {state.run: state for state in states(SweepFolder(file.parent))}
+        except MetaseqError as error:
+            lost = "the report says less of runs without a score"
+            say(f"metaseq-lm: warning: {lost}, because {error}")
+        plan += [replace(item, state=known.get(item.name)) for item in planned]
     return plan
 
 
@@ -218,24 +228,9 @@ def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
     """Return the files sweep.json in folders and up to LEVELS_ABOVE levels above, each once."""
     files: dict[Path, None] = {}
     for path in (Path(path).resolve() for path in paths):
-        if path.is_file():
-            continue
-        for folder in (path, *path.parents[:_LEVELS_ABOVE]):
-            if (folder / _SWEEP_FILE).is_file():
-                files[folder / _SWEEP_FILE] = None
-    return list(files)
-
-
-def _with_states(folder: Path, plan: list[_Planned]) -> list[_Planned]:
-    from metaseq_lm.sweeps.folder import SweepFolder
-    from metaseq_lm.sweeps.states import states
-
-    try:
-        known = {state.run: state for state in states(SweepFolder(folder))}
-    except MetaseqError as error:
-        say(f"metaseq-lm: warning: the report says less of runs without a score, because {error}")
-        return plan
-    return [replace(planned, state=known.get(planned.name)) for planned in plan]
+        above = (path, *path.parents[:_LEVELS_ABOVE]) if not path.is_file() else ()
+        files |= dict.fromkeys(folder / _SWEEP_FILE for folder in above)
+    return [file for file in files if file.is_file()]
 
 
 def _read_plan(path: Path) -> list[_Planned]:
@@ -247,7 +242,7 @@ def _read_plan(path: Path) -> list[_Planned]:
             f"{path}: not readable as JSON ({error}). Delete it and start the sweep again."
         ) from error
     plan = []
-    for run in _mappings_in(sweep.get("runs") if isinstance(sweep, dict) else None):
+    for run in _mappings_in(isinstance(sweep, dict) and sweep.get("runs")):
         stages = {}
         for stage in _mappings_in(run.get("stages")):
             if stage.get("folder"):
@@ -275,8 +270,7 @@ def _stage_folder(sweep: Path, name: str) -> Path:
 
 def _mappings_in(value: Any) -> list[dict[str, Any]]:
     """Return the mappings in a list; [] for another JSON value."""
-    items = value if isinstance(value, list) else []
-    return [item for item in items if isinstance(item, dict)]
+    return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
 
 def pick_stage(
@@ -302,13 +296,17 @@ def pick_stage(
                 others[folder] = name
         if planned.state and planned.open_stage:
             open_states[planned.stages[planned.open_stage]] = planned.state.text
-    roots = _roots_outside(paths, selected)
+    # All runs below a path without a run of the shown stage are shown. The folder of an earlier
+    # stage is such a path, that of a sweep never is.
+    above = set[Path]().union(*((folder, *folder.parents) for folder in selected))
+    roots = {Path(path).resolve() for path in paths} - above
+    roots = {root for root in roots if not (root / _SWEEP_FILE).is_file()}
     shown_runs, hidden = [], dict.fromkeys(names, 0)
     for run in runs:
         if run.path in open_states:
             run = replace(run, state=open_states[run.path])
         is_other = run.path in others and run.path not in selected
-        if is_other and not any(run.path.is_relative_to(root) for root in roots):
+        if is_other and roots.isdisjoint((run.path, *run.path.parents)):
             hidden[others[run.path]] += 1
         else:
             shown_runs.append(run)
@@ -318,14 +316,6 @@ def pick_stage(
             runs_of = f"{count} run{'s' * (count > 1)} of the stage {name}"
             notes.append(f"Not in the table: {runs_of} (--stage {name}).")
     return shown_runs, notes
-
-
-def _roots_outside(paths: Sequence[str | Path], selected: set[Path]) -> list[Path]:
-    """Return the paths without a run of the shown stage below them: all of their runs are shown."""
-    above = set[Path]().union(*((folder, *folder.parents) for folder in selected))
-    roots = [root for path in paths if (root := Path(path).resolve()) not in above]
-    # The folder of an earlier stage is such a path, that of a sweep never is.
-    return [root for root in roots if not (root / _SWEEP_FILE).is_file()]
 
 
 def _missing_notes(plan: Sequence[_Planned], runs: Sequence[Run]) -> list[str]:
