@@ -74,12 +74,11 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
             names.append(re.sub(r"[^A-Za-z0-9.]+", "-", row.name).strip("-."))
         identity = "-".join(filter(None, names))
         by_library: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for metric, suite in _metrics_of(row).items():
-            result = _result_of(row, metric, suite)
-            if result is None:
-                omitted[metric.rpartition(".")[2]] = None
-            else:
+        for metric, (suite, group, short) in _metrics_of(row).items():
+            if result := _result_of(row, metric, suite, group, short):
                 by_library.setdefault(_library_of(row.scored, suite), []).append(result)
+            else:
+                omitted[metric.rpartition(".")[2]] = None
         for (library, version), results in by_library.items():
             model_info = _model_info(row, identity)
             if library == _OURS:
@@ -90,8 +89,20 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
                 "evaluation_results": results,
             }
             digest = checksum([_SCHEMA, record])
+            origin = {
+                "source_name": _OURS,
+                "source_type": "evaluation_run",
+                "source_organization_name": model.partition("/")[0],
+                "evaluator_relationship": "first_party",
+            }
             path = f"data/{_OURS}/{identity}/{uuid.UUID(hex=digest, version=4)}.json"
-            records[path] = _with_origin(record, f"{_OURS}/{identity}/{digest}", model)
+            records[path] = {
+                "schema_version": _SCHEMA,
+                "evaluation_id": f"{_OURS}/{identity}/{digest}",
+                "retrieved_timestamp": str(time.time()),
+                "source_metadata": origin,
+                **record,
+            }
     if not records:
         raise UsageError(
             "--format eee: no finished run has results of a suite; 'score RUN --suite', "
@@ -100,29 +111,16 @@ def eval_records(rows: Sequence[Row], model: str) -> tuple[dict[str, dict[str, A
     return records, list(omitted)
 
 
-def _with_origin(record: Mapping[str, Any], identifier: str, model: str) -> dict[str, Any]:
-    return {
-        "schema_version": _SCHEMA,
-        "evaluation_id": identifier,
-        "retrieved_timestamp": str(time.time()),
-        "source_metadata": {
-            "source_name": _OURS,
-            "source_type": "evaluation_run",
-            "source_organization_name": model.partition("/")[0],
-            "evaluator_relationship": "first_party",
-        },
-        **record,
-    }
-
-
-def _metrics_of(row: Row) -> dict[str, SuiteResults]:
-    """Return the metrics of suites of the finished runs of a setting, but for numbers of items."""
-    metrics: dict[str, SuiteResults] = {}
+def _metrics_of(row: Row) -> dict[str, tuple[SuiteResults, str, str]]:
+    """Return suite, group and short name of the metrics of the finished runs of a setting."""
+    metrics: dict[str, tuple[SuiteResults, str, str]] = {}
     for run in row.scored:
         for suite in run.suites:
-            for metric in suite.metrics:
-                if metric.rpartition(".")[2] != COUNT and run.suite_of(metric) is suite:
-                    metrics.setdefault(metric, suite)
+            for group, content in suite.groups.items():
+                prefix = suite.name if group == OVERALL else f"{suite.name}.{group}"
+                for short in content["metrics"]:
+                    if run.suite_of(metric := f"{prefix}.{short}") is suite:
+                        metrics.setdefault(metric, (suite, group, short))
     return metrics
 
 
@@ -141,19 +139,17 @@ def _model_info(row: Row, identity: str) -> dict[str, Any]:
     facts["init_from"] = Path(first.values.get("init_from") or "").name or None
     facts["parameters"] = (results.get("parameters") or {}).get("all")
     facts["seeds"] = sorted({run.seed for run in row.scored if run.seed is not None})
-    details = {"deployment_type": "self_deployed", "model_availability": "unknown"}
+    details = {"deployment_type": "self_deployed", "model_availability": "unknown", **_texts(facts)}
     developer = identity.partition("/")[0]
-    details |= _texts(facts)
     return {"name": row.name, "id": identity, "developer": developer, "additional_details": details}
 
 
-def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | None:
+def _result_of(
+    row: Row, metric: str, suite: SuiteResults, group: str, short: str
+) -> dict[str, Any] | None:
     """Return the result of a metric over the seeds of a setting; None if no end of it is better."""
-    name, group, short = _parts_of(metric, suite)
     is_higher = (suite.facts.get("higher_is_better") or {}).get(short.partition("-")[0])
-    lower: bool | None = not is_higher
-    if is_higher is None:
-        lower = lower_is_better(short)
+    lower = lower_is_better(short) if is_higher is None else not is_higher
     means = seed_means(row.runs, metric)
     if lower is None or not means:
         return None
@@ -163,7 +159,7 @@ def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | N
     references = suite.references.get(short if group == OVERALL else f"{group}.{short}", {})
     return {
         "evaluation_result_id": metric,
-        "evaluation_name": name if group == OVERALL else f"{name}.{group}",
+        "evaluation_name": suite.name if group == OVERALL else f"{suite.name}.{group}",
         "source_data": _source_of(suite, items),
         "metric_config": {
             "metric_id": short,
@@ -180,20 +176,10 @@ def _result_of(row: Row, metric: str, suite: SuiteResults) -> dict[str, Any] | N
     }
 
 
-def _parts_of(metric: str, suite: SuiteResults) -> tuple[str, str, str]:
-    rest = metric.removeprefix(f"{suite.name}.")
-    for group, content in suite.groups.items():
-        short = rest.removeprefix(f"{group}.")
-        if group != OVERALL and short != rest and short in content["metrics"]:
-            return suite.name, group, short
-    return suite.name, OVERALL, rest
-
-
 def _source_of(suite: SuiteResults, items: int) -> dict[str, Any]:
     """Return where the items of a suite are from: a data set of the Hub for some of lm_eval."""
-    details = _texts({"files": suite.facts.get("folder"), "hash": suite.data})
     source: dict[str, Any] = {"dataset_name": suite.suite, "source_type": "other"}
-    source["additional_details"] = details
+    source["additional_details"] = _texts({"files": suite.facts.get("folder"), "hash": suite.data})
     dataset = suite.facts.get("dataset")
     if not isinstance(dataset, str) or not _MODEL.fullmatch(dataset):
         return source
@@ -207,8 +193,8 @@ def _bounds_of(metric: str, scores: Sequence[float]) -> dict[str, Any]:
     is_bounded = is_fraction(metric) and _UNBOUNDED.isdisjoint(re.split("[._-]", metric))
     if not is_bounded or not all(0 <= score <= 1 for score in scores):
         return {}
-    bounds = {"min_score": 0.0, "max_score": 1.0}
-    return {"metric_unit": "proportion", "score_type": "continuous", **bounds}
+    form = {"metric_unit": "proportion", "score_type": "continuous"}
+    return form | {"min_score": 0.0, "max_score": 1.0}
 
 
 def _score_of(scores: Sequence[float]) -> dict[str, Any]:
@@ -221,16 +207,13 @@ def _score_of(scores: Sequence[float]) -> dict[str, Any]:
     error = sd / math.sqrt(count)
     reach = error * float(student_t.ppf((1 + _CONFIDENCE) / 2, count - 1))
     interval = {"lower": mean - reach, "upper": mean + reach, "confidence_level": _CONFIDENCE}
-    method = "over training seeds"
-    return {
-        "score": mean,
-        "uncertainty": {
-            "standard_error": {"value": error, "method": method},
-            "confidence_interval": {**interval, "method": f"Student's t {method}"},
-            "standard_deviation": sd,
-            "num_samples": count,
-        },
+    uncertainty = {
+        "standard_error": {"value": error, "method": "over training seeds"},
+        "confidence_interval": {**interval, "method": "Student's t over training seeds"},
+        "standard_deviation": sd,
+        "num_samples": count,
     }
+    return {"score": mean, "uncertainty": uncertainty}
 
 
 def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -258,7 +241,7 @@ def hub_entries(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[dict[str
     for metric, dataset, task in map(parse_benchmark, benchmarks):
         value = run.metrics.get(metric, math.nan)
         if not math.isfinite(value):
-            known = [name for name in run.metrics if math.isfinite(run.metrics[name])]
+            known = [name for name, score in run.metrics.items() if math.isfinite(score)]
             raise UsageError(f"--benchmark {metric}: the run has none.{nearest(metric, known)}")
         suite = run.suite_of(metric)
         library = _library_of(runs, suite) if suite else (_OURS, "")
