@@ -66,15 +66,21 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     if not path.name or (path.exists() and not path.is_file()):
         raise UsageError(f"--archive '{path}': name a file, such as runs.jsonl")
     if path.exists():
-        _check_complete(path, runs)
+        names, fingerprints = set(map(_name_of, runs)), {run.fingerprint for run in runs}
+        others = [_name_of(run) for run in read(path) if run.fingerprint not in fingerprints]
+        if missing := [name for name in others if name not in names]:
+            raise UsageError(
+                f"--archive {path}: has {len(missing)} run{'s' * (len(missing) > 1)} that this "
+                f"table lacks, such as {missing[0]}. Include that archive in RUNS, or write to "
+                "another file."
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     common = _common_values([run.portable_values for run in runs])
     means = _common_values([{"means": dict(run.means)} for run in runs]).get("means") or {}
     lines = [to_json(_archived_line(run, common, means)) + "\n" for run in runs]
     rows = "".join(lines).encode()
     first = {"format": FORMAT, "runs": len(runs), "values": common, "rows": checksum(rows)}
-    first |= {"means": means} if means else {}
-    first |= {"about": dict(about)} if about else {}
+    first |= {key: dict(x) for key, x in (("means", means), ("about", about)) if x}
     content = (to_json(with_checksum(first)) + "\n").encode() + rows
     if path.suffix == _PACKED:
         # Without a time in it, the same runs make the same bytes.
@@ -110,25 +116,13 @@ def _archived_line(run: Run, common: dict[str, Any], means: dict[str, Any]) -> d
     return line
 
 
-def _check_complete(path: Path, runs: Sequence[Run]) -> None:
-    names = {_name_of(run) for run in runs}
-    fingerprints = {run.fingerprint for run in runs}
-    others = [run for run in read(path) if run.fingerprint not in fingerprints]
-    if missing := [name for run in others if (name := _name_of(run)) not in names]:
-        raise UsageError(
-            f"--archive {path}: has {len(missing)} run{'s' * (len(missing) > 1)} that this table "
-            f"lacks, such as {missing[0]}. Include that archive in RUNS, or write to another file."
-        )
-
-
 def _name_of(run: Run) -> str:
     """Return the name of a run in an archive; a run read from an archive keeps its name."""
     for parent in run.path.parents:
         if parent.is_file():
             return str(run.path.relative_to(parent))
-    if Path(run.name).is_absolute():
-        return "/".join(Path(run.name).parts[-3:])
-    return run.name
+    name = Path(run.name)
+    return "/".join(name.parts[-3:]) if name.is_absolute() else run.name
 
 
 def read(path: Path, report: Callable[[str], None] = say) -> list[Run]:
@@ -228,14 +222,14 @@ def _read_content(path: Path) -> bytes:
 
 def _checked_header(position: str, line: dict[str, Any]) -> dict[str, Any]:
     """Return the header `line` at `position`; ValueError or, for another version, MetaseqError."""
-    if line["format"] != FORMAT and str(line["format"]).startswith(KIND):
+    if line["format"] != FORMAT:
+        if not str(line["format"]).startswith(KIND):
+            raise ValueError(f"format {line['format']}")
         raise MetaseqError(
             f"{position}: an archive of another version: '{line['format']}', not '{FORMAT}'. Read "
             "it with the metaseq-lm that wrote it, or write it anew: "
             "metaseq-lm report RUNS --archive FILE"
         )
-    if line["format"] != FORMAT:
-        raise ValueError(f"format {line['format']}")
     if problem := schema_error(line, _HEADER):
         raise MetaseqError(f"{position}: damaged ({problem}). {_RESTORE_HINT}")
     return line
@@ -256,6 +250,7 @@ def _parse_run(path: Path, line: dict[str, Any], header: dict[str, Any]) -> Run:
     if any(map(log_problem, line["log"])):
         raise ValueError("invalid log line")
     suites = (suite_results.parse(as_numbers(record)) for record in line.get("suites") or ())
+    means = header.get("means") if line.get("means") is None else line["means"]
     return Run(
         path / line["name"],
         values,
@@ -264,7 +259,7 @@ def _parse_run(path: Path, line: dict[str, Any], header: dict[str, Any]) -> Run:
         tuple(line["notes"]),
         state=line.get("state") or "",
         suites=tuple(suites),
-        means=next((x["means"] for x in (line, header) if x.get("means") is not None), {}),
+        means=means or {},
         plan=line.get("plan") or "",
         tuning=dict(line.get("tuning") or {}),
         trial=dict(line.get("trial") or {}),
