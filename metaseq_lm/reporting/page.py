@@ -18,7 +18,7 @@ from metaseq_lm.core.output import clean, present_time, seconds_text
 from metaseq_lm.reporting.canvas import ON_DARK, Drawing, swatch
 from metaseq_lm.reporting.formats import to_html
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
-from metaseq_lm.reporting.provenance import describe_software, hashes_of
+from metaseq_lm.reporting.provenance import describe_origin
 from metaseq_lm.reporting.settings import Row, runs_of, show
 from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
@@ -143,8 +143,7 @@ class Report:
         first = (scores or [*drawings])[:1]
         others = [drawing for drawing in drawings if drawing not in first]
         texts = [("This page", self.command)] * bool(self.command)
-        runs = runs_of(self.settings)
-        origin = [*describe_software(runs), *hashes_of(runs)]
+        origin = describe_origin(runs_of(self.settings))
         sections = [
             Section("Scores", drawings=first, tables=[replace(self.table, title="", notes=[])]),
             self.checks(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 
 from metaseq_lm.reporting.runs import Run
+
+_TIME = "%Y-%m-%d %H:%M:%S UTC"
 
 
 def times(runs: Iterable[Run], key: str) -> list[datetime]:
@@ -20,38 +22,35 @@ def times(runs: Iterable[Run], key: str) -> list[datetime]:
     return known
 
 
-def _time_text(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
+def _counted(facts: Iterable[str]) -> str:
     """Return the values of a fact, with the number of runs of each if they differ."""
-    counts = Counter(value for run in runs if (value := fact(run)))
+    counts = Counter(filter(None, facts))
     if len(counts) < 2:
         return "".join(counts)
     texts = [f"{value} ({n} run{'s' * (n > 1)})" for value, n in counts.most_common()]
     return " and ".join(texts)
 
 
-def _made_with(runs: Iterable[Run]) -> str:
+def _made_with(runs: Sequence[Run]) -> str:
     """Return code, versions and machines that made runs, "" if none is recorded."""
-    runs = list(runs)
-    facts = (_counted(runs, fact) for fact in (_code_of, _versions_of, _machine_of))
-    return "; ".join(filter(None, facts))
+    codes, versions, machines = [], [], []
+    for recorded in (run.recorded for run in runs):
+        code, machine = recorded.get("code"), recorded.get("architecture")
+        codes.append(f"code {code}" if code else "")
+        versions.append(", ".join(map(" ".join, (recorded.get("versions") or {}).items())))
+        threads = recorded.get("threads")
+        machines.append(f"{machine}, {threads} thread{'s' * (threads != 1)}" if machine else "")
+    return "; ".join(filter(None, map(_counted, (codes, versions, machines))))
 
 
-def describe_software(runs: Iterable[Run]) -> list[str]:
-    """Return a sentence on code, versions and machines; [] if nothing is recorded."""
-    return [f"Made with {text}."] if (text := _made_with(runs)) else []
-
-
-def hashes_of(runs: Iterable[Run]) -> list[str]:
-    """Return sentences on the data and on the plans of leagues; [] if none is recorded."""
-    runs = list(runs)
-    data = _counted(runs, lambda run: str(run.recorded.get("data") or ""))
-    plans = _counted(runs, lambda run: run.plan)
-    sentences = {"Data": data, "Plan": plans}
-    return [f"{name}: {text}." for name, text in sentences.items() if text]
+def describe_origin(runs: Sequence[Run]) -> list[str]:
+    """Return sentences on code, versions, machines, data and plans of leagues, if recorded."""
+    sentences = {
+        "Made with ": _made_with(runs),
+        "Data: ": _counted(str(run.recorded.get("data") or "") for run in runs),
+        "Plan: ": _counted(run.plan for run in runs),
+    }
+    return [f"{start}{text}." for start, text in sentences.items() if text]
 
 
 def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequence[Run]) -> str:
@@ -65,9 +64,9 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     parts = []
     for name, chosen in (("trial", trials), ("compared run", finals)):
         if starts := times(chosen, "started"):
-            parts.append(f"the first {name} started {_time_text(min(starts))}")
+            parts.append(f"the first {name} started {min(starts):{_TIME}}")
     if ends := times(runs, "ended"):
-        parts.append(f"the last run ended {_time_text(max(ends))}")
+        parts.append(f"the last run ended {max(ends):{_TIME}}")
     text = ", ".join(parts) or "when the runs were made is not recorded"
     unknown = len(runs) - len(times(runs, "started"))
     if parts and unknown:
@@ -78,18 +77,3 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     extremes = {0: "No run records", len(runs): "Each run records"}
     count = extremes.get(marked, f"{marked} of {len(runs)} runs record")
     return f"{text[0].upper()}{text[1:]}. {count} the hash of this plan."
-
-
-def _code_of(run: Run) -> str:
-    code = run.recorded.get("code")
-    return f"code {code}" if code else ""
-
-
-def _versions_of(run: Run) -> str:
-    versions = run.recorded.get("versions") or {}
-    return ", ".join(map(" ".join, versions.items()))
-
-
-def _machine_of(run: Run) -> str:
-    architecture, threads = run.recorded.get("architecture"), run.recorded.get("threads")
-    return f"{architecture}, {threads} thread{'s' * (threads != 1)}" if architecture else ""
