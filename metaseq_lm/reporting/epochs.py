@@ -34,15 +34,13 @@ def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
 
 def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
     """Return whether a run was trained on a data folder with the hash `corpus`."""
-    stored = run.recorded.get("corpus")
-    if stored is not None:
+    if (stored := run.recorded.get("corpus")) is not None:
         return bool(stored == corpus)
     # A run without results has no hash, so the path in its config decides.
     return Path(run.values.get("data") or "").resolve() == folder.resolve()
 
 
 def _epochs_of(run: Run, words: int | None) -> Finding:
-    """Return how often a run has seen, or will see, the `words` of the train split."""
     if not words:
         reason = "the data do not say how many words train has; preprocess the text again"
         return Finding(WARNING, f"{run.name}: epochs are not known: {reason}")

@@ -29,7 +29,6 @@ _STALE = 3600.0  # seconds without a log line after which a run of no sweep coun
 FILES = ("config.yaml", "log.jsonl", "results.json", "sweep.json", "jobs.jsonl", "league.json")
 
 Result = TypeVar("Result")
-State = dict[str, tuple[int, int]]
 
 
 def follow(
@@ -46,17 +45,15 @@ def follow(
         while _quietly(goes_on):
             pause, present = float(INTERVAL), _files_below(paths)
             if present != seen:
-                started = time.monotonic()
-                problem = ""
+                started, problem = time.monotonic(), ""
                 try:
                     _quietly(partial(write, INTERVAL))
                 except MetaseqError as error:
                     problem = str(error)
                 if problem not in ("", last_problem):
                     say(f"metaseq-lm: {problem}")
-                show_progress(
-                    "waiting for results" if problem else "written; Ctrl-C ends the watch"
-                )
+                done = "written; Ctrl-C ends the watch"
+                show_progress("waiting for results" if problem else done)
                 seen, last_problem = present, problem
                 pause = max(pause, _SHARE * (time.monotonic() - started))
             time.sleep(pause)
@@ -72,9 +69,9 @@ def _quietly(call: Callable[[], Result]) -> Result:
         return call()
 
 
-def _files_below(paths: Iterable[Path]) -> State:
+def _files_below(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
     """Return time and size of the files that reports read, by path."""
-    state: State = {}
+    state = {}
     skipped = {*SKIPPED_FOLDERS, SNAPSHOT} - {suite_results.FOLDER}
     for root in paths:
         files = [root]
@@ -100,17 +97,15 @@ def runs_go_on(paths: Iterable[Path]) -> bool:
 
     paths = list(paths)
     planned = find_plan(paths)
-    if any(item.state and item.state.state in ACTIVE for item in planned):
+    states = {item.state.state for item in planned if item.state}
+    if not states.isdisjoint(ACTIVE):
         return True
-    is_waiting = any(item.state and item.state.state == "waiting" for item in planned)
-    if is_waiting and any(_has_command(file.parent) for file in sweep_files(paths)):
+    if "waiting" in states and any(_has_command(file.parent) for file in sweep_files(paths)):
         return True
     of_sweeps = set[Path]().union(*(item.stages.values() for item in planned))
-    for path in paths:
-        if path.is_dir():
-            alone = (folder for folder in run_folders(path, {}) if folder not in of_sweeps)
-            if any(map(_is_running, alone)):
-                return True
+    for path in filter(Path.is_dir, paths):
+        if any(map(_is_running, set(run_folders(path, {})) - of_sweeps)):
+            return True
     return False
 
 
