@@ -71,7 +71,12 @@ def draw_standings(standings: Standings, path: Path) -> None:
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
             styles = _draw_panel(axes, standings, entries)
         grid[-1].set_xlabel(metric.axis)
-        legend(figure, styles or {"mean": PlotStyle(_DARK, "", "|")}, _describe_marks(standings))
+        rows, caption = standings.entries, "dot: a seed; bar: mean"
+        caption += "; grey band: untrained, mean ± sd" * any(row.untrained for row in rows)
+        caption += "; cross: trained on shuffled rows" * any(row.shuffled for row in rows)
+        if any(row.about(metric.name, VOID, REFUSE) for row in rows):
+            caption += "; hollow: void or refused"
+        legend(figure, styles or {"mean": PlotStyle(_DARK, "", "|")}, caption)
 
 
 def _draw_panel(
@@ -96,7 +101,6 @@ def _draw_panel(
 
 
 def _row_texts(standings: Standings, entry: StandingsEntry) -> tuple[str, str]:
-    """Return the texts left and right of a row: its name, and its verdicts."""
     decision = standings.stated_gain(entry)
     on_gain = f"\ngain: {decision.verdict}" if decision else ""
     return fill(entry.objective, 20), fill(verdict_text(standings, entry), 26) + on_gain
@@ -129,8 +133,7 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntr
             mark(axes, x, y, value.wide, name=f"{name}, {key}")
     scores = _scaled(entry.scores.get(metric.name, ()), metric)
     look: Any = {"color": colour, "markersize": 5, "markeredgewidth": 0.8, "alpha": 0.55}
-    if is_hollow:
-        look |= {"markerfacecolor": "none", "alpha": 1.0}
+    look |= {"markerfacecolor": "none", "alpha": 1.0} if is_hollow else {}
     axes.plot(scores, [y] * len(scores), "o", **look)
     score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
     if is_hollow:
@@ -167,16 +170,6 @@ def _draw_references(
     return styles
 
 
-def _describe_marks(standings: Standings) -> str:
-    entries, name = standings.entries, standings.primary.name
-    return _caption(
-        ("dot: a seed; bar: mean", True),
-        ("grey band: untrained, mean ± sd", any(entry.untrained for entry in entries)),
-        ("cross: trained on shuffled rows", any(entry.shuffled for entry in entries)),
-        ("hollow: void or refused", any(entry.about(name, VOID, REFUSE) for entry in entries)),
-    )
-
-
 def draw_ladder(standings: Standings, path: Path) -> None:
     """Draw the primary metric over the FLOPs of a run: means as lines, seeds as dots.
 
@@ -199,8 +192,7 @@ def draw_ladder(standings: Standings, path: Path) -> None:
                 with series(panel, name):
                     _draw_rungs(panel, standings, entries, style, shift, column)
                     if panel is axes:
-                        _draw_untrained(axes, standings, entries, style, start * shift)
-                        _draw_predictions(axes, standings, name, style, shift)
+                        _draw_open_points(axes, standings, entries, style, shift, start)
         for pair in established:
             _draw_crossover(axes, standings, pair)
         lines = _draw_references(axes, standings)
@@ -236,29 +228,27 @@ def _draw_rungs(
     draw_points(axes, points, style, 7 if name == "score" else 5, is_crowded=True)
 
 
-def _draw_untrained(
-    axes: "Axes", standings: Standings, entries: list[StandingsEntry], style: PlotStyle, x: float
+def _draw_open_points(
+    axes: "Axes",
+    standings: Standings,
+    entries: list[StandingsEntry],
+    style: PlotStyle,
+    shift: float,
+    start: float,
 ) -> None:
-    metric = standings.primary
-    known = [entry for entry in entries if entry.untrained.get(metric.name)]
-    if known:
+    """Draw the mean of an objective's untrained models at the cost `start`, and predictions."""
+    metric, name, points = standings.primary, entries[0].objective, []
+    if known := [entry for entry in entries if entry.untrained.get(metric.name)]:
         scores = np.concatenate([entry.untrained[metric.name] for entry in known])
         text = value_of("untrained", standings, known[0]).wide
-        point = Point(x, float(scores.mean()) * metric.scale, text, "no training")
+        point = Point(start * shift, float(scores.mean()) * metric.scale, text, "no training")
         draw_points(axes, [point], style, is_open=True)
-
-
-def _draw_predictions(
-    axes: "Axes", standings: Standings, objective: str, style: PlotStyle, shift: float
-) -> None:
-    metric, points = standings.primary, []
-    for outcome in standings.predictions:
-        item = outcome.prediction
-        if item.objective == objective and item.metric == metric.name:
+    for item in (outcome.prediction for outcome in standings.predictions):
+        if item.objective == name and item.metric == metric.name:
             y, at = item.value * metric.scale, f"{flops_text(item.budget)} FLOPs"
             ends = _scaled(item.interval, metric)
             points.append(Point(item.budget * shift, y, f"{y:.4g}", at, ends))
-    draw_points(axes, points, style, is_open=True, name=f"{objective}, predicted")
+    draw_points(axes, points, style, is_open=True, name=f"{name}, predicted")
 
 
 def _draw_crossover(axes: "Axes", standings: Standings, pair: CurveMeeting) -> None:
@@ -272,18 +262,15 @@ def _draw_crossover(axes: "Axes", standings: Standings, pair: CurveMeeting) -> N
 
 def _describe_ladder(standings: Standings, has_crossovers: bool) -> str:
     name, gain = interval_name(standings), interval_title(standings.rule)
-    has_untrained = any(entry.untrained for entry in standings.entries)
-    return _caption(
-        (f"small: a seed (alone: void or refused); large: mean, with its bootstrap {name}", True),
-        (f"horizontal bar: an established crossover, with its {name}", has_crossovers),
-        (f"open, with a dotted bar: predicted, with its {name}", bool(standings.predictions)),
-        ("open, at the left: mean of untrained models", has_untrained),
-        (f"right: score less that of the untrained model, with its {gain}", standings.has_gains),
-    )
-
-
-def _caption(*texts: tuple[str, bool]) -> str:
-    return "; ".join(text for text, is_drawn in texts if is_drawn)
+    text = f"small: a seed (alone: void or refused); large: mean, with its bootstrap {name}"
+    text += f"; horizontal bar: an established crossover, with its {name}" * has_crossovers
+    if standings.predictions:
+        text += f"; open, with a dotted bar: predicted, with its {name}"
+    if any(entry.untrained for entry in standings.entries):
+        text += "; open, at the left: mean of untrained models"
+    if standings.has_gains:
+        text += f"; right: score less that of the untrained model, with its {gain}"
+    return text
 
 
 # ---------------------------------------------------------------- kinds of labels
