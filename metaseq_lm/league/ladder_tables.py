@@ -55,12 +55,11 @@ def interval_name(standings: Standings) -> str:
 
 
 def _table(title: str, head: list[str], rows: Sequence[_Row], notes: list[str]) -> Table:
+    is_number = [name not in _WORDS for name in head]
     body = []
     for row in rows:
-        named = zip(head, row)
-        body.append(
-            [x if isinstance(x, Cell) else Cell(x, number=n not in _WORDS) for n, x in named]
-        )
+        cells = zip(row, is_number)
+        body.append([x if isinstance(x, Cell) else Cell(x, number=y) for x, y in cells])
     return Table(title, head, body, notes)
 
 
@@ -70,7 +69,6 @@ def _ends_text(ends: Ends, metric: Metric) -> str:
 
 
 def _curves_table(standings: Standings) -> Table:
-    """Return means with their intervals, objectives by budgets."""
     metric, rows = standings.primary, []
     for name in objectives_of(standings):
         ladder = ladder_of(standings, name, has_number)
@@ -108,8 +106,8 @@ def equal_score_table(standings: Standings) -> Table:
             continue
         bound, text = budget / ladder.budgets[0], _NONE
         if ends:
-            is_open = math.isclose(ends[1], bound)
-            text = f"{ends[0]:.2f} to {ends[1]:.2f}{' or more' * is_open}"
+            or_more = " or more" * math.isclose(ends[1], bound)
+            text = f"{ends[0]:.2f} to {ends[1]:.2f}{or_more}"
         times = Cell(f"{'at least ' * (ratio == bound)}{ratio:.2f}", value=ratio)
         rows.append([flops_text(budget), name, metric.text(rung.means[0]), other, times, text])
     head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
@@ -134,8 +132,8 @@ def _crossover_table(standings: Standings) -> Table:
         if result.budget and result.interval:
             places = [flops_text(result.budget), " to ".join(map(flops_text, result.interval))]
         ends = " to ".join(map(flops_text, pair.budgets))
+        order = "not " * (not pair.is_established) + "established"
         row = [pair.before, pair.after, ends, *places, f"{result.none:.2f}"]
-        order = "established" if pair.is_established else "not established"
         rows.append([*row, p_text(pair.corrected), order])
     head = ["ahead at first", "the other", "budgets", "crossover", interval_name(standings)]
     head += ["probability of none", "p (Holm)", "the order changes"]
@@ -164,11 +162,9 @@ def describe_crossovers(standings: Standings) -> Iterator[str]:
 
 
 def _decision_table(standings: Standings) -> Table:
-    """Return how many pairs of objectives each smaller budget orders like the largest one."""
     rows = []
     for budget, (same, count) in decision_accuracies(standings).items():
-        share = f"{100 * same / count:.0f}"
-        rows.append([flops_text(budget), f"{same} of {count}", share])
+        rows.append([flops_text(budget), f"{same} of {count}", f"{100 * same / count:.0f}"])
     top = flops_text(standings.budgets[-1])
     note = (
         f"Of the pairs of objectives that differ at {top} FLOPs, with p below "
@@ -191,25 +187,22 @@ def describe_decisions(standings: Standings) -> Iterator[str]:
 
 def predictions_table(standings: Standings) -> Table:
     """Return the predictions of a league with outcomes and errors."""
-    metric, rows = standings.primary, []
-    records = [_prediction_record(standings, outcome) for outcome in standings.predictions]
-    for outcome, record in zip(standings.predictions, records):
-        prediction, mean = outcome.prediction, record["mean"]
-        rungs = ", ".join(map(flops_text, prediction.rungs))
-        observed = [record["unscored"], "", "", "", ""]
-        if mean is not None:
-            observed = [metric.text(mean), "yes" if record["inside"] else "no"]
+    metric, rows, records = standings.primary, [], []
+    for outcome in standings.predictions:
+        item, record = outcome.prediction, _prediction_record(standings, outcome)
+        records.append(record)
+        rungs = Cell(", ".join(map(flops_text, item.rungs)), number=False, value=max(item.rungs))
+        row: list[str | Cell] = [flops_text(item.budget), item.objective, item.time]
+        row += [rungs, item.form]
+        row += [metric.text(item.value), _ends_text(item.interval, metric)]
+        row.append(Cell(str(item.held_out or _NONE), value=item.held_out))
+        if (mean := record["mean"]) is None:
+            row += [record["unscored"], "", "", "", ""]
+        else:
+            row += [metric.text(mean), "yes" if record["inside"] else "no"]
             errors = [record[key] - mean for key in _EXPECTED]
-            observed += [Value({}, metric, error, is_signed=True).wide for error in errors]
-        row: list[str | Cell] = [flops_text(prediction.budget), prediction.objective]
-        row += [
-            prediction.time,
-            Cell(rungs, number=False, value=max(prediction.rungs)),
-            prediction.form,
-        ]
-        row += [metric.text(prediction.value), _ends_text(prediction.interval, metric)]
-        row.append(Cell(str(prediction.held_out or _NONE), value=prediction.held_out))
-        rows.append([*row, *observed])
+            row += [Value({}, metric, error, is_signed=True).wide for error in errors]
+        rows.append(row)
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
     head += ["held out", "mean", "inside", "error", "error of the last budget"]
     head.append("error of the line")
@@ -218,38 +211,33 @@ def predictions_table(standings: Standings) -> Table:
 
 
 def _prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
-    prediction, (mean, why) = outcome.prediction, _observed(standings, outcome)
-    low, high = prediction.interval
-    return {
-        "objective": prediction.objective,
-        "flops": prediction.budget,
-        "metric": prediction.metric,
-        "made": prediction.time,
-        "plan": prediction.plan,
-        "code": prediction.code,
-        "rungs": " ".join(f"{rung:g}" for rung in prediction.rungs),
-        "curve": prediction.form,
-        "predicted": prediction.value,
-        "low": low,
-        "high": high,
-        "held_out": prediction.held_out,
-        **{f"predicted_{name}": naive for name, naive in prediction.naive.items()},
-        "mean": mean,
-        "inside": None if mean is None else low <= mean <= high,
-        "unscored": why,
-    }
-
-
-def _observed(standings: Standings, outcome: Outcome) -> tuple[float | None, str | None]:
-    """Return the mean that a prediction is scored against, or else why there is none."""
-    item = outcome.prediction
+    """Return a prediction with the mean that it is scored against, or else why there is none."""
+    item, mean, why = outcome.prediction, None, outcome.unscored or "no scores"
     rows = {(entry.objective, entry.budget): entry for entry in standings.entries}
     row = rows.get((item.objective, item.budget))
-    if outcome.unscored or row is None:
-        return None, outcome.unscored or "no scores"
-    if row.is_tested(item.metric):
-        return float(np.mean(row.scores[item.metric])), None
-    return None, verdict_text(standings, row)
+    if row and not outcome.unscored:
+        why = verdict_text(standings, row)
+        if row.is_tested(item.metric):
+            mean = float(np.mean(row.scores[item.metric]))
+    low, high = item.interval
+    return {
+        "objective": item.objective,
+        "flops": item.budget,
+        "metric": item.metric,
+        "made": item.time,
+        "plan": item.plan,
+        "code": item.code,
+        "rungs": " ".join(f"{rung:g}" for rung in item.rungs),
+        "curve": item.form,
+        "predicted": item.value,
+        "low": low,
+        "high": high,
+        "held_out": item.held_out,
+        **{f"predicted_{name}": naive for name, naive in item.naive.items()},
+        "mean": mean,
+        "inside": None if mean is None else low <= mean <= high,
+        "unscored": why if mean is None else None,
+    }
 
 
 def describe_predictions(standings: Standings) -> Iterator[str]:
@@ -261,12 +249,11 @@ def describe_predictions(standings: Standings) -> Iterator[str]:
             errors.append(np.mean([abs(record[key] - record["mean"]) for record in scored]))
         curve, last, line = map(standings.primary.text, errors)
         count, inside = len(scored), sum(record["inside"] for record in scored)
+        noun = "predictions that were" if count > 1 else "prediction that was"
         yield (
-            f"Of {count} prediction{'s' * (count > 1)} that {'were' if count > 1 else 'was'} made "
-            f"before the runs, {inside} "
-            f"{'have' if inside != 1 else 'has'} the mean inside the interval. Mean size of the "
-            f"error: {curve}; of the score of the last budget {last}, of the line over log FLOPs "
-            f"through the last two {line}."
+            f"Of {count} {noun} made before the runs, {inside} {'have' if inside != 1 else 'has'} "
+            f"the mean inside the interval. Mean size of the error: {curve}; of the score of the "
+            f"last budget {last}, of the line over log FLOPs through the last two {line}."
         )
     if open_count := sum(outcome.unscored == OPEN for outcome in standings.predictions):
         yield f"{open_count} of the predictions have no runs yet."

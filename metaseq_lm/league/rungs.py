@@ -71,9 +71,11 @@ def drawn_ladders(standings: Standings) -> dict[str, ObjectiveLadder]:
 def curve_intervals(standings: Standings, objective: str) -> dict[float, Ends]:
     """Return the interval of an objective's mean at each budget where it has two seeds."""
     ladder = ladder_of(standings, objective, has_number).drawn(np.random.default_rng(0))
-    bounds, level = bounds_of(standings.primary, ladder.scores), standings.rule.level
-    intervals = zip(ladder.budgets, (interval(x, level, bounds) for x in ladder.draws.T))
-    return {budget: ends for budget, ends in intervals if ends}
+    bounds, intervals = bounds_of(standings.primary, ladder.scores), {}
+    for budget, draws in zip(ladder.budgets, ladder.draws.T):
+        if ends := interval(draws, standings.rule.level, bounds):
+            intervals[budget] = ends
+    return intervals
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,13 @@ def decision_accuracies(standings: Standings) -> dict[float, tuple[int, int]]:
     corrected = holm([DEFAULT_TEST.p(one.scores[-1], other.scores[-1]) for one, other in pairs])
     accuracies = {}
     for budget in smaller:
-        same = [
-            np.prod(one.at([budget, top]).means - other.at([budget, top]).means) > 0
-            for (one, other), p in zip(pairs, corrected)
-            if p < standings.rule.level and budget in one.budgets and budget in other.budgets
-        ]
+        same = []
+        for (one, other), p in zip(pairs, corrected):
+            if p < standings.rule.level and budget in one.budgets and budget in other.budgets:
+                leads = one.at([budget, top]).means - other.at([budget, top]).means
+                same.append(bool(np.prod(leads) > 0))
         if same:
-            accuracies[budget] = sum(map(bool, same)), len(same)
+            accuracies[budget] = sum(same), len(same)
     return accuracies
 
 
@@ -158,26 +160,23 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     metric, level = standings.primary, standings.rule.level
     ladder = ladder_of(standings, objective, has_learnt)
     ladder = ladder.at([other for other in ladder.budgets if other < budget])
-    name = metric.name
-    ceilings: dict[str, float | None] = {}
+    name, ceilings = metric.name, dict.fromkeys(objectives_of(standings))
     for entry in standings.entries:  # the last row that knows it counts
-        ceilings[entry.objective] = entry.ceilings.get(name, ceilings.get(entry.objective))
+        ceilings[entry.objective] = entry.ceilings.get(name, ceilings[entry.objective])
     forms = {x: form_of(metric, ceiling) for x, ceiling in ceilings.items()}
     form = forms.pop(objective, None) or form_of(metric)
     if form is None:
         raise UsageError(f"no form of a curve is known for {name}")
     rng = np.random.default_rng(0)
-    reason = why_not_predictable(ladder, form, budget)
-    if not reason:
+    if not (reason := why_not_predictable(ladder, form, budget)):
         fit = Fit(ladder.drawn(rng, DRAWS), form)
         reason = rejection(fit, level)
     if reason:
         tested = ladder_of(standings, objective).budgets
-        left_out = [b for b in tested if b < budget and b not in ladder.budgets]
-        if left_out:
+        if left_out := [b for b in tested if b < budget and b not in ladder.budgets]:
             reason += f" (at {', '.join(map(flops_text, left_out))} nothing was learnt yet)"
         raise UsageError(reason)
-    others = [(ladder_of(standings, x, has_learnt), y) for x, y in forms.items() if y]
+    others = ((ladder_of(standings, x, has_learnt), y) for x, y in forms.items() if y)
     errors = held_out_errors(others)
     ends = fit.interval(budget, level, rng, errors)
     assert ends is not None  # every budget has a spread
