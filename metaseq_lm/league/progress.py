@@ -30,7 +30,7 @@ class LeagueProgress:
         self.planned = planned
         self.slots = slots
         self.budgets: dict[_Key, tuple[str, float]] = {}
-        self.over: dict[_Key, str] = {}
+        self.over: set[_Key] = set()
         self.begun: dict[_Key, float] = {}
         self.active: dict[str, State] = {}
         self.seconds = self.flops = 0.0
@@ -67,11 +67,18 @@ class LeagueProgress:
             self._end(key, folder.path / run.folder, state.state)
             if state.state != "finished":
                 show_progress(f"{name}  {state.state}  {state.reason}".rstrip())
-        self.status.show(self.text(), len(self.over) / max(1, self.totals().total()))
+        total, done = Counter[str](), Counter(self.budgets[key][0] for key in self.over)
+        for (phase, _), count in self._all_runs().items():
+            total[phase] += count
+        counts = [f"{phase} {done[phase]}/{total[phase]}" for phase in PHASES if total[phase]]
+        if left := self._seconds_left():
+            counts.append(f"about {seconds_text(left)} left")
+        text = ", ".join(counts) + active_text(self.active)
+        self.status.show(text, len(self.over) / max(1, total.total()))
 
     def _end(self, key: _Key, folder: Path, state: str) -> None:
         if state != "interrupted":
-            self.over[key] = state
+            self.over.add(key)
         results = read_json_if_valid(folder / "results.json")
         if state != "finished" or not results.get("flops"):
             return
@@ -83,33 +90,18 @@ class LeagueProgress:
             watched = time.monotonic() - self.begun[key]
             self.extra[phase == TUNE].append(max(0.0, watched - results["seconds"]))
 
-    def text(self) -> str:
-        """Return the number of ended runs in each phase, the time left, and what runs."""
-        total, done = self.totals(), Counter(self.budgets[key][0] for key in self.over)
-        counts = [f"{phase} {done[phase]}/{total[phase]}" for phase in PHASES if total[phase]]
-        left = self.remaining()
-        counts += [f"about {seconds_text(left)} left"] * bool(left)
-        return ", ".join(counts) + active_text(self.active)
+    def _all_runs(self) -> Counter[tuple[str, float]]:
+        """Return the number of runs, including planned ones, by phase and budget."""
+        return self.planned + Counter(self.budgets.values())
 
-    def totals(self) -> Counter[str]:
-        """Return the number of runs of each phase, including planned ones."""
-        total = Counter(phase for phase, _ in self.budgets.values())
-        for (phase, _), count in self.planned.items():
-            total[phase] += count
-        return total
-
-    def remaining(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """Return the seconds that the remaining runs will take; None if unknown."""
         if not self.flops:
             return None
-        open_runs = Counter(self.planned)
-        open_runs.update(kind for key, kind in self.budgets.items() if key not in self.over)
-        left = 0.0
+        left, rate = 0.0, self.seconds / self.flops
+        open_runs = self._all_runs() - Counter(self.budgets[key] for key in self.over)
         for (phase, budget), count in open_runs.items():
-            left += count * (self.start(phase == TUNE) + budget * self.seconds / self.flops)
+            watched = self.extra[phase == TUNE] or self.extra[phase != TUNE]
+            start = sum(watched) / max(1, len(watched))
+            left += count * (start + budget * rate)
         return left / self.slots
-
-    def start(self, trial: bool) -> float:
-        """Return the seconds that a run takes in addition to training, 0 if none was watched."""
-        watched = self.extra[trial] or self.extra[not trial]
-        return sum(watched) / len(watched) if watched else 0.0
