@@ -86,9 +86,8 @@ def build_sweep(
     Raises UsageError for options that no sweep takes.
     """
     folder = out / phase / objective.name
-    settings = [*stored_settings(folder), *settings]
     unique: dict[tuple[Any, ...], Values] = {}
-    for values in settings:
+    for values in (*stored_settings(folder), *settings):
         # 3 and 3.0 are the same value. The first of equal settings stays: its runs may exist.
         ordered = sorted(values.items())
         key = tuple((name, float(x) if is_number(x) else repr(x)) for name, x in ordered)
@@ -109,11 +108,9 @@ def build_sweep(
 
 def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
     options = [f"label={quote(label_of(phase, objective.name))}"]
-    of_phase = {
-        UNTRAINED: ["trainer.max_update=1", "optimizer.lr=0"],
-        SHUFFLED: ["trainer.max_update=0", "task.shuffle_tokens=true"],
-    }
-    options += of_phase.get(phase, ["trainer.max_update=0"])
+    options.append(f"trainer.max_update={int(phase == UNTRAINED)}")
+    of_phase = {UNTRAINED: ["optimizer.lr=0"], SHUFFLED: ["task.shuffle_tokens=true"]}
+    options += of_phase.get(phase, [])
     suites = plan.tuning_suites(objective) if phase == TUNE else list(plan.comparison.suites)
     if suites:
         options.append(f"trainer.final_suites={format_value(suites)}")
@@ -128,30 +125,23 @@ def stored_settings(folder: Path) -> list[Values]:
 
 
 Prices = Mapping[str, float]  # FLOPs of an update, by objective
-_TOO_LARGE = (
-    f"whose updates are so large that whole ones leave more than {PARITY:.0%} of the budget"
-)
-_NO_TRIAL = "an update of which costs more than a trial may"
 
 
 def _why_excluded(plan: Plan, objective: Objective, price: float, budget: float) -> str:
     """Return why an objective with a `price` of an update cannot run at a budget, "" if it can."""
-    spent = math.floor(budget / price) * price
-    if budget - spent > PARITY * budget:
-        return _TOO_LARGE
-    if objective.grid and price > plan.tuning.nearest(budget):
-        return _NO_TRIAL
-    return ""
+    if budget - math.floor(budget / price) * price > PARITY * budget:
+        whole = f"whole ones leave more than {PARITY:.0%} of the budget"
+        return f"whose updates are so large that {whole}"
+    is_over = objective.grid and price > plan.tuning.nearest(budget)
+    return "an update of which costs more than a trial may" if is_over else ""
 
 
 def possible(
     plan: Plan, objective: Objective, prices: Prices, budgets: Iterable[float]
 ) -> list[float]:
     """Return the budgets at which an objective can run; all of them if its price is unknown."""
-    if objective.name not in prices:
-        return list(budgets)
-    price = prices[objective.name]
-    return [budget for budget in budgets if not _why_excluded(plan, objective, price, budget)]
+    price = prices.get(objective.name)
+    return [b for b in budgets if price is None or not _why_excluded(plan, objective, price, b)]
 
 
 def describe_excluded(
@@ -159,12 +149,12 @@ def describe_excluded(
 ) -> list[str]:
     """Return a sentence for each reason and each budget at which objectives cannot run."""
     known = [objective for objective in objectives if objective.name in prices]
-    names: dict[tuple[float, str], list[str]] = {}
+    sentences = []
     for budget in budgets:
+        names: dict[str, list[str]] = {}
         for objective in known:
             if reason := _why_excluded(plan, objective, prices[objective.name], budget):
-                names.setdefault((budget, reason), []).append(objective.name)
-    return [
-        f"Not at {flops_text(budget)} FLOPs: {', '.join(listed)}, {reason}."
-        for (budget, reason), listed in names.items()
-    ]
+                names.setdefault(reason, []).append(objective.name)
+        for reason, listed in names.items():
+            sentences.append(f"Not at {flops_text(budget)} FLOPs: {', '.join(listed)}, {reason}.")
+    return sentences
