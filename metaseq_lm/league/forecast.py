@@ -86,7 +86,7 @@ def forecast(
         config = with_updates(estimate.parts.config, max(1, int(most // estimate.flops)))
         trainer = replace(config.trainer, max_flops=most)
         conditions.append(conditions_before(replace(config, trainer=trainer), estimate))
-    excluded = runner.excluded(prices)
+    excluded, sentences = runner.excluded(prices), count_conditions(conditions, "objectives")
     runner = runner.with_prices(prices)
     counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
     for objective in runner.request.objectives:
@@ -103,53 +103,44 @@ def forecast(
     lines += excluded
     if plan.tuning.plausible:
         lines.append(f"final counts one setting of each objective; up to {MOST} may be plausible")
-    totals = {phase: (counts[phase], flops[phase]) for phase in PHASES if counts[phase]}
-    totals["all"] = sum(counts.values()), sum(flops.values())
-    for phase, (count, spent) in totals.items():
-        lines.append(f"{phase:<10} {count:>5} runs  {flops_text(spent)} FLOPs")
+    phases = {p: {"runs": counts[p], "flops": flops[p]} for p in PHASES if counts[p]}
+    totals = {"runs": counts.total(), "flops": sum(flops.values())}
+    for name, total in {**phases, "all": totals}.items():
+        lines.append(f"{name:<10} {total['runs']:>5} runs  {flops_text(total['flops'])} FLOPs")
     slots = runner.launch.max_parallel or 1
     parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" * (slots > 1)
     lines[-1] += (
         f", {seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
         "has to start, be validated and scored, and a grid may be widened"
     )
-    budgets = list(runner.request.budgets)
-    sds = _known_sds(contents, budgets)
-    seeds, level = len(plan.ladder.seeds), plan.comparison.level
-    effects = {}
-    for budget in budgets:
-        sd = sds.get(budget, 1.0)
-        effects[budget] = DEFAULT_TEST.detectable((seeds, seeds), sd, level, plan.comparisons)
-    lines += _effect_lines(plan, effects, sds)
-    sentences = count_conditions(conditions, "objectives")
-    lines += sentences
+    seeds, level, detectable = len(plan.ladder.seeds), plan.comparison.level, []
+    sds = _known_sds(contents, runner.request.budgets)
+    for budget in runner.request.budgets:
+        sd = sds.get(budget)
+        spread = 1.0 if sd is None else sd
+        effect = DEFAULT_TEST.detectable((seeds, seeds), spread, level, plan.comparisons)
+        detectable.append({"budget": budget, "effect": effect, "sd": sd})
+    lines += [*_describe_effects(plan, detectable), *sentences]
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
-    content: dict[str, Any] = {"flops_per_update": prices, "excluded": excluded}
-    content["phases"] = {p: {"runs": counts[p], "flops": flops[p]} for p in PHASES if counts[p]}
+    content: dict[str, Any] = {"flops_per_update": prices, "excluded": excluded, "phases": phases}
     content |= {"seconds": seconds, "max_parallel": slots, "conditions": sentences}
-    content |= {"comparisons": plan.comparisons, "seeds": len(plan.ladder.seeds)}
-    content["detectable"] = [
-        {"budget": budget, "effect": effect, "sd": sds.get(budget)}
-        for budget, effect in effects.items()
-    ]
+    content |= {"comparisons": plan.comparisons, "seeds": seeds, "detectable": detectable}
     content |= {"title": contents.title, "comparison": asdict(plan.comparison)}
     return content, "\n".join(lines)
 
 
-def _effect_lines(
-    plan: Plan, effects: dict[float, float | None], sds: dict[float, float]
-) -> Iterator[str]:
+def _describe_effects(plan: Plan, detectable: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     comparison = plan.comparison
     yield (
         f"{comparison.metric} is decided at level {comparison.level:g} among {plan.comparisons} "
         f"comparisons with {comparison.baseline}, with {len(plan.ladder.seeds)} seeds each:"
     )
-    for budget, effect in effects.items():
+    for budget, effect, sd in (item.values() for item in detectable):
         text = f"80 % power for a difference of {effect or 0.0:.2g}"
         if effect is None:
             text = "no difference can be established with so few seeds"
-        elif budget in sds:
-            text += f" (seeds have a sd of {sds[budget]:.2g})"
+        elif sd is not None:
+            text += f" (seeds have a sd of {sd:.2g})"
         else:
             text += " standard deviations over seeds"
         yield f"{flops_text(budget)} FLOPs: {text}"
@@ -175,15 +166,15 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
     intervals include the choice of settings.
     """
     plan, tuning = contents.plan, contents.plan.tuning
-    effect, level = plan.comparison.smallest_effect, plan.comparison.level
     if not tuning.plausible:
         return
+    effect, level = plan.comparison.smallest_effect, plan.comparison.level
     known = _known_sds(contents, budgets)
     noise, source = tuning.noise, "tuning.noise"
-    if noise is None:
-        noise = max(known.values(), default=effect / 2)
-        source = "half of smallest_effect; give tuning.noise if you know it"
-        source = "the archive" if known else source
+    if noise is None and known:
+        noise, source = max(known.values()), "the archive"
+    elif noise is None:
+        noise, source = effect / 2, "half of smallest_effect; give tuning.noise if you know it"
     needed = tuning_seeds_needed(noise, effect, level, plan.comparisons)
     if len(tuning.seeds) >= needed:
         return
