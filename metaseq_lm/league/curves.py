@@ -53,10 +53,7 @@ def _solve_power_law(x: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _linear_parts(
     x: np.ndarray, values: np.ndarray, powers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return E, the falling part and the sum of squares for each power, each (n, powers).
-
-    The fit is by least squares with both parts at least zero.
-    """
+    """Return E, the falling part and the sum of squares of each power's fit, each (n, powers)."""
     basis = np.exp(-powers[:, :, None] * x)  # (n, powers, budgets)
     y = values[:, None, :]
     centred = basis - basis.mean(axis=2, keepdims=True)

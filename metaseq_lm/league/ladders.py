@@ -141,8 +141,7 @@ def crossover(one: ObjectiveLadder, other: ObjectiveLadder, level: float) -> Cro
 def _crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
     """Return where differences, (n, budgets), change their sign for the last time, NaN if never.
 
-    They are linear between the budgets; `logs` are the budgets' logarithms. A difference of zero at
-    a budget between two signs is a change there, but not at an end.
+    A difference of zero at a budget between two signs is a change there, but not at an end.
     """
     signs = np.sign(differences)
     for i in range(1, len(logs)):  # a zero has the sign before it
@@ -153,7 +152,7 @@ def _crossings(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
 
 
 def _zeros(logs: np.ndarray, differences: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return where rows of differences are zero between columns `ends` - 1 and `ends`."""
+    """Return where differences, linear in logs, are zero between columns `ends` - 1 and `ends`."""
     rows = np.arange(len(ends))
     before, after = differences[rows, ends - 1], differences[rows, ends]
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -93,14 +93,15 @@ class Outcome:
     @classmethod
     def of(cls, prediction: Prediction, runs: Sequence[Run]) -> Outcome:
         """Return the outcome of a prediction, given the runs of its rung in all phases."""
-        over = finished(runs)
+        over, reason = finished(runs), ""
         starts = times(over, "started")
         if not over:
-            return cls(prediction, OPEN)
-        if len(starts) < len(over):
-            return cls(prediction, "its runs do not say when they began")
-        is_late = min(starts) < datetime.fromisoformat(prediction.time)
-        return cls(prediction, "made after its runs began" if is_late else "")
+            reason = OPEN
+        elif len(starts) < len(over):
+            reason = "its runs do not say when they began"
+        elif min(starts) < datetime.fromisoformat(prediction.time):
+            reason = "made after its runs began"
+        return cls(prediction, reason)
 
 
 def read_predictions(folder: Path) -> list[Prediction]:
@@ -151,7 +152,7 @@ def parse_lines(text: str, source: str) -> list[Prediction]:
 
 
 def _parse(content: dict[str, Any]) -> Prediction:
-    names = [field.name for field in fields(Prediction)]
-    values = {name: content[name] for name in names if content.get(name) is not None}
-    low, high = content["interval"]
-    return Prediction(**{**values, "rungs": tuple(content["rungs"]), "interval": (low, high)})
+    # Earlier versions knew no errors of other objectives.
+    known = {**content, "held_out": content.get("held_out") or 0}
+    values = {field.name: known[field.name] for field in fields(Prediction)}
+    return Prediction(**values | {key: tuple(known[key]) for key in ("rungs", "interval")})
