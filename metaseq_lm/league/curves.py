@@ -38,32 +38,24 @@ _Scale = Callable[[np.ndarray], np.ndarray]
 
 def _solve_power_law(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return E, the falling part at the first budget, and g, (n, 3), for values (n, budgets)."""
-    # g is found by search, for all rows at once; the others are linear in the values.
-    powers = np.broadcast_to(_POWERS, (len(values), len(_POWERS)))
+    # g is found by search, for all rows at once; the others are linear in the values, and fitted by
+    # least squares with both at least zero.
+    powers, y = np.broadcast_to(_POWERS, (len(values), len(_POWERS))), values[:, None, :]
     for _ in range(_ROUNDS + 1):
-        levels, parts, squares = _linear_parts(x, values, powers)
+        basis = np.exp(-powers[:, :, None] * x)  # (n, powers, budgets)
+        centred = basis - basis.mean(axis=2, keepdims=True)
+        parts = np.maximum((centred * y).sum(axis=2) / (centred**2).sum(axis=2), 0.0)
+        levels = y.mean(axis=2) - parts * basis.mean(axis=2)
+        # Where the level would be below zero, the best fit within the bounds has a level of zero.
+        alone = np.maximum((basis * y).sum(axis=2) / (basis**2).sum(axis=2), 0.0)
+        parts, levels = np.where(levels < 0, alone, parts), np.maximum(levels, 0.0)
+        squares = ((y - levels[:, :, None] - parts[:, :, None] * basis) ** 2).sum(axis=2)
         best = squares.argmin(axis=1)[:, None]
         chosen = [np.take_along_axis(part, best, axis=1) for part in (levels, parts, powers)]
         neighbours = np.clip(best + np.array([-1, 1]), 0, powers.shape[1] - 1)
         low, high = np.take_along_axis(powers, neighbours, axis=1).T[:, :, None]
         powers = low + (high - low) * np.linspace(0, 1, _STEPS)
     return np.concatenate(chosen, axis=1)
-
-
-def _linear_parts(
-    x: np.ndarray, values: np.ndarray, powers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return E, the falling part and the sum of squares of each power's fit, each (n, powers)."""
-    basis = np.exp(-powers[:, :, None] * x)  # (n, powers, budgets)
-    y = values[:, None, :]
-    centred = basis - basis.mean(axis=2, keepdims=True)
-    part = np.maximum((centred * y).sum(axis=2) / (centred**2).sum(axis=2), 0.0)
-    level = y.mean(axis=2) - part * basis.mean(axis=2)
-    # Where the level would be below zero, the best fit within the bounds has a level of zero.
-    alone = np.maximum((basis * y).sum(axis=2) / (basis**2).sum(axis=2), 0.0)
-    part, level = np.where(level < 0, alone, part), np.maximum(level, 0.0)
-    squares = ((y - level[:, :, None] - part[:, :, None] * basis) ** 2).sum(axis=2)
-    return level, part, squares
 
 
 @dataclass(frozen=True)

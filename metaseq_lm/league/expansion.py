@@ -93,28 +93,21 @@ def build_sweep(
         key = tuple((name, float(x) if is_number(x) else repr(x)) for name, x in ordered)
         unique.setdefault(key, values)
     seeds = {TUNE: plan.tuning.seeds, FINAL: plan.ladder.seeds}.get(phase, plan.controls.seeds)
-    content: dict[str, Any] = {
-        "data": str(source.data),
-        "overrides": [*plan.options, *objective.options, *_league_options(plan, objective, phase)],
-        "seeds": list(seeds),
-    }
-    if source.user_dir:
-        content["user_dir"] = source.user_dir
-    if unique:
-        content["list"] = [dict(values) for values in unique.values()]
-    definition = normalise(content)
-    return LeagueSweep(phase, objective.name, folder, definition, expand(definition, folder))
-
-
-def _league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
-    options = [f"label={quote(label_of(phase, objective.name))}"]
+    options = [*plan.options, *objective.options]
+    options.append(f"label={quote(label_of(phase, objective.name))}")
     options.append(f"trainer.max_update={int(phase == UNTRAINED)}")
     of_phase = {UNTRAINED: ["optimizer.lr=0"], SHUFFLED: ["task.shuffle_tokens=true"]}
     options += of_phase.get(phase, [])
     suites = plan.tuning_suites(objective) if phase == TUNE else list(plan.comparison.suites)
     if suites:
         options.append(f"trainer.final_suites={format_value(suites)}")
-    return options
+    content: dict[str, Any] = {"data": str(source.data), "overrides": options, "seeds": list(seeds)}
+    if source.user_dir:
+        content["user_dir"] = source.user_dir
+    if unique:
+        content["list"] = [dict(values) for values in unique.values()]
+    definition = normalise(content)
+    return LeagueSweep(phase, objective.name, folder, definition, expand(definition, folder))
 
 
 def stored_settings(folder: Path) -> list[Values]:

@@ -312,12 +312,20 @@ def text_plan(
         raise UsageError("--objectives: name two or more, the baseline first")
     level = 0.05 / (len(set(names)) - 1)
     seeds = seeds or next(n for n in itertools.count(2) if DEFAULT_TEST.smallest_p(n, n) < level)
-    objectives = {name: _objective(known[name], names) for name in dict.fromkeys(names)}
+    objectives: dict[str, Any] = dict.fromkeys(content["objectives"])
+    for name in names:
+        objective = known[name]
+        chosen = {key: objective[key] for key in ("options", "note") if key in objective}
+        if objective.get("control") in names:
+            chosen["control"] = objective["control"]
+        if "metric" in objective:
+            chosen["metric"] = "frozen_valid"
+        objectives[name] = chosen
     changes: dict[str, Any] = {
         "name": "own text",
         "data": {**content["data"], "vocab_size": _VOCABULARY, **data},
         "options": _OPTIONS,
-        "objectives": {**dict.fromkeys(content["objectives"]), **objectives},
+        "objectives": objectives,
         "budgets": [budget],
         "usual_budgets": None,
         "seeds": list(range(31, 31 + seeds)),
@@ -330,13 +338,3 @@ def text_plan(
         },
     }
     return merge(content, changes)
-
-
-def _objective(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return an objective as it is in a plan of a text, whose control may not be among `names`."""
-    chosen = {key: content[key] for key in ("options", "note") if key in content}
-    if content.get("control") in names:
-        chosen["control"] = content["control"]
-    if "metric" in content:
-        chosen["metric"] = "frozen_valid"
-    return chosen

@@ -175,7 +175,6 @@ class Runner:
         return [self.sweep(objective, UNTRAINED, []) for objective in objectives]
 
     def _compose(self, sweep: LeagueSweep) -> None:
-        """Raise UsageError for a configuration of a sweep that is not valid."""
         list(composed(_of_one_seed(sweep.runs), sweep.definition, self.check))
 
     def check_all(self) -> None:
@@ -230,7 +229,12 @@ class Runner:
         # They come first, because they cost little and show whether the metrics exist.
         over = self._run_sweeps(self._untrained_sweeps(), self.request.budgets)
         self._check_metrics()
-        self._tune()
+        tuned = [objective for objective in self.request.objectives if objective.grid]
+        middle = self.plan.tuning.middle
+        # The middle budget comes first if it chooses for the others.
+        once = [objective for objective in tuned if self.plan.once(objective)]
+        self._run_trials({item.name: {middle: combinations(item.grid)} for item in once})
+        self._run_trials({item.name: self._first_trials(item) for item in tuned})
         finals, shuffled = [], []
         for objective in self.request.objectives:
             chosen = self._chosen(objective)
@@ -301,14 +305,6 @@ class Runner:
                             f"{', '.join(run.metrics)}. Correct the plan and choose another --out"
                         )
 
-    def _tune(self) -> None:
-        """Run the trials; the middle budget comes first if it chooses for the others."""
-        tuned = [objective for objective in self.request.objectives if objective.grid]
-        middle = self.plan.tuning.middle
-        once = [objective for objective in tuned if self.plan.once(objective)]
-        self._run_trials({item.name: {middle: combinations(item.grid)} for item in once})
-        self._run_trials({item.name: self._first_trials(item) for item in tuned})
-
     def _run_trials(self, settings: dict[str, dict[float, list[Values]]]) -> None:
         """Run trials of objectives by budget, until no best value is at an end of its grid."""
         budgets = set[float]().union(*settings.values())
@@ -318,8 +314,10 @@ class Runner:
                 objective = self.plan.objective(name)
                 sweeps.append(self.sweep(objective, TUNE, budget_values(of_budgets)))
             self._run_sweeps(sweeps, sorted(budgets))
-            proposed = {sweep.objective: self._further_trials(sweep) for sweep in sweeps}
-            settings = {name: of_budgets for name, of_budgets in proposed.items() if of_budgets}
+            settings = {}
+            for sweep in sweeps:
+                if further := self._further_trials(sweep):
+                    settings[sweep.objective] = further
 
     def _further_trials(self, sweep: LeagueSweep) -> dict[float, list[Values]]:
         """Return the settings of grids that are widened, by budget."""
@@ -347,7 +345,6 @@ class Runner:
         return True
 
     def _trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials[Trial]]:
-        """Return the trials of an objective by budget of the request."""
         trials = trials_of(self.plan, objective, _started_runs(sweep))
         tuned = self._tuned_budgets(objective)
         return {budget: trials[budget] for budget in tuned if budget in trials}
