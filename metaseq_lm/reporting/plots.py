@@ -123,9 +123,7 @@ def draw_all(
         notes.append(f"{count} {text}")
     for curve in curves:
         paths.append(out / _file_name("curves", curve))
-        # Only a pattern for several logged metrics, such as train.alpha_*, has such characters.
-        drawn = _draw_curves if set(curve).isdisjoint("*?[") else _draw_metrics
-        notes += drawn(pictures, curve, paths[-1])
+        notes += _draw_curves(pictures, curve, paths[-1])
     if differing := scored_functions(metric.name, pictures.settings):
         reason = f"{describe(metric.name, differing)}; {remedy(differing)}"
         return paths, [*notes, f"No picture of scores: {reason}."]
@@ -145,41 +143,27 @@ def _file_name(kind: str, name: str) -> str:
     return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"
 
 
-def _draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
-    """Draw all logged metrics that match a pattern over updates, a panel for each setting."""
-    names = require_logged(pictures.runs, pattern)
-    styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
-    panels = []
-    for setting in pictures.settings:
-        if any(not set(names).isdisjoint(run.logged) for run in setting.runs):
-            lines = [(title, setting, name) for title, name in zip(styles, names)]
-            panels.append((fill(setting.name, 44), lines))
-    return _draw_updates(pictures, path, panels, styles, pattern)
+def _draw_curves(pictures: Pictures, curve: str, path: Path) -> list[str]:
+    """Draw a logged metric over updates, a line for each series; runs without a result are thin.
 
-
-def _draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
-    """Draw a logged metric over updates, a line for each series; runs without a result are thin."""
-    require_logged(pictures.runs, metric)
-    key = pictures.panels or pictures.along
-    panels = []
-    for title, settings in pictures.split(key):
-        panels.append((title, [(pictures.series(s), s, metric) for s in settings]))
-    shared = pictures.shares_scale(key)
-    return _draw_updates(pictures, path, panels, pictures.styles(), shared=shared)
-
-
-def _draw_updates(
-    pictures: Pictures,
-    path: Path,
-    panels: Sequence[tuple[str, Sequence[tuple[str, Row, str]]]],
-    styles: dict[str, PlotStyle],
-    label: str = "",
-    shared: bool = True,
-) -> list[str]:
-    """Draw panels of lines over updates; a line has the name of its series, setting and metric."""
+    Several metrics that match a pattern have a panel for each setting.
+    """
     from matplotlib.ticker import EngFormatter
 
+    names, key = require_logged(pictures.runs, curve), pictures.panels or pictures.along
+    styles, panels = pictures.styles(), []  # a line is a series, a setting and a metric
+    # Only a pattern for several logged metrics, such as train.alpha_*, has such characters.
+    if is_pattern := not set(curve).isdisjoint("*?["):
+        styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
+        for setting in pictures.settings:
+            if any(not set(names).isdisjoint(run.logged) for run in setting.runs):
+                lines = [(title, setting, name) for title, name in zip(styles, names)]
+                panels.append((fill(setting.name, 44), lines))
+    else:
+        for title, settings in pictures.split(key):
+            panels.append((title, [(pictures.series(s), s, curve) for s in settings]))
     notes, is_thin, spread = [], False, pictures.spread
+    shared = is_pattern or pictures.shares_scale(key)
     with canvas(len(panels), path, shared) as (figure, grid):
         for axes, (title, lines) in zip(grid, panels):
             # 20k and 1.5M, because long numbers under small panels overlap.
@@ -187,7 +171,8 @@ def _draw_updates(
             for name, setting, metric in lines:
                 values = chain.from_iterable(run.series(metric)[1] for run in pictures.runs)
                 unit = Metric.of(metric, values)
-                axes.set(title=title, xlabel="updates", ylabel=label or unit.axis)
+                ylabel = curve if is_pattern else unit.axis
+                axes.set(title=title, xlabel="updates", ylabel=ylabel)
                 with series(axes, name):
                     notes += _draw_runs(axes, setting, unit, styles[name], spread)
                 is_thin |= any(r.status != "finished" and r.series(metric)[0] for r in setting.runs)

@@ -14,7 +14,6 @@ from metaseq_lm.reporting.plots import (
     Pictures,
     _draw_costs,
     _draw_curves,
-    _draw_metrics,
     _draw_scores,
     _drawn_costs,
     _separate_overlapping,
@@ -138,12 +137,12 @@ def test_metrics_of_a_pattern_share_one_picture(settings, tmp_path):
         "train.loss",
         "train.lr_main",
     ]
-    assert _draw_metrics(pictures, "train.l*", tmp_path / "together.png") == []
+    assert _draw_curves(pictures, "train.l*", tmp_path / "together.png") == []
     image = pixels(tmp_path / "together.png")
     assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00")
     assert image.shape[1] > pixels_of_one_panel(pictures, tmp_path)
     with pytest.raises(UsageError, match="metric 'train.x_\\*'"):
-        _draw_metrics(pictures, "train.x_*", tmp_path / "none.png")
+        _draw_curves(pictures, "train.x_*", tmp_path / "none.png")
 
 
 def pixels_of_one_panel(pictures, tmp_path):
