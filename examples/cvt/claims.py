@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from metaseq_lm.core.errors import MetaseqError, run_script
-from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
+from metaseq_lm.reporting.folders import find_plan, find_runs, pick_stage
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.stats import FEWEST, holm
@@ -246,7 +246,7 @@ def within(row: Mapping[Place, float]) -> str:
 def main(paths: Sequence[str]) -> None:
     """Print the tables, and name the runs that do not count."""
     # Of a sweep the runs of its last stage, as in `report`.
-    runs, _ = pick_stage(read_runs(paths), find_plan(paths), paths, None)
+    runs, _ = pick_stage(find_runs(paths), find_plan(paths), paths, None)
     scores, averaged, raw = collect(runs)
     print(
         "test score (%): F1 of spans, labelled attachment of trees, else accuracy; "

@@ -35,7 +35,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, run_script
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.images import normalised
 from metaseq_lm.methods.cvt.vision import CVTVisionTask, PositionHeads
-from metaseq_lm.reporting.folders import read_runs
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.stats import FEWEST, Test, pooled_sd
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.restore import open_run
@@ -115,7 +115,7 @@ def measure_runs(paths: Sequence[str], baseline: str) -> list[Places]:
     """
     plugins.load_all()
     places = []
-    for run in read_runs(paths):
+    for run in find_runs(paths):
         if run.status != "finished":
             print(f"left out: {run.name}, {run.why_unended()}")
             continue

@@ -29,7 +29,7 @@ from metaseq_lm.evaluation.minimal_pairs import MinimalPair, read_pairs
 from metaseq_lm.evaluation.nbest import read_nbest
 from metaseq_lm.evaluation.suites import OVERALL, build_suite
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.folders import read_runs
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_scored
 from metaseq_lm.training.scoring import SentenceScorer
@@ -86,7 +86,7 @@ def main() -> None:
         if name in ("dev", "test")
     }
     scored = []
-    for run in read_runs(args.runs):
+    for run in find_runs(args.runs):
         if run.why_unended():
             print(f"left out: {run.name}, {run.why_unended()}")
             continue

@@ -65,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
     # Imported late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
     from metaseq_lm.reporting.epochs import epochs
-    from metaseq_lm.reporting.folders import read_runs
+    from metaseq_lm.reporting.folders import find_runs
 
     plugins.load_installed(args.user_dir)
-    runs = read_runs(args.runs)
+    runs = find_runs(args.runs)
     findings: Iterable[Any] = machine(args.data)
     # Some readers need torch; `machine` reports what to install.
     with contextlib.suppress(ImportError):

@@ -32,7 +32,7 @@ from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.secrets import masked
-from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
+from metaseq_lm.reporting.folders import find_plan, find_runs, pick_stage
 from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
@@ -278,7 +278,7 @@ def report(
     The page names the `words` of the command line, and reloads itself after `reload` seconds, if
     any. Raises UsageError for a path that is not a run or archive.
     """
-    runs = read_runs(options.paths)
+    runs = find_runs(options.paths)
     if options.expected_best:
         _report_tuning(where(runs, options.where), options)
         return

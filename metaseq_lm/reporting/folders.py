@@ -32,27 +32,11 @@ _LEAGUE = {"hash": str, "plan": {"comparison": {"means?": MEANS}}}
 _LEVELS_ABOVE = 2  # levels above a folder that are searched for its sweep
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read the runs at or below `paths`, and the runs of a sweep wherever they are.
-
-    Raises the errors of `find_runs`, except that a sweep may have no run yet.
-    """
-    searched: list[Path] = []
-    for path in map(Path, paths):
-        is_sweep = (path / _SWEEP_FILE).is_file()
-        if not is_sweep or any(run_folders(path, {})):
-            searched.append(path)
-        if is_sweep:
-            for planned in _read_plan(path / _SWEEP_FILE):
-                searched += [folder for folder in planned.stages.values() if _has_run(folder)]
-    return find_runs(searched)
-
-
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Read every run at or below `paths`, each once: archives first, then folders in natural order.
 
-    Raises UsageError for a path that does not exist or holds no run, MetaseqError for a run that
-    cannot be read.
+    Raises UsageError for a path that does not exist or holds no run, other than a sweep that has no
+    run yet, and MetaseqError for a run that cannot be read.
     """
     folders: dict[Path, None] = {}
     links: dict[str, None] = {}
@@ -66,7 +50,10 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
                 f"{path}: no such folder. Give run folders, folders of runs, or archives of them."
             )
         inside = sorted(run_folders(path, links), key=lambda folder: natural(str(folder)))
-        if not inside:
+        is_sweep = (path / _SWEEP_FILE).is_file()
+        for planned in _read_plan(path / _SWEEP_FILE) if is_sweep else ():
+            inside += filter(_has_run, planned.stages.values())
+        if not inside and not is_sweep:
             raise UsageError(
                 f"{path}: no runs found. A run folder holds config.yaml and log.jsonl, as "
                 "'metaseq-lm train ... --save-dir RUN' writes them."

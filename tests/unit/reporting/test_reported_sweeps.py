@@ -7,7 +7,7 @@ from synthetic import make_run
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
+from metaseq_lm.reporting.folders import find_plan, find_runs, pick_stage
 from metaseq_lm.sweeps.definition import normalise
 from metaseq_lm.sweeps.expansion import expand
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -29,7 +29,7 @@ def plan(tmp_path, names=("a", "b")):
 
 
 def picked(*paths, stage=None):
-    runs, notes = pick_stage(read_runs(paths), find_plan(paths), paths, stage)
+    runs, notes = pick_stage(find_runs(paths), find_plan(paths), paths, stage)
     return ["/".join(run.path.parts[-2:]) for run in runs], notes
 
 
