@@ -52,6 +52,8 @@ _START = 2.5  # the lowest budget over the x at which untrained models are drawn
 _BAND = 0.1  # inches: half the height of an untrained model's band
 _KINDS = 7.5, 3.2  # inches: the figure of kinds, a panel
 _SPREAD = 0.8  # share of a kind's place that its rows take
+# A row, the texts left and right of it (its name and its verdicts), and its height in inches.
+_Placed = tuple[StandingsEntry, str, str, float]
 
 
 def draw_standings(standings: Standings, path: Path) -> None:
@@ -61,35 +63,45 @@ def draw_standings(standings: Standings, path: Path) -> None:
     Void and refused rows are hollow, flagged rows are grey.
     """
     metric = standings.primary
-    panels = [standings.at(budget) for budget in standings.budgets]
-    heights = [_HEAD + sum(_row_heights(standings, entries)) for entries in panels]
+    panels = [_rows_at(standings, budget) for budget in standings.budgets]
+    heights = []
+    for rows in panels:
+        heights.append(_HEAD + sum(height for *_, height in rows))
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(_WIDTH)
         for axes in grid[1:]:
             axes.sharex(grid[0])
-        for axes, budget, entries in zip(grid, standings.budgets, panels):
+        for axes, budget, rows in zip(grid, standings.budgets, panels):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
-            styles = _draw_panel(axes, standings, entries)
+            styles = _draw_panel(axes, standings, rows)
         grid[-1].set_xlabel(metric.axis)
-        rows, caption = standings.entries, "dot: a seed; bar: mean"
-        caption += "; grey band: untrained, mean ± sd" * any(row.untrained for row in rows)
-        caption += "; cross: trained on shuffled rows" * any(row.shuffled for row in rows)
-        if any(row.about(metric.name, VOID, REFUSE) for row in rows):
+        entries, caption = standings.entries, "dot: a seed; bar: mean"
+        caption += "; grey band: untrained, mean ± sd" * any(x.untrained for x in entries)
+        caption += "; cross: trained on shuffled rows" * any(x.shuffled for x in entries)
+        if any(entry.about(metric.name, VOID, REFUSE) for entry in entries):
             caption += "; hollow: void or refused"
         legend(figure, styles or {"mean": PlotStyle(_DARK, "", "|")}, caption)
 
 
-def _draw_panel(
-    axes: "Axes", standings: Standings, entries: list[StandingsEntry]
-) -> dict[str, PlotStyle]:
+def _rows_at(standings: Standings, budget: float) -> list[_Placed]:
+    rows = []
+    for entry in standings.at(budget):
+        left, right = fill(entry.objective, 20), fill(verdict_text(standings, entry), 26)
+        if decision := standings.stated_gain(entry):
+            right += f"\ngain: {decision.verdict}"
+        lines = 1 + max(left.count("\n"), right.count("\n"))
+        rows.append((entry, left, right, max(_ROW, _LINE * lines + 0.06)))
+    return rows
+
+
+def _draw_panel(axes: "Axes", standings: Standings, rows: list[_Placed]) -> dict[str, PlotStyle]:
     """Draw the rows of one budget, the best at the top, y in inches; return styles of lines."""
-    heights = _row_heights(standings, entries)
+    entries, names, words, heights = zip(*rows)
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
         _draw_row(axes, y, standings, entry)
     axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
-    names, words = zip(*(_row_texts(standings, entry) for entry in entries))
     beside = axes.secondary_yaxis("right")
     beside.spines["right"].set_visible(False)
     for side, texts in ((axes, names), (beside, words)):
@@ -98,21 +110,6 @@ def _draw_panel(
     for label, entry in zip(beside.get_yticklabels(), entries):
         label.set_color(_colour_of(entry, standings))
     return _draw_references(axes, standings, is_upright=True)
-
-
-def _row_texts(standings: Standings, entry: StandingsEntry) -> tuple[str, str]:
-    decision = standings.stated_gain(entry)
-    on_gain = f"\ngain: {decision.verdict}" if decision else ""
-    return fill(entry.objective, 20), fill(verdict_text(standings, entry), 26) + on_gain
-
-
-def _row_heights(standings: Standings, entries: list[StandingsEntry]) -> list[float]:
-    """Return the height of each row in inches, which depends on its texts."""
-    heights = []
-    for entry in entries:
-        lines = 1 + max(text.count("\n") for text in _row_texts(standings, entry))
-        heights.append(max(_ROW, _LINE * lines + 0.06))
-    return heights
 
 
 def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntry) -> None:

@@ -12,7 +12,7 @@ from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, sc
 from metaseq_lm.league.assembly import LeagueRuns, repeat
 from metaseq_lm.league.describe import describe_answer, describe_verdicts
 from metaseq_lm.league.entries import Standings, StandingsEntry
-from metaseq_lm.league.figures import _VERDICT_COLOURS, _draw_panel, _row_heights, _row_texts
+from metaseq_lm.league.figures import _VERDICT_COLOURS, _draw_panel, _rows_at
 from metaseq_lm.league.folder import Added, Contents
 from metaseq_lm.league.gate import said_of
 from metaseq_lm.league.page import (
@@ -253,7 +253,7 @@ def test_lower_losses_are_ranked_first():
 
 def test_the_figure_has_hollow_dots_letters_and_verdicts(mixed):
     axes = Figure().subplots()
-    _draw_panel(axes, mixed, mixed.at(1e10))
+    _draw_panel(axes, mixed, _rows_at(mixed, 1e10))
     assert [t.get_text() for t in axes.get_yticklabels()][3:5] == ["rtd", "electric"]
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     faces = [line.get_markerfacecolor() for line in dots]
@@ -268,7 +268,8 @@ def test_a_row_of_the_figure_is_as_high_as_its_text(mixed):
     gates = ("edge of the grid", "below untrained", "shuffled", "control")
     findings = [GateFinding(gate, FLAG, "x") for gate in gates]
     rows = [entry("masked", 0.6), entry("rtd", 0.95, findings=findings)]
-    low, high = _row_heights(standings(*rows), rows)
+    heights = {row.objective: height for row, *_, height in _rows_at(standings(*rows), 1e10)}
+    low, high = heights["masked"], heights["rtd"]
     assert high > low and high >= 3 * 0.15
 
 
@@ -438,8 +439,8 @@ def test_a_head_start_is_better_by_the_score_and_not_by_the_gain(ahead):
     text = terminal_text(ahead)
     assert re.search(r" better +\+20\.0 ± 1\.7 +equivalent$", text, re.M)
     assert "secondary" in " ".join(text.split())
-    causal = next(e for e in ahead.entries if e.objective == "causal")
-    assert _row_texts(ahead, causal)[1].splitlines() == [BETTER, f"gain: {EQUIVALENT}"]
+    words = {row.objective: right for row, _, right, _ in _rows_at(ahead, 1e10)}
+    assert words["causal"].splitlines() == [BETTER, f"gain: {EQUIVALENT}"]
 
 
 def test_gains_have_intervals_and_their_own_correction(ahead):
