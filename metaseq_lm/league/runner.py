@@ -226,7 +226,7 @@ class Runner:
     def run(self) -> bool:
         """Run all phases; return whether every run finished or diverged."""
         self._warn_of_changed_plugins()
-        # They come first, because they cost little and show whether the metrics exist.
+        # Untrained models come first, as they cost little and show whether the metrics exist.
         over = self._run_sweeps(self._untrained_sweeps(), self.request.budgets)
         self._check_metrics()
         tuned = [objective for objective in self.request.objectives if objective.grid]

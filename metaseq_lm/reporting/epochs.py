@@ -23,21 +23,16 @@ def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
     for run in runs:
-        trained_on = [x for x, corpus in hashes.items() if _is_of(run, x, corpus)]
+        stored, path = run.recorded.get("corpus"), Path(run.values.get("data") or "")
+        trained_on = [folder for folder, corpus in hashes.items() if corpus == stored]
+        if stored is None:  # without results there is no hash, so the path in the config decides
+            trained_on = [folder for folder in hashes if folder.resolve() == path.resolve()]
         if not trained_on:
             names = " or ".join(map(str, folders))
             text = f"{run.name}: its data, {run.values.get('data')}, are not {names} as it is now"
             yield Finding(ERROR, f"{text}; name the data folder of this run, or leave it out")
         else:
             yield _epochs_of(run, train_words(trained_on[0]))
-
-
-def _is_of(run: Run, folder: Path, corpus: str | None) -> bool:
-    """Return whether a run was trained on a data folder with the hash `corpus`."""
-    if (stored := run.recorded.get("corpus")) is not None:
-        return bool(stored == corpus)
-    # A run without results has no hash, so the path in its config decides.
-    return Path(run.values.get("data") or "").resolve() == folder.resolve()
 
 
 def _epochs_of(run: Run, words: int | None) -> Finding:
