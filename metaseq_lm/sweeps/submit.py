@@ -11,8 +11,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def submit_slurm(
         executor.update_parameters(**log_parameters(launch, jobs_folder, len(part) > 1))
         if ids and launch.max_parallel:
             executor.update_parameters(dependency=f"afterany:{ids[-1].partition('_')[0]}")
+        callables = [make_job(folder, group, launch, code) for group in part]
         try:
-            jobs = executor.submit_array([make_job(folder, group, launch, code) for group in part])
+            with redirect_stderr(StringIO()):  # submitit also prints what its error says
+                jobs = executor.submit_array(callables)
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" * bool(ids)
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
