@@ -6,6 +6,7 @@ script, an image or a connection.
 """
 
 import base64
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +69,9 @@ def render(page: Page) -> str:
     def printed(value: Any) -> Any:  # markup of the template's macros keeps line ends
         return clean(value) if type(value) is str else value
 
+    def hash_of(text: str) -> str:  # by which the Content-Security-Policy allows an inline text
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
     environment = Environment(
         autoescape=True, finalize=printed, trim_blocks=True, undefined=StrictUndefined
     )
@@ -85,8 +89,8 @@ def render(page: Page) -> str:
         time=present_time(),
         style=Markup(style),
         script=Markup(script),
-        style_hash=_hash_source(style),
-        script_hash=_hash_source(script),
+        style_hash=hash_of(style),
+        script_hash=hash_of(script),
         to_html=to_html,
         most=_MOST,
         swatch=swatch,
@@ -94,25 +98,19 @@ def render(page: Page) -> str:
     )
 
 
-def _hash_source(text: str) -> str:
-    """Return the hash by which a Content-Security-Policy allows an inline text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def _value_table(drawing: Drawing) -> Table:
     """Return the values of a figure as a table, for readers who cannot see it."""
-    marks = drawing.marks
-    columns = {
-        "panel": [Cell(mark.panel, number=False) for mark in marks] * (len(drawing.panels) > 1),
-        "series": [Cell(mark.series, number=False) for mark in marks],
+    rows = []
+    for mark in drawing.marks:
         # Sorted as along the axis, which has numbers or names.
-        "at": [Cell(mark.at, number=False, value=mark.x if mark.at else None) for mark in marks],
-        "value": [Cell(mark.value) for mark in marks],
-    }
-    for title, cells in list(columns.items()):
-        if not any(cell.text for cell in cells):
-            del columns[title]
-    return Table(drawing.name, list(columns), list(zip(*columns.values())))
+        at = Cell(mark.at, number=False, value=mark.x if mark.at else None)
+        names = [Cell(name, number=False) for name in (mark.panel, mark.series)]
+        rows.append([*names, at, Cell(mark.value)])
+    columns = dict(zip(("panel", "series", "at", "value"), zip(*rows)))
+    if len(drawing.panels) < 2:
+        columns.pop("panel", None)
+    shown = {title: cells for title, cells in columns.items() if any(cell.text for cell in cells)}
+    return Table(drawing.name, list(shown), list(zip(*shown.values())))
 
 
 @dataclass(frozen=True)
@@ -163,12 +161,10 @@ class Report:
         """(heading, text) for each setting: the last samples of its first run with samples."""
         pages = []
         for setting in self.settings:
-            for run in setting.runs:
-                update, texts = run.samples
-                if texts:
-                    heading = f"{setting.name} (seed {run.seed}, update {update})"
-                    pages.append((heading, "\n\n".join(texts)))
-                    break
+            run = next((run for run in setting.runs if run.samples[1]), None)
+            if run:
+                heading = f"{setting.name} (seed {run.seed}, update {run.samples[0]})"
+                pages.append((heading, "\n\n".join(run.samples[1])))
         return pages
 
     def answer(self) -> str:
@@ -228,12 +224,10 @@ def _command_table(settings: Sequence[Row]) -> Table:
     """Return the last command that started the first run of each setting, if it is still there."""
     rows = []
     for setting in settings:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             text = read_bounded(setting.runs[0].path / "command.txt", LARGEST_JSON)
-        except (OSError, ValueError):
-            continue
-        if command := text.decode("utf-8", "replace").strip().rpartition("\n")[2]:
-            rows.append([setting.name, command])
+            if command := text.decode("utf-8", "replace").strip().rpartition("\n")[2]:
+                rows.append([setting.name, command])
     return Table.of_texts(["setting", "command of its first run"], rows)
 
 
@@ -259,16 +253,19 @@ def _run_table(settings: Sequence[Row], metric: Metric) -> Table:
     rows = []
     for setting in settings:
         for run in setting.runs:
-            results = run.recorded
             score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
-            row = [Cell(setting.name, number=False), Cell(show(run.seed))]
-            row.append(Cell(run.why_unscored(metric.name) or run.status, number=False))
-            row.append(Cell("-" if score is None else metric.text(score), value=score))
-            row.append(Cell(str(results.get("updates", run.last_update))))
-            row.append(Cell(flops_text(run.costs["own_flops"])))
-            row.append(Cell(seconds_text(seconds), value=seconds))
-            texts = [str(results.get(key, "-")) for key in ("data", "code")]
-            rows.append([*row, *(Cell(text, number=False) for text in (*texts, run.name))])
+            texts = [str(run.recorded.get(key, "-")) for key in ("data", "code")]
+            row = [
+                Cell(setting.name, number=False),
+                Cell(show(run.seed)),
+                Cell(run.why_unscored(metric.name) or run.status, number=False),
+                Cell("-" if score is None else metric.text(score), value=score),
+                Cell(str(run.recorded.get("updates", run.last_update))),
+                Cell(flops_text(run.costs["own_flops"])),
+                Cell(seconds_text(seconds), value=seconds),
+                *(Cell(text, number=False) for text in (*texts, run.name)),
+            ]
+            rows.append(row)
     head = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
     return Table("", [*head, "data", "code", "folder"], rows)
 
