@@ -43,30 +43,20 @@ def to_text(table: Table) -> str:
     columns = []
     for j, title in enumerate(table.head):
         cells = [row[j] for row in table.rows]
-        columns.append(_text_column(title, cells, table.right[j]))
-    head, *rows = zip(*columns)
-    rule = ["-" * width(title) for title in head]
-    out = [clean(table.title), ""]
-    out += ["  ".join(line).rstrip() for line in (head, rule, *rows)]
+        # Every cell of a column with a star has room for one, which keeps digits aligned.
+        unmarked = "  " * any(cell.best for cell in cells)
+        texts = [clean(title)]
+        texts += [clean(cell.text) + (" *" if cell.best else unmarked) for cell in cells]
+        most = max(map(width, texts))
+        texts.insert(1, "-" * most)
+        gaps = [" " * (most - width(text)) for text in texts]
+        columns.append(map("".join, zip(gaps, texts) if table.right[j] else zip(texts, gaps)))
+    out = [clean(table.title), "", *("  ".join(line).rstrip() for line in zip(*columns))]
     if table.has_best:
         out += ["", "* best"]
     if table.notes:
         out += ["", *map(clean, table.notes)]
     return "\n".join(out) + "\n"
-
-
-def _text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
-    """Return the title and the cells of a column, padded to one width."""
-    # Every cell of a column with a star has room for one, which keeps digits aligned.
-    unmarked = "  " if any(cell.best for cell in cells) else ""
-    texts = [clean(title)]
-    texts += [clean(cell.text) + (" *" if cell.best else unmarked) for cell in cells]
-    widths = [width(text) for text in texts]
-    padded = []
-    for text, text_width in zip(texts, widths):
-        gap = " " * (max(widths) - text_width)
-        padded.append(gap + text if is_right else text + gap)
-    return padded
 
 
 def to_markdown(table: Table) -> str:
@@ -119,8 +109,7 @@ def to_document(
 
 def _to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
-    columns = "".join("r" if is_right else "l" for is_right in table.right)
-    lines = []
+    columns, lines = "".join("r" if is_right else "l" for is_right in table.right), []
     for row in table.rows:
         texts = [_escape_tex(cell.text) for cell in row]
         marked = [rf"\textbf{{{x}}}" if cell.best else x for cell, x in zip(row, texts)]
@@ -182,16 +171,14 @@ def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Ma
 def _html_cell(cell: Cell, is_right: bool) -> "Markup":
     from markupsafe import Markup
 
-    value = _sort_value(cell)
-    classes = {"number": is_right, "long": not is_right and len(cell.text) > _LONG}
-    names = " ".join(name for name, is_so in (classes | {"best": cell.best}).items() if is_so)
-    attributes = {"class": names} if names else {}
+    value, names = _sort_value(cell), ["number"] * is_right
+    names += ["long"] * (not is_right and len(cell.text) > _LONG) + ["best"] * cell.best
+    look = Markup(' class="{}"').format(" ".join(names)) if names else Markup()
     if value is not None:
-        attributes["data-value"] = str(value)
+        look += Markup(' data-value="{}"').format(value)
     elif is_right or cell.is_absent:
-        attributes["data-absent"] = ""
-    texts = [Markup(' {}="{}"').format(key, text) for key, text in attributes.items()]
-    return Markup("<td{}>{}</td>").format(Markup().join(texts), clean(cell.text))
+        look += Markup(' data-absent=""')
+    return Markup("<td{}>{}</td>").format(look, clean(cell.text))
 
 
 def _sort_value(cell: Cell) -> float | None:
@@ -213,7 +200,6 @@ def width(text: str) -> int:
 
 
 def _escape_tex(text: str) -> str:
-    """Return the text so that LaTeX sets it as it is."""
     return "".join(_TEX.get(c, c) for c in clean(text))
 
 
