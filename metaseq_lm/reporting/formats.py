@@ -1,22 +1,17 @@
-"""Back ends of a table: plain text, Markdown, csv, LaTeX, JSON, html."""
+"""Back ends of a table: plain text, Markdown, csv, LaTeX, JSON; page.html has that of pages."""
 
 import csv
 import io
-import math
-import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from metaseq_lm.core.output import clean, escape_formula, escape_markdown
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.significance import UNIT, Significance
 from metaseq_lm.reporting.stats import LEVEL
-from metaseq_lm.reporting.table import Cell, Table
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
+from metaseq_lm.reporting.table import Table
 
 _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
@@ -31,11 +26,6 @@ _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "]": "{]}",
     "*": "{*}",
 }
-
-
-# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
-_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
-_LONG = 24  # characters of a text that may be broken into lines
 
 
 def to_text(table: Table) -> str:
@@ -129,64 +119,6 @@ def _to_tex(table: Table) -> str:
         r"\end{table}",
     ]
     return "\n".join(out) + "\n"
-
-
-def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Markup":
-    """Return the table in a box that scrolls by itself; page.js sorts and filters it.
-
-    Args:
-        table: The table.
-        identifier: Its id on the page.
-        name: What to call it, by default its title.
-        most: Rows to show before a reader asks for more, 0 for all.
-    """
-    from markupsafe import Markup
-
-    label, lines, head = clean(name) or clean(table.title), [], []
-    is_folded = 0 < most < len(table.rows)
-    for i, row in enumerate(table.rows):
-        cells = map(_html_cell, row, table.right)
-        look = Markup(' class="more"' * (is_folded and i >= most))
-        lines.append(Markup("<tr{}>{}</tr>\n").format(look, Markup().join(cells)))
-    for text, is_right in zip(table.head, table.right):
-        look = Markup(' class="number"' * is_right)
-        head.append(Markup('<th scope="col"{}>{}</th>').format(look, clean(text)))
-    fold = most_rows = caption = best = Markup()
-    if is_folded:
-        fold = Markup('<details class="rows"><summary>All {} rows</summary></details>\n')
-        fold = fold.format(len(table.rows))
-        most_rows = Markup(' data-most="{}"').format(most)
-    if table.title:
-        caption = Markup("<caption>{}</caption>").format(clean(table.title))
-    if table.has_best:
-        best = Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
-    rows = [Markup().join(head), Markup().join(lines)]
-    return Markup(
-        '{}<div class="wide" tabindex="0" role="region" aria-label="{}">\n'
-        '<table id="{}" data-name="{}"{}>{}\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n'
-        "</table></div>\n{}"
-    ).format(fold, label, identifier, label, most_rows, caption, *rows, best)
-
-
-def _html_cell(cell: Cell, is_right: bool) -> "Markup":
-    from markupsafe import Markup
-
-    value, names = _sort_value(cell), ["number"] * is_right
-    names += ["long"] * (not is_right and len(cell.text) > _LONG) + ["best"] * cell.best
-    look = Markup(' class="{}"').format(" ".join(names)) if names else Markup()
-    if value is not None:
-        look += Markup(' data-value="{}"').format(value)
-    elif is_right or cell.is_absent:
-        look += Markup(' data-absent=""')
-    return Markup("<td{}>{}</td>").format(look, clean(cell.text))
-
-
-def _sort_value(cell: Cell) -> float | None:
-    """Return the number to sort a cell by, None without a number."""
-    value = cell.value
-    if value is None and cell.number and (match := _LEADING.match(cell.text)):
-        value = float(match[1].replace(",", ""))
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _tex_line(cells: Sequence[str]) -> str:

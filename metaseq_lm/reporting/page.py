@@ -8,6 +8,8 @@ script, an image or a connection.
 import base64
 import contextlib
 import hashlib
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +19,6 @@ from typing import Any
 from metaseq_lm.core.files import LARGEST_JSON, read_bounded
 from metaseq_lm.core.output import clean, present_time, seconds_text
 from metaseq_lm.reporting.canvas import ON_DARK, Drawing, swatch
-from metaseq_lm.reporting.formats import to_html
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
 from metaseq_lm.reporting.settings import Row, runs_of, show
@@ -25,6 +26,9 @@ from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
 _MOST = 12  # rows of an open table that are shown at first
+_LONG = 24  # characters of a text that may be broken into lines
+# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
+_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,20 @@ def render(page: Page) -> str:
         script=Markup(script),
         style_hash=hash_of(style),
         script_hash=hash_of(script),
-        to_html=to_html,
         most=_MOST,
+        longest=_LONG,
+        sort_value=_sort_value,
         swatch=swatch,
         value_table=_value_table,
     )
+
+
+def _sort_value(cell: Cell) -> float | None:
+    """Return the number to sort a cell by, None without a number."""
+    value = cell.value
+    if value is None and cell.number and (match := _LEADING.match(cell.text)):
+        value = float(match[1].replace(",", ""))
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _value_table(drawing: Drawing) -> Table:
