@@ -189,14 +189,14 @@ def describe_answer(standings: Standings, objective: str = "") -> str:
     level = []
     for kind in standings.kinds:
         view, name = standings.about(kind), short_name(kind)
-        if best := _leader(view, budget):
-            difference = replace(value_of("difference", view, best), interval=None).narrow
-            name += f" ({difference}, p {value_of('p', view, best).wide})"
-            leads.setdefault(best.objective, []).append(name)
-        elif _is_ahead(view, budget):
-            leads.setdefault(base, []).append(name)
-        else:
+        if (lead := _lead_of(view, budget)) is None:
             level.append(name)
+            continue
+        leader, nearest = lead
+        if leader != base:
+            difference = replace(value_of("difference", view, nearest), interval=None).narrow
+            name += f" ({difference}, p {value_of('p', view, nearest).wide})"
+        leads.setdefault(leader, []).append(name)
     clauses = [f"{leader} leads in {_listed(names)}" for leader, names in leads.items()]
     if level:
         clauses.append(f"none is shown to be better than {base} in {_listed(level)}")
@@ -214,33 +214,32 @@ def _listed(names: Sequence[str]) -> str:
 def _describe_overall(standings: Standings, budget: float) -> str:
     """Return who leads by the primary metric, with difference, interval and p; or nobody."""
     base, name = standings.baseline, standings.primary.name
-    groups, leader = _by_verdict(standings, budget), _leader(standings, budget)
+    groups, lead = _by_verdict(standings, budget), _lead_of(standings, budget)
     counts = ", ".join(f"{len(entries)} {verdict}" for verdict, entries in groups.items())
-    if leader is not None:
-        nearest, text = leader, f"{leader.objective} leads {base} in {name}, by"
-    elif _is_ahead(standings, budget):
-        nearest = groups[WORSE][0]
-        text = f"{base} leads in {name}; the nearest, {nearest.objective}, differs by"
-    else:
+    if lead is None:
         outcome = "none is shown to be better than the baseline"
         if set(groups) <= {UNDECIDED, NOT_RANKED[FLAG]}:
             outcome = "nothing is decided"
         return f"{outcome} in {name} (baseline {base}: {counts})"
+    leader, nearest = lead
+    text = f"{leader} leads {base} in {name}, by"
+    if leader == base:
+        text = f"{base} leads in {name}; the nearest, {nearest.objective}, differs by"
     value, p = (value_of(key, standings, nearest) for key in ("difference", "p"))
     size = replace(value, interval=None).narrow + " points" * standings.metric.percent
     ends = f"{interval_title(standings.rule)} {replace(value, mean=None).narrow}, "
     return f"{text} {size} ({ends if value.interval else ''}p {p.wide}; {counts})"
 
 
-def _is_ahead(standings: Standings, budget: float) -> bool:
-    verdicts = set(_by_verdict(standings, budget))
-    return WORSE in verdicts and verdicts <= {WORSE, NOT_RANKED[FLAG]}
-
-
-def _leader(standings: Standings, budget: float) -> StandingsEntry | None:
-    better = _by_verdict(standings, budget).get(BETTER, [])
-    ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered
-    return ranked[0] if ranked else None
+def _lead_of(standings: Standings, budget: float) -> tuple[str, StandingsEntry] | None:
+    """Return who leads: the best of the better rows, or the baseline with the nearest row."""
+    groups = _by_verdict(standings, budget)
+    if better := groups.get(BETTER):
+        best = replace(standings, entries=better, metrics=[standings.metric]).ordered[0]
+        return best.objective, best
+    if WORSE in groups and groups.keys() <= {WORSE, NOT_RANKED[FLAG]}:
+        return standings.baseline, groups[WORSE][0]
+    return None
 
 
 def describe_certainty(standings: Standings) -> list[str]:

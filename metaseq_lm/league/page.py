@@ -22,7 +22,7 @@ from metaseq_lm.league.describe import (
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import draw_kinds, draw_ladder, draw_standings
 from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, GateFinding
+from metaseq_lm.league.standings import ACTIONS, FLAG, NOTE, GateFinding
 from metaseq_lm.reporting.canvas import Drawing, collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -30,7 +30,7 @@ from metaseq_lm.reporting.page import Page, Section, render
 from metaseq_lm.reporting.table import Table
 
 REPEAT = Section("To repeat it")
-_ACTIONS = (VOID, REFUSE, FLAG)  # actions that exclude a row, in this order
+
 _FINDING = ("objective", "FLOPs", "gate", "action", "of", "reason")
 _PICTURES = ("kinds", "ladder", "standings")  # the first that is drawn is next to the answer
 
@@ -225,7 +225,7 @@ def _finding_tables(standings: Standings) -> list[Table]:
             if finding.action == NOTE:
                 group = notes
             group.append((entry, finding))
-    barring.sort(key=lambda pair: (-pair[0].budget, _ACTIONS.index(pair[1].action)))
+    barring.sort(key=lambda pair: (-pair[0].budget, ACTIONS.index(pair[1].action)))
     by_metric = {x.name: columns.letters(standings.about(x)) for x in standings.metrics}
     tables = []
     for title, pairs in groups.items():

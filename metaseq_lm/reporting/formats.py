@@ -3,7 +3,7 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -51,15 +51,22 @@ def to_text(table: Table) -> str:
 
 def to_markdown(table: Table) -> str:
     """Return the table in GitHub's Markdown; the best is bold."""
+    head, *rows = _escaped(table, escape_markdown, "**{}**")
     rule = ["---:" if right else "---" for right in table.right]
-    lines = [[escape_markdown(title) for title in table.head], rule]
-    for row in table.rows:
-        texts = [escape_markdown(cell.text) for cell in row]
-        lines.append([f"**{x}**" if cell.best else x for cell, x in zip(row, texts)])
-    out = [escape_markdown(table.title), "", *(f"| {' | '.join(line)} |" for line in lines)]
+    out = [escape_markdown(table.title), ""]
+    out += [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
     if table.notes:
         out += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
     return "\n".join(out) + "\n"
+
+
+def _escaped(table: Table, escape: Callable[[str], str], best: str) -> list[list[str]]:
+    """Return the texts of the head and of the rows; those of the best stand in `best`."""
+    lines = [list(map(escape, table.head))]
+    for row in table.rows:
+        texts = [escape(cell.text) for cell in row]
+        lines.append([best.format(x) if cell.best else x for cell, x in zip(row, texts)])
+    return lines
 
 
 def to_csv(table: Table) -> str:
@@ -99,30 +106,24 @@ def to_document(
 
 def _to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
-    columns, lines = "".join("r" if is_right else "l" for is_right in table.right), []
-    for row in table.rows:
-        texts = [_escape_tex(cell.text) for cell in row]
-        marked = [rf"\textbf{{{x}}}" if cell.best else x for cell, x in zip(row, texts)]
-        lines.append(_tex_line(marked))
+    columns = "".join("r" if is_right else "l" for is_right in table.right)
+    lines = _escaped(table, _escape_tex, r"\textbf{{{}}}")
+    head, *rows = (rf"    {' & '.join(line)} \\" for line in lines)
     out = [
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{_escape_tex(table.title)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        _tex_line([_escape_tex(title) for title in table.head]),
+        head,
         r"    \midrule",
-        *lines,
+        *rows,
         r"    \bottomrule",
         r"  \end{tabular}",
         *(rf"  \par\footnotesize {_escape_tex(note)}" for note in table.notes),
         r"\end{table}",
     ]
     return "\n".join(out) + "\n"
-
-
-def _tex_line(cells: Sequence[str]) -> str:
-    return "    " + " & ".join(cells) + r" \\"
 
 
 def width(text: str) -> int:
