@@ -13,12 +13,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core import interfaces
 from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.registry import ALL, FAILED, Entry
+from metaseq_lm.core.registry import ALL, FAILED, LOADERS, Entry
 
 if TYPE_CHECKING:
     from metaseq_lm.core.config import RunConfig
@@ -84,6 +85,7 @@ def load(name_or_path: str) -> None:
         ) from error
     if not path.is_relative_to(Path(__file__).resolve().parent):
         LOADED.append(path)
+        LOADERS.append(partial(load, name_or_path))
         _check_registered()
 
 
@@ -223,7 +225,7 @@ def load_all(user_dir: str | None = None) -> None:
 
 def load_installed(user_dir: str | None) -> None:
     """Load every installed plug-in, then `user_dir`; errors as in `load_all`."""
-    for point in installed():
+    for point in installed_plugins():
         try:
             load(point.value.split(":")[0])
         except UsageError as error:
@@ -233,7 +235,7 @@ def load_installed(user_dir: str | None) -> None:
         load(user_dir)
 
 
-def installed() -> list[importlib.metadata.EntryPoint]:
+def installed_plugins() -> list[importlib.metadata.EntryPoint]:
     """Return the entry points of installed plug-ins."""
     return list(importlib.metadata.entry_points(group=_ENTRY_POINTS))
 

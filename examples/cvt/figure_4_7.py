@@ -33,7 +33,7 @@ from metaseq_lm import plugins
 from metaseq_lm.core.batch import as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError, run_script
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.data.images import normalised
+from metaseq_lm.data.images import normalise_images
 from metaseq_lm.methods.cvt.vision import CVTVisionTask, PositionHeads
 from metaseq_lm.reporting.folders import read_runs
 from metaseq_lm.reporting.stats import FEWEST, Test, pooled_sd
@@ -62,7 +62,7 @@ def features_of(net: nn.Module, task: CVTVisionTask, split: str) -> tuple[Tensor
     images = task.labelled(split)
     net.eval()
     parts = [
-        net.features(as_tensor(normalised(rows, task.config.mean, task.config.sd)))
+        net.features(as_tensor(normalise_images(rows, task.config.mean, task.config.sd)))
         for rows in np.split(images.images, range(ROWS, len(images), ROWS))
     ]
     return torch.cat(parts), torch.from_numpy(images.labels)

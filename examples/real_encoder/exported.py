@@ -23,7 +23,7 @@ from metaseq_lm.cli import main as metaseq_lm
 from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.data.benchmarks import find_benchmark
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.interop.check import library
+from metaseq_lm.interop.check import import_transformers
 from metaseq_lm.tasks.finetuning import labelled_metrics
 from metaseq_lm.training.restore import open_run
 
@@ -43,7 +43,7 @@ def dev_texts(name: str, folder: Path) -> list[tuple[str, ...]]:
 @torch.no_grad()
 def predict(folder: Path, texts: list[tuple[str, ...]]) -> np.ndarray:
     """Return the logits (N, K) of an exported classifier for texts of one or two columns."""
-    transformers = library("the comparison")
+    transformers = import_transformers("the comparison")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     order = sorted(range(len(texts)), key=lambda row: sum(map(len, texts[row])))
@@ -139,7 +139,7 @@ def main() -> None:
         return
     if not (args.runs and args.source and args.out and args.results):
         parser.error("give RUN, --source, --out and --results, or --table")
-    library("the comparison")
+    import_transformers("the comparison")
     results = [compare(run, args.source, args.out) for run in args.runs]
     args.results.write_text("".join(json.dumps(row) + "\n" for row in results), encoding="utf-8")
     print(table(args.results))

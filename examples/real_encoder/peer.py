@@ -28,9 +28,9 @@ from torch.nn import functional as F
 
 from metaseq_lm import plugins
 from metaseq_lm.core.errors import run_script, say
-from metaseq_lm.core.stored import overridden
+from metaseq_lm.core.stored import override_config
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.interop.check import library
+from metaseq_lm.interop.check import import_transformers
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.tasks.finetuning import labelled_metrics
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
@@ -58,7 +58,7 @@ def reopen(run: str, overrides: Sequence[str] = ()) -> Parts:
     """Return the parts of a run as they were before its first update."""
     plugins.load_all()
     config = stored_config(checkpoint.load(manifests.resolve(run)))
-    config = overridden(config, overrides)
+    config = override_config(config, overrides)
     parts = build_parts(prepare_config(config), dry_run=True)
     initialise_from(parts, parts.config.init_from)
     parts.model.train()
@@ -67,7 +67,7 @@ def reopen(run: str, overrides: Sequence[str] = ()) -> Parts:
 
 def peer_of(parts: Parts, source: str) -> nn.Module:
     """Return the model of transformers in `source`; its head gets the first weights of ours."""
-    transformers = library("the comparison")
+    transformers = import_transformers("the comparison")
     weights, options = parts.model.state_dict(), parts.config.model
     settings: dict[str, Any] = {
         "hidden_dropout_prob": options.dropout,
@@ -254,7 +254,7 @@ def main() -> None:
         return
     if not (args.runs and args.source and args.out):
         parser.error("give RUN, --source and --out, or --table")
-    library("the comparison")
+    import_transformers("the comparison")
     for run in args.runs:
         result = measure(run, args.source, args.float64, args.updates)
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 import argparse
 
 from metaseq_lm.core.errors import run_script
-from metaseq_lm.interop.check import library
+from metaseq_lm.interop.check import import_transformers
 
 
 def main() -> None:
@@ -12,7 +12,7 @@ def main() -> None:
     parser.add_argument("source", metavar="HF_DIR", help="folder of a BERT")
     parser.add_argument("out", metavar="OUT", help="folder to make")
     args = parser.parse_args()
-    transformers = library("this program")
+    transformers = import_transformers("this program")
     transformers.set_seed(1)
     config = transformers.BertConfig.from_pretrained(args.source)
     transformers.BertModel(config).save_pretrained(args.out)

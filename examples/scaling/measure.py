@@ -44,7 +44,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement.bilevel import blocks_of
 from metaseq_lm.distributed.placement.replicated import Replicated
-from metaseq_lm.distributed.vectors import local
+from metaseq_lm.distributed.vectors import local_part
 from metaseq_lm.forward.passes import ForwardPasses, weighted_loss
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.training.parts import (
@@ -204,9 +204,9 @@ def sum_once(tensor: Tensor) -> None:
 def held_bytes(parameters: Sequence[Tensor], optimizers: Sequence[Any]) -> int:
     """Return the bytes of parameters, gradients and moments of this process between passes."""
     states = [s for optimizer in optimizers for s in optimizer.state.values()]
-    moments = [local(m) for state in states for m in state.values() if m.dim()]
+    moments = [local_part(m) for state in states for m in state.values() if m.dim()]
     # A gradient leaves a pass in the placement of its parameter.
-    tensors = [*map(local, parameters), *map(local, parameters), *moments]
+    tensors = [*map(local_part, parameters), *map(local_part, parameters), *moments]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

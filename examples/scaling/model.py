@@ -67,7 +67,7 @@ def build_network(sizes: dict[str, Any], bf16: bool) -> Network:
         model = TransformerLM(TransformerConfig(**sizes), VOCAB).train()
         parameters = list(model.parameters())
         size = [p.numel() * p.element_size() for p in parameters]
-        buckets = shards.buckets(range(len(parameters)), parameters)
+        buckets = shards.group_into_buckets(range(len(parameters)), parameters)
         layers = model.encoder.stack.layers
         two, three = (saved_bytes(model, rows, bf16) for rows in (2, 3))
         return Network(

@@ -3,7 +3,7 @@
 import argparse
 
 from metaseq_lm.core.errors import run_script
-from metaseq_lm.interop.check import library
+from metaseq_lm.interop.check import import_transformers
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("layers", metavar="N", type=int, help="layers to keep")
     parser.add_argument("out", metavar="OUT", help="folder to make")
     args = parser.parse_args()
-    transformers = library("this program")
+    transformers = import_transformers("this program")
     model = transformers.BertModel.from_pretrained(args.source, num_hidden_layers=args.layers)
     model.save_pretrained(args.out)
     transformers.AutoTokenizer.from_pretrained(args.source).save_pretrained(args.out)

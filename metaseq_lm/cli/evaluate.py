@@ -164,7 +164,7 @@ def _best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path
     trainer's options if it chose the best checkpoint by this metric, otherwise from its name.
     """
     from metaseq_lm.core.config import flatten
-    from metaseq_lm.evaluation.predictions import best
+    from metaseq_lm.evaluation.predictions import best_indices
     from metaseq_lm.reporting.numbers import Metric
     from metaseq_lm.reporting.runs import Run
     from metaseq_lm.reporting.settings import describe, differing_functions
@@ -194,4 +194,4 @@ def _best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path
             f"--best: it is not known whether a higher or a lower {name} is better; name another "
             "--metric, such as loss"
         )
-    return [paths[i] for i in best(values, count, chosen_metric.lower_is_better)]
+    return [paths[i] for i in best_indices(values, count, chosen_metric.lower_is_better)]

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.runs import manifests
 
     source = manifests.resolve(args.checkpoint, prefer="best")
-    from metaseq_lm.interop.check import check, library
+    from metaseq_lm.interop.check import check, import_transformers
     from metaseq_lm.interop.exporting import export_checkpoint, longest_input
     from metaseq_lm.interop.hub import push, require_hub
     from metaseq_lm.interop.objective import check_objective
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.push:
         require_hub(args.push)
     if args.check:
-        library()
+        import_transformers()
     plugins.load_all(args.user_dir)
     stored = checkpoint.load(source)
     data, out = Path(args.data) if args.data else None, Path(args.out)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return _import_results(args)
     from metaseq_lm import plugins
     from metaseq_lm.data.tokenizers.loading import load_tokenizer
-    from metaseq_lm.interop.check import check, library
+    from metaseq_lm.interop.check import check, import_transformers
     from metaseq_lm.interop.exporting import export_part
     from metaseq_lm.interop.importing import import_folder
     from metaseq_lm.runs import checkpoint, manifests
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     plugins.load_all()
     if args.check:
-        library()
+        import_transformers()
     sources = {"main": Path(args.source)}
     if args.generator:
         sources["generator"] = Path(args.generator)

@@ -456,14 +456,14 @@ def _with_objective(contents: "Contents", added: list[str], options: LeagueOptio
     """Return the contents with the objective of --with, which may already be there."""
     from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.league.folder import Added
-    from metaseq_lm.sweeps.definition import axis
+    from metaseq_lm.sweeps.definition import parse_grid
 
     words, overrides = split_overrides(added)
     if words:
         raise UsageError(f"--with {words[0]}: options are key=value, such as criterion=mine")
     content: dict[str, Any] = {"options": overrides}
     if options.grid:
-        content["grid"] = dict(map(axis, options.grid))
+        content["grid"] = dict(map(parse_grid, options.grid))
     if options.control:
         content["control"] = options.control
     if options.tune_by:
@@ -551,6 +551,6 @@ def _check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
 
 def _user_dir_of(options: LeagueOptions) -> str | None:
     """Return the plug-in of the command line as an absolute path; a module stays unchanged."""
-    from metaseq_lm.sweeps.definition import plugin
+    from metaseq_lm.sweeps.definition import plugin_path
 
-    return plugin(options.user_dir, Path.cwd()) if options.user_dir else None
+    return plugin_path(options.user_dir, Path.cwd()) if options.user_dir else None

@@ -18,7 +18,7 @@ from metaseq_lm.referee import submission
 from metaseq_lm.referee.audit import describe_complaints, missing_in
 from metaseq_lm.referee.ledger import make_ledger, read_place
 from metaseq_lm.referee.verify import describe, verify_league
-from metaseq_lm.sweeps.definition import plugin
+from metaseq_lm.sweeps.definition import plugin_path
 from metaseq_lm.tasks import check_pair
 
 _ROWS = 2
@@ -39,7 +39,7 @@ def verify(
     plugins.load_all()
     # By default nobody can foresee which rows are trained again.
     drawn = secrets.randbelow(1 << 31) if seed is None else seed
-    plug_in = plugin(user_dir, Path.cwd()) if user_dir else None
+    plug_in = plugin_path(user_dir, Path.cwd()) if user_dir else None
     count = _ROWS if rows is None else rows
     league = read_place(named_plan(word))
     verification = verify_league(league, count, drawn, Path(out), plug_in, parallel or 1, code)

@@ -209,7 +209,7 @@ def rerank(
     import numpy as np
 
     from metaseq_lm.core.files import write_atomic
-    from metaseq_lm.evaluation.nbest import choose_weight, combined, split_rates, write_nbest
+    from metaseq_lm.evaluation.nbest import choose_weight, combine_scores, split_rates, write_nbest
 
     scores_by_set: dict[str, list[Any]] = {name: [] for name in sets}
     for name, part in sets.items():
@@ -221,7 +221,7 @@ def rerank(
         results[name] = split_rates(part.lists, scores_by_set[name], weight)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            scores = combined(part.lists, scores_by_set[name], weight)
+            scores = combine_scores(part.lists, scores_by_set[name], weight)
             write_atomic(folder / f"{name}.json", write_nbest(part.lists, scores))
     return results
 

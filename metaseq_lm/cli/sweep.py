@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
         return _launch_sweep(args, options)
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.searching import status_lines
-    from metaseq_lm.sweeps.states import document, lines, states, summary
+    from metaseq_lm.sweeps.states import format_summary, lines, states, states_document
     from metaseq_lm.sweeps.submit import cancel
 
     allowed = {a.dest for a in _verb_parser(verb)._actions}
@@ -210,8 +210,8 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args, options)
     if verb == "status":
         rows = states(folder)
-        text = "\n".join([*status_lines(folder), *lines(rows), summary(rows)])
-        show_result("sweep-status", document(rows), text)
+        text = "\n".join([*status_lines(folder), *lines(rows), format_summary(rows)])
+        show_result("sweep-status", states_document(rows), text)
     else:
         names = cancel(folder)
         output = [f"cancelled {name}" for name in names] or ["nothing was pending or running"]
@@ -267,10 +267,10 @@ def _copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
 
 def _check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
     """Raise UsageError unless the command line names the code in a sweep.json."""
-    from metaseq_lm.sweeps.definition import plugin
+    from metaseq_lm.sweeps.definition import plugin_path
 
     # Code only runs if the command line names it, never because a file does.
-    user_dir = plugin(args.user_dir, Path.cwd()) if args.user_dir else None
+    user_dir = plugin_path(args.user_dir, Path.cwd()) if args.user_dir else None
     stored = content["definition"]["user_dir"]
     if stored != user_dir:
         has, remedy = "no plug-in", "leave --user-dir out"
@@ -369,7 +369,7 @@ def _launch_search(
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
-    from metaseq_lm.sweeps.states import RETRYABLE, document, states
+    from metaseq_lm.sweeps.states import RETRYABLE, states, states_document
     from metaseq_lm.sweeps.submit import need_slurm
 
     _, definition, launch, out = plan(content, args, options)
@@ -388,7 +388,7 @@ def _launch_search(
         is_over = searched.run(folder, settings, options.new_code)
         if not is_over:
             show(again_text(out))
-            show_result("sweep-status", document(states(folder)))
+            show_result("sweep-status", states_document(states(folder)))
             return 0 if launch.executor == "slurm" else 1
         chosen = searched.choose()
         tuned = searched.definition_of(chosen, definition.seeds)
@@ -432,8 +432,8 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     from metaseq_lm.sweeps.definition import (
         absolute,
         absolute_sources,
-        axis,
-        plugin,
+        parse_grid,
+        plugin_path,
         read_file,
     )
 
@@ -450,7 +450,7 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     if config_dir:
         content["config_dir"] = absolute(config_dir, working_dir)
     if args.user_dir:
-        content["user_dir"] = plugin(args.user_dir, working_dir)
+        content["user_dir"] = plugin_path(args.user_dir, working_dir)
     if config_name:
         content["config_name"] = config_name
     if options.seeds:
@@ -459,7 +459,7 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     grid = list(options.grid)
     if "," in values.get("objective", ""):
         grid.append(f"objective={values.pop('objective')}")
-    typed = absolute_sources({"grid": dict(map(axis, grid))}, working_dir)
+    typed = absolute_sources({"grid": dict(map(parse_grid, grid))}, working_dir)
     if grid:
         content["grid"] = {**content.get("grid", {}), **typed["grid"]}
     flags = []
@@ -543,7 +543,7 @@ def _launch_runs(
     """Launch the runs with a state in `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
     from metaseq_lm.sweeps.progress import Progress
-    from metaseq_lm.sweeps.states import document, lines, states, summary
+    from metaseq_lm.sweeps.states import format_summary, lines, states, states_document
     from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 
     again = [*again, "diverged"] if options.diverged else again
@@ -553,10 +553,10 @@ def _launch_runs(
         todo = [run for run in runs if run.name in names]
         if reasons := [s for s in current if s.run in names and s.reason]:
             show("\n".join(lines(reasons)))
-        show(summary(current))
+        show(format_summary(current))
         if not todo:
             show("nothing to launch")
-            show_result("sweep-status", document(current))
+            show_result("sweep-status", states_document(current))
             over = all(state.state == "finished" for state in current)
             return 0 if over or launch.executor == "slurm" else 1
         code = take_code(folder, options.new_code)
@@ -564,14 +564,14 @@ def _launch_runs(
             jobs = submit_slurm(folder, todo, launch, code)
             show("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
             show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
-            show_result("sweep-status", document(states(folder)))
+            show_result("sweep-status", states_document(states(folder)))
             return 0
         try:
             run_locally([RunBatch(folder, todo, code)], launch, Progress(len(todo)).report)
         finally:
             current = states(folder)
-            show(summary(current))
-        show_result("sweep-status", document(current))
+            show(format_summary(current))
+        show_result("sweep-status", states_document(current))
         return 0 if all(state.state == "finished" for state in current) else 1
 
 

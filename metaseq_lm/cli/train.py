@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.distributed import signals
 
     signals.end_with_parent()
-    with signals.listening():
+    with signals.listen():
         return prepare(args)
 
 
@@ -342,12 +342,14 @@ def _say_if_not_exported(parts: "Parts") -> None:
     """Print one line if `metaseq-lm export` has no transformers class for the model of a run."""
     from metaseq_lm.data.tokenizers.base import DICT_FILE
     from metaseq_lm.distributed import process_group
-    from metaseq_lm.interop.exporting import refusal
+    from metaseq_lm.interop.exporting import why_not_exportable
 
     weights, task = parts.model.state_dict(), parts.task
     vocabulary = None
     # A word language model inherits `vocabulary`, but its data folder has no tokens.
     if (task.data / DICT_FILE).is_file():
         vocabulary = getattr(task, "vocabulary", None)
-    if not process_group.rank() and (reason := refusal(weights, parts.config, vocabulary)):
+    if not process_group.rank() and (
+        reason := why_not_exportable(weights, parts.config, vocabulary)
+    ):
         hint(f"cannot be exported to transformers: {reason}")

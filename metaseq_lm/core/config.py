@@ -324,7 +324,7 @@ def build(group: str, options: Any, *args: Any, **kwargs: Any) -> Any:
     return ALL[group].build(options._name, options, *args, **kwargs)
 
 
-def sections(config: RunConfig) -> dict[str, type]:
+def section_classes(config: RunConfig) -> dict[str, type]:
     """Return the dataclass of each section of a configuration by its prefix, such as "task.".
 
     Sections of classes that are not registered are left out.
@@ -453,7 +453,7 @@ def why_set(key: str, *setters: str) -> str:
 def check_values(config: RunConfig) -> None:
     """Raise UsageError for a name that is not registered, or a value outside its option's range."""
     check_names(config)
-    for prefix, schema in sections(config).items():
+    for prefix, schema in section_classes(config).items():
         check_options(schema, getattr(config, prefix[:-1]) if prefix else config, prefix)
 
 

@@ -320,7 +320,7 @@ def sync_folder(folder: Path) -> None:
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
-def exchange(first: Path, second: Path) -> bool:
+def exchange_names(first: Path, second: Path) -> bool:
     """Exchange two names atomically; return False, with nothing changed, if that is impossible.
 
     Linux only, and not on every file system. Raises OSError if it is possible but fails.

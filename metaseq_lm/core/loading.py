@@ -45,7 +45,7 @@ from metaseq_lm.core.config import (
     flatten,
     named,
     names_runs,
-    sections,
+    section_classes,
     untyped_section,
 )
 from metaseq_lm.core.errors import UsageError
@@ -105,11 +105,11 @@ def load_config(
     try:
         for item in values:
             _set_value(config, item)
-        loaded = resolved(config)
+        loaded = resolve_config(config)
     except RecursionError as error:
         raise UsageError(mistakes.names_itself(source_of(folder, name))) from error
     except (OmegaConfBaseException, ValueError) as error:
-        known = dotted(compositions[key])
+        known = dotted_names(compositions[key])
         raise UsageError(mistakes.explain_value(error, known)) from error
     check_values(loaded)
     return loaded
@@ -216,11 +216,13 @@ def _typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
     if folder != FOLDER or any(word.startswith("hydra") for word in choices):
         return _compose_typed(folder, name, choices)
     registered = tuple(entry for group in GROUPS for entry in ALL[group].entries.values())
-    return packaged(name, choices, registered)
+    return compose_packaged(name, choices, registered)
 
 
 @lru_cache(maxsize=128)
-def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry[Any], ...]) -> DictConfig:
+def compose_packaged(
+    name: str, choices: tuple[str, ...], registered: tuple[Entry[Any], ...]
+) -> DictConfig:
     """Return a composition of the package's files, which stay the same while a process runs.
 
     The composition depends on the `registered` classes.
@@ -235,7 +237,7 @@ def _compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfi
     try:
         config.merge_with(_whole_numbers(config, OmegaConf.to_container(composed)))
     except OmegaConfBaseException as error:
-        wrong = mistakes.explain_value(error, dotted(schema_of(composed)))
+        wrong = mistakes.explain_value(error, dotted_names(schema_of(composed)))
         if file := _file_with(error.full_key or "", folder, name, choices):
             wrong = f"{file}: {wrong}"
         raise UsageError(wrong) from error
@@ -418,7 +420,7 @@ def _whole_numbers(node: Any, value: Any) -> Any:
     return integer_if_whole(value) if isinstance(node, IntegerNode) else value
 
 
-def resolved(config: DictConfig) -> RunConfig:
+def resolve_config(config: DictConfig) -> RunConfig:
     """Return a config with types as dataclasses of plain values, references resolved."""
     with _without_environment():
         OmegaConf.resolve(config)
@@ -457,7 +459,7 @@ def _without_environment() -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
-def dotted(node: DictConfig) -> list[str]:
+def dotted_names(node: DictConfig) -> list[str]:
     """Return the dotted names of all values below `node`."""
     return list(flatten(OmegaConf.to_container(node)))
 
@@ -560,7 +562,7 @@ def quote_path(text: str) -> str:
 def describe(config: RunConfig) -> str:
     """Return a line for each key of a configuration: key=value, as typed by users, and its help."""
     helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
-    for prefix, schema in sections(config).items():
+    for prefix, schema in section_classes(config).items():
         for item in fields(schema):
             helps.setdefault(prefix + item.name, item.metadata.get("help", ""))
     values = flatten(as_dict(config))

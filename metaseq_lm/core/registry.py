@@ -192,6 +192,8 @@ class Registry(Generic[T]):
 
 # Installed plug-ins that could not be imported, and why; filled by plugins.py.
 FAILED: dict[str, str] = {}
+# Calls that load the plug-ins of this process again, in processes that it spawns.
+LOADERS: list[Callable[[], None]] = []
 
 
 TASKS: Registry[Any] = Registry("task")

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metaseq_lm.core import mistakes
 from metaseq_lm.core.config import RunConfig, as_dict, check_values, flatten
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.loading import dotted, format_value, resolved, schema_of
+from metaseq_lm.core.loading import dotted_names, format_value, resolve_config, schema_of
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import suggest_option
 
@@ -39,7 +39,7 @@ def from_stored(values: Any) -> RunConfig:
     try:
         config = schema_of(values)
         config.merge_with(values)
-        return resolved(config)
+        return resolve_config(config)
     except OmegaConfBaseException as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"{error.full_key}: {reason}" if error.full_key else reason) from error
@@ -85,7 +85,7 @@ def _without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
     }
 
 
-def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration of a run with key=value changes, checked as load_config does.
 
     Every name in `config` must be registered. Raises UsageError for an unknown key or wrong value.
@@ -96,14 +96,14 @@ def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
     values = as_dict(config)
     known = [key for key in flatten(values) if not key.endswith("._name")]
-    for key in dotted(changes):
+    for key in dotted_names(changes):
         if key not in known:
             hint = suggest_option(key, flag_keys={}) or nearest(key, known)
             raise UsageError(f"'{key}' is no option of this run.{hint}")
     typed = schema_of(values)
     try:
         typed.merge_with(values, changes)
-        changed = resolved(typed)
+        changed = resolve_config(typed)
     except (OmegaConfBaseException, ValueError) as error:
         raise UsageError(mistakes.explain_value(error, known)) from error
     check_values(changed)

@@ -16,7 +16,7 @@ from metaseq_lm.models.words.word_model import (
     Views,
     WordNet,
     classes_of,
-    shifted,
+    shift_positions,
 )
 
 
@@ -45,7 +45,9 @@ class WordLabels(Criterion):
         shift = model.shift_of(name, module)
         targets = _targets_of(model, batch)
         if shift:
-            targets = (shifted(targets - IGNORE, shift) + IGNORE).where(batch.scored, IGNORE)
+            targets = (shift_positions(targets - IGNORE, shift) + IGNORE).where(
+                batch.scored, IGNORE
+            )
         smoothed = model.training and batch.heads is None
         smoothing = self.config.label_smoothing if smoothed else 0.0
         loss = cross_entropy(scores, targets, smoothing).sum()

@@ -83,7 +83,7 @@ class Images:
     ) -> ImageBatch:
         """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
         return ImageBatch(
-            images=as_tensor(normalised(self.images[samples], mean, sd)),
+            images=as_tensor(normalise_images(self.images[samples], mean, sd)),
             targets=self.labels[samples],
             samples=samples,
             sizes={"rows": len(samples)},
@@ -147,7 +147,7 @@ def require_scale(images: Images, mean: Sequence[float], sd: Sequence[float]) ->
     require_channels(images, {"task.mean": len(mean), "task.sd": len(sd)})
 
 
-def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
+def normalise_images(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
     """Return images uint8 (B, H, W, C) as float32 (B, C, H, W), (x / 255 - mean) / sd by channel.
 
     The channels stay last in memory: convolutions and norms are faster and keep that order.
@@ -157,7 +157,7 @@ def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -
     return scaled.transpose(0, 3, 1, 2)
 
 
-def moved(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+def shift_images(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """Return images (B, H, W, C), each moved by its shifts (B, 2) in pixels.
 
     Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; pixels

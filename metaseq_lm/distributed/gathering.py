@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.shards import OTHER_ORDER
-from metaseq_lm.distributed.vectors import is_dtensor, local, rows_each
+from metaseq_lm.distributed.vectors import is_dtensor, local_part, rows_each
 
 _GATHER, SUM, END = range(3)  # the next operation of a process
 
@@ -230,7 +230,7 @@ class ShardedWeights:
 
     def leaf(self, tensor: Tensor) -> Tensor:
         """Return the leaf of the graph for a parameter, or for a vector of a virtual model."""
-        return self.leaves.get(id(tensor), local(tensor))
+        return self.leaves.get(id(tensor), local_part(tensor))
 
     def read(self, parameter: Tensor) -> Tensor:
         """Return the full tensor of a parameter, or of its copies, for a module's computation."""
@@ -314,7 +314,7 @@ class UnitPool:
 
     def __init__(self, shards: Sequence[Sequence[nn.Parameter]], group: dist.ProcessGroup) -> None:
         self.shards = shards
-        self.agree = _Agreement(group, max(map(len, shards)), local(shards[0][0]).device)
+        self.agree = _Agreement(group, max(map(len, shards)), local_part(shards[0][0]).device)
         sizes = sorted(self.unit(number, unit).bytes for number, unit in enumerate(shards))
         self.most = sum(sizes[-2:])
         self.gathered: dict[tuple[int, int], _Gathered] = {}  # least recently read first

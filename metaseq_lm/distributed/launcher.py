@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metaseq_lm.core.errors import Interrupted, MetaseqError
-from metaseq_lm.distributed.signals import PARENT_DIES, handled, received
+from metaseq_lm.distributed.signals import PARENT_DIES, handled_signals, last_signal
 from metaseq_lm.distributed.step import Meeting, Step, step_of
 
 PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one failed
@@ -53,8 +53,8 @@ def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
         signals.append(number)
         _send(children, number)
 
-    handlers = {number: signal.signal(number, forward) for number in handled()}
-    signals += filter(None, [received()])  # while this process read its configuration
+    handlers = {number: signal.signal(number, forward) for number in handled_signals()}
+    signals += filter(None, [last_signal()])  # while this process read its configuration
     meeting = None
     try:
         step = step_of(os.environ)
@@ -110,7 +110,7 @@ def _outcome_of(
     children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
 ) -> tuple[int, str] | None:
     """Return exit code and message of the first replica to fail on any node, if one failed here."""
-    first = failed(children)
+    first = find_failed(children)
     if first is None:
         return None
     code = children[first].returncode
@@ -130,7 +130,7 @@ def _outcome_of(
     )
 
 
-def failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def find_failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Return the number of a failed replica, preferably a killed one: it makes others fail."""
     ended = [r for r, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda r: children[r].returncode > 0, default=None)
@@ -143,9 +143,9 @@ def program(root: Path | None = None) -> list[str]:
     directory.
     """
     folder = str((root or Path(__file__).parents[2]).resolve())
-    return python(folder, "from metaseq_lm.cli import program; program()")
+    return python_command(folder, "from metaseq_lm.cli import program; program()")
 
 
-def python(folder: str, code: str) -> list[str]:
+def python_command(folder: str, code: str) -> list[str]:
     """Return the beginning of a command that runs Python `code` with `folder` first in sys.path."""
     return [sys.executable, "-u", "-c", f"import sys; sys.path[0] = {folder!r}; {code}"]

@@ -70,9 +70,9 @@ def decode(message: bytes, classes: Iterable[type] = ()) -> Any:
     return decode(json.loads(message))
 
 
-def subclasses(kind: type) -> list[type]:
+def all_subclasses(kind: type) -> list[type]:
     """Return a class and all of its subclasses defined so far."""
-    return [kind, *itertools.chain(*map(subclasses, kind.__subclasses__()))]
+    return [kind, *itertools.chain(*map(all_subclasses, kind.__subclasses__()))]
 
 
 def _name_of(kind: type) -> str:

@@ -1,7 +1,7 @@
 """The process group, from torchrun's, Slurm's or our own environment or none, and its collectives.
 
-Every collective goes through `together`: if a replica dies or hangs, all end with a message that
-names it, within the timeout plus 30 s.
+Every collective goes through `name_missing_replicas`: if a replica dies or hangs, all end with a
+message that names it, within the timeout plus 30 s.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def finish() -> None:
     """Leave the process group; only after a successful run, because it waits for all replicas."""
     faulthandler.cancel_dump_traceback_later()
     if dist.is_initialized():
-        with together():
+        with name_missing_replicas():
             dist.barrier()
         dist.destroy_process_group()
 
@@ -178,7 +178,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> bool:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def name_missing_replicas() -> Iterator[None]:
     """Turn the failure of a collective into a ReplicaLost that names the missing replicas."""
     try:
         yield
@@ -188,7 +188,7 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def collective_guard() -> Iterator[None]:
-    """Like `together`, for passes in which torch calls collectives between other operations."""
+    """Name missing replicas in passes in which torch calls collectives between other operations."""
     try:
         yield
     except RuntimeError as error:
@@ -236,7 +236,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 
 def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
     """Start an in-place sum of a tensor over all replicas or a group; call the result to wait."""
-    with together():
+    with name_missing_replicas():
         work = dist.all_reduce(flat, group=group, async_op=True)
     return lambda: _finish(work)
 
@@ -260,19 +260,19 @@ def start_scattered_sum(part: Tensor, flat: Tensor, group: dist.ProcessGroup) ->
 
     Call the result to wait for it.
     """
-    with together():
+    with name_missing_replicas():
         work = _reduce_scatter(part, flat, group=group, async_op=True)
     return lambda: _finish(work)
 
 
 def _finish(work: Any) -> None:
-    with together():
+    with name_missing_replicas():
         work.wait()
 
 
 def sum_within(tensor: Tensor, group: dist.ProcessGroup) -> None:
     """Sum a tensor over a group of replicas, in place."""
-    with together():
+    with name_missing_replicas():
         dist.all_reduce(tensor, group=group)
 
 
@@ -281,7 +281,7 @@ def start_gather(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> Ca
 
     Call the result to wait for it.
     """
-    with together():
+    with name_missing_replicas():
         work = _all_gather(gathered, part, group=group, async_op=True)
     return lambda: _finish(work)
 
@@ -290,7 +290,7 @@ def start_gather(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> Ca
 def _flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield all entries of some tensors as one vector for a collective, then copy it back."""
     flat = torch.cat([t.reshape(-1) for t in tensors])
-    with together():
+    with name_missing_replicas():
         yield flat
     for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
         tensor.copy_(piece.view_as(tensor))
@@ -322,12 +322,12 @@ def gather_objects(value: T, classes: Sequence[type] = ()) -> list[T]:
         return [value]
     message = torch.frombuffer(bytearray(messages.encode(value, classes)), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    with together():
+    with name_missing_replicas():
         dist.all_gather(sizes, torch.tensor([len(message)]))
     padded = message.new_zeros(int(max(sizes)))
     padded[: len(message)] = message
     received = [torch.empty_like(padded) for _ in sizes]
-    with together():
+    with name_missing_replicas():
         dist.all_gather(received, padded)
     parts = [part[:size].numpy().tobytes() for part, size in zip(received, map(int, sizes))]
     return [messages.decode(part, classes) for part in parts]
@@ -345,7 +345,7 @@ def stop_if_signalled(progress: str) -> None:
     """
     votes = gather_objects(signals.pending_signals())
     if number := signals.agree_on_signal([sum(column) for column in zip(*votes)]):
-        raise signals.interruption(number, progress)
+        raise signals.make_interruption(number, progress)
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
@@ -370,7 +370,7 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
         sum_within(parts, next(filter(None, meshes))["shard"].get_group())
         sums[sharded] = parts
     least = sums.clone()
-    with together():
+    with name_missing_replicas():
         dist.all_reduce(sums, dist.ReduceOp.MAX)
         dist.all_reduce(least, dist.ReduceOp.MIN)
     unequal = [name for name, same in zip(tensors, (sums == least).tolist()) if not same]

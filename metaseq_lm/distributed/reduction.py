@@ -15,13 +15,13 @@ from torch import Tensor
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Layout, Logs, to_python
 from metaseq_lm.distributed import process_group, shards
-from metaseq_lm.distributed.messages import subclasses
+from metaseq_lm.distributed.messages import all_subclasses
 from metaseq_lm.distributed.vectors import (
     Vector,
     is_dtensor,
     is_sharded,
     like_shard,
-    local,
+    local_part,
     replicas_of,
 )
 
@@ -143,7 +143,7 @@ def fillers_of(batches: Sequence[Batch]) -> list[Batch]:
         sent = None
         if process_group.rank() == sender:
             sent = batches[0].to("cpu")
-        kinds = [*subclasses(Batch), Layout]
+        kinds = [*all_subclasses(Batch), Layout]
         received = process_group.gather_objects(sent, kinds)[sender]
         assert received is not None
         samples = samples or [received]
@@ -199,7 +199,7 @@ class Reduction(Gradients):
     ) -> None:
         super().__init__()
         self.leaves, self.wrt, self.low = leaves, wrt, low
-        self.buckets = shards.buckets(reversed(range(len(wrt))), wrt)
+        self.buckets = shards.group_into_buckets(reversed(range(len(wrt))), wrt)
         if not self.buckets or low or others or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the numbers, which every replica needs
         self.missing = [len(bucket) for bucket in self.buckets]
@@ -259,7 +259,7 @@ class Reduction(Gradients):
             self.waits.append(process_group.start_sum(flat, group))
 
     def _numbers_like(self) -> Tensor:
-        device = local(self.wrt[0]).device if self.wrt else "cpu"
+        device = local_part(self.wrt[0]).device if self.wrt else "cpu"
         return torch.zeros((), dtype=torch.float64, device=device)
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
@@ -278,7 +278,7 @@ class Reduction(Gradients):
             sizes = [self.leaves[at].numel() for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
                 wrt = self.wrt[at]
-                grad = piece.to(wrt.dtype).view_as(local(wrt))
+                grad = piece.to(wrt.dtype).view_as(local_part(wrt))
                 grads[at] = like_shard(grad, wrt) if is_dtensor(wrt) else grad
         numbers = flat[sum(sizes) :]
         logs.update(zip(logs, numbers))

@@ -16,7 +16,7 @@ from metaseq_lm.distributed.vectors import (
     is_dtensor,
     is_sharded,
     like_shard,
-    local,
+    local_part,
     placements_on,
     rows_each,
     rows_of,
@@ -67,7 +67,7 @@ def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return the part of a parameter that this process holds, for its optimizer."""
     if not is_dtensor(parameter):
         return parameter
-    part = nn.Parameter(local(parameter.detach()), parameter.requires_grad)
+    part = nn.Parameter(local_part(parameter.detach()), parameter.requires_grad)
     part.role = getattr(parameter, "role", None)  # type: ignore[attr-defined]
     return part
 
@@ -78,14 +78,14 @@ def gather_whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     sharded = [i for i, t in enumerate(tensors) if is_sharded(t)]
     for i, t in enumerate(tensors):
         if is_dtensor(t) and not t.dim():
-            result[i] = local(t.detach()).clone()
-    for bucket in buckets(sharded, tensors):
+            result[i] = local_part(t.detach()).clone()
+    for bucket in group_into_buckets(sharded, tensors):
         like = tensors[bucket[0]]
         assert is_dtensor(like)
         group = like.device_mesh[SHARDS].get_group()
         shards = [tensors[i] for i in bucket]
         count = dist.get_world_size(group)
-        rows = [_padded(local(shard.detach()), shard.shape, count) for shard in shards]
+        rows = [_padded(local_part(shard.detach()), shard.shape, count) for shard in shards]
         flat = torch.cat([part.reshape(-1) for part in rows])
         gathered = flat.new_empty(count * flat.numel())
         process_group.start_gather(gathered, flat, group)()
@@ -104,7 +104,7 @@ def _padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *shape[1:])])
 
 
-def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:
+def group_into_buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:
     """Group `numbers`, in order, so that the tensors of a group have about BUCKET_BYTES.
 
     The tensors of a group have one dtype, and are all sharded or all whole.

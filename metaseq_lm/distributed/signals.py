@@ -23,14 +23,14 @@ _received: list[int] = []
 _listening = False
 
 
-def received() -> int:
+def last_signal() -> int:
     """Return the last stop signal received while listening, or 0."""
     return _received[-1] if _received else 0
 
 
 def pending_signals() -> list[float]:
     """Return 1.0 for the last received signal and 0.0 for all others, to sum over replicas."""
-    return [float(received() == number) for number in SIGNALS]
+    return [float(last_signal() == number) for number in SIGNALS]
 
 
 def agree_on_signal(votes: Sequence[float]) -> int:
@@ -38,7 +38,7 @@ def agree_on_signal(votes: Sequence[float]) -> int:
     return max((number for number, count in zip(SIGNALS, votes, strict=True) if count), default=0)
 
 
-def interruption(number: int, progress: str) -> Interrupted:
+def make_interruption(number: int, progress: str) -> Interrupted:
     """Return the error that ends a run for a signal; `progress` is the state of the run."""
     error = Interrupted(
         f"stopped by {signal.Signals(number).name} {progress}, start the same command "
@@ -48,7 +48,7 @@ def interruption(number: int, progress: str) -> Interrupted:
     return error
 
 
-def handled() -> list[signal.Signals]:
+def handled_signals() -> list[signal.Signals]:
     """Return the stop signals that this process handles; not HUP if it is ignored (nohup)."""
     return [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
@@ -62,14 +62,14 @@ def _record(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
+def listen() -> Iterator[None]:
     """Record stop signals inside the block; has no effect when nested or in another thread."""
     global _listening
     if _listening or threading.current_thread() is not threading.main_thread():
         yield
         return
     # The handler only records, so that a second signal does no harm, even during a save.
-    handlers = {number: signal.signal(number, _record) for number in handled()}
+    handlers = {number: signal.signal(number, _record) for number in handled_signals()}
     _listening = True
     try:
         yield

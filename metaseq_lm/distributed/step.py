@@ -94,7 +94,7 @@ def _tasks_per_node(counts: str) -> list[int]:
     return result
 
 
-def machine() -> str:
+def node_name() -> str:
     """Return the name of this node."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -175,7 +175,7 @@ class Meeting:
             secret = gate.read_secret(self.folder, create=False)
             if not secret:
                 self._wait(
-                    f"{machine()} sees no {gate.FILE} in {self.folder}, which all nodes have to "
+                    f"{node_name()} sees no {gate.FILE} in {self.folder}, which all nodes have to "
                     f"see (or set {gate.SECRET})"
                 )
                 continue
@@ -185,7 +185,7 @@ class Meeting:
                 self.port = inside.port
                 with contextlib.suppress(RuntimeError):  # the first task has just ended
                     return TCPStore(HOST, self.port, is_master=False)
-            self._wait(f"{machine()} does not reach the first task on {host}")
+            self._wait(f"{node_name()} does not reach the first task on {host}")
         return None
 
     def _secret(self) -> bytes:
@@ -230,7 +230,7 @@ class Meeting:
         """Return " on NODE" for messages, "" on a single machine."""
         if self.step.tasks == 1:
             return ""
-        return f" on {machine()}"
+        return f" on {node_name()}"
 
     def outcome(self) -> tuple[int, str] | None:
         """Return the failure that a task reported, None without one; polls once a second."""

@@ -43,7 +43,7 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     return is_dtensor(tensor) and tensor.dim() > 0
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds; it shares the tensor's memory."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
@@ -88,7 +88,7 @@ def rows_each(shape: torch.Size, shards: int) -> int:
 def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return the rows of a whole tensor that this process holds of a tensor placed like `like`."""
     if not is_dtensor(like) or is_dtensor(tensor) or not like.dim():
-        return local(tensor)
+        return local_part(tensor)
     mesh = like.device_mesh[SHARDS]
     rows = rows_each(like.shape, mesh.size())
     return tensor[rows * mesh.get_local_rank() :][:rows]
@@ -115,7 +115,7 @@ def _elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     like = tensors[0]
     if not is_dtensor(like):
         return function(*tensors)
-    return like_shard(function(*map(local, tensors)), like)
+    return like_shard(function(*map(local_part, tensors)), like)
 
 
 def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
@@ -157,12 +157,12 @@ def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors, placed like `like`, of a vector (P,) of `flat`."""
     tensors: list[Tensor] = []
-    pieces = local(vector).split([part(x).numel() for x in like])
+    pieces = local_part(vector).split([part(x).numel() for x in like])
     for piece, x in zip(pieces, like):
         if not is_dtensor(x):
             tensors.append(piece.view_as(x))
         elif x.dim():
-            tensors.append(like_shard(piece.view_as(local(x)), x))
+            tensors.append(like_shard(piece.view_as(local_part(x)), x))
         else:  # only the first process holds scalars
             tensors.append(like_shard(_summed(piece.sum(), [x]), x))
     return tensors
@@ -174,17 +174,17 @@ def part(x: Tensor) -> Tensor:
     A scalar, which all processes hold, is contributed by the first.
     """
     if x.dim() or not is_dtensor(x):
-        return local(x)
-    return local(x).reshape(1)[: int(not x.device_mesh[SHARDS].get_local_rank())]
+        return local_part(x)
+    return local_part(x).reshape(1)[: int(not x.device_mesh[SHARDS].get_local_rank())]
 
 
-def row(tensor: Tensor, index: int) -> Tensor:
+def gather_row(tensor: Tensor, index: int) -> Tensor:
     """Return a copy of a row of a tensor; for a shard, a collective call of its processes."""
     if not is_dtensor(tensor):
         return tensor[index].detach().clone()
     mesh = tensor.device_mesh[SHARDS]
     at = index - rows_each(tensor.shape, mesh.size()) * mesh.get_local_rank()
-    rows = local(tensor.detach())
+    rows = local_part(tensor.detach())
     term = rows.new_zeros(rows.shape[1:])
     if 0 <= at < len(rows):
         term.copy_(rows[at])
@@ -204,7 +204,7 @@ def dot(a: Vector, b: Vector) -> Tensor:
     """Return the inner product over the tensors that are None in neither."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     left, right = [x for x, _ in pairs], [y for _, y in pairs]
-    product = torch.dot(local(flat(left)), local(flat(right)))
+    product = torch.dot(local_part(flat(left)), local_part(flat(right)))
     return _summed(product, left)
 
 

@@ -39,8 +39,8 @@ from metaseq_lm.forward.passes import (
     ForwardPasses,
     LossFn,
     RngKey,
+    average_terms,
     check_terms,
-    means,
 )
 from metaseq_lm.optim import Optimizer
 
@@ -216,7 +216,7 @@ class _Weights:
     def add_(self, parameters: Sequence[Tensor], vector: Vector, scale: float) -> None:
         """Add scale * vector to some parameters."""
         pairs = [
-            (vectors.local(p), vectors.local(v))
+            (vectors.local_part(p), vectors.local_part(v))
             for p, v in zip(parameters, vector, strict=True)
             if v is not None
         ]
@@ -449,7 +449,7 @@ class Engine:
         results = process_group.gather_objects((to_python((parts, sizes)), calls))
         if any(order != calls for _, order in results):
             raise MetaseqError(OTHER_ORDER)
-        return means([sums for sums, _ in results])
+        return average_terms([sums for sums, _ in results])
 
     @torch.no_grad()
     def map(
@@ -490,7 +490,7 @@ class Engine:
         """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:
-            self._saved[name] = copied(optimizer.local_state())
+            self._saved[name] = copy_nested(optimizer.local_state())
         if all(g is None for g in grads):
             return True
         norm = optimizer.load_gradient(grads)
@@ -620,7 +620,7 @@ class Engine:
                 product: Tensor | int = 0
                 for v, g in zip(vector, graph, strict=True):
                     if v is not None and g is not None:
-                        product = product + (vectors.local(v) * g).sum()
+                        product = product + (vectors.local_part(v) * g).sum()
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
             inner.graph, inner.forward = None, None
@@ -638,14 +638,14 @@ class Engine:
         size = (step * parameter_norm / vector_norm).item()
         sides = []
         for sign in (1, -1):
-            saved = [vectors.local(p.detach()).clone() for p in inner.wrt]
+            saved = [vectors.local_part(p.detach()).clone() for p in inner.wrt]
             with torch.no_grad():
                 self._weights.add_(inner.wrt, vector, sign * size)
             side, _ = self._gradients(inner.loss, wrt, full_precision=True)
             sides.append(side)
             # Subtracting the step again would not restore the bits.
             with torch.no_grad():
-                torch._foreach_copy_([vectors.local(p) for p in inner.wrt], saved)
+                torch._foreach_copy_([vectors.local_part(p) for p in inner.wrt], saved)
             self.placement.refresh(inner.wrt)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
@@ -689,12 +689,12 @@ def _add_sizes(sizes: dict[str, Any], batch: Batch) -> None:
         sizes[name] = sizes.get(name, 0) + size
 
 
-def copied(state: Any) -> Any:
+def copy_nested(state: Any) -> Any:
     """Return a deep copy of nested dicts, lists, tuples and tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
-        return {k: copied(v) for k, v in state.items()}
+        return {k: copy_nested(v) for k, v in state.items()}
     if isinstance(state, (list, tuple)):
-        return type(state)(map(copied, state))
+        return type(state)(map(copy_nested, state))
     return state

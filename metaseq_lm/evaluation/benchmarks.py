@@ -148,7 +148,7 @@ def _checked_scores(task: Benchmark, scores: Any, label_names: Sequence[str]) ->
 # ------------------------------------------------------------------------ leaderboard files
 
 
-def submission(
+def format_submission(
     task: Benchmark,
     split: str,
     scores: Any,

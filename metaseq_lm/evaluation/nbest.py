@@ -194,7 +194,9 @@ def _difference_interval(
     return float(low), float(high)
 
 
-def combined(lists: Sequence[NBest], plls: Sequence[np.ndarray], weight: float) -> list[np.ndarray]:
+def combine_scores(
+    lists: Sequence[NBest], plls: Sequence[np.ndarray], weight: float
+) -> list[np.ndarray]:
     """Return score + weight * PLL of the hypotheses of each list, (H,) each."""
     return [nbest.scores + weight * pll for nbest, pll in zip(lists, plls)]
 
@@ -208,7 +210,7 @@ def choose_weight(
     lists: Sequence[NBest], plls: Sequence[np.ndarray], grid: Sequence[float]
 ) -> float:
     """Return the weight with the fewest edits on `lists`, the smallest one if equal."""
-    edits = [(_edits_of_best(lists, combined(lists, plls, w)).sum(), w) for w in grid]
+    edits = [(_edits_of_best(lists, combine_scores(lists, plls, w)).sum(), w) for w in grid]
     return min(edits)[1]
 
 
@@ -222,7 +224,7 @@ def split_rates(
     """
     words = np.array([nbest.words for nbest in lists])
     baseline = _edits_of_best(lists, [nbest.scores for nbest in lists])
-    edits = _edits_of_best(lists, combined(lists, plls, weight))
+    edits = _edits_of_best(lists, combine_scores(lists, plls, weight))
     one_best, wer = _error_rate(baseline, words), _error_rate(edits, words)
     return {
         "utterances": len(lists),

@@ -96,7 +96,7 @@ def _same_rows(
     return ordered
 
 
-def best(values: Sequence[float], most: int, lower_is_better: bool) -> list[int]:
+def best_indices(values: Sequence[float], most: int, lower_is_better: bool) -> list[int]:
     """Return the indices of the `most` best values, in ascending order; the first of equals wins.
 
     NaN is worst. Raises UsageError for fewer values than `most`, or a `most` below 1.

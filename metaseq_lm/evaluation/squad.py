@@ -309,7 +309,7 @@ def window_texts(
     return [(score, text) for text, score in texts.items()]
 
 
-def merged(
+def merge_answers(
     windows: SquadWindows, answers: Iterable[WindowAnswers], n_best: int
 ) -> dict[int, Answers]:
     """Merge the answers of windows, given in any order, to the answers to each question."""

@@ -30,7 +30,7 @@ TEXT = (
 
 def check(part: ModulePart, tokenizer: Tokenizer, folder: Path) -> str:
     """Return a line with the largest difference; MetaseqError above LIMIT or if ids differ."""
-    transformers = library()
+    transformers = import_transformers()
     kind = getattr(transformers, part.foreign.architecture.name)
     model, loading = kind.from_pretrained(folder, output_loading_info=True)
     # The library adds a pooler to models that were trained without one.
@@ -54,7 +54,7 @@ def check(part: ModulePart, tokenizer: Tokenizer, folder: Path) -> str:
     )
 
 
-def library(user: str = "--check") -> Any:
+def import_transformers(user: str = "--check") -> Any:
     """Return the transformers module, quiet; MetaseqError naming `user` if not installed."""
     try:
         import transformers

@@ -12,7 +12,7 @@ _KINDS = ("task", "criterion", "model")
 _HEADS = "heads."
 
 
-def claimed(config: RunConfig, source: object) -> Exported:
+def claimed_export(config: RunConfig, source: object) -> Exported:
     """Return the export that a run's criterion declares, if its task and model may be exported.
 
     Raises:

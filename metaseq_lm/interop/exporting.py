@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.subwords import bio_names, predicted_names
-from metaseq_lm.interop.claims import claimed, with_exported_heads
+from metaseq_lm.interop.claims import claimed_export, with_exported_heads
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
 from metaseq_lm.interop.heads import (
@@ -29,7 +29,7 @@ from metaseq_lm.interop.heads import (
 )
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
 from metaseq_lm.interop.model_card import CARD_FILE, model_card
-from metaseq_lm.interop.modern import unexportable
+from metaseq_lm.interop.modern import find_unsupported
 from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, Architecture
 from metaseq_lm.interop.parts import KEY, ModulePart, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
@@ -174,7 +174,7 @@ def _trained_part(
 
     MetaseqError, which begins with `source`, if there is no such class.
     """
-    claim = claimed(config, source)
+    claim = claimed_export(config, source)
     omitted: list[str] = []
     if main:
         weights, omitted = with_exported_heads(weights, claim)
@@ -198,7 +198,7 @@ def _trained_part(
         heads = {"of ELECTRA's generator"}
         if main:
             heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
-        lacking = unexportable(model, heads)
+        lacking = find_unsupported(model, heads)
         if lacking:
             raise MetaseqError(
                 f"{source}: ModernBERT of the transformers library has nothing like {lacking}"
@@ -330,7 +330,7 @@ def _label_options(
     return {**options, "label2id": ids, "id2label": labels}
 
 
-def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -> str:
+def why_not_exportable(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -> str:
     """Return why a model with these weights cannot be exported; "" if it can."""
     source = "model"
     try:

@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import read_json, temporary_name, write_atomic
 from metaseq_lm.data.records.text_files import check_text_file
 from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
-from metaseq_lm.runs.checkpoint import nonfinite
+from metaseq_lm.runs.checkpoint import nonfinite_names
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
 _LARGEST_POINTER = 1 << 10  # bytes; Git LFS has such files in place of large ones
@@ -61,8 +61,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         tensors = _read_torch(torch_file)
     else:
         raise MetaseqError(f"{folder}: neither {_WEIGHTS_FILE} nor {_TORCH_FILE} is there")
-    if nonfinite(tensors):
-        raise MetaseqError(f"{folder}: {', '.join(nonfinite(tensors)[:4])} is not finite")
+    if nonfinite_names(tensors):
+        raise MetaseqError(f"{folder}: {', '.join(nonfinite_names(tensors)[:4])} is not finite")
     return tensors
 
 

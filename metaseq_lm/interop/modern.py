@@ -137,7 +137,7 @@ def modern_values(model: ModernConfig, vocabulary: Vocabulary) -> dict[str, Any]
     return values
 
 
-def unexportable(model: ModernConfig, heads: set[str]) -> str:
+def find_unsupported(model: ModernConfig, heads: set[str]) -> str:
     """Name an option or head that no ModernBERT of the library supports; "" if there is none."""
     wrong = {
         "model.qk_norm=true": model.qk_norm,

@@ -225,7 +225,7 @@ ARCHITECTURES = {
 }
 
 
-def canonical(name: str, prefix: str) -> str:
+def canonical_name(name: str, prefix: str) -> str:
     """Return the current name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)

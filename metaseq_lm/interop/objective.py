@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.interop.check import LIMIT, foreign_outputs, library
+from metaseq_lm.interop.check import LIMIT, foreign_outputs, import_transformers
 from metaseq_lm.interop.heads import LABEL_RANGE
 from metaseq_lm.interop.parts import ModulePart
 from metaseq_lm.models.transformer.classifiers import SETS, SetHeads, module_name
@@ -67,7 +67,7 @@ def check_objective(
         passes = _first_rows(parts, labelled)
     except MetaseqError as error:
         return f"{folder}: its objective was not compared, because its rows cannot be read: {error}"
-    kind = getattr(library(), name)
+    kind = getattr(import_transformers(), name)
     model: nn.Module = kind.from_pretrained(folder).float().eval()
     comparison = _ModelComparison(parts, part, model, labelled)
     criterion = parts.task.run_config.criterion._name

@@ -17,7 +17,7 @@ from metaseq_lm.interop.names import (
     HEADS,
     TWINS,
     Mapping,
-    canonical,
+    canonical_name,
     optional_names,
 )
 from metaseq_lm.models.transformer.encoder import (
@@ -98,7 +98,7 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
         kinds = {"tokens": "word"}
     for ours, kind in kinds.items():
         if ours != "segments" or foreign.segments:
-            names[f"{backbone}.embeddings.{ours}.weight"] = (table(foreign, kind),)
+            names[f"{backbone}.embeddings.{ours}.weight"] = (embedding_table_name(foreign, kind),)
     for ours, theirs in modules.items():
         names[f"{ours}.weight"] = tuple(f"{name}.weight" for name in theirs)
         if not is_modern:
@@ -106,7 +106,7 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
     return names
 
 
-def table(foreign: ExternalModel, kind: str) -> str:
+def embedding_table_name(foreign: ExternalModel, kind: str) -> str:
     """Return the name of the embedding table of "word", "position" or "token_type"."""
     if foreign.architecture.is_modern and kind == "word":
         kind = "tok"
@@ -121,7 +121,7 @@ def read_part(
     main: bool,
 ) -> ModulePart:
     """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
-    stored = {canonical(name, foreign.architecture.prefix): name for name in tensors}
+    stored = {canonical_name(name, foreign.architecture.prefix): name for name in tensors}
     if len(stored) < len(tensors):
         raise MetaseqError(f"{source}: a tensor is there under an old and under its present name")
     names = tensor_names(foreign, main)
@@ -138,7 +138,7 @@ def read_part(
     part = ModulePart(foreign, config, {}, main)
     part.names = {name: stored[name] for name in required if stored[name] != name}
     _sort_rest(part, by_name.keys() - required, stored, by_name, source)
-    position = table(foreign, "position")
+    position = embedding_table_name(foreign, "position")
     if foreign.offset:
         part.rest[stored[position]] = by_name[position][: foreign.offset].clone()
         by_name[position] = by_name[position][foreign.offset :].clone()
@@ -162,8 +162,10 @@ def _sort_rest(
     """Sort `others` into copies and tensors to keep; MetaseqError for an unknown one."""
     base, tied = part.foreign.architecture.base, part.foreign.tied
     output = HEADS[base]["lm"][".weight"]
-    copies = {**COPIES, output: table(part.foreign, "word")}
-    spare = optional_names(base) | ({table(part.foreign, "token_type")} - set(part.weights))
+    copies = {**COPIES, output: embedding_table_name(part.foreign, "word")}
+    spare = optional_names(base) | (
+        {embedding_table_name(part.foreign, "token_type")} - set(part.weights)
+    )
     for name in sorted(others):
         tensor = by_name[name]
         original = by_name.get(copies.get(name, ""))
@@ -190,10 +192,13 @@ def write_part(part: ModulePart) -> dict[str, Tensor]:
     for parameter, names in tensor_names(foreign, part.main).items():
         pieces = part.weights[parameter].chunk(len(names))
         tensors |= {name: piece.clone() for name, piece in zip(names, pieces)}
-    words, position = tensors[table(foreign, "word")], table(foreign, "position")
+    words, position = (
+        tensors[embedding_table_name(foreign, "word")],
+        embedding_table_name(foreign, "position"),
+    )
     if not foreign.segments and foreign.architecture.has_segments:
         rows = int(part.config.get("type_vocab_size", 2))
-        tensors[table(foreign, "token_type")] = words.new_zeros(rows, words.shape[1])
+        tensors[embedding_table_name(foreign, "token_type")] = words.new_zeros(rows, words.shape[1])
     rest = dict(part.rest)
     if foreign.offset:
         zeros = words.new_zeros(foreign.offset, words.shape[1])

@@ -7,7 +7,7 @@ from torch import nn
 from metaseq_lm.core.config import RunConfig, as_dict
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.core.stored import from_stored, overridden
+from metaseq_lm.core.stored import from_stored, override_config
 from metaseq_lm.runs import manifests
 
 INHERIT = "inherit"
@@ -20,7 +20,7 @@ class Inherit(nn.Module):
     """
 
 
-def inherited(config: RunConfig) -> RunConfig:
+def inherit_model(config: RunConfig) -> RunConfig:
     """Return `config`, which has model `inherit`, with the model that init_from was trained with.
 
     model.changes replaces options of the checkpoint's model. Raises UsageError without init_from,
@@ -56,6 +56,6 @@ def inherited(config: RunConfig) -> RunConfig:
                 f"which has no such option.{nearest(option, options)}"
             )
     try:
-        return overridden(config, [f"model.{change}" for change in changes])
+        return override_config(config, [f"model.{change}" for change in changes])
     except UsageError as error:
         raise UsageError(f"model.changes={changes}: {error}") from error

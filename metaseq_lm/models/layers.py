@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.roles import Role
-from metaseq_lm.distributed.vectors import local
+from metaseq_lm.distributed.vectors import local_part
 from metaseq_lm.forward.passes import current_context, full_precision, scale_of
 
 
@@ -293,8 +293,8 @@ class AveragedWeights(nn.Module):
         weights, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         averages = dict(self.net.named_parameters())
         move_averages(
-            [local(average) for average in averages.values()],
-            [local(weights[name]) for name in averages],
+            [local_part(average) for average in averages.values()],
+            [local_part(weights[name]) for name in averages],
             self.decay if decay is None else decay,
         )
         for name, buffer in self.net.named_buffers():

@@ -119,7 +119,7 @@ class Optimizer:
         if self.is_sharded:
             gradient = vectors.place_like(gradient, self.parameters)
             norm = vectors.norm(gradient)
-            gradient = [None if grad is None else vectors.local(grad) for grad in gradient]
+            gradient = [None if grad is None else vectors.local_part(grad) for grad in gradient]
         else:
             norm = torch.nn.utils.get_total_norm([grad for grad in gradient if grad is not None])
         for parameter, grad in zip(self.local, gradient, strict=True):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core.errors import say
-from metaseq_lm.core.files import exchange, is_altered, sync_folder, to_json, with_checksum
+from metaseq_lm.core.files import exchange_names, is_altered, sync_folder, to_json, with_checksum
 from metaseq_lm.distributed import process_group, shards, vectors
 from metaseq_lm.runs.manifests import (
     FORMAT,
@@ -130,7 +130,7 @@ def stage(
             return f"{kind}.safetensors" if is_first else None
         number = shards.part_number(tensor)
         # Processes without rows of a tensor would all claim the same first row.
-        is_part = number is not None and (vectors.local(tensor).shape[0] or number == 0)
+        is_part = number is not None and (vectors.local_part(tensor).shape[0] or number == 0)
         return f"part_{number:05d}.safetensors" if is_part else None
 
     outline = map_tensors(take_out, state)
@@ -141,7 +141,7 @@ def stage(
         tables["model.safetensors"] = {}  # also for a run with all weights in parts
     for name, tensor in tensors.items():
         if file := file_of(name, tensor):
-            tables.setdefault(file, {})[name] = vectors.local(tensor)
+            tables.setdefault(file, {})[name] = vectors.local_part(tensor)
     first_rows = {n: shards.first_row(t) for n, t in tensors.items() if vectors.is_sharded(t)}
     for file, table in tables.items():
         rows = first_rows if PART.fullmatch(file) else None
@@ -150,7 +150,7 @@ def stage(
     size = 0
     for table in tables.values():
         size += sum(tensor.nbytes + 2 * len(name) + 200 for name, tensor in table.items())
-    structures = {"state": structure(outline), "weights": structure(dict(weights))}
+    structures = {"state": structure_hash(outline), "weights": structure_hash(dict(weights))}
     return _CheckpointContents(files, size, structures)
 
 
@@ -208,7 +208,7 @@ def _publish(temporary: Path, final: Path) -> None:
     old = temporary
     if not os.path.lexists(final):
         os.rename(temporary, final)
-    elif not exchange(temporary, final):
+    elif not exchange_names(temporary, final):
         old = final.with_name(f"{_REPLACED}{final.name}")
         os.rename(final, old)
         os.rename(temporary, final)
@@ -247,7 +247,7 @@ def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
         ) from error
 
 
-def structure(state: Any, limit: float = math.inf) -> str:
+def structure_hash(state: Any, limit: float = math.inf) -> str:
     """Return a hash of the keys and shapes in nested containers, to detect a missing part.
 
     Raises ValueError for more than `limit` values, such as in containers that contain each other.
@@ -269,13 +269,13 @@ def structure(state: Any, limit: float = math.inf) -> str:
     return hashlib.sha256(json.dumps(outline(state)).encode()).hexdigest()[:16]
 
 
-def nonfinite(weights: Mapping[str, Tensor]) -> list[str]:
+def nonfinite_names(weights: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the weights that contain NaN or infinity."""
     return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
 
 
 def _check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
-    if bad := nonfinite(weights):
+    if bad := nonfinite_names(weights):
         raise CheckpointError(f"{path}: {', '.join(bad[:4])} is not finite")
 
 
@@ -328,11 +328,11 @@ def open_lazily(path: Path) -> Checkpoint:
 
     Errors as in `load`, on all replicas.
     """
-    with agreed():
+    with agree_on_error():
         names = file_names(manifest := read_manifest(path))
         share = {"state.pt", *names[process_group.rank() :: process_group.world_size()]}
         verify(path, sorted(share), manifest)
-    with agreed():
+    with agree_on_error():
         return _open(path)
 
 
@@ -341,13 +341,15 @@ def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
 
     A collective call. Raises CheckpointError on all replicas if they do not fit or are not finite.
     """
-    with agreed():
+    with agree_on_error():
         load_into(module, stored.weights, stored.path)
-        _check_finite({n: vectors.local(w) for n, w in module.state_dict().items()}, stored.path)
+        _check_finite(
+            {n: vectors.local_part(w) for n, w in module.state_dict().items()}, stored.path
+        )
 
 
 @contextlib.contextmanager
-def agreed() -> Iterator[None]:
+def agree_on_error() -> Iterator[None]:
     """Raise a CheckpointError of any replica on all replicas."""
     error_here: CheckpointError | None = None
     try:
@@ -366,7 +368,7 @@ def _open(path: Path) -> Checkpoint:
     try:
         check_archive(content)
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        outline = structure(state, limit=len(content))
+        outline = structure_hash(state, limit=len(content))
         tensors = stored_tensors([path / n for n in file_names(manifest) if n != "state.pt"])
     except Exception as error:  # the two libraries may raise anything for a damaged file
         reason = str(error).split("\n")[0]
@@ -379,7 +381,7 @@ def _open(path: Path) -> Checkpoint:
         if manifest["format"] == OLD_FORMAT_IN_PARTS:
             _insert(manifest.get("shards", []), tensors, {"weights": tensors, "state": state})
         state = map_tensors(partial(_find, tensors), state)
-        if manifest["format"] == FORMAT and structure(tensors) != manifest.get("weights"):
+        if manifest["format"] == FORMAT and structure_hash(tensors) != manifest.get("weights"):
             raise ValueError("a part that was saved is missing, or there is one more")
     except Exception as error:  # the manifest may contain anything
         raise CheckpointError(f"{path}: its parts do not fit together: {error}") from error
@@ -413,7 +415,7 @@ def _insert(shards: Sequence[Any], tensors: dict[str, StoredTensor], tree: dict[
         raise ValueError("they hold more tensors than the manifest names")
 
 
-def newest(
+def find_newest(
     folder: Path, read: Callable[[Path], Checkpoint] = load
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest readable checkpoint, and why others were skipped; a collective call.
@@ -481,7 +483,7 @@ def load_into(
     check_fit(module, weights, source)
     with torch.no_grad():
         for name, target in module.state_dict().items():
-            vectors.local(target).copy_(rows_like(weights[name], target))
+            vectors.local_part(target).copy_(rows_like(weights[name], target))
 
 
 def check_fit(

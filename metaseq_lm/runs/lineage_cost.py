@@ -19,7 +19,7 @@ WORDS = "words"  # earlier versions did not count them
 Costs = dict[str, dict[str, float]] | None
 
 
-def ancestors(source: str, prefer: str = "last") -> Costs:
+def cost_of_ancestors(source: str, prefer: str = "last") -> Costs:
     """Return the cost of the run `source` (a checkpoint or run folder) and of all its ancestors."""
     path = manifests.resolve(source, prefer)
     folder = path.parent.parent
@@ -30,10 +30,10 @@ def ancestors(source: str, prefer: str = "last") -> Costs:
     if isinstance(words := results.get("words_seen"), int):
         cost[str(folder)][WORDS] = words
     pretraining = results["pretraining"]
-    return union([pretraining["runs"], cost]) if pretraining else cost
+    return merge_costs([pretraining["runs"], cost]) if pretraining else cost
 
 
-def union(parts: Iterable[Costs]) -> Costs:
+def merge_costs(parts: Iterable[Costs]) -> Costs:
     """Return all costs, each folder once; None if one of the parts is unknown."""
     merged: dict[str, dict[str, float]] = {}
     for part in parts:
@@ -43,7 +43,7 @@ def union(parts: Iterable[Costs]) -> Costs:
     return merged
 
 
-def checked(costs: Any) -> Costs:
+def check_costs(costs: Any) -> Costs:
     """Return costs that were read from a file; ValueError if they are malformed."""
     rows = {} if costs is None else costs
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
@@ -55,7 +55,7 @@ def checked(costs: Any) -> Costs:
     return None if costs is None else rows
 
 
-def total(costs: Costs, source: str | None) -> dict[str, Any] | None:
+def total_cost(costs: Costs, source: str | None) -> dict[str, Any] | None:
     """Return results.json's "pretraining": sums, `source` (init_from) and costs by run.
 
     None if the run has no ancestors; unknown numbers are None.

@@ -15,7 +15,7 @@ from typing import Any
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, check_names
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import COUNT, NUMBER, as_numbers, read_json, schema_error
-from metaseq_lm.core.stored import from_stored, overridden
+from metaseq_lm.core.stored import from_stored, override_config
 from metaseq_lm.runs.folder import check_hidden
 
 WORDS = "words_"  # prefix of links to the checkpoints at numbers of words
@@ -198,4 +198,4 @@ def reopened_config(
     """Return `_usable_config` with key=value overrides; UsageError for an invalid override."""
     config = _usable_config(path, manifest, user_dir)
     check_hidden(path, as_dict(config), overrides)
-    return overridden(config, overrides)
+    return override_config(config, overrides)

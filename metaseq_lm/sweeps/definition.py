@@ -162,7 +162,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 
 def absolute(path: str, base: Path) -> str:
     """Return a path given by the user as an absolute path."""
-    return os.path.abspath(base / Path(printable(path, "path")).expanduser())
+    return os.path.abspath(base / Path(require_printable(path, "path")).expanduser())
 
 
 def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
@@ -196,17 +196,19 @@ def _quote_item(item: str) -> str:
     return item if item.startswith("{") else quote(item)
 
 
-def plugin(name: str, base: Path) -> str:
+def plugin_path(name: str, base: Path) -> str:
     """Return a --user-dir as an absolute path, or unchanged if it names an installed module."""
     path = absolute(name, base)
     return path if os.sep in name or Path(path).exists() else name
 
 
-def axis(text: str) -> tuple[str, list[Any]]:
+def parse_grid(text: str) -> tuple[str, list[Any]]:
     """Return key and values of KEY=A,B,C in Hydra's grammar; raises UsageError."""
     key, equals, _ = text.partition("=")
     if not equals or not KEY.fullmatch(key):
-        raise UsageError(f"--grid {printable(text, '--grid')}: not of the form KEY=VALUE,VALUE")
+        raise UsageError(
+            f"--grid {require_printable(text, '--grid')}: not of the form KEY=VALUE,VALUE"
+        )
     stage, colon, _ = key.rpartition(":")
     return key, override_values(text[len(stage) + len(colon) :], f"--grid {text}")
 
@@ -313,7 +315,7 @@ def _select_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
             )
             if names == [""]:
                 problem = "the sweep has no stages; leave --stages out, or list them in SWEEP.yaml"
-            raise UsageError(f"--stages {printable(pattern, '--stages')}: {problem}")
+            raise UsageError(f"--stages {require_printable(pattern, '--stages')}: {problem}")
     chosen = set() if patterns else set(names)
     for pattern in patterns:
         chosen |= {name for name in names if fnmatchcase(name, pattern)}
@@ -357,7 +359,9 @@ def _check_axis(key: str, definition: Definition) -> None:
     stages = [stage.name for stage in definition.stages]
     place = f"grid.{key}" if key in definition.grid else "list"
     if not KEY.fullmatch(key) or (colon and stage not in stages):
-        raise UsageError(f"{place}: {printable(key, 'key')!r} is neither a key nor <stage>:<key>")
+        raise UsageError(
+            f"{place}: {require_printable(key, 'key')!r} is neither a key nor <stage>:<key>"
+        )
     if key in stages:
         raise UsageError(f"{place}: {key!r} is the name of a stage and of a value; rename one")
     if reason := why_set(option, SWEEP):
@@ -404,7 +408,7 @@ def check_overrides(overrides: Sequence[str], place: str, *setters: str) -> None
             raise UsageError(f"{place}: '{text}': {reason}")
 
 
-def printable(text: str, name: str) -> str:
+def require_printable(text: str, name: str) -> str:
     """Return `text`; raises UsageError if it has control characters or line breaks."""
     if not text.isprintable():
         raise UsageError(f"{name}: {text!r} has characters that cannot be printed")
@@ -417,7 +421,7 @@ def printable(text: str, name: str) -> str:
 def text_of(value: Any, name: str) -> str:
     """Return a value as the string that replaces a placeholder; raises UsageError."""
     if isinstance(value, str):
-        return printable(value, name)
+        return require_printable(value, name)
     if value is None or isinstance(value, (bool, int, float, list)):
         return hydra_text(value, name)
     raise UsageError(f"{name}: {value!r} is not a number, a text or a list of them")
@@ -432,7 +436,7 @@ def hydra_text(value: Any, name: str) -> str:
     return quote(text_of(value, name))
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
+def list_differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Return the differences between two definitions, one a line; stages are compared by name."""
     if where == "stages" and isinstance(old, list) and isinstance(new, list) and old != new:
         old = {stage["name"]: stage for stage in old}
@@ -440,12 +444,12 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         lines = [f"stage {n} only there" for n in old if n not in new]
         lines += [f"stage {n} only here" for n in new if n not in old]
         shared = [n for n in old if n in new]
-        lines += differences({n: old[n] for n in shared}, {n: new[n] for n in shared}, where)
+        lines += list_differences({n: old[n] for n in shared}, {n: new[n] for n in shared}, where)
         return lines or ["the stages are in a different order"]
     if isinstance(old, dict) and isinstance(new, dict):
         names = [n for n in (*old, *new) if old.get(n) != new.get(n)]
         lines = []
         for name in dict.fromkeys(names):
-            lines += differences(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
+            lines += list_differences(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
         return lines
     return [] if old == new else [f"{where} is {old!r} there, {new!r} here"]

@@ -31,7 +31,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.output import present_time
-from metaseq_lm.sweeps.definition import KEY, Definition, differences
+from metaseq_lm.sweeps.definition import KEY, Definition, list_differences
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.lock_file import locked, process_start
 
@@ -164,7 +164,7 @@ class SweepFolder:
             return
         old = self.read()
         definition = replace(definition, **relocated)
-        differing = differences(old["definition"], definition.as_json())
+        differing = list_differences(old["definition"], definition.as_json())
         if differing and not _extends(old, definition, runs):
             raise UsageError(
                 f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "

@@ -38,7 +38,7 @@ from metaseq_lm.core.files import (
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.signals import SIGNALS
-from metaseq_lm.distributed.step import machine
+from metaseq_lm.distributed.step import node_name
 from metaseq_lm.sweeps.server import Forked
 
 START = "metaseq-lm: starts"
@@ -270,7 +270,7 @@ class JobRunner:
         """Handle signals."""
         signals.name_process("metaseq-job")
         self.requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
-        for number in signals.handled():
+        for number in signals.handled_signals():
             signal.signal(number, self.on_signal)
         if self.job.lock is not None:  # Slurm itself cleans up after a dead step
             signals.follow_parent()
@@ -318,7 +318,7 @@ class JobRunner:
         code = child.wait()
         results = read_json_if_valid(folder / "results.json", since=started)
         if code not in (0, Interrupted.exit_code) and not results.get("message"):
-            results["message"] = _last_lines(log, before) or f"on {machine()}"
+            results["message"] = _last_lines(log, before) or f"on {node_name()}"
         return code, results
 
     def _begin_training(self, arguments: list[str]) -> None:

@@ -32,13 +32,13 @@ def adopt(
         UsageError: The folder holds another sweep.
         MetaseqError: A finished run was trained on other data.
     """
-    folder.require_same(definition, runs, relocated(folder, definition))
+    folder.require_same(definition, runs, relocated_paths(folder, definition))
     check_data(folder, runs)
     folder.adopt(definition, runs, launch.non_default())
     return states(folder, runs)
 
 
-def relocated(folder: SweepFolder, definition: Definition) -> dict[str, str]:
+def relocated_paths(folder: SweepFolder, definition: Definition) -> dict[str, str]:
     """Return the stored paths of a sweep that moved without a change of content."""
     if not (folder.path / "sweep.json").exists():
         return {}

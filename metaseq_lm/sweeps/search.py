@@ -24,7 +24,13 @@ from metaseq_lm.core.files import is_number
 from metaseq_lm.core.metric_names import lower_is_better
 from metaseq_lm.core.options import option
 from metaseq_lm.core.structured import read_structured
-from metaseq_lm.sweeps.definition import KEY, check_seeds, override_values, printable, text_of
+from metaseq_lm.sweeps.definition import (
+    KEY,
+    check_seeds,
+    override_values,
+    require_printable,
+    text_of,
+)
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(log\s+)?({NUMBER})\s*\.\.\s*({NUMBER})")
@@ -129,7 +135,7 @@ Space = Mapping[str, Range | Choice]
 
 def parse_axis(text: str) -> tuple[str, Range | Choice]:
     """Return key and distribution of KEY=RANGE or KEY=A,B; raises UsageError."""
-    source = f"--search {printable(text, '--search')}"
+    source = f"--search {require_printable(text, '--search')}"
     key, equals, value = text.partition("=")
     if not equals:
         raise UsageError(
@@ -151,8 +157,8 @@ def _read_range(text: str, place: str) -> Range:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
-            f"{place}: {printable(text, place)!r} is neither a range, such as 'log 1e-4..1e-2' "
-            "or 1..4, nor a list of values"
+            f"{place}: {require_printable(text, place)!r} is neither a range, such as "
+            "'log 1e-4..1e-2' or 1..4, nor a list of values"
         )
     log, *ends = match.groups()
     whole = all(_WHOLE.fullmatch(end) for end in ends)
@@ -184,7 +190,7 @@ def _check_space(space: Space, varied: set[str]) -> None:
     for key in space:
         place = f"search.space.{key}"
         if not KEY.fullmatch(key) or ":" in key:
-            raise UsageError(f"search.space: {printable(key, 'key')!r} is not a key")
+            raise UsageError(f"search.space: {require_printable(key, 'key')!r} is not a key")
         if reason := why_set(key, SWEEP, SEARCH):
             raise UsageError(f"{place}: {reason}")
         if key in varied:

@@ -26,7 +26,7 @@ from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import arguments_of
 from metaseq_lm.sweeps.job import JobRunner, describe_exit, is_interruption
 from metaseq_lm.sweeps.search import Search
-from metaseq_lm.sweeps.states import progress
+from metaseq_lm.sweeps.states import read_progress
 from metaseq_lm.sweeps.studies import Setting, Studies
 from metaseq_lm.sweeps.trials import DIVERGED, FAILED, INTERRUPTED, RUNNING, StudyTrial
 
@@ -128,7 +128,7 @@ def _spent_flops(folder: Path, run_flops: float) -> float:
     results = _read_results(folder)
     if isinstance(results.get("flops"), (int, float)):
         return float(results["flops"])
-    update, max_update, _ = progress(folder)
+    update, max_update, _ = read_progress(folder)
     return run_flops * min(1.0, update / max_update) if max_update else 0.0
 
 

@@ -16,7 +16,7 @@ from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.records import write_tuning
 from metaseq_lm.sweeps import launching, optuna_records
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
-from metaseq_lm.sweeps.definition import Definition, differences
+from metaseq_lm.sweeps.definition import Definition, list_differences
 from metaseq_lm.sweeps.expansion import PlannedRun, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
@@ -175,7 +175,7 @@ class Searched:
         stored = folder.stored_search()
         if not stored:
             raise UsageError(f"{folder.path} holds a sweep without a search; choose another --out")
-        moved: dict[str, Any] = dict(launching.relocated(folder, self.definition))
+        moved: dict[str, Any] = dict(launching.relocated_paths(folder, self.definition))
         definition = replace(self.definition, **moved)
         current = {"search": self.search.as_json(), **definition.as_json()}
         earlier = {"search": dict(stored["rules"]), **stored["definition"]}
@@ -183,7 +183,7 @@ class Searched:
             content["seeds"] = []
             if not folder.runs():
                 content["search"]["flops"] = 0.0
-        if lines := differences(earlier, current):
+        if lines := list_differences(earlier, current):
             raise UsageError(
                 f"{folder.path} holds another search ({'; '.join(lines[:5])}); choose another "
                 "--out, or continue it with the same definition; --search-flops can be raised "

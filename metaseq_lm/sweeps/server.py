@@ -74,7 +74,7 @@ class Server:
     """The server of one snapshot of the code, seen from the command that launches runs."""
 
     def __init__(self, code: str, threads: int, lock: Path) -> None:
-        command = [*launcher.python(code, _START), str(lock)]
+        command = [*launcher.python_command(code, _START), str(lock)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -128,7 +128,7 @@ def states(folder: SweepFolder, runs: list[PlannedRun] | None = None) -> list[St
     runs = folder.runs() if runs is None else runs
     folder.check_inside(runs)
     last = folder.submissions()
-    todo = [last[run.name] for run in runs if run.name in last and unfinished(folder, run)]
+    todo = [last[run.name] for run in runs if run.name in last and unfinished_stages(folder, run)]
     slurm = Slurm([entry.job for entry in todo if entry.executor == "slurm"])
     return [_state_of(folder, run, last.get(run.name), slurm) for run in runs]
 
@@ -141,12 +141,12 @@ def active_workers(folder: SweepFolder) -> dict[str, str]:
     slurm = Slurm([entry.job for entry in workers.values() if entry.executor == "slurm"])
     known = {}
     for name, entry in workers.items():
-        if name.startswith(WORKER) and (state := active(entry, slurm)):
+        if name.startswith(WORKER) and (state := activity_of(entry, slurm)):
             known[name] = state
     return known
 
 
-def unfinished(folder: SweepFolder, run: PlannedRun) -> list[StageRun]:
+def unfinished_stages(folder: SweepFolder, run: PlannedRun) -> list[StageRun]:
     """Return the stages of a run that still have to be trained, in order.
 
     Finished stages do not count, nor does a stage that only finished stages start from, because its
@@ -210,10 +210,10 @@ def same_data(old: str, new: str) -> bool:
 
 
 def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slurm: Slurm) -> State:
-    stages = unfinished(folder, run)
+    stages = unfinished_stages(folder, run)
     stage = stages[0] if stages else run.stages[-1]
     run_folder = folder.path / stage.folder
-    update, max_update, seconds = progress(run_folder)
+    update, max_update, seconds = read_progress(run_folder)
     common: dict[str, Any] = {
         "run": run.name,
         "stage": stage.name or "train",
@@ -221,7 +221,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
         "max_update": max_update,
         "seconds": seconds,
         "job": last.job if last else "",
-        "requeued": requeued(folder, last, slurm),
+        "requeued": count_requeues(folder, last, slurm),
     }
     if not stages:
         altered = is_altered(read_json_if_valid(run_folder / "results.json"))
@@ -229,7 +229,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
         return State(state="finished", reason=reason, **common)
     if last is None:
         return State(state="waiting", **common)
-    activity = active(last, slurm)
+    activity = activity_of(last, slurm)
     if activity == "unknown" or last.parts > 1:
         outcome = _outcome_of_run(folder, last).get("state")
         if outcome in _FINAL_OUTCOMES:
@@ -242,7 +242,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
             reason = f"it was started on {last.host}; ask there"
         return State(state=activity, reason=reason, **common)
     added = not run_folder.exists() and any((folder.path / s.folder).exists() for s in run.stages)
-    state, reason = ended(folder, last, slurm, added)
+    state, reason = describe_end(folder, last, slurm, added)
     results = run_folder / "results.json"
     if not read_json_if_valid(results) and run_folder.exists():
         fault = "results.json is not readable" if results.exists() else "no results.json"
@@ -250,7 +250,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
     return State(state=state, reason=reason, **common)
 
 
-def progress(run_folder: Path) -> tuple[int, int, float]:
+def read_progress(run_folder: Path) -> tuple[int, int, float]:
     """Return the done and total updates and the seconds of a run, from its log and config."""
     update, seconds = 0, 0.0
     log = run_folder / "log.jsonl"
@@ -269,10 +269,10 @@ def progress(run_folder: Path) -> tuple[int, int, float]:
                 continue
     source = run_folder / "results.json"
     results = read_json_if_valid(source)
-    max_update = number(results, "max_update", 0, source)
+    max_update = read_number(results, "max_update", 0, source)
     max_update = max_update or _configured(run_folder / "config.yaml")
-    done = number(results, "updates", update, source)
-    return int(done), int(max_update), float(number(results, "seconds", seconds, source))
+    done = read_number(results, "updates", update, source)
+    return int(done), int(max_update), float(read_number(results, "seconds", seconds, source))
 
 
 def _configured(config: Path) -> float:
@@ -280,10 +280,10 @@ def _configured(config: Path) -> float:
         return 0
     content: Any = read_config(config)  # references in it are not followed
     options = content.get("trainer")
-    return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
+    return read_number(options if isinstance(options, dict) else {}, "max_update", 0, config)
 
 
-def number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
+def read_number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
     """Return a number from a run's file, or `default`; MetaseqError for another value."""
     value = default if content.get(key) is None else content[key]
     if not isinstance(value, (int, float)) or not abs(value) < _LARGEST:
@@ -294,7 +294,7 @@ def number(content: dict[str, Any], key: str, default: float, file: Path) -> flo
     return value
 
 
-def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
+def count_requeues(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
     """Return how often the last job of a run was requeued."""
     if last is None:
         return 0
@@ -306,7 +306,7 @@ def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
     return max(0, lives - 1)
 
 
-def active(last: Submission, slurm: Slurm) -> str:
+def activity_of(last: Submission, slurm: Slurm) -> str:
     """Return pending, running, unknown, or "" for an ended job."""
     if last.executor == "local":
         if last.host != socket.gethostname():
@@ -320,7 +320,9 @@ def active(last: Submission, slurm: Slurm) -> str:
     return "" if state in _ENDED else "running"
 
 
-def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> tuple[str, str]:
+def describe_end(
+    folder: SweepFolder, last: Submission, slurm: Slurm, added: bool
+) -> tuple[str, str]:
     """Return the state of an unfinished run after the end of its job, and the reason.
 
     `added` is set if a stage has not begun, for example one added to the sweep after the job.
@@ -357,14 +359,14 @@ def _log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
     return folder.path / last.folder / f"{last.job}_0_log.{kind}"
 
 
-def summary(states: list[State]) -> str:
+def format_summary(states: list[State]) -> str:
     """Return the counts of all states as one line."""
     counts = Counter(state.state for state in states)
     parts = [f"{counts[name]} {name}" for name in _ORDER if counts[name]]
     return f"{len(states)} run{'s' * (len(states) != 1)}{': ' * bool(parts)}{', '.join(parts)}"
 
 
-def document(states: list[State]) -> dict[str, Any]:
+def states_document(states: list[State]) -> dict[str, Any]:
     """Return the states for JSON: runs with the attributes of `State`, and counts by state."""
     runs = [{**asdict(state), "remaining": state.remaining} for state in states]
     return {"runs": runs, "counts": dict(Counter(state.state for state in states))}

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import launcher
-from metaseq_lm.distributed.signals import handled
+from metaseq_lm.distributed.signals import handled_signals
 from metaseq_lm.sweeps import states as state_module
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
@@ -52,7 +53,7 @@ def _job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, cod
     common, code_folder, threads, lock = parts_of_job(folder, launch, code)
     todo = {}
     for run in runs:
-        stages = state_module.unfinished(folder, run)
+        stages = state_module.unfinished_stages(folder, run)
         todo[run.name] = [
             (s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages
         ]
@@ -65,7 +66,7 @@ _MakeJob = Callable[[SweepFolder, Sequence[PlannedRun], Launch, Code], Any]
 def python(code: Code) -> str:
     """Return the command with which submitit's script starts Python on the snapshot."""
     start = "from metaseq_lm.cli.jobs import process; process(sys.argv[-1])"
-    return shlex.join(launcher.python(str(code.folder), start))
+    return shlex.join(launcher.python_command(str(code.folder), start))
 
 
 def need_slurm() -> None:
@@ -105,20 +106,22 @@ def submit_slurm(
         executor.update_parameters(**log_parameters(launch, jobs_folder, len(part) > 1))
         if ids and launch.max_parallel:
             executor.update_parameters(dependency=f"afterany:{ids[-1].partition('_')[0]}")
+        callables = [make_job(folder, group, launch, code) for group in part]
         try:
-            jobs = executor.submit_array([make_job(folder, group, launch, code) for group in part])
+            with redirect_stderr(StringIO()):  # submitit also prints what its error says
+                jobs = executor.submit_array(callables)
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" * bool(ids)
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
         for group, job in zip(part, jobs):
             for number, run in enumerate(group):
-                entry = submission(folder, run, launch, code, jobs_folder)
+                entry = make_submission(folder, run, launch, code, jobs_folder)
                 record(folder, replace(entry, job=job.job_id, part=number, parts=len(group)))
                 ids.append(job.job_id)
     return ids
 
 
-def submission(
+def make_submission(
     folder: SweepFolder, run: PlannedRun, launch: Launch, code: Code, jobs_folder: Path
 ) -> Submission:
     """Return the submission of a run before its job has a number."""
@@ -191,7 +194,7 @@ class LocalRuns:
         for batch in batches:
             waiting += [(batch, run) for run in batch.runs]
         started = shown = time.monotonic()
-        ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
+        ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled_signals())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
         last_signal = 0.0
         try:
@@ -239,7 +242,7 @@ class LocalRuns:
             visible_gpus=self.gpus_of(slot),
         )
         job = executor.submit(batch.make_job(folder, [run], self.launch, code))
-        entry = submission(folder, run, self.launch, code, jobs_folder)
+        entry = make_submission(folder, run, self.launch, code, jobs_folder)
         entry = replace(entry, job=job.job_id, start=process_start(int(job.job_id)))
         record(folder, entry)
         self.running.append(_Active(batch, run, entry, slot))

@@ -28,8 +28,8 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.benchmarks import (
     LabelledItems,
+    format_submission,
     labelled_results,
-    submission,
 )
 from metaseq_lm.evaluation.official import THRESHOLD
 from metaseq_lm.evaluation.predictions import mean_scores
@@ -138,7 +138,7 @@ def label_range(folder: Path) -> tuple[float, float]:
     return float(labels.min()), float(labels.max()) if labels.max() > 0 else 1.0
 
 
-def judged(
+def evaluate_predictions(
     engine: Engine, batches: Iterable[list[Batch]], judge: Callable[[Any], tuple[Terms, list[T]]]
 ) -> tuple[Logs, list[T]]:
     """Return the mean loss over all `batches` of a split, and the results of all replicas.
@@ -163,7 +163,7 @@ def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict[str, Any]] | 
     return [data.rows[sample] for sample in samples]
 
 
-def listed(samples: Any, outputs: Tensor) -> Outputs:
+def split_outputs(samples: Any, outputs: Tensor) -> Outputs:
     """Return (sample, outputs) of each sample of a batch, given `samples` (B,), outputs (B, K)."""
     return list(zip(samples.tolist(), outputs.tolist()))
 
@@ -207,9 +207,9 @@ def labelled_scores(
 
     def judge(batch: Batch) -> tuple[Terms, Outputs]:
         outputs, terms = scored(batch)
-        return terms, listed(batch.samples, outputs)
+        return terms, split_outputs(batch.samples, outputs)
 
-    logs, results = judged(engine, batches, judge)
+    logs, results = evaluate_predictions(engine, batches, judge)
     return labelled_split(data, results, logs)
 
 
@@ -250,7 +250,7 @@ def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) 
     if data.regression:
         scores = scores[:, 0]
     set_rows = chosen_rows(data, [row["index"] for row in ordered])
-    name, text = submission(data.benchmark, split, scores, set_rows, data.label_names)
+    name, text = format_submission(data.benchmark, split, scores, set_rows, data.label_names)
     return {name: text}
 
 

@@ -72,18 +72,18 @@ def _parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> _Mixtu
     """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
     entry = read_entry(item, ObjectiveEntry)
     # A preset names another task.
-    task_name = composed(f"task={entry.task}").task._name
+    task_name = compose_cached(f"task={entry.task}").task._name
     _check_takes_part(task_name)
     name = entry.name or entry.task
     if not name.isidentifier():
         raise UsageError(f"name={name}: use letters, digits and _")
     choices = [f"task={entry.task}", f"criterion={entry.criterion or task_name}"]
-    keys = {key: _option_key(key, composed(*choices)) for key in entry.options}
+    keys = {key: _option_key(key, compose_cached(*choices)) for key in entry.options}
     for key in keys.values():
         if key.startswith("task.") and key.removeprefix("task.") in ROWS:
             raise UsageError(f"{key} is that of all objectives; give it as an option by itself")
     options = [f"{keys[key]}={format_value(value)}" for key, value in entry.options.items()]
-    alone = composed(*choices, f"trainer.max_update={config.trainer.max_update}", *options)
+    alone = compose_cached(*choices, f"trainer.max_update={config.trainer.max_update}", *options)
     rows = _with_rows(alone.task, config.task)
     alone = _prepared(replace(config, task=rows, criterion=alone.criterion))
     check_pair(alone)
@@ -106,7 +106,7 @@ def _option_key(key: str, config: RunConfig) -> str:
 
 
 @cache
-def composed(*overrides: str) -> RunConfig:
+def compose_cached(*overrides: str) -> RunConfig:
     """Return `load_config(overrides)`; cached, because it dominates the time to build a mixture."""
     return load_config(overrides)
 

@@ -32,14 +32,19 @@ from metaseq_lm.evaluation.squad import (
     PredictedAnswers,
     WindowAnswers,
     best_text,
-    merged,
+    merge_answers,
     squad_results,
     window_texts,
 )
 from metaseq_lm.evaluation.suites import OVERALL
 from metaseq_lm.models.transformer.span_head import SpanModel
 from metaseq_lm.tasks import Passes, Scored
-from metaseq_lm.tasks.finetuning import LabelledSetTask, encoder_sizes, judged, labelled_folder
+from metaseq_lm.tasks.finetuning import (
+    LabelledSetTask,
+    encoder_sizes,
+    evaluate_predictions,
+    labelled_folder,
+)
 
 
 class SquadTask(LabelledSetTask):
@@ -89,10 +94,10 @@ class SquadTask(LabelledSetTask):
             x = model(batch.tokens, batch.layout, batch.segments)
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
-        logs, windows = judged(engine, batches, judge)
+        logs, windows = evaluate_predictions(engine, batches, judge)
         # Results from other replicas are tuples.
         window_answers = itertools.starmap(WindowAnswers, windows)
-        answers = merged(self.windows(split), window_answers, self.config.n_best)
+        answers = merge_answers(self.windows(split), window_answers, self.config.n_best)
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
         odds = {ids[question]: self._odds(best) for question, best in answers.items()}

@@ -26,7 +26,12 @@ from metaseq_lm.evaluation.chunks import conlleval_spans
 from metaseq_lm.models.transformer.classifiers import TokenClassifier
 from metaseq_lm.models.transformer.encoder import TokenHead
 from metaseq_lm.tasks import Passes, Scored
-from metaseq_lm.tasks.finetuning import OneSetTask, encoder_sizes, judged, labelled_folder
+from metaseq_lm.tasks.finetuning import (
+    OneSetTask,
+    encoder_sizes,
+    evaluate_predictions,
+    labelled_folder,
+)
 from metaseq_lm.tasks.masked_lm import limited_count, scored_rows
 from metaseq_lm.tasks.words import prediction_files, prediction_rows, set_scores
 
@@ -85,7 +90,7 @@ class TokenClassificationTask(OneSetTask):
             classes = [row[mask].tolist() for row, mask in zip(best, is_word)]
             return terms, list(zip(batch.samples.tolist(), classes))
 
-        logs, predicted = judged(engine, batches, judge)
+        logs, predicted = evaluate_predictions(engine, batches, judge)
         sentences: dict[int, list[int]] = {}
         for row, classes in sorted(predicted):
             sentences.setdefault(int(rows.sentence[row]), []).extend(classes)

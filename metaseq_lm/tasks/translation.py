@@ -16,7 +16,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.criterions.translation import Translation
-from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, shorter
+from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, drop_long_sentences
 from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.streams import Order, Sequential, Stream
 from metaseq_lm.data.words.buckets import Bucketed
@@ -24,7 +24,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
 from metaseq_lm.models.seq2seq import Beam, LSTMEncoderDecoder
 from metaseq_lm.tasks import Passes, Scored, Task, model_class
-from metaseq_lm.tasks.finetuning import judged
+from metaseq_lm.tasks.finetuning import evaluate_predictions
 from metaseq_lm.tasks.masked_lm import scored_rows
 
 _Translated = list[tuple[int, str]]  # sentence, its translation
@@ -56,7 +56,7 @@ class TranslationTask(Task):
         others are the rest of these.
         """
         options = self.config
-        usable = shorter(ParallelSet(self.data, "train"), options.max_length)
+        usable = drop_long_sentences(ParallelSet(self.data, "train"), options.max_length)
         generator = random_streams.generator(options.share_seed, "labelled pairs")
         order = generator.permutation(usable)
         count = max(1, round(options.labelled_share * len(order)))
@@ -122,7 +122,7 @@ class TranslationTask(Task):
             terms = self.criterion(model, batch)
             return terms, self.translations(model, batch) if bleu else []
 
-        logs, translated = judged(engine, batches, judge)
+        logs, translated = evaluate_predictions(engine, batches, judge)
         # numpy's exp of a diverged loss is infinite, not an error.
         if "loss" in logs:
             logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))

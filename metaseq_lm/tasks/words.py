@@ -44,9 +44,9 @@ from metaseq_lm.models.words.word_model import (
     heads_of,
 )
 from metaseq_lm.runs import checkpoint, manifests
-from metaseq_lm.runs.lineage_cost import Costs, ancestors
+from metaseq_lm.runs.lineage_cost import Costs, cost_of_ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
-from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
+from metaseq_lm.tasks.finetuning import ENCODER, different_sets, evaluate_predictions
 from metaseq_lm.tasks.masked_lm import scored_rows
 
 _AVERAGE = "average.net."
@@ -187,7 +187,7 @@ class WordTask(Task):
         """Return the cost of the language model of task.elmo."""
         if not self.config.elmo:
             return {}
-        return ancestors(self.config.elmo, prefer="best")
+        return cost_of_ancestors(self.config.elmo, prefer="best")
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
         """Return the modules of a set, the primary one first; methods add others."""
@@ -280,7 +280,7 @@ class WordTask(Task):
                 predicted += [(prefix, row) for row in _predictions_of(data, scores, batch)]
             return terms, predicted
 
-        logs, predictions = judged(engine, batches, judge)
+        logs, predictions = evaluate_predictions(engine, batches, judge)
         by_net: dict[str, list[_Predicted]] = {net: [] for net in nets}
         for prefix, row in predictions:
             by_net[prefix].append(row)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.distributed.vectors import local
+from metaseq_lm.distributed.vectors import local_part
 from metaseq_lm.models.layers import move_averages
 from metaseq_lm.runs.tensor_files import rows_like
 
@@ -42,8 +42,8 @@ class MovingAverage:
         If only the device knows whether it has refused the update, `skips` is a boolean scalar on
         it; a refused update leaves the averages unchanged.
         """
-        averages = [local(average) for average in self.averages.values()]
-        weights = [local(self.weights[name]) for name in self.averages]
+        averages = [local_part(average) for average in self.averages.values()]
+        weights = [local_part(self.weights[name]) for name in self.averages]
         if skips is None:
             move_averages(averages, weights, self.decay)
             return
@@ -63,7 +63,7 @@ class MovingAverage:
     @torch.no_grad()
     def _exchange(self) -> None:
         for name, average in self.averages.items():
-            weight, other = local(self.weights[name]), local(average)
+            weight, other = local_part(self.weights[name]), local_part(average)
             copy = weight.clone()
             weight.copy_(other)
             other.copy_(copy)
@@ -85,9 +85,9 @@ class MovingAverage:
         trained = state.get("trained_weights")
         for name, weight in self.weights.items():
             if name in self.averages:
-                local(self.averages[name]).copy_(local(weight))
+                local_part(self.averages[name]).copy_(local_part(weight))
             if trained is None:
                 continue
             if trained[name].shape != weight.shape:
                 raise ValueError(f"the trained weight {name}, {tuple(trained[name].shape)}")
-            local(weight).copy_(rows_like(trained[name], weight))
+            local_part(weight).copy_(rows_like(trained[name], weight))

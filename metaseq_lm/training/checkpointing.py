@@ -76,8 +76,8 @@ class Checkpointer:
         process_group.check_peers()
         weights = self.parts.model.state_dict()
         # A weight that is not finite on one replica must stop all replicas.
-        local = {name: vectors.local(tensor) for name, tensor in weights.items()}
-        by_replica = process_group.gather_objects(checkpoint.nonfinite(local))
+        local = {name: vectors.local_part(tensor) for name, tensor in weights.items()}
+        by_replica = process_group.gather_objects(checkpoint.nonfinite_names(local))
         bad = list(dict.fromkeys(chain.from_iterable(by_replica)))
         if bad:
             raise DivergedError(
@@ -132,7 +132,7 @@ class Checkpointer:
         contents.size = sum(process_group.gather_objects(contents.size))
         description = {**self.description, "started": self.started, "valid": valid}
         try:
-            with checkpoint.agreed():
+            with checkpoint.agree_on_error():
                 if process_group.rank() == 0:
                     require_folder(self.folder.parent)
                     checkpoint.prepare(self.folder, update, contents.size)
@@ -161,10 +161,10 @@ class Checkpointer:
             return ""
         pending, self.pending = self.pending, None
         try:
-            with checkpoint.agreed():
+            with checkpoint.agree_on_error():
                 sums = pending.writing.result()
             sums = dict(ChainMap(*process_group.gather_objects(sums)))
-            with checkpoint.agreed():
+            with checkpoint.agree_on_error():
                 if process_group.rank() == 0:
                     checkpoint.commit(self.folder, pending.update, pending.manifest, sums)
                     self._tidy(pending.update, pending.names)
@@ -191,13 +191,13 @@ class Checkpointer:
         Loads its weights into the model. The parts of the run in `reset` need not fit. Raises
         CheckpointError if there are checkpoints and none fits.
         """
-        stored, skipped = checkpoint.newest(self.folder, partial(self._read, reset))
+        stored, skipped = checkpoint.find_newest(self.folder, partial(self._read, reset))
         return stored, [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
 
     def _read(self, reset: Collection[str], path: Path) -> Checkpoint:
         """Return a checkpoint that fits except for the parts in `reset`; load its weights."""
         stored = checkpoint.open_lazily(path)
-        with checkpoint.agreed():
+        with checkpoint.agree_on_error():
             self._check_fit(stored, reset)
         checkpoint.read_weights(self.parts.model, stored)
         return stored

@@ -14,7 +14,7 @@ from metaseq_lm.core.config import TrainerConfig
 from metaseq_lm.core.errors import DivergedError, MetaseqError
 from metaseq_lm.core.interfaces import place_of
 from metaseq_lm.distributed import process_group
-from metaseq_lm.engine.engine import Engine, copied
+from metaseq_lm.engine.engine import Engine, copy_nested
 from metaseq_lm.tasks import Task
 
 
@@ -47,7 +47,7 @@ class NonfinitePolicy:
         """Return a copy of what the next update may change; None if the policy never undoes one."""
         if self.policy != "skip":
             return None
-        snapshot: dict[str, Any] = copied(self._changeable())
+        snapshot: dict[str, Any] = copy_nested(self._changeable())
         return snapshot
 
     def _changeable(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.forward.compilation import compile_blocks
-from metaseq_lm.models.inherit import INHERIT, inherited
+from metaseq_lm.models.inherit import INHERIT, inherit_model
 from metaseq_lm.models.transformer.encoder import Layer, Stack
 from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.optim.roles import assign_roles
@@ -104,7 +104,7 @@ def prepare_config(config: RunConfig) -> RunConfig:
         numbers_of_words(config.trainer.save_words)
     check_pair(config)
     if config.model._name == INHERIT:
-        config = inherited(config)
+        config = inherit_model(config)
     task_class = TASKS.entry(config.task._name).value
     if issubclass(task_class, Prepares):
         config = task_class.prepare(config)

@@ -130,7 +130,7 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
         if heads:
             message += f"; {kind}: {', '.join(dict.fromkeys(heads.values()))}"
     weights = manifests.hash_of_weights(stored.manifest)
-    return Initialisation(message, lineage_cost.ancestors(source), weights)
+    return Initialisation(message, lineage_cost.cost_of_ancestors(source), weights)
 
 
 def _other_heads(

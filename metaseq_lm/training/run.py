@@ -166,7 +166,9 @@ class TrainingRun:
             try:
                 metrics[split], rows = self.parts.score(split)
             except Interrupted as error:
-                raise signals.interruption(error.signal, self.trainer.progress_text()) from None
+                raise signals.make_interruption(
+                    error.signal, self.trainer.progress_text()
+                ) from None
             if self.folder is not None and rows:
                 files = submissions_of(self.task, split, rows)
                 write_predictions(self.folder.path, split, rows, files)
@@ -187,7 +189,7 @@ class TrainingRun:
                 text = "  ".join(f"{metric} {value:.4g}" for metric, value in overall.items())
                 self.log.message(f"{results.name}  {text}", is_result=True)
         except Interrupted as error:
-            raise signals.interruption(error.signal, self.trainer.progress_text()) from None
+            raise signals.make_interruption(error.signal, self.trainer.progress_text()) from None
 
     def _load_best(self, metrics: dict[str, Any]) -> None:
         """Add the metrics of the best checkpoint, if any, and load its weights if needed."""
@@ -213,7 +215,7 @@ class TrainingRun:
         costs = [self.initialisation.costs]
         if isinstance(self.task, UsesOtherRuns):
             costs.append(self.task.further_costs())
-        ancestors = lineage_cost.union(costs)
+        ancestors = lineage_cost.merge_costs(costs)
         if self.folder is None:
             return
         # If the run was finished before this attempt, its results stay.
@@ -254,7 +256,7 @@ class TrainingRun:
                 "architecture": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
                 "threads": torch.get_num_threads(),
                 "replicas": process_group.world_size(),
-                "pretraining": lineage_cost.total(ancestors, config.init_from),
+                "pretraining": lineage_cost.total_cost(ancestors, config.init_from),
             }
         )
 

@@ -47,7 +47,7 @@ def initialise(parts: Parts) -> Initialisation:
         message = f"init_from {shown} has other weights now; the run goes on with its own"
     costs = _costs_on_record(record, folder)
     if costs is None and now is not None:
-        costs = lineage_cost.ancestors(source)
+        costs = lineage_cost.cost_of_ancestors(source)
     return Initialisation(message, costs, then or "", is_outdated=now not in (None, then))
 
 
@@ -75,7 +75,7 @@ def _weights_at(source: str | None) -> str | None:
 def _costs_on_record(record: dict[str, Any], folder: Path) -> lineage_cost.Costs:
     """Return the costs of the ancestors that a checkpoint records; None if it records none."""
     try:
-        return lineage_cost.checked(record.get("costs"))
+        return lineage_cost.check_costs(record.get("costs"))
     except ValueError as error:
         raise CheckpointError(
             f"{folder}: a manifest of its checkpoints is damaged: {error}"

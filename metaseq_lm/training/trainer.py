@@ -98,7 +98,7 @@ class Trainer:
         if self.options.on_nonfinite == "rollback" and not self.update:
             self.save(False)
         self.model.train()
-        with signals.listening():
+        with signals.listen():
             # A signal may have come already, or stopped an earlier process before a validation.
             self._between_updates(self.poll_limits())
             while not self.stopped_by:
@@ -275,7 +275,7 @@ class Trainer:
         if signal:
             if self.update:
                 self.save(False, required=True)
-            raise signals.interruption(signal, self.progress_text())
+            raise signals.make_interruption(signal, self.progress_text())
         due = self.stopped_by or self._is_due(options.validate_interval_updates)
         due = due or (options.validate_first and not self.update)
         improved = False
@@ -311,7 +311,7 @@ class Trainer:
         except Interrupted as error:
             if self.update:
                 self.save(False, required=True)
-            raise signals.interruption(error.signal, self.progress_text()) from None
+            raise signals.make_interruption(error.signal, self.progress_text()) from None
         self._validated_at = self.update
         # A checkpoint already saved at this update lacks the validation.
         if trouble := self.checkpointer.outdate():

@@ -117,18 +117,18 @@ def test_the_first_checkpoint_is_there_with_its_folder(tmp_path):
     (tmp_path / "run").mkdir()
     disk = Disk(tmp_path / "run", lambda: save(tmp_path / "run" / "checkpoints", 1, 1))
     for place, saved in disk.cuts(tmp_path / "cuts"):
-        assert not saved or checkpoint.newest(place / "checkpoints")[0] is not None
+        assert not saved or checkpoint.find_newest(place / "checkpoints")[0] is not None
 
 
 @pytest.mark.parametrize("exchanges", [True, False], ids=["at once", "in two steps"])
 @pytest.mark.parametrize("update", [2, 1], ids=["new", "again"])
 def test_a_save_leaves_the_old_checkpoint_or_the_new(update, exchanges, tmp_path, monkeypatch):
     if not exchanges:
-        monkeypatch.setattr(checkpoint, "exchange", lambda first, second: False)
+        monkeypatch.setattr(checkpoint, "exchange_names", lambda first, second: False)
     save(tmp_path / "run", 1, 1)
     disk = Disk(tmp_path / "run", lambda: save(tmp_path / "run", update, 2))
     for place, saved in disk.cuts(tmp_path / "cuts"):
-        found, skipped = checkpoint.newest(place)
+        found, skipped = checkpoint.find_newest(place)
         assert found is not None and not skipped
         assert found.state["value"] == found.weights["w"] in ((2,) if saved else (1, 2))
 

@@ -19,7 +19,7 @@ from metaseq_lm.cli.train import train as command
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import fingerprint, fingerprint_of_run
 from metaseq_lm.distributed import process_group, signals
-from metaseq_lm.engine.engine import copied
+from metaseq_lm.engine.engine import copy_nested
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
@@ -154,7 +154,7 @@ def test_train_with_a_broken_output_stream_finishes(stream, moons, tmp_path):
 def test_a_signal_before_the_first_update_says_so(moons, tmp_path):
     run = TrainingRun(configure(moons, tmp_path, CASE))
     with pytest.raises(Interrupted, match="before.*first update"):
-        raise signals.interruption(signal.SIGTERM, run.trainer.progress_text())
+        raise signals.make_interruption(signal.SIGTERM, run.trainer.progress_text())
 
 
 @pytest.mark.parametrize("best", ["loss", "''"])
@@ -187,11 +187,11 @@ def test_a_checkpoint_that_is_written_again_is_never_gone(tmp_path, monkeypatch)
                 raise KeyboardInterrupt
             renames.append(rename(source, target))
 
-        patch.setattr(checkpoint, "exchange", lambda first, second: False)
+        patch.setattr(checkpoint, "exchange_names", lambda first, second: False)
         patch.setattr(checkpoint.os, "rename", once)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save(tmp_path, 3, {}, {"x": 2}, {})
-    found, _ = checkpoint.newest(tmp_path)
+    found, _ = checkpoint.find_newest(tmp_path)
     assert found is not None and found.state == {"x": 1}
     checkpoint.save(tmp_path, 3, {}, {"x": 2}, {})
     assert checkpoint.load(tmp_path / "last").state == {"x": 2}
@@ -291,7 +291,7 @@ def test_pruning_keeps_what_was_just_written(tmp_path):
     (tmp_path / "update_000001000" / "state.pt").write_bytes(b"")
     checkpoint.save(tmp_path, 600, {}, {}, {})
     checkpoint.prune(tmp_path, 1, 600)
-    found, skipped = checkpoint.newest(tmp_path)
+    found, skipped = checkpoint.find_newest(tmp_path)
     assert found is not None and found.path.name == "update_000000600" and len(skipped) == 1
     assert not (tmp_path / "update_000000500").exists()
 
@@ -323,7 +323,7 @@ def test_refused_update_leaves_no_trace(case, moons, tmp_path, monkeypatch):
             parameter.add_(0.1)
     streams = run.task.build_streams("train")
     batches = {n: [streams[n].micro_batches(0, run.parts.shard)] for n in run.task.needs(0)}
-    before = copied(run.model.state_dict())
+    before = copy_nested(run.model.state_dict())
     moved = []
 
     def refuse(name: str, grads: Any) -> bool:

@@ -115,7 +115,7 @@ def test_links_in_a_run_folder_are_removed_and_not_followed(tmp_path):
     for update in (4, 5, 6):
         checkpoint.save(folder, update, {"w": torch.ones(1)}, {"x": 1}, {})
         checkpoint.prune(folder, 2, update)
-    found, _ = checkpoint.newest(folder)
+    found, _ = checkpoint.find_newest(folder)
     assert found is not None and found.path.name == "update_000000006"
     assert sorted(p.name for p in folder.iterdir()) == [
         "last",

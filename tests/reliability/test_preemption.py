@@ -84,13 +84,13 @@ def test_a_signal_at_any_update(number, moons, tmp_path, straight):
 def test_under_nohup_a_hang_up_is_no_signal():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.listening():
+        with signals.listen():
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not signals.received()
+            assert not signals.last_signal()
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with signals.listening():
+        with signals.listen():
             os.kill(os.getpid(), signal.SIGHUP)
-            assert signals.received() == signal.SIGHUP
+            assert signals.last_signal() == signal.SIGHUP
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -37,7 +37,7 @@ def forget_peak() -> None:
 def held(run: TrainingRun) -> int:
     """Return the bytes of parameters and moments of this process."""
     (optimizer,) = run.engine.optimizers.values()
-    parameters = [vectors.local(parameter) for parameter in optimizer.parameters]
+    parameters = [vectors.local_part(parameter) for parameter in optimizer.parameters]
     moments = [
         value
         for slots in optimizer.local_state()["state"].values()

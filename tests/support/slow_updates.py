@@ -23,7 +23,7 @@ if "conftest" not in sys.modules:
         """Wait, then make the update."""
         time.sleep(SECONDS)
         end, held = time.monotonic() + 60, Path(os.environ.get("METASEQ_LM_HELD", "nowhere"))
-        while number == HELD and held.is_file() and not signals.received():
+        while number == HELD and held.is_file() and not signals.last_signal():
             if time.monotonic() > end:
                 break
             time.sleep(0.01)

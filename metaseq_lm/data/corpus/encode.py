@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.registry import LOADERS
 from metaseq_lm.data.records.text_files import BLOCK, Block, text_pieces
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -145,11 +146,13 @@ def encode_block(tokenizer: Tokenizer, block: Block, skips_bad: bool = False) ->
 _worker: Tokenizer | None = None
 
 
-def _start_worker(folder: Path) -> None:
+def _start_worker(folder: Path, loaders: Sequence[Callable[[], None]]) -> None:
     global _worker
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+    for load in loaders:
+        load()
     _worker = load_tokenizer(folder)
 
 
@@ -180,7 +183,7 @@ def encode_blocks(
         return
     # Not fork: the tokenizer library has running threads in this process after training.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (folder,))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (folder, LOADERS))
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:

@@ -84,7 +84,7 @@ class TranslationRows:
         return batch.replace(inputs=inputs, targets=targets, sizes=sizes)
 
 
-def shorter(data: ParallelSet, most: int, with_target: bool = True) -> np.ndarray:
+def drop_long_sentences(data: ParallelSet, most: int, with_target: bool = True) -> np.ndarray:
     """Return the sentences with no side longer than `most` tokens (0 = all of them)."""
     sizes = data.source.sizes
     if with_target and data.target is not None:

@@ -99,16 +99,16 @@ def load_world(data: Path) -> World:
     return build_world(world["name"], world["seed"], words_of(world["options"]))
 
 
-def rounded(content: Any) -> Any:
+def round_floats(content: Any) -> Any:
     """Return nested mappings and lists with DIGITS significant digits of each float.
 
     Exponentials and logarithms differ between processors in the last digit, and the hash of the
     data must not differ.
     """
     if isinstance(content, dict):
-        return {key: rounded(value) for key, value in content.items()}
+        return {key: round_floats(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [rounded(value) for value in content]
+        return [round_floats(value) for value in content]
     return float(f"{content:.{_DIGITS}g}") if isinstance(content, float) else content
 
 
@@ -259,12 +259,12 @@ class _WorldPipeline(TokenPipeline[Documents, Documents]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         details = super().finish(splits)
-        world, constants = self.world, rounded(self.references())
+        world, constants = self.world, round_floats(self.references())
         self._exact = constants["labelled"]
         content = {
             **describe(world),
             "symbols": list(world.symbols),
-            "parameters": rounded(world.parameters()),
+            "parameters": round_floats(world.parameters()),
             "constants": constants,
         }
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -275,8 +275,8 @@ class _WorldPipeline(TokenPipeline[Documents, Documents]):
     def references(self) -> dict[str, Any]:
         """Return the scores of a perfect model, n-grams and chance on valid and on the sets."""
         world, valid = self.world, self._samples[_VALID]
-        ngram = NGram(*measures.sequences(self._samples[TRAIN].tokens), len(world.symbols))
-        losses = measures.losses(world, ngram, valid)
+        ngram = NGram(*measures.join_documents(self._samples[TRAIN].tokens), len(world.symbols))
+        losses = measures.measure_losses(world, ngram, valid)
         return {
             "tokens_per_document": float(valid.lengths.mean()),
             "losses": {name: asdict(estimate) for name, estimate in losses.items()},

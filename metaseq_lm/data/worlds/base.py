@@ -133,7 +133,7 @@ class World:
                 np.arange(size), len(rows[part])
             )
             log_probs[part] = self.log_probs(filled).reshape(-1, size)
-        return normalised(log_probs)
+        return normalise_probabilities(log_probs)
 
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set, (N, K) or (N, S, K).
@@ -198,7 +198,7 @@ def seeded_uniforms(*parts: str | int, shape: tuple[int, int]) -> np.ndarray:
     return random_streams.uniforms(keys, 0, shape[1])
 
 
-def normalised(log_probs: np.ndarray) -> np.ndarray:
+def normalise_probabilities(log_probs: np.ndarray) -> np.ndarray:
     """Return exp(log_probs) normalised over the last axis; NaN where all are -inf."""
     largest = log_probs.max(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):

@@ -63,7 +63,7 @@ class Alphabet:
         return block
 
 
-def numbered(word: str, count: int) -> list[str]:
+def number_names(word: str, count: int) -> list[str]:
     """Return `count` names: word0, word1, ..."""
     return [f"{word}{number}" for number in range(count)]
 

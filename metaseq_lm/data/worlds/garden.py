@@ -40,7 +40,7 @@ from metaseq_lm.data.worlds.base import (
     RIGHT,
     Documents,
     World,
-    normalised,
+    normalise_probabilities,
     register_world,
     uniforms_for,
 )
@@ -100,7 +100,7 @@ class _GardenConfig:
     longest: int = option(24, "words of a sentence, at most", at_least=2, at_most=40)
 
 
-def mirrored(symbol: str) -> str:
+def mirror_symbol(symbol: str) -> str:
     """Return the symbol that stands for another one in a sentence read from right to left."""
     stem = symbol.rstrip("12")
     both_ways = MIRROR | {right: left for left, right in MIRROR.items()}
@@ -111,7 +111,7 @@ def _rules() -> dict[tuple[str, str, str], float]:
     weights: dict[tuple[str, str, str], float] = defaultdict(float)
 
     def add(parent: str, left: str, right: str, weight: float, both_ways: bool = False) -> None:
-        mirror_image = mirrored(parent), mirrored(right), mirrored(left)
+        mirror_image = mirror_symbol(parent), mirror_symbol(right), mirror_symbol(left)
         for rule in ((parent, left, right), mirror_image)[: 1 + both_ways]:
             weights[rule] += weight
 
@@ -178,7 +178,7 @@ class _Lexicon:
         self._config = config
         shares = {}
         for name, (of_one_kind, homonyms, share) in _LEXICON.items():
-            for stem in dict.fromkeys((name, mirrored(name))):
+            for stem in dict.fromkeys((name, mirror_symbol(name))):
                 self._add(stem, homonyms)
                 for kind in "12":
                     self._add(f"{stem}{kind}", of_one_kind)
@@ -329,7 +329,7 @@ class Garden(World):
         weights[is_end, 0] = ~impossible[rows, number][is_end]
         weights[~good[rows] | (others > 0)] = 0
         with np.errstate(divide="ignore"):
-            return normalised(np.log(weights))
+            return normalise_probabilities(np.log(weights))
 
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
@@ -354,7 +354,7 @@ class Garden(World):
             row, first = np.unique(row, return_index=True)
             column = column[first]
         with np.errstate(divide="ignore"):
-            values = normalised(np.log(joint[row, column])).round(_EXACT_DIGITS)
+            values = normalise_probabilities(np.log(joint[row, column])).round(_EXACT_DIGITS)
         document, number = np.divmod(rows[row], self.config.sentences)
         if at_end:
             column = (flat[rows[row]] != NO_TOKEN).sum(axis=1)

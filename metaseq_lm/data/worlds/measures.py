@@ -41,7 +41,7 @@ class _Estimate:
         return cls(float(mean), cls.of(residuals).error)
 
 
-def sequences(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def join_documents(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return documents (N, S) as their tokens end to end, (T,), and their lengths, (N,)."""
     is_token = tokens != NO_TOKEN
     return tokens[is_token], is_token.sum(axis=1)
@@ -66,7 +66,7 @@ def pair_references(
     return {
         "pairs": len(good),
         "bayes": pair_accuracy(world.log_probs(good), world.log_probs(bad)),
-        "ngram": pair_accuracy(*(ngram.log_probs(*sequences(side)) for side in pairs)),
+        "ngram": pair_accuracy(*(ngram.log_probs(*join_documents(side)) for side in pairs)),
         "chance": _CHANCE,
     }
 
@@ -150,7 +150,7 @@ def _bags_of(tokens: np.ndarray) -> baselines.Bags:
     return baselines.Bags(tokens[texts, positions], texts, len(tokens))
 
 
-def losses(
+def measure_losses(
     world: World, ngram: NGram, documents: Documents, gaps: int = _GAPS
 ) -> dict[str, _Estimate]:
     """Return the cross-entropies of the exact probabilities and of n-grams, with standard errors.
@@ -180,6 +180,6 @@ def losses(
         "document": _Estimate.of(-log_probs),
         "token": _Estimate.ratio(-log_probs, lengths),
         "unigram": _Estimate.ratio(-unigrams, lengths),
-        "ngram": _Estimate.ratio(-ngram.log_probs(*sequences(tokens)), lengths),
+        "ngram": _Estimate.ratio(-ngram.log_probs(*join_documents(tokens)), lengths),
         "cloze": _Estimate.ratio(of_document, lengths[: len(first)]),
     }

@@ -26,7 +26,7 @@ from metaseq_lm.data.worlds.base import (
     RIGHT,
     Documents,
     World,
-    normalised,
+    normalise_probabilities,
     register_world,
     seeded_uniforms,
     uniforms_for,
@@ -43,7 +43,7 @@ from metaseq_lm.data.worlds.clauses import (
     emission_probs,
     integers_below,
     lexeme_probs,
-    numbered,
+    number_names,
     transition_probs,
 )
 from metaseq_lm.data.worlds.segments import join_segments, split_segments
@@ -87,11 +87,11 @@ class Quad(World):
         # The order of the blocks is that of the symbols' numbers.
         marks, prepositions = alphabet.block(["CP", "EQ"]), alphabet.block(["P1", "P2"])
         opening, closing = alphabet.block("([{"), alphabet.block(")]}")
-        nouns = alphabet.block(numbered("noun", config.nouns), _NUMBER_ENDINGS)
-        verbs = alphabet.block(numbered("verb", config.verbs), _NUMBER_ENDINGS)
-        fillers = alphabet.block(numbered("fill", config.fillers))
-        state_words = alphabet.block(numbered("state", config.state_words))
-        names = alphabet.block(numbered("name", config.names))
+        nouns = alphabet.block(number_names("noun", config.nouns), _NUMBER_ENDINGS)
+        verbs = alphabet.block(number_names("verb", config.verbs), _NUMBER_ENDINGS)
+        fillers = alphabet.block(number_names("fill", config.fillers))
+        state_words = alphabet.block(number_names("state", config.state_words))
+        names = alphabet.block(number_names("name", config.names))
         noun_probs, verb_probs, filler_probs = self._lexemes()
         phrase_probs = np.array(PHRASES[: config.phrases + 1])
         phrase_probs /= phrase_probs.sum()
@@ -116,10 +116,10 @@ class Quad(World):
         )
         self.longest = config.clauses * (self.width + 1)
         self.label_sets = {
-            TOPIC: numbered("topic", config.topics),
+            TOPIC: number_names("topic", config.topics),
             # Objectives that learn from labels can take two classes.
             HALF: ("lower", "upper"),
-            STATE: numbered("s", config.states),
+            STATE: number_names("s", config.states),
             DEPTH: [str(depth) for depth in range(config.pairs + 1)],
             HEAD: NUMBERS,
         }
@@ -244,7 +244,7 @@ class Quad(World):
             joint = self.clause_log_probs(filled).reshape(len(gaps), size, -1)
             joint = joint + others.sum(axis=1)[:, None]
             log_probs[gaps] = np.logaddexp.reduce(joint, axis=2)
-        return normalised(log_probs)
+        return normalise_probabilities(log_probs)
 
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
@@ -256,7 +256,7 @@ class Quad(World):
         if sees == RIGHT:
             return None
         if name in (TOPIC, HALF):
-            topics = normalised(self.topic_log_probs(tokens))
+            topics = normalise_probabilities(self.topic_log_probs(tokens))
             if name == TOPIC:
                 return topics
             upper = topics @ self._topic_halves(np.arange(self.config.topics))

@@ -40,7 +40,7 @@ from metaseq_lm.data.worlds.base import (
     seeded_uniforms,
     uniforms_for,
 )
-from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, integers_below, numbered
+from metaseq_lm.data.worlds.clauses import Alphabet, Symbols, integers_below, number_names
 
 _END, _HIDDEN = ".", "?"
 _END_TOKEN, _HIDDEN_TOKEN = 0, 1
@@ -130,14 +130,14 @@ class Recall(World):
         super().__init__(config, seed)
         alphabet = Alphabet(_END, _HIDDEN)
         self.symbols = words = alphabet.words
-        self.key_words = alphabet.block(numbered("key", config.keys))
+        self.key_words = alphabet.block(number_names("key", config.keys))
         self.shown_words = tuple(
-            alphabet.block(numbered(name, config.values)) for name in ("colour", "size")
+            alphabet.block(number_names(name, config.values)) for name in ("colour", "size")
         )
-        self.entity_words = alphabet.block(numbered("entity", config.entities))
-        self.attribute_words = alphabet.block(numbered("attribute", config.attributes))
+        self.entity_words = alphabet.block(number_names("entity", config.entities))
+        self.attribute_words = alphabet.block(number_names("attribute", config.attributes))
         self.value_words = alphabet.block(
-            numbered("value", config.attributes), numbered("_", config.fact_values)
+            number_names("value", config.attributes), number_names("_", config.fact_values)
         )
         self.width = _UNIT * config.units + 1  # tokens of a section
         self.longest = config.sections * self.width

@@ -34,7 +34,7 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
             f"all and {shards} on this node"
         )
     shape = (world // shards, shards) if shards < world else (shards,)
-    with process_group.together():
+    with process_group.name_missing_replicas():
         return init_device_mesh(device, shape, mesh_dim_names=(REPLICAS, SHARDS)[-len(shape) :])
 
 

@@ -29,7 +29,7 @@ from metaseq_lm.distributed.gathering import (
 from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Tensors, differentiate
 from metaseq_lm.distributed.shards import gather_whole, to_shard
-from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of
+from metaseq_lm.distributed.vectors import SHARDS, local_part, part, rows_of
 
 Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
 
@@ -111,7 +111,7 @@ class Bilevel(Placement):
         if write:
             with torch.no_grad():
                 for shard in self.shards:
-                    local(shard).copy_(rows_of(leaves[id(shard)], shard))
+                    local_part(shard).copy_(rows_of(leaves[id(shard)], shard))
 
     @contextlib.contextmanager
     def in_pass(self) -> Iterator[ShardedWeights]:
@@ -122,7 +122,7 @@ class Bilevel(Placement):
         assert not self.leaves, "derivatives are not taken inside Engine.whole"
         leaves, parts = {}, {}
         for shard in self.shards:
-            leaf = local(shard.detach()).requires_grad_(shard.requires_grad)
+            leaf = local_part(shard.detach()).requires_grad_(shard.requires_grad)
             leaves[id(shard)] = parts[id(shard)] = leaf
             if not shard.dim():
                 parts[id(shard)] = leaf.reshape(1)[: len(part(shard))]

@@ -27,7 +27,7 @@ from metaseq_lm.distributed.placement.bilevel import Slot, blocks_of, install
 from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.reduction import Gradients, Losses, Reduction, Tensors
 from metaseq_lm.distributed.shards import OTHER_ORDER, gather_whole, to_shard
-from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, Vector, is_dtensor, local, rows_of
+from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, Vector, is_dtensor, local_part, rows_of
 
 T = TypeVar("T")
 # Nothing that follows an LSTM changes its output in place.
@@ -137,7 +137,7 @@ class FullySharded(Placement):
                     if id(number) not in numbers:
                         shard = to_shard(number.detach(), self.mesh)
                         numbers[id(number)] = nn.Parameter(shard, number.requires_grad)
-                        self._note(numbers[id(number)], nn.Parameter(local(shard)))
+                        self._note(numbers[id(number)], nn.Parameter(local_part(shard)))
                     setattr(module, name, numbers[id(number)])
 
     def _note_gathered(self, block: nn.Module | None = None) -> None:
@@ -195,7 +195,7 @@ class FullySharded(Placement):
                 if write:
                     with torch.no_grad():
                         for shard in self.shards:
-                            local(shard).copy_(rows_of(self.full[id(shard)], shard))
+                            local_part(shard).copy_(rows_of(self.full[id(shard)], shard))
             finally:
                 self._keep(False)
 

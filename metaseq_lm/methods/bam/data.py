@@ -1,8 +1,9 @@
 """Batches with rows of several labelled sets, and how often each set is seen.
 
 A set is seen in proportion to its size to the power of 0.75 (Clark et al. 2019), in one of two
-ways. `draws` fixes the number of rows of each set in an epoch, where the paper's text has random
-draws. `copies_and_weights` repeats small sets and weights their losses, as in the authors' code.
+ways. `rows_per_epoch` fixes the number of rows of each set in an epoch, where the paper's text has
+random draws. `copies_and_weights` repeats small sets and weights their losses, as in the authors'
+code.
 
 Shapes: B rows of a batch, S its longest row, N_k rows and K_k outputs of set k (its classes, or 1
 for real values), K the largest K_k.
@@ -95,21 +96,21 @@ class MixedRows:
         )
 
 
-def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
+def sampling_shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
     """Return each set's share |D|^exponent / sum, float64 (sets,)."""
     powers = np.asarray(sizes, np.float64) ** exponent
     normalised: np.ndarray = powers / powers.sum()
     return normalised
 
 
-def draws(sizes: Sequence[int], exponent: float) -> list[int]:
+def rows_per_epoch(sizes: Sequence[int], exponent: float) -> list[int]:
     """Return the number of rows of each set in an epoch, which sum to the rows of all sets.
 
     The numbers are not random: they are the whole numbers nearest to the shares that have this sum,
     so an epoch with an exponent of 1 contains every row once.
     """
     total = int(sum(sizes))
-    expected = shares(sizes, exponent) * total
+    expected = sampling_shares(sizes, exponent) * total
     counts = np.floor(expected).astype(int)
     largest_remainders = np.argsort(counts - expected, kind="stable")[: total - counts.sum()]
     counts[largest_remainders] += 1

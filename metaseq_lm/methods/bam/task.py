@@ -29,7 +29,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
-from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weights, draws
+from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weights, rows_per_epoch
 from metaseq_lm.methods.bam.model import MultiTaskModel
 from metaseq_lm.methods.bam.options import BamConfig
 from metaseq_lm.methods.bam.teachers import Teacher
@@ -161,7 +161,7 @@ class BamTask(Task):
         if empty:
             raise MetaseqError(f"{self.data / empty[0]}: 'train' has no rows")
         if len(sizes) == 1 or options.sampling == "sampler":
-            counts = draws(list(sizes.values()), options.exponent)
+            counts = rows_per_epoch(list(sizes.values()), options.exponent)
             return counts, dict.fromkeys(sizes, 1.0)
         others = {n: len(LabelledSet(self.data / n, "train")) for n in options.copies_over}
         copies, weights = copies_and_weights(others | sizes, options.exponent)

@@ -39,7 +39,7 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
 from metaseq_lm.runs.safe_load import check_header
-from metaseq_lm.tasks.finetuning import Outputs, listed
+from metaseq_lm.tasks.finetuning import Outputs, split_outputs
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 
@@ -174,8 +174,8 @@ def load_outputs(
             if process_group.rank() == 0:
                 file = teacher.file(name)
                 own_cost = {str(file.resolve()): spent}
-                costs = lineage_cost.union(
-                    [lineage_cost.ancestors(str(teacher.checkpoint)), own_cost]
+                costs = lineage_cost.merge_costs(
+                    [lineage_cost.cost_of_ancestors(str(teacher.checkpoint)), own_cost]
                 )
                 header = describe(Path(config.data) / name, sets[name], teacher.weights)
                 header |= {"checkpoint": str(teacher.checkpoint), "cost": costs}
@@ -194,7 +194,7 @@ def load_outputs(
         expected = describe(Path(config.data) / name, data, teacher.weights)
         by_set[name], costs = read(file, expected)
         costs_by_set.append(costs)
-    return by_set, lineage_cost.union(costs_by_set)
+    return by_set, lineage_cost.merge_costs(costs_by_set)
 
 
 def _open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
@@ -228,7 +228,7 @@ def _compute_outputs(
     n_rows = len(task.labelled(name, "train"))
 
     def forward(batch: TokenBatch) -> Outputs:
-        return listed(batch.samples, task.criterion.teacher_outputs(model, batch, name))
+        return split_outputs(batch.samples, task.criterion.teacher_outputs(model, batch, name))
 
     local: Outputs = []
     model.eval()
@@ -316,7 +316,7 @@ def _read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
             raise ValueError(f"a table of {outputs.dtype} with {outputs.ndim} dimensions")
         if header["sha256"] != hashlib.sha256(outputs.tobytes()).hexdigest():
             raise ValueError("its checksum differs")
-        costs = lineage_cost.checked(header.get("cost"))
+        costs = lineage_cost.check_costs(header.get("cost"))
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
     except Exception as error:  # the library raises many kinds of errors for a damaged file

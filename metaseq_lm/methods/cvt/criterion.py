@@ -19,9 +19,9 @@ from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.forward.passes import full_precision, uniform
 from metaseq_lm.methods.cvt.model import (
     adversarial_direction,
-    auxiliaries,
-    gaussian,
-    unit,
+    auxiliary_options,
+    draw_gaussian,
+    normalise_rows,
 )
 from metaseq_lm.methods.cvt.options import (
     CrossViewConfig,
@@ -37,7 +37,7 @@ from metaseq_lm.models.words.word_model import (
     Views,
     WordModel,
     WordNet,
-    shifted,
+    shift_positions,
 )
 
 
@@ -109,7 +109,7 @@ class Unlabelled(WordLabels):
         """Return the cross-entropy of a set's module to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
         if shift:  # only pairs of words, because <start> predicts nothing
-            target = shifted(target, shift) * batch.scored.unsqueeze(-1)
+            target = shift_positions(target, shift) * batch.scored.unsqueeze(-1)
         scores = full_precision(model.scores(views, batch.scored, name, module))
         loss = _soft_cross_entropy(scores, target.to(scores.dtype)).sum()
         label = model.label(name, f"unlabelled_{module}")
@@ -147,8 +147,8 @@ class CrossView(Unlabelled):
         if self.unlabelled and not names:
             raise UsageError(
                 f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would "
-                f"learn from unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or "
-                "give criterion.use_unlabelled=false"
+                "learn from unlabelled sentences; name some of "
+                f"{', '.join(auxiliary_options(form))}, or give criterion.use_unlabelled=false"
             )
         return names
 
@@ -233,5 +233,5 @@ class VirtualAdversarial(Unlabelled):
             return term.sum
 
         with dropout_at(model, 0.0):
-            gradient = adversarial_direction(gaussian(like) * words, self.config.xi, loss)
-        return norm * unit(gradient * words)
+            gradient = adversarial_direction(draw_gaussian(like) * words, self.config.xi, loss)
+        return norm * normalise_rows(gradient * words)

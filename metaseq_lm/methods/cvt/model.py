@@ -41,7 +41,7 @@ PARSING: dict[str, dict[str, Any]] = {
 }
 
 
-def auxiliaries(form: str) -> dict[str, dict[str, Any]]:
+def auxiliary_options(form: str) -> dict[str, dict[str, Any]]:
     """Return the options of all auxiliary modules for sets of a form, tags or trees."""
     return PARSING if form == TREES else TAGGING
 
@@ -89,7 +89,7 @@ class AveragedNet(nn.Module):
         return Scored(metrics | {RAW_PREFIX + name: value for name, value in raw.items()}, rows)
 
 
-def unit(x: Tensor) -> Tensor:
+def normalise_rows(x: Tensor) -> Tensor:
     """Return x (B, ...) with rows scaled to norm 1; a row of zeros stays."""
     # In fp32 the squares of tiny entries would be 0.
     norms = x.flatten(1).double().norm(dim=1)
@@ -97,7 +97,7 @@ def unit(x: Tensor) -> Tensor:
     return (x.double() / norms.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
 
 
-def gaussian(like: Tensor) -> Tensor:
+def draw_gaussian(like: Tensor) -> Tensor:
     """Return normal numbers shaped as `like` (B, ...), drawn by row (see forward.passes.Noise)."""
     noise = current_context().noise
     if noise is None:
@@ -113,7 +113,7 @@ def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Ten
     For a random `start` this is one step of power iteration towards the direction that raises the
     loss most. Parameters get no gradient.
     """
-    step = (xi * unit(start)).requires_grad_(True)
+    step = (xi * normalise_rows(start)).requires_grad_(True)
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(loss(step), step)
     return gradient

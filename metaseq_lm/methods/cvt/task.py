@@ -18,7 +18,7 @@ from metaseq_lm.data.words.buckets import CHUNK, Bucketed
 from metaseq_lm.data.words.sets import SentenceWords, WordSet
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial, weight_after
-from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher
+from metaseq_lm.methods.cvt.model import auxiliary_options, check_teacher
 from metaseq_lm.methods.cvt.options import CVTConfig
 from metaseq_lm.models.words.word_model import ViewsEncoder
 from metaseq_lm.tasks import Batches
@@ -70,7 +70,9 @@ class CVTTask(WordTask):
         if isinstance(self.criterion, Unlabelled):
             data = self.some_split(name)
             for module in self.criterion.modules(data.form):
-                heads[module] = self.build_module(data, encoder, **auxiliaries(data.form)[module])
+                heads[module] = self.build_module(
+                    data, encoder, **auxiliary_options(data.form)[module]
+                )
         return heads
 
     def build_streams(self, split: str) -> dict[str, Stream]:

@@ -18,7 +18,12 @@ from metaseq_lm.core.batch import Logs, Term, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.translation import Translation
-from metaseq_lm.data.parallel.rows import IGNORE, TranslationBatch, TranslationRows, shorter
+from metaseq_lm.data.parallel.rows import (
+    IGNORE,
+    TranslationBatch,
+    TranslationRows,
+    drop_long_sentences,
+)
 from metaseq_lm.data.parallel.sets import ParallelSet
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
@@ -143,7 +148,7 @@ class CVTTranslationTask(TranslationTask):
                 )
         else:
             data = ParallelSet(self.data, options.unlabelled)
-            chosen = shorter(data, options.max_length, with_target=False)
+            chosen = drop_long_sentences(data, options.max_length, with_target=False)
         return TranslationRows(data, self.tokenizers, chosen, with_target=False)
 
     def build_streams(self, split: str) -> dict[str, Stream]:

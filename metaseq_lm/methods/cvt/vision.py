@@ -24,9 +24,9 @@ from metaseq_lm.criterions.labelled import ImageClassification, class_terms
 from metaseq_lm.data.images import (
     Images,
     load_images,
-    moved,
-    normalised,
+    normalise_images,
     require_scale,
+    shift_images,
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
@@ -35,8 +35,8 @@ from metaseq_lm.methods.cvt.model import (
     AveragedNet,
     adversarial_direction,
     check_teacher,
-    gaussian,
-    unit,
+    draw_gaussian,
+    normalise_rows,
 )
 from metaseq_lm.methods.cvt.options import (
     ADVERSARIAL,
@@ -87,7 +87,7 @@ class _ConsistentImages(ImageClassification):
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
         """Return the student's loss (B,) on images, given the teacher's log-probs (B, K)."""
-        return divergence(target, net(images))
+        return kl_divergence(target, net(images))
 
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
@@ -95,7 +95,7 @@ class _ConsistentImages(ImageClassification):
         """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros."""
         if self.config.perturbation == NONE:
             return torch.zeros_like(images)
-        direction = gaussian(images)
+        direction = draw_gaussian(images)
         if self.config.perturbation == ADVERSARIAL:
             # One step of power iteration (Miyato et al. 2017): the gradient of the loss at a small
             # random displacement. Without dropout, whose noise would exceed such a change.
@@ -103,10 +103,10 @@ class _ConsistentImages(ImageClassification):
                 direction = adversarial_direction(
                     direction, self.config.xi, lambda step: loss(images + step).sum()
                 )
-        return self.config.radius * unit(direction)
+        return self.config.radius * normalise_rows(direction)
 
 
-def divergence(target: Tensor, logits: Tensor) -> Tensor:
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Return KL of log-probabilities (..., K) and the softmax of logits (..., K)."""
     predicted = full_precision(logits).log_softmax(-1)
     return (target.exp() * (target - predicted)).sum(-1)
@@ -131,7 +131,7 @@ class CVTVision(_ConsistentImages):
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
         logits = net.heads[POSITION_HEADS](net.features(images))
-        return divergence(target.unsqueeze(1), logits).mean(1)
+        return kl_divergence(target.unsqueeze(1), logits).mean(1)
 
 
 class PositionHeads(nn.Module):
@@ -151,7 +151,7 @@ class PositionHeads(nn.Module):
 # ------------------------------------------------------------------------ task
 
 
-def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
+def balanced_permutation(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return a random permutation for `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
@@ -184,7 +184,7 @@ class CVTVisionTask(Task):
     def parts(self) -> dict[str, Images]:
         """The training images in three parts: "valid", "train" with labels, "unlabelled"."""
         options, images = self.config, load_images(self.data, "train")
-        order = balanced(images.labels, options.split_seed)
+        order = balanced_permutation(images.labels, options.split_seed)
         available = len(order) - options.valid_count
         count = options.labelled or available
         if options.labelled_share:
@@ -218,9 +218,9 @@ class CVTVisionTask(Task):
         if options.translate:
             u = random_streams.uniforms(keys, 0, 2)
             shifts = (u * (2 * options.translate + 1)).astype(np.int64) - options.translate
-            images = moved(images, shifts)
+            images = shift_images(images, shifts)
         return ImageBatch(
-            images=as_tensor(normalised(images, options.mean, options.sd)),
+            images=as_tensor(normalise_images(images, options.mean, options.sd)),
             targets=None if size == UNLABELLED else part.labels[samples],
             samples=samples,
             sizes={size: len(samples)},

@@ -95,13 +95,13 @@ class ElectraTask(Task):
         noise = {
             "mlm": flops_rules.masked_lm(small),
             "two_tower": flops_rules.two_towers(small),
-            DIFFICULTY: small.passes * flops_rules.classifier(small),
+            DIFFICULTY: small.passes * flops_rules.classifier_flops(small),
         }.get(model.noise, 0.0)
         row = {
             (): 0.0,
             ("lm",): flops_rules.masked_lm(main),
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
-        }.get(self.heads, main.passes * flops_rules.classifier(main))
+        }.get(self.heads, main.passes * flops_rules.classifier_flops(main))
         if model.freeze_generator:
             noise /= small.passes  # it only runs forward
         flops: float = self.config.batch_size * (noise + row)

@@ -41,10 +41,10 @@ from metaseq_lm.tasks.finetuning import (
     Outputs,
     encoder_sizes,
     encoder_weights,
-    judged,
+    evaluate_predictions,
     labelled_folder,
     labelled_split,
-    listed,
+    split_outputs,
 )
 
 HEAD = "heads.rtd."
@@ -181,12 +181,12 @@ class WnliTask(LabelledSetTask):
 
         def judge(batch: CandidateBatch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
-            outputs = listed(batch.samples, _label_probabilities(scores))
+            outputs = split_outputs(batch.samples, _label_probabilities(scores))
             if data.labels is None:
                 return {}, outputs
             return self.criterion.terms(model, scores, batch), outputs
 
-        logs, outputs = judged(engine, batches, judge)
+        logs, outputs = evaluate_predictions(engine, batches, judge)
         # The prior predicts samples that are in no batch.
         assert isinstance(model.prior, Tensor)
         prior = model.prior.tolist()

@@ -37,7 +37,7 @@ def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:
     return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
 
 
-def labelled(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
+def labelled_loss(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
     """Return CE(y, S(x)) of support or query rows (equations 2 and 3)."""
     assert batch.targets is not None
     logits = student(batch.tokens, batch.layout, batch.positions)
@@ -51,7 +51,7 @@ def teacher_logits(teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tens
     return teacher.predict(hidden, head="x"), teacher.predict(hidden, head="y")
 
 
-def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -> Terms:
+def auxiliary_losses(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -> Terms:
     """Return the teacher's masked-LM losses (section 3.4), two pairs of half cross-entropies.
 
     From x with the MLM task token, the teacher should produce (x masked, x); from x masked, (x
@@ -173,7 +173,7 @@ class SoftLabels(_PairCriterion):
         if kind == "shifted":
             # Detached: the meta loss would teach the teacher's head of targets to predict half a
             # row ahead, which undoes the shift.
-            return shifted(probabilities.detach(), padding)
+            return shift_targets(probabilities.detach(), padding)
         if kind == "unigram":
             assert self.frequencies is not None
             return self.frequencies.to(probabilities).expand_as(probabilities)
@@ -189,7 +189,7 @@ def _flat_support(probabilities: Tensor, share: float) -> Tensor:
     return torch.zeros_like(support).scatter(-1, tokens, support / support.sum(-1, keepdim=True))
 
 
-def shifted(probabilities: Tensor, padding: Tensor) -> Tensor:
+def shift_targets(probabilities: Tensor, padding: Tensor) -> Tensor:
     """Return the probabilities (..., S, V) shifted by half a row, around the end of its text.
 
     Padding (..., S) follows the text. Rows are independent, and nothing is drawn.

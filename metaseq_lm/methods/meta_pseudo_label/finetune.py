@@ -31,7 +31,7 @@ from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
     chosen_rows,
-    judged,
+    evaluate_predictions,
     labelled_folder,
     labelled_split,
 )
@@ -150,7 +150,7 @@ class TokenLabelsTask(LabelledSetTask):
             return terms, _window_answers(logits, batch)
 
         # The windows of a row may lie on several replicas.
-        logs, answers = judged(engine, batches, judge)
+        logs, answers = evaluate_predictions(engine, batches, judge)
         tokenizer = load_tokenizer(self.data)
         if rows.token_level:
             scored = _answer_split(rows.data, _best_answers(answers, tokenizer), logs)

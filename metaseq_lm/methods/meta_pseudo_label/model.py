@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.placement.protocol import Placement
-from metaseq_lm.distributed.vectors import local
+from metaseq_lm.distributed.vectors import local_part
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
@@ -78,19 +78,19 @@ class VirtualModel:
         self.sizes = [shape.numel() for shape in self.shapes]
         # On the input side, the padding row does not follow a virtual step.
         self.constants = {
-            f"{name}.padding_row": vectors.row(layer.weight, layer.padding_idx)
+            f"{name}.padding_row": vectors.gather_row(layer.weight, layer.padding_idx)
             for name, layer in module.named_modules()
             if isinstance(layer, Embedding) and layer.padding_idx is not None
         }
 
     def vector(self) -> Tensor:
         """Return a detached copy of the module's present parameters, (P,)."""
-        return local(vectors.flat([p.detach() for p in self.parameters]))
+        return local_part(vectors.flat([p.detach() for p in self.parameters]))
 
     def leaf(self, vector: Tensor) -> Tensor:
         """Return a graph leaf with the values of vectors (..., P), placed by `place`."""
         leaf = self.place(vector.detach())
-        local(leaf).requires_grad_()
+        local_part(leaf).requires_grad_()
         return leaf
 
     def place(self, vector: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class VirtualModel:
         return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
 
     def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
-        output: Tensor = self.call(self.split(local(vector)), self.constants, args, kwargs)
+        output: Tensor = self.call(self.split(local_part(vector)), self.constants, args, kwargs)
         return output
 
 
@@ -151,10 +151,10 @@ def moments_of(optimizer: Optimizer) -> Moments:
     weight_decay: Tensor | float = decays[0]
     if len(set(decays)) > 1:
         pieces = zip(optimizer.parameters, decays, strict=True)
-        weight_decay = local(vectors.flat([torch.full_like(p.detach(), d) for p, d in pieces]))
+        weight_decay = local_part(vectors.flat([torch.full_like(p.detach(), d) for p, d in pieces]))
 
     def flat(name: str) -> Tensor:
-        return local(vectors.flat(optimizer.placed_slots(name)))
+        return local_part(vectors.flat(optimizer.placed_slots(name)))
 
     group = optimizer.inner.param_groups[0]
     uncorrected = isinstance(optimizer.inner, UncorrectedAdam)
@@ -189,7 +189,7 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
     return [decay[id(p)] for p in optimizer.local]
 
 
-def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+def adamw_step(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
     """Return the parameters after one AdamW step (decoupled decay), and the moments after it."""
     settings = replace(moments, step=moments.step + 1)
     after: tuple[Tensor, Tensor, Tensor] = _AdamWStep.apply(  # type: ignore[no-untyped-call]
@@ -243,6 +243,6 @@ class _AdamWStep(torch.autograd.Function):
         )
 
 
-def sgd(theta: Tensor, grad: Tensor, lr: float) -> Tensor:
+def sgd_step(theta: Tensor, grad: Tensor, lr: float) -> Tensor:
     """Return the parameters after one plain gradient step."""
     return theta - lr * grad

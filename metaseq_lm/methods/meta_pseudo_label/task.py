@@ -32,7 +32,7 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import vectors
-from metaseq_lm.distributed.vectors import Vector, local
+from metaseq_lm.distributed.vectors import Vector, local_part
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels, teacher_logits
@@ -51,10 +51,10 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
 from metaseq_lm.methods.meta_pseudo_label.model import (
     Moments,
     VirtualModel,
-    adamw,
+    adamw_step,
     build_pair,
     moments_of,
-    sgd,
+    sgd_step,
     student_of,
     teacher_of,
 )
@@ -227,7 +227,7 @@ class MetaPseudoLabelTask(TextTask):
             before = vectors.flat(parameters).detach()
             origin = criterion.origin(optimizer, before)
             grads, pseudo_logs = engine.gradients(
-                partial(losses.labelled, student), pseudo, parameters
+                partial(losses.labelled_loss, student), pseudo, parameters
             )
             with ExitStack() as virtual:
                 if one_step:  # a micro-step's step is only tried
@@ -251,7 +251,7 @@ class MetaPseudoLabelTask(TextTask):
             # The draw and the first forward equal the sampling pass, so the dropout masks are the
             # same.
             terms = criterion.reinforce(teacher, batch, weights)
-            return terms | losses.auxiliary(teacher, batch, self.mlm_token)
+            return terms | losses.auxiliary_losses(teacher, batch, self.mlm_token)
 
         grads, teacher_logs = engine.gradients(
             teacher_loss, sampled, engine.parameters("teacher"), rng_key="teacher"
@@ -272,7 +272,7 @@ class MetaPseudoLabelTask(TextTask):
 
         The student is left moved; the caller restores it.
         """
-        loss, config = partial(losses.labelled, student), criterion.config
+        loss, config = partial(losses.labelled_loss, student), criterion.config
         parameters = engine.parameters("student")
         step = origin - vectors.flat(parameters).detach()
         support = [micro_step_of(batch, micro_step) for batch in batches["support"][0]]
@@ -303,7 +303,7 @@ class MetaPseudoLabelTask(TextTask):
             meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
             logs = _add_logs(logs, part_logs, count / copies)
         auxiliary, auxiliary_logs = engine.gradients(
-            lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
+            lambda batch: losses.auxiliary_losses(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
             parameters,
             rng_key=4,
@@ -343,7 +343,7 @@ class MetaPseudoLabelTask(TextTask):
         at1 = student.leaf(theta1)
         if criterion.config.inner_steps:
             tuned = engine.inner(
-                lambda batch: losses.labelled(partial(student, at1), batch),
+                lambda batch: losses.labelled_loss(partial(student, at1), batch),
                 support,
                 [at1],
                 rng_key=2,
@@ -356,7 +356,7 @@ class MetaPseudoLabelTask(TextTask):
         at2 = student.leaf(theta2)
         weight = criterion.config.meta_weight / self.config.batches_per_update
         (grad_at2,), logs = engine.gradients(
-            lambda batch: losses.labelled(partial(student, at2), batch, weight),
+            lambda batch: losses.labelled_loss(partial(student, at2), batch, weight),
             query,
             [at2],
             rng_key=3,
@@ -364,7 +364,7 @@ class MetaPseudoLabelTask(TextTask):
         )
 
         # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
-        grad_theta2 = None if grad_at2 is None else local(grad_at2)
+        grad_theta2 = None if grad_at2 is None else local_part(grad_at2)
         if grad_theta2 is None:
             grad_grad0 = torch.zeros_like(grad0)  # meta weight 0: only auxiliary losses
         elif tuned is None or grad1 is None:
@@ -375,7 +375,9 @@ class MetaPseudoLabelTask(TextTask):
                 tuned, [student.place(grad_grad1)], [at1], criterion.difference_step
             )
             assert hvp is not None
-            (grad_grad0,) = torch.autograd.grad([theta2, theta1], grad0, [grad_theta2, local(hvp)])
+            (grad_grad0,) = torch.autograd.grad(
+                [theta2, theta1], grad0, [grad_theta2, local_part(hvp)]
+            )
         meta = engine.hypergradients(
             pseudo,
             [student.place(grad_grad0)],
@@ -392,21 +394,21 @@ class MetaPseudoLabelTask(TextTask):
         if self.criterion.config.fidelity == "paper":
             grad = grad * self.config.batches_per_update
         if self.criterion.config.pretrain_step == "sgd":
-            return sgd(theta, grad, self.criterion.config.inner_lr), None
-        return adamw(theta, grad, moments_of(engine.optimizers["student"]))
+            return sgd_step(theta, grad, self.criterion.config.inner_lr), None
+        return adamw_step(theta, grad, moments_of(engine.optimizers["student"]))
 
     def finetune_step(self, theta: Tensor, grad: Tensor, moments: Moments | None) -> Tensor:
         """Return the virtual student after its step on the support batch."""
         assert isinstance(self.criterion, SoftLabels)
         if self.criterion.config.finetune_step == "sgd":
-            return sgd(theta, grad, self.criterion.config.inner_lr)
+            return sgd_step(theta, grad, self.criterion.config.inner_lr)
         assert moments is not None
-        return adamw(theta, grad, moments)[0]
+        return adamw_step(theta, grad, moments)[0]
 
 
 def _leaf(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
-    return local(tensor.detach()).requires_grad_()
+    return local_part(tensor.detach()).requires_grad_()
 
 
 def _add_logs(total: Logs, part: Logs, weight: float) -> Logs:

@@ -161,14 +161,14 @@ def encoder_decoder(encoder: Sizes, decoder: Sizes, share: float) -> float:
     return encoder.passes * (forward + decoder.softmax_head(share))
 
 
-def classifier(sizes: Sizes) -> float:
+def classifier_flops(sizes: Sizes) -> float:
     """Return the forward FLOPs of one row with a binary head: the paper's cost of inference."""
     return sizes.blocks() + sizes.inputs() + sizes.binary_head()
 
 
-def electra(discriminator: Sizes, generator: Sizes) -> float:
+def electra_flops(discriminator: Sizes, generator: Sizes) -> float:
     """Return the training FLOPs of one row of ELECTRA."""
-    return discriminator.passes * classifier(discriminator) + masked_lm(generator)
+    return discriminator.passes * classifier_flops(discriminator) + masked_lm(generator)
 
 
 def two_towers(tower: Sizes) -> float:

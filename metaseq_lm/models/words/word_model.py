@@ -131,7 +131,7 @@ def _glorot(module: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def shifted(x: Tensor, shift: int) -> Tensor:
+def shift_positions(x: Tensor, shift: int) -> Tensor:
     """Shift x (B, S, ...): position t of the result is t + shift (1 or -1) of x, 0 at the end."""
     out = x.roll(-shift, 1)
     out[:, -1 if shift > 0 else 0] = 0

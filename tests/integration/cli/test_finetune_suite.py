@@ -131,7 +131,7 @@ def test_what_has_ended_is_not_trained_again(place: Path, monkeypatch: pytest.Mo
     def interrupted(run: TrainingRun) -> None:
         begun.append(run.config.task.labelled)
         if len(begun) == 2:
-            raise signals.interruption(signal.SIGTERM, "while training")
+            raise signals.make_interruption(signal.SIGTERM, "while training")
         train(run)
 
     monkeypatch.setattr(TrainingRun, "train", interrupted)

@@ -188,6 +188,24 @@ def test_workers_give_identical_files(run, monkeypatch):
     assert digests[0] == digests[1] == digests[2]
 
 
+def test_workers_know_the_tokenizer_of_a_plug_in(run, tmp_path):
+    plug_in = tmp_path / "capitals.py"
+    plug_in.write_text(
+        "from metaseq_lm.core.registry import register_tokenizer\n"
+        "from metaseq_lm.data.tokenizers.plain import WordTokenizer\n\n\n"
+        '@register_tokenizer("capitals")\n'
+        "class Capitals(WordTokenizer):\n"
+        '    name = "capitals"\n'
+    )
+    digests, tokenizer = [], ("--tokenizer", "capitals", "--user-dir", str(plug_in))
+    for workers in ("1", "2"):
+        options = ("--workers", workers)
+        code, output, folder = run(corpus(50), *options, dest=workers, tokenizer=tokenizer)
+        assert code == 0, output
+        digests.append(digest(folder))
+    assert digests[0] == digests[1]
+
+
 def test_workers_report_what_fails(run, monkeypatch):
     monkeypatch.setattr(text_files, "BLOCK", 1000)
     content = corpus(300).encode() + b"\xff\n" + corpus(300).encode()

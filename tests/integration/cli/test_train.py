@@ -261,7 +261,7 @@ def test_divergence_ends_with_3_and_keeps_the_checkpoint(
     assert '"status": "diverged"' in (tmp_path / "results.json").read_text()
     from metaseq_lm.runs import checkpoint
 
-    found, skipped = checkpoint.newest(tmp_path / "checkpoints")
+    found, skipped = checkpoint.find_newest(tmp_path / "checkpoints")
     assert found is not None and not skipped
     assert all(w.isfinite().all() for w in found.weights.values())
 

@@ -196,6 +196,7 @@ def test_sweep_refused_by_sbatch_ends_with_one_message(
     assert sweep(*command) == 1
     text = capfd.readouterr().err
     assert "metaseq-lm: sbatch refused" in text and "Traceback" not in text
+    assert text.count("sbatch: error: Batch job submission failed") == 1
     assert states_of(tmp_path / "out")["seed=1"].state == "waiting"
 
 

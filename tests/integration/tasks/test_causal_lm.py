@@ -17,7 +17,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.language_modeling import next_tokens
 from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.interop.claims import claimed
+from metaseq_lm.interop.claims import claimed_export
 from metaseq_lm.models.transformer.flops_rules import Sizes
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
@@ -155,7 +155,7 @@ def test_fine_tuning_a_causal_model_reads_the_last_token(moons, tmp_path):
     new = fine_tuning(moons, tmp_path / "new")
     assert new.config.task.reach == "auto" and not new.model.is_causal
     with pytest.raises(MetaseqError, match=r"reads \[SEP\]"):
-        claimed(run.config, "run")
+        claimed_export(run.config, "run")
 
 
 def test_a_run_from_before_the_option_sees_both_sides(moons, tmp_path):

@@ -16,7 +16,7 @@ from metaseq_lm.data.corpus.mixture import MixtureBatch
 from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.forward.passes import weighted_loss
-from metaseq_lm.interop.claims import claimed
+from metaseq_lm.interop.claims import claimed_export
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.mixture import MixtureTask, _parse_objectives
@@ -234,7 +234,7 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons, tmp_path):
         reach = "causal" if name == "causal_lm" else "both"
         assert scorer.reach == reach
         read = EncoderStates(parts).task
-        assert reach_of(read) == reach == claimed(parts.config, "run").reach
+        assert reach_of(read) == reach == claimed_export(parts.config, "run").reach
     for read, message in (("mlm", "Objectives: causal_lm, masked_lm, other"), ("other", "not tra")):
         with pytest.raises(UsageError, match=message):
             open_run(str(tmp_path), overrides=[f"criterion.read={read}"])

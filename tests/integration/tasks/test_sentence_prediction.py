@@ -281,7 +281,7 @@ def test_a_benchmark_scores_and_writes_its_file(data, tmp_path, monkeypatch):
         return "CoLA.tsv", f"{benchmark.name} {split} {scores.shape} {more}"
 
     monkeypatch.setattr(finetuning, "labelled_results", spied_results)
-    monkeypatch.setattr(finetuning, "submission", submission)
+    monkeypatch.setattr(finetuning, "format_submission", submission)
     rows = sentence_sets.sentences(np.random.default_rng(1), 6)
     gold = [0, 1, 1, 0, 0, 1]
     splits = {"train": ([rows], gold), "valid": ([rows], gold), "test": ([rows], None)}

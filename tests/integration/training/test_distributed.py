@@ -157,7 +157,7 @@ def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_buckets_hold_every_leaf_once_from_the_last() -> None:
     leaves = [torch.zeros(n, dtype=t) for n, t in ((9_000_000, torch.float32), (5, torch.float64))]
     leaves += [nn.Parameter(torch.zeros(7_000_000)), nn.Parameter(torch.zeros(3))]
-    assert shards.buckets(reversed(range(4)), leaves) == [[3, 2], [1], [0]]
+    assert shards.group_into_buckets(reversed(range(4)), leaves) == [[3, 2], [1], [0]]
 
 
 def check_replicas() -> None:
@@ -266,7 +266,7 @@ def test_sums_of_hosts_are_the_same_bits_everywhere(tmp_path: Path) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_messages_come_back_as_they_were(value: Any) -> None:
-    kinds = [*messages.subclasses(Batch), Layout]
+    kinds = [*messages.all_subclasses(Batch), Layout]
     back = messages.decode(messages.encode(value, kinds), kinds)
     assert type(back) is type(value) and repr(back) == repr(value)
 

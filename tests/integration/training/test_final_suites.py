@@ -129,7 +129,7 @@ def test_an_interrupted_run_scores_the_rest_when_it_goes_on(data, tmp_path, monk
     def interrupted(request: suites.SuiteRequest, *args: Any, **more: Any) -> Any:
         scored.append(request.name)
         if len(scored) == 2:
-            raise signals.interruption(signal.SIGTERM, "while scoring")
+            raise signals.make_interruption(signal.SIGTERM, "while scoring")
         return score_suite(request, *args, **more)
 
     monkeypatch.setattr(suites, "score_suite", interrupted)

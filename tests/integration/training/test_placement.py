@@ -157,7 +157,7 @@ def results(
         assert all(map(torch.equal, seen, present(parameters)))
     out["parameters"] = present(parameters)
     out["moments"] = engine.optimizers["main"].slots("exp_avg")
-    held = sum(vectors.local(p).numel() for p in parameters)
+    held = sum(vectors.local_part(p).numel() for p in parameters)
     if parallel == "shard":
         assert held <= sum(p.numel() for p in parameters) / world + 40
         check_state(engine)
@@ -420,7 +420,7 @@ def gather_in_the_graph() -> None:
     assert gathered and inner.graph is not None
     assert weights_in_memory() == 0  # the graph has none
     assert all(
-        v is None or v.shape == vectors.local(p).shape for v, p in zip(inner.graph, parameters)
+        v is None or v.shape == vectors.local_part(p).shape for v, p in zip(inner.graph, parameters)
     )
     forward = len(gathered)
     engine.hypergradients(inner, inner.value, parameters)

@@ -34,7 +34,7 @@ from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.distributed.reduction import Reduction
-from metaseq_lm.distributed.vectors import local
+from metaseq_lm.distributed.vectors import local_part
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward import passes
 from metaseq_lm.runs import checkpoint
@@ -189,7 +189,7 @@ def wait_for_signal(sent: Path) -> None:
     while not sent.exists() and time.monotonic() < end:
         time.sleep(0.01)
     end = time.monotonic() + 5
-    while not signals.received() and time.monotonic() < end:
+    while not signals.last_signal() and time.monotonic() < end:
         time.sleep(0.01)
 
 
@@ -247,7 +247,7 @@ def digest(value: Any) -> str:
 def hashes(trainer: Trainer) -> list[str]:
     """Return the hashes of the weights and of each optimizer's state."""
     states = [o.local_state() for o in trainer.engine.optimizers.values()]
-    weights = {name: local(w) for name, w in trainer.model.state_dict().items()}
+    weights = {name: local_part(w) for name, w in trainer.model.state_dict().items()}
     return [digest(weights), *map(digest, states)]
 
 
@@ -268,7 +268,7 @@ def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> No
     }
     parameters = list(trainer.model.parameters())
     line |= {"parameters": sum(p.numel() for p in parameters)}
-    line |= {"held": sum(local(p).numel() for p in parameters)}
+    line |= {"held": sum(local_part(p).numel() for p in parameters)}
     path = Path(trainer.config.save_dir) / f"record.{process_group.rank()}.jsonl"
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -306,10 +306,10 @@ def slow_save(seconds: float) -> None:
 
     def exchange(first: Path, second: Path) -> bool:
         time.sleep(seconds)
-        return files.exchange(first, second)
+        return files.exchange_names(first, second)
 
     checkpoint._write = write
-    checkpoint.exchange = exchange
+    checkpoint.exchange_names = exchange
 
 
 if "METASEQ_LM_SLOW_SAVE" in os.environ:

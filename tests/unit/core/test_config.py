@@ -10,7 +10,7 @@ from metaseq_lm.core.config import GROUPS, EngineConfig, RunConfig, TrainerConfi
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import describe, load_config
 from metaseq_lm.core.registry import ALL, Entry
-from metaseq_lm.core.stored import from_stored, overridden
+from metaseq_lm.core.stored import from_stored, override_config
 
 # Between them these configurations have every kind of range.
 CHOICES = [
@@ -120,16 +120,16 @@ def stored() -> RunConfig:
 )
 def test_wrong_changes_of_a_run(stored: RunConfig, override: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        overridden(stored, [override])
+        override_config(stored, [override])
 
 
 def test_changes_of_a_run_get_their_type(stored: RunConfig) -> None:
     given = ["optimizer.lr=1", "label=12", "task.valid_size=${seed}", "seed=7"]
-    changed = overridden(stored, [*given, "optimizer.betas=[0,0.5]", "engine.precision=fp64"])
+    changed = override_config(stored, [*given, "optimizer.betas=[0,0.5]", "engine.precision=fp64"])
     assert type(changed.optimizer.lr) is float and changed.optimizer.betas == [0.0, 0.5]
     assert (changed.label, changed.task.valid_size) == ("12", 7)
     assert changed.engine.precision == "fp64"
-    assert stored == overridden(stored, []) and stored.optimizer.lr != 1
+    assert stored == override_config(stored, []) and stored.optimizer.lr != 1
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_remembered_compositions_give_what_composing_each_time_gives(tmp_path: P
         for rate in ("0.1", "5e-4"):
             words = [f"optimizer.lr={rate}", "label='a, b'", "data=x/lr=1", "trainer.max_update=7"]
             remembered = load_config(words, *config, compositions)
-            loading.packaged.cache_clear()
+            loading.compose_packaged.cache_clear()
             assert remembered == load_config(words, *config)
     assert len(compositions) == 2
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.images import FILE, Images, load_images, normalised, save_images
+from metaseq_lm.data.images import FILE, Images, load_images, normalise_images, save_images
 from metaseq_lm.data.storage.manifest import verify
 
 
@@ -22,7 +22,7 @@ def test_normalised_has_the_given_mean_and_deviation():
     images = image_data.make(50, 1).images
     mean = (images / 255).mean((0, 1, 2))
     sd = (images / 255).std((0, 1, 2))
-    found = normalised(images, mean, sd)
+    found = normalise_images(images, mean, sd)
     assert found.shape == (200, 3, 8, 8) and found.dtype == np.float32
     assert np.allclose(found.mean((0, 2, 3)), 0, atol=1e-4)
     assert np.allclose(found.std((0, 2, 3)), 1, atol=1e-4)

@@ -12,7 +12,7 @@ from outcomes import expect_error
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.parallel.rows import TranslationRows, shorter
+from metaseq_lm.data.parallel.rows import TranslationRows, drop_long_sentences
 from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.storage.manifest import Manifest, verify
 
@@ -84,10 +84,10 @@ def test_rows_of_the_decoder(text):
     said = int((batch.targets >= 0).sum())
     assert batch.sizes == {"rows": 3, "targets": said, "later_targets": said - 3}
     assert (rows.lengths == pair.source.sizes + 1).all()
-    some = shorter(pair, 3)
+    some = drop_long_sentences(pair, 3)
     assert set(pair.source.sizes[some]) == {2, 3} and len(some) < len(pair)
     with pytest.raises(MetaseqError, match="1 tokens.*task.max_length"):
-        shorter(pair, 1)
+        drop_long_sentences(pair, 1)
 
 
 def test_tokens_that_a_vocabulary_lacks_are_refused(text):

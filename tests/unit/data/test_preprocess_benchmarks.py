@@ -10,7 +10,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results, submission
+from metaseq_lm.evaluation.benchmarks import LabelledItems, format_submission, labelled_results
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_benchmark_of_a_user(run):
     scores = [[0.0, 1.0, 0.0]]
     assert labelled_results(items, scores)["overall"].metrics == {"accuracy": 1.0}
     test = LabelledSet(folder, "test")
-    name, text = submission(test.benchmark, "test", scores * 2, test.rows, test.label_names)
+    name, text = format_submission(test.benchmark, "test", scores * 2, test.rows, test.label_names)
     assert (name, text) == ("SNLI.tsv", "index\tprediction\n0\tentailment\n1\tentailment\n")
 
 

@@ -399,8 +399,8 @@ def test_full_world_has_the_expected_constants() -> None:
     for seed in range(6):
         world = build_world("quad", seed)
         documents = world.sample(world.keys("constants", 0, 1500))
-        ngram = NGram(*measures.sequences(documents.tokens[:500]), len(world.symbols))
-        losses = measures.losses(world, ngram, documents, gaps=3000)
+        ngram = NGram(*measures.join_documents(documents.tokens[:500]), len(world.symbols))
+        losses = measures.measure_losses(world, ngram, documents, gaps=3000)
         accuracy = {}
         for name in world.label_sets:
             reference = measures.label_references(world, name, documents, documents)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.predictions import best, mean_answers, mean_scores
+from metaseq_lm.evaluation.predictions import best_indices, mean_answers, mean_scores
 
 
 def member(
@@ -54,14 +54,14 @@ def test_other_rows_are_refused(other: list[dict], words: str) -> None:
 
 def test_the_best_runs() -> None:
     values = [0.5, 0.9, math.nan, 0.7, 0.9]
-    assert best(values, 2, lower_is_better=False) == [1, 4]
-    assert best(values, 1, lower_is_better=False) == [1]
-    assert best(values, 2, lower_is_better=True) == [0, 3]
-    assert best(values, 4, lower_is_better=True) == [0, 1, 3, 4]
-    assert best(values, 5, lower_is_better=False) == [0, 1, 2, 3, 4]
+    assert best_indices(values, 2, lower_is_better=False) == [1, 4]
+    assert best_indices(values, 1, lower_is_better=False) == [1]
+    assert best_indices(values, 2, lower_is_better=True) == [0, 3]
+    assert best_indices(values, 4, lower_is_better=True) == [0, 1, 3, 4]
+    assert best_indices(values, 5, lower_is_better=False) == [0, 1, 2, 3, 4]
     for most in (0, 6, -1):
         with pytest.raises(UsageError, match=r"\b5 runs"):
-            best(values, most, True)
+            best_indices(values, most, True)
 
 
 def answers(odds: float, *texts: tuple[str, float], question: str = "q") -> dict:

@@ -7,14 +7,14 @@ import pytest
 from benchmark_files import BENCHMARKS, GLUE, SUPERGLUE
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.evaluation.benchmarks import submission
+from metaseq_lm.evaluation.benchmarks import format_submission
 
 FIRST, SECOND = [1.0, 0.0], [-2.0, 3.0]
 ROWS = [{"idx": 5}, {"idx": 9}]
 
 
 def written(name, split, scores, rows=ROWS):
-    return submission(BENCHMARKS[name], split, scores, rows, BENCHMARKS[name].labels)
+    return format_submission(BENCHMARKS[name], split, scores, rows, BENCHMARKS[name].labels)
 
 
 @pytest.mark.parametrize("task", [t for t in GLUE if len(GLUE[t].labels) == 2])

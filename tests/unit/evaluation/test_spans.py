@@ -11,7 +11,7 @@ from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
-from metaseq_lm.evaluation.squad import Answers, WindowAnswers, merged, window_texts
+from metaseq_lm.evaluation.squad import Answers, WindowAnswers, merge_answers, window_texts
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_against_brute_force(windows: SquadWindows, beam: int, n_best: int, long
                     text = " ".join(words[shift + first : shift + last + 1])
                     texts.append((float(scores[i, j]), window, i, j, text))
     random.Random(1).shuffle(found)  # replicas hand them over in any order
-    answers = merged(windows, found, n_best)
+    answers = merge_answers(windows, found, n_best)
     assert answers.keys() == set(range(10)) == wanted.keys()
     for question, (nulls, texts) in wanted.items():
         assert answers[question].null == min(nulls)

@@ -7,7 +7,7 @@ import pytest
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.models.inherit import inherited
+from metaseq_lm.models.inherit import inherit_model
 from metaseq_lm.runs import manifests
 
 
@@ -17,7 +17,7 @@ def start(monkeypatch: pytest.MonkeyPatch, stored: object, *changes: str) -> Any
     monkeypatch.setattr(manifests, "read_manifest", lambda path: {"config": stored})
     given = ",".join(f"'{change}'" for change in changes)
     options = ["model=inherit", "init_from=runs/x", f"model.changes=[{given}]"]
-    return inherited(load_config(options)).model
+    return inherit_model(load_config(options)).model
 
 
 def stored() -> dict:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from metaseq_lm.config.transformer import ModernConfig
 from metaseq_lm.core.config import RunConfig, section
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.interop.claims import claimed
+from metaseq_lm.interop.claims import claimed_export
 from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.optim.optimizers import with_width
 from metaseq_lm.plugins import load_all
@@ -128,4 +128,4 @@ def test_the_ratio_of_a_run() -> None:
     with pytest.raises(UsageError, match="layer_decay"):
         config.optimizer.groups([])
     with pytest.raises(MetaseqError, match="base_width scales"):
-        claimed(run_config(), "run")
+        claimed_export(run_config(), "run")

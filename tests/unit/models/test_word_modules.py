@@ -19,7 +19,7 @@ from metaseq_lm.models.words.word_model import (
     WordModel,
     classes_of,
     heads_of,
-    shifted,
+    shift_positions,
 )
 
 ROWS, LENGTH, RELATIONS, HIDDEN, UNITS = 2, 5, 3, 6, 4
@@ -96,7 +96,9 @@ def test_classes_of_trees_go_there_and_back(relations: int, head: int, relation:
 
 def test_next_to() -> None:
     x = torch.tensor([[1, 2, 3]])
-    assert shifted(x, 1).tolist() == [[2, 3, 0]] and shifted(x, -1).tolist() == [[0, 1, 2]]
+    assert shift_positions(x, 1).tolist() == [[2, 3, 0]] and shift_positions(x, -1).tolist() == [
+        [0, 1, 2]
+    ]
 
 
 def test_averages_are_the_closed_form() -> None:

@@ -158,7 +158,7 @@ def test_a_part_of_a_shard_has_its_role(monkeypatch: pytest.MonkeyPatch) -> None
     model = nn.Linear(2, 2)
     assign_roles(model)
     monkeypatch.setattr(shards, "is_dtensor", lambda _: True)
-    monkeypatch.setattr(shards, "local", lambda tensor: tensor[:1])
+    monkeypatch.setattr(shards, "local_part", lambda tensor: tensor[:1])
     part = shards.local_parameter(model.weight)
     assert part.shape == (1, 2) and role_of("weight", part) == ParameterRole(Role.HIDDEN)
 

@@ -10,7 +10,7 @@ from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.meta_pseudo_label.model import Moments, adamw, moments_of, sgd
+from metaseq_lm.methods.meta_pseudo_label.model import Moments, adamw_step, moments_of, sgd_step
 from metaseq_lm.optim import Optimizer
 
 OPTIONS = {
@@ -63,11 +63,11 @@ def test_adamw_is_torchs(steps: int, everywhere: bool) -> None:
     optimizer = trained(steps, decay_norms_and_biases=everywhere)
     theta, grad = flat(optimizer.parameters), gradient()
     state = copy.deepcopy(optimizer.state_dict())
-    after, moments = adamw(theta, grad, moments_of(optimizer))
+    after, moments = adamw_step(theta, grad, moments_of(optimizer))
     assert torch.equal(flat(optimizer.parameters), theta), "nothing is written back"
     for name, value in optimizer.state_dict()["state"].items():
         assert all(torch.equal(v, state["state"][name][k]) for k, v in value.items())
-    again, _ = adamw(after, 2 * grad, moments)
+    again, _ = adamw_step(after, 2 * grad, moments)
     for number in (1, 2):
         for p, g in zip(optimizer.parameters, split(number * grad)):
             p.grad = g
@@ -88,7 +88,7 @@ def test_adamw_is_torchs(steps: int, everywhere: bool) -> None:
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_step_without_bias_correction(steps: int) -> None:
     optimizer, grad = trained(steps, _name="adam_uncorrected"), gradient()
-    after, _ = adamw(flat(optimizer.parameters), grad, moments_of(optimizer))
+    after, _ = adamw_step(flat(optimizer.parameters), grad, moments_of(optimizer))
     for p, g in zip(optimizer.parameters, split(grad)):
         p.grad = g
     optimizer.step()
@@ -141,7 +141,7 @@ def test_derivatives_are_those_of_autograd(steps: int, everywhere: bool) -> None
         return [*after, *once, *twice]
 
     def closed_form(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-        theta, moments = adamw(theta, grad, moments)
+        theta, moments = adamw_step(theta, grad, moments)
         return theta, moments.first, moments.second
 
     for ours, wanted in zip(derivatives(closed_form), derivatives(written_out), strict=True):
@@ -156,7 +156,7 @@ def test_derivatives_by_differences(steps: int) -> None:
     leaves = [x[3:].clone().requires_grad_() for x in inputs]
 
     def step(theta: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        after, rest = adamw(theta, grad, replace(moments, first=first, second=second))
+        after, rest = adamw_step(theta, grad, replace(moments, first=first, second=second))
         return after, rest.first, rest.second
 
     assert torch.autograd.gradcheck(step, leaves)
@@ -167,7 +167,7 @@ def test_derivative_where_nothing_has_moved() -> None:
     """At g = 0 and zero moments a step is g / (|g| + eps): its slope is finite, 1 / eps."""
     moments = Moments(*(torch.zeros(3, dtype=torch.float64),) * 2, 0, 0.01, (0.9, 0.98), 1e-6, 0.0)
     grad = torch.tensor([0.0, 1e-9, 1.0], dtype=torch.float64, requires_grad=True)
-    after, _ = adamw(torch.zeros(3, dtype=torch.float64), grad, moments)
+    after, _ = adamw_step(torch.zeros(3, dtype=torch.float64), grad, moments)
     (slope,) = torch.autograd.grad(after.sum(), grad)
     size = torch.tensor([0.0, 1e-9, 1.0], dtype=torch.float64)
     torch.testing.assert_close(slope, -0.01 * 1e-6 / (size + 1e-6) ** 2)
@@ -177,11 +177,11 @@ def test_copies_share_moments() -> None:
     optimizer = trained(3)
     theta, moments = flat(optimizer.parameters), moments_of(optimizer)
     grads = torch.stack([gradient(), -2 * gradient()])
-    after, _ = adamw(theta, grads, moments)
+    after, _ = adamw_step(theta, grads, moments)
     for one, grad in zip(after, grads):
-        torch.testing.assert_close(one, adamw(theta, grad, moments)[0])
+        torch.testing.assert_close(one, adamw_step(theta, grad, moments)[0])
 
 
 def test_sgd() -> None:
     theta, grad = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0])
-    torch.testing.assert_close(sgd(theta, grad, 0.1), torch.tensor([0.7, 2.4]))
+    torch.testing.assert_close(sgd_step(theta, grad, 0.1), torch.tensor([0.7, 2.4]))

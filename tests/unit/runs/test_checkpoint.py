@@ -129,7 +129,7 @@ def test_damage_is_noticed_and_the_one_before_is_taken(tmp_path, how):
     damage(save(tmp_path, 2), how)
     with pytest.raises(CheckpointError, match="update_000000002"):
         checkpoint.load(tmp_path / "update_000000002")
-    found, skipped = checkpoint.newest(tmp_path)
+    found, skipped = checkpoint.find_newest(tmp_path)
     assert found is not None and found.state["update"] == 1
     assert len(skipped) == 1 and "update_000000002" in skipped[0]
 
@@ -147,7 +147,7 @@ def test_leftovers_are_removed(tmp_path):
     save(tmp_path, 1)
     (tmp_path / ".tmp-update_000000002").mkdir()
     (tmp_path / ".tmp-update_000000002" / "model.safetensors").write_bytes(b"half")
-    found, skipped = checkpoint.newest(tmp_path)
+    found, skipped = checkpoint.find_newest(tmp_path)
     assert found is not None and not skipped
     assert not list(tmp_path.glob(".tmp-*"))
 

@@ -255,7 +255,7 @@ def test_a_signal_is_heard_while_outputs_are_computed(
     teacher_runs, bam_sets, tmp_path, monkeypatch, capsys
 ):
     copies = copied(teacher_runs, tmp_path)
-    monkeypatch.setattr(signals, "received", lambda: signal.SIGTERM)
+    monkeypatch.setattr(signals, "last_signal", lambda: signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM while.*outputs") as found:
         # No metric, for which a validation at the start would be the first to hear it.
         more = "trainer.best_checkpoint_metric=''"

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.methods.bam.data import MixedEpochs, copies_and_weights, draws, shares
+from metaseq_lm.methods.bam.data import (
+    MixedEpochs,
+    copies_and_weights,
+    rows_per_epoch,
+    sampling_shares,
+)
 from metaseq_lm.tasks import with_epochs
 
 # MRPC and STS-B are doubled with their texts swapped.
@@ -31,7 +36,7 @@ def test_the_table_of_the_authors_code():
     copies, weights = copies_and_weights(GLUE, 0.75)
     assert list(copies.values()) == COPIES
     assert list(weights.values()) == pytest.approx(WEIGHTS, abs=6e-4)
-    assert shares(list(GLUE.values()), 0.75) == pytest.approx(SHARES, abs=6e-5)
+    assert sampling_shares(list(GLUE.values()), 0.75) == pytest.approx(SHARES, abs=6e-5)
     total = sum(copies[name] * size for name, size in GLUE.items())
     config = load_config(["task=bam", "criterion=bam_distill", "schedule=polynomial"])
     found = with_epochs(config, total, 128, 6)
@@ -44,7 +49,7 @@ def test_copies_and_weights_make_the_shares():
     """Copies alone miss them by up to a half, the weights make up for it, exactly."""
     copies, weights = copies_and_weights(GLUE, 0.75)
     seen = np.array([copies[n] * size * weights[n] for n, size in GLUE.items()])
-    assert seen / seen.sum() == pytest.approx(shares(list(GLUE.values()), 0.75), rel=1e-12)
+    assert seen / seen.sum() == pytest.approx(sampling_shares(list(GLUE.values()), 0.75), rel=1e-12)
     assert copies_and_weights(GLUE, 1.0) == (dict.fromkeys(GLUE, 1), dict.fromkeys(GLUE, 1.0))
 
 
@@ -54,17 +59,17 @@ sizes_of = st.lists(st.integers(1, 500), min_size=1, max_size=6)
 @given(sizes_of, st.floats(0, 1))
 @settings(max_examples=60, deadline=None)
 def test_draws_are_the_nearest_whole_shares(sizes, exponent):
-    counts = draws(sizes, exponent)
+    counts = rows_per_epoch(sizes, exponent)
     assert sum(counts) == sum(sizes)
-    assert np.abs(np.array(counts) - shares(sizes, exponent) * sum(sizes)).max() < 1
-    assert draws(sizes, 1.0) == sizes
+    assert np.abs(np.array(counts) - sampling_shares(sizes, exponent) * sum(sizes)).max() < 1
+    assert rows_per_epoch(sizes, 1.0) == sizes
 
 
 @given(sizes_of, st.integers(1, 70), st.integers(0, 3), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_has_its_counts_and_every_row_as_often(sizes, rows, seed, grouped):
     """Batches are full; in each epoch a set's rows are seen equally often, but for one."""
-    counts = draws(sizes, 0.5)
+    counts = rows_per_epoch(sizes, 0.5)
     lengths = np.random.default_rng(seed).integers(1, 60, sum(sizes)) if grouped else None
     order = MixedEpochs(sizes, counts, rows, seed, "train", lengths)
     total = sum(counts)

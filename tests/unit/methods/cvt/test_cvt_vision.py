@@ -14,16 +14,16 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.random_streams import key
-from metaseq_lm.data.images import moved
+from metaseq_lm.data.images import shift_images
 from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
-from metaseq_lm.methods.cvt.model import gaussian
+from metaseq_lm.methods.cvt.model import draw_gaussian
 from metaseq_lm.methods.cvt.vision import (
     POSITION_HEADS,
     UNLABELLED,
     PositionHeads,
-    balanced,
-    divergence,
+    balanced_permutation,
+    kl_divergence,
 )
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
@@ -74,12 +74,14 @@ def heads(names: object) -> set[str]:
 
 def test_beginnings_of_the_order_have_all_classes_alike():
     labels = np.random.default_rng(1).integers(0, 5, 300)
-    order = balanced(labels, 1)
+    order = balanced_permutation(labels, 1)
     assert sorted(order) == list(range(300))
     for count in (5, 50, 150):
         counts = np.bincount(labels[order[:count]], minlength=5)
         assert counts.max() - counts.min() <= 1
-    assert (order != balanced(labels, 2)).any() and (order == balanced(labels, 1)).all()
+    assert (order != balanced_permutation(labels, 2)).any() and (
+        order == balanced_permutation(labels, 1)
+    ).all()
 
 
 def test_parts_do_not_overlap(pictures, tmp_path):
@@ -96,9 +98,9 @@ def test_parts_do_not_overlap(pictures, tmp_path):
 
 def test_images_are_moved():
     images = np.arange(2 * 4 * 4).reshape(2, 4, 4, 1).astype(np.uint8)
-    same = moved(images, np.zeros((2, 2), int))
+    same = shift_images(images, np.zeros((2, 2), int))
     assert (same == images).all()
-    down, right = moved(images, np.array([[1, 0], [0, 2]]))
+    down, right = shift_images(images, np.array([[1, 0], [0, 2]]))
     assert (down[1:] == images[0, :-1]).all() and (down[0] == images[0, 1]).all()
     assert (right[:, 2:] == images[1, :, :2]).all()
     assert (right[:, :2] == images[1, :, 2:0:-1]).all()
@@ -180,7 +182,7 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(kind, pictu
     wanted = net(batch.images).log_softmax(-1).detach()
 
     def loss(images: torch.Tensor) -> torch.Tensor:
-        return divergence(wanted, net(images))
+        return kl_divergence(wanted, net(images))
 
     change = criterion.perturbation(net, batch.images, loss)
     norms = change.flatten(1).norm(dim=1)
@@ -221,7 +223,7 @@ def test_the_average_moves_once_and_before_the_step(kind, pictures, tmp_path):
 def test_normal_numbers_belong_to_rows():
     def drawn(rows: list[int]) -> torch.Tensor:
         with use_context(ForwardContext(Noise(key("x"), np.array(rows, np.uint64)))):
-            return gaussian(torch.zeros(len(rows), 1, 100, 100, dtype=torch.float64))
+            return draw_gaussian(torch.zeros(len(rows), 1, 100, 100, dtype=torch.float64))
 
     whole = drawn([0, 1, 2])
     assert torch.equal(whole[1:2], drawn([1]))

@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options
 from metaseq_lm.distributed import vectors
-from metaseq_lm.engine.engine import Engine, copied
+from metaseq_lm.engine.engine import Engine, copy_nested
 from metaseq_lm.methods.meta_pretrain.options import MetaOptions
 from metaseq_lm.methods.meta_pretrain.update import meta_update
 from metaseq_lm.models.layers import Dropout
@@ -71,7 +71,7 @@ def loss_of(net: Callable[[Tensor], Tensor]) -> Callable[[Batch], Terms]:
 def state(net: nn.Module, engine: Engine) -> dict:
     """Return all that an update may change: weights, moments, schedule."""
     own = engine.optimizers["main"].local_state()
-    return copied({"weights": net.state_dict(), "optimizer": own})
+    return copy_nested({"weights": net.state_dict(), "optimizer": own})
 
 
 def equal(a: object, b: object) -> bool:
@@ -171,7 +171,7 @@ def test_adam_steps_are_torchs_on_copies(clip):
         virtual, _ = build()
         virtual.load_state_dict(net.state_dict())
         copy = torch.optim.AdamW(virtual.parameters(), lr=0.05, weight_decay=0.1)
-        copy.load_state_dict(copied(optimizer.state_dict()))
+        copy.load_state_dict(copy_nested(optimizer.state_dict()))
         for number in range(3):
             (batch,) = every[3 * update + number]
             virtual.zero_grad()

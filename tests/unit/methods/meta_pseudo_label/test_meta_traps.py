@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel, adamw, moments_of
+from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel, adamw_step, moments_of
 
 
 @pytest.mark.parametrize("steps", ["sgd", "adamw"])
@@ -75,11 +75,11 @@ def test_the_unroll_is_in_full_precision(even, micro, how, monkeypatch):
         return called
 
     bench = Bench(even, "soft", "engine.precision=bf16", f"criterion.hypergradient={how}")
-    monkeypatch.setattr(losses, "labelled", watched("labelled", losses.labelled))
+    monkeypatch.setattr(losses, "labelled_loss", watched("labelled_loss", losses.labelled_loss))
     bench.task.criterion.distil = watched("distil", bench.task.criterion.distil)
     bench.update(0, micro)
     assert seen["distil"] == {False}, "the pseudo pass"
-    assert seen["labelled"] == {False}, "the support and the query pass"
+    assert seen["labelled_loss"] == {False}, "the support and the query pass"
 
 
 class Certain(nn.Module):
@@ -118,7 +118,7 @@ def test_a_certain_teacher_gives_a_plain_adamw_step(even, trained):
         [batch],
         [theta],
     )
-    virtual, _ = adamw(
+    virtual, _ = adamw_step(
         student.vector(), pseudo.value[0], moments_of(bench.engine.optimizers["student"])
     )
     real = copy.deepcopy(bench.model["student"])

@@ -49,7 +49,7 @@ def test_auxiliary_losses(data: str, request: pytest.FixtureRequest) -> None:
     cls1 = bench.task.vocabulary.symbols.index("[CLS1]")
     parameters = list(teacher.parameters())
     grads, logs = bench.engine.gradients(
-        lambda b: losses.auxiliary(teacher, b, cls1), [batch], parameters
+        lambda b: losses.auxiliary_losses(teacher, b, cls1), [batch], parameters
     )
     wanted = written_out(bench, batch)
     assert logs["loss"].item() == pytest.approx(wanted.item(), rel=1e-12)
@@ -61,7 +61,7 @@ def test_unlabelled_text_is_not_overwritten(even: Path) -> None:
     bench = Bench(even, "soft", *OPTIONS)
     (batch,) = bench.batches(0)["unlabelled"][0]
     before = batch.original.clone()
-    losses.auxiliary(bench.model["teacher"], batch, 4)
+    losses.auxiliary_losses(bench.model["teacher"], batch, 4)
     assert torch.equal(batch.original, before)
     assert (before[..., 0] == 3).all()
 
@@ -73,7 +73,7 @@ def test_each_head_learns_from_both_rows(even: Path) -> None:
     (batch,) = bench.batches(0)["unlabelled"][0]
 
     def slopes(name: str, hide: str) -> Tensor:
-        terms = losses.auxiliary(teacher, batch, 4)
+        terms = losses.auxiliary_losses(teacher, batch, 4)
         total = sum((t.sum * 1.0).sum() for n, t in terms.items() if n != hide)
         assert isinstance(total, Tensor)
         return torch.autograd.grad(total, teacher.heads[name].weight)[0]
@@ -81,10 +81,10 @@ def test_each_head_learns_from_both_rows(even: Path) -> None:
     for hide in ("teacher_copy", "teacher_mlm"):
         assert not torch.equal(slopes("y", ""), slopes("y", hide))
         assert torch.allclose(slopes("x", ""), slopes("x", hide))
-    x = losses.auxiliary(teacher, batch, 4)["teacher_x"].sum
+    x = losses.auxiliary_losses(teacher, batch, 4)["teacher_x"].sum
     with torch.no_grad():
         batch.tokens[..., 1:] = 2
-    assert not torch.allclose(losses.auxiliary(teacher, batch, 4)["teacher_x"].sum, x)
+    assert not torch.allclose(losses.auxiliary_losses(teacher, batch, 4)["teacher_x"].sum, x)
 
 
 def test_the_nets(even: Path) -> None:
