@@ -119,11 +119,12 @@ def _value_table(drawing: Drawing) -> Table:
         at = Cell(mark.at, number=False, value=mark.x if mark.at else None)
         names = [Cell(name, number=False) for name in (mark.panel, mark.series)]
         rows.append([*names, at, Cell(mark.value)])
-    columns = dict(zip(("panel", "series", "at", "value"), zip(*rows)))
-    if len(drawing.panels) < 2:
-        columns.pop("panel", None)
-    shown = {title: cells for title, cells in columns.items() if any(cell.text for cell in cells)}
-    return Table(drawing.name, list(shown), list(zip(*shown.values())))
+    columns = {}
+    for title, cells in zip(("panel", "series", "at", "value"), zip(*rows)):
+        is_needed = title != "panel" or len(drawing.panels) > 1
+        if is_needed and any(cell.text for cell in cells):
+            columns[title] = cells
+    return Table(drawing.name, list(columns), list(zip(*columns.values())))
 
 
 @dataclass(frozen=True)
