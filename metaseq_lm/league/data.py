@@ -238,21 +238,10 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     others = {key for key in {*source, *earlier} if source.get(key) != earlier.get(key)}
     if not has_data(plan, folder):
         # Other sets do not make the corpus another one, which may have taken hours.
-        is_begun = bool(record) and others <= {*_OF_PROBE, BENCHMARKS}
+        keep_corpus = bool(record) and others <= {*_OF_PROBE, BENCHMARKS}
         folder.parent.mkdir(parents=True, exist_ok=True)
         write_record(_record_of(folder), {"source": source, "complete": False}, indent=1)
-        if TEXT in plan.data:
-            _make_text(plan.data, folder, _FEW_LINES if small else None, keep_corpus=is_begun)
-        else:
-            arguments: dict[str, Any] = {}
-            for key, value in {**plan.data, **(_SMALL if small else {})}.items():
-                if key not in (FOLDERS, BENCHMARKS):
-                    arguments[key] = tuple(value) if isinstance(value, list) else value
-            command = "metaseq-lm league"
-            _make(arguments, pipeline.Request(folder, {}, command=command, overwrite=True))
-        for benchmark, path in plan.data.get(BENCHMARKS, {}).items():
-            options = {"benchmark": benchmark, "source": Path(path)}
-            _make(options, pipeline.Request(folder, {}, overwrite=True))
+        _make_sets(plan.data, folder, small, keep_corpus)
         write_record(_record_of(folder), {"source": source, "complete": True}, indent=1)
     # Files that are no longer there may be the same.
     elif record and (others := others - {key for key in FILES if source.get(key, "") is None}):
@@ -272,6 +261,20 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
             )
         link.symlink_to(path)
     return folder
+
+
+def _make_sets(data: Mapping[str, Any], folder: Path, small: bool, keep_corpus: bool) -> None:
+    if TEXT in data:
+        _make_text(data, folder, _FEW_LINES if small else None, keep_corpus)
+    else:
+        arguments: dict[str, Any] = {}
+        for key, value in {**data, **(_SMALL if small else {})}.items():
+            if key not in (FOLDERS, BENCHMARKS):
+                arguments[key] = tuple(value) if isinstance(value, list) else value
+        _make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
+    for benchmark, path in data.get(BENCHMARKS, {}).items():
+        options = {"benchmark": benchmark, "source": Path(path)}
+        _make(options, pipeline.Request(folder, {}, overwrite=True))
 
 
 def _source_of(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ tested.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +201,7 @@ def _overview(standings: Standings) -> Table:
 
 def _reference_table(standings: Standings) -> Table:
     known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
-    names: dict[str, None] = {}
-    for values in known.values():
-        names.update(dict.fromkeys(values))
-    rows = []
+    names, rows = dict.fromkeys(chain.from_iterable(known.values())), []
     for metric, values in known.items():
         if values:
             texts = [metric.text(values[name]) if name in values else "-" for name in names]
