@@ -9,7 +9,9 @@ also have those of a plug-in, see docs/reference/columns.md:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from operator import attrgetter
+from string import ascii_lowercase
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -25,6 +27,7 @@ NONE = "-"
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 _SIGNS = {BETTER: "+", WORSE: "-", EQUIVALENT: "="}
 _PLAIN = Metric("", percent=False, lower_is_better=False)
+_LETTERS = [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]
 
 # The columns of the tables in files and on the page, and of a terminal.
 STANDINGS = (
@@ -88,20 +91,20 @@ class Value:
         """The text in a file: "70.65 ± 2.30 a", "void", "+6.26 to +13.83"."""
         if self.text is not None or self.hidden:
             return self.text or self.hidden
-        if self.mean is None and self.interval:
-            return self._ends_text()
-        return " ".join([self._mean_text(), *self.marks])
+        mean, ends = self._texts()
+        if self.mean is None and ends:
+            return ends
+        return " ".join([mean, *self.marks])
 
     @property
     def narrow(self) -> str:
         """The text on a terminal: "70.7 ± 2.3", "void", "-8.1 (-10.1 to -6.2)"."""
         if self.short is not None or self.text is not None or self.hidden:
             return self.short or self.text or self.hidden
-        digits = 1 if self.metric.percent else None
-        if self.interval is None:
-            return self._mean_text(digits)
-        ends = self._ends_text(digits)
-        return ends if self.mean is None else f"{self._mean_text(digits)} ({ends})"
+        mean, ends = self._texts(1 if self.metric.percent else None)
+        if self.mean is None and ends:
+            return ends
+        return f"{mean} ({ends})" if ends else mean
 
     @property
     def brief(self) -> str:
@@ -130,25 +133,19 @@ class Value:
         is_number = self.text is None if self.is_number is None else self.is_number
         return Cell(self.wide, is_best, is_number)
 
-    def _mean_text(self, digits: int | None = None) -> str:
-        """Return mean ± sd, "-" without a mean."""
-        if self.mean is None:
-            return NONE
-        spread = "" if self.sd is None else f" ± {self._number_text(self.sd, digits)}"
-        return self._signed_text(self.mean, digits) + spread
-
-    def _ends_text(self, digits: int | None = None) -> str:
-        return " to ".join(self._signed_text(end, digits) for end in self.interval or ())
-
-    def _signed_text(self, number: float, digits: int | None) -> str:
-        return "+" * (self.is_signed and number >= 0) + self._number_text(number, digits)
-
-    def _number_text(self, number: float, digits: int | None) -> str:
-        """Return a number, by default with the digits of the largest one of the value."""
-        if digits is None:
-            numbers = [x for x in (self.mean, self.sd, *(self.interval or ())) if x is not None]
+    def _texts(self, digits: int | None = None) -> tuple[str, str]:
+        """Return mean ± sd, "-" without a mean, and the ends of the interval, "" without one."""
+        numbers = [x for x in (self.mean, self.sd, *(self.interval or ())) if x is not None]
+        if digits is None and numbers:  # those of the largest number
             digits = self.metric.decimals(max(map(abs, numbers)))
-        return self.metric.text(number, digits)
+
+        def signed(number: float) -> str:
+            return "+" * (self.is_signed and number >= 0) + self.metric.text(number, digits)
+
+        mean = NONE if self.mean is None else signed(self.mean)
+        if self.mean is not None and self.sd is not None:
+            mean += f" ± {self.metric.text(self.sd, digits)}"
+        return mean, " to ".join(map(signed, self.interval or ()))
 
 
 Show = Callable[[Standings, StandingsEntry], Value]
@@ -163,21 +160,21 @@ class Column:
         title: Its title. {metric} stands for the metric with its unit, {name} for its short name,
             {interval} for the title of intervals.
         applies: Whether the tables of some standings have it.
-        over: The metrics of which each has a column; by default there is one column.
+        over: The metrics of which each has a column; by default there is one column (None).
         on_screen: Its title on a terminal, if it differs.
         has_best: Whether the best of a budget is marked.
     """
 
     title: str
     applies: Callable[[Standings], bool] = lambda standings: True
-    over: Callable[[Standings], Sequence[Metric]] = lambda standings: [standings.metric]
+    over: Callable[[Standings], Sequence[Metric | None]] = lambda standings: [None]
     on_screen: str = ""
     has_best: bool = False
 
     def title_in(self, standings: Standings, on_screen: bool = False) -> str:
         """Return the title in standings about a metric."""
-        title = (self.on_screen if on_screen else "") or self.title
-        metric, interval = standings.metric, interval_title(standings.rule)
+        title, metric = self.on_screen * on_screen or self.title, standings.metric
+        interval = interval_title(standings.rule)
         return title.format(metric=metric.title, name=short_name(metric), interval=interval)
 
 
@@ -232,11 +229,7 @@ def shown_columns(
     columns: list[tuple[str, Column, Metric | None]] = []
     for name in names:
         shown = _shown[name]
-        if not shown.applies(standings):
-            continue
-        if shown.over is Column.over:
-            columns.append((name, shown, None))
-        else:
+        if shown.applies(standings):
             columns += [(name, shown, metric) for metric in shown.over(standings)]
     return columns
 
@@ -260,10 +253,8 @@ def column_table(
         for name, shown, metric in columns:
             view = about.about(metric)
             value = value_of(name, view, entry)
-            is_best = False
-            if shown.has_best and rows is None and (best := view.best(entry.budget)):
-                is_best = value.wide == value_of(name, view, best).wide
-            line.append(value.cell(is_best))
+            best = view.best(entry.budget) if shown.has_best and rows is None else None
+            line.append(value.cell(bool(best and value.wide == value_of(name, view, best).wide)))
         lines.append(line)
     return Table(title, head, lines, list(notes))
 
@@ -310,13 +301,7 @@ def letters(standings: Standings) -> dict[str, str]:
     name = standings.metric.name
     for entry in sorted(standings.ordered, key=lambda entry: bool(entry.about(name, VOID, REFUSE))):
         gates.update(dict.fromkeys(finding.gate for finding in entry.about(name, FLAG)))
-    return {gate: _letter(i) for i, gate in enumerate(gates)}
-
-
-def _letter(i: int) -> str:
-    """Return the i-th of a, b, ..., z, aa, ab, ..."""
-    letter = chr(ord("a") + i % 26)
-    return letter if i < 26 else _letter(i // 26 - 1) + letter
+    return dict(zip(gates, _LETTERS))
 
 
 def marks(standings: Standings, entry: StandingsEntry) -> list[str]:
@@ -369,7 +354,6 @@ def _updates(standings: Standings, entry: StandingsEntry) -> Value:
 
 
 def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "") -> Value:
-    """Return mean ± sd of scores; hidden ones have no number."""
     mean, sd, count = None, None, 0
     summary = summarise(scores.get(metric.name, ()))
     if summary and not hidden:
@@ -382,9 +366,9 @@ def _summary(scores: Scores, metric: Metric, prefix: str = "", hidden: str = "")
 @column("score", title="{metric}", on_screen="mean ± sd", has_best=True)
 def _score(standings: Standings, entry: StandingsEntry) -> Value:
     """Score, mean ± sample sd over seeds, with the letters of gates that flag it."""
-    metric, verdict = standings.metric, getattr(standings.stated(entry), "verdict", "")
-    value = _summary(entry.scores, metric, "", why_hidden(standings, entry))
-    line = {"metric": metric.name, **value.record}
+    value = _summary(entry.scores, standings.metric, "", why_hidden(standings, entry))
+    line = {"metric": standings.metric.name, **value.record}
+    verdict = getattr(standings.stated(entry), "verdict", "")
     return replace(value, record=line, marks=marks(standings, entry), verdict=verdict)
 
 
@@ -411,14 +395,11 @@ def _kind(standings: Standings, entry: StandingsEntry) -> Value:
 @column("choice", title="sd of choice", applies=attrgetter("has_choices"))
 def _choice(standings: Standings, entry: StandingsEntry) -> Value:
     """Sd of the score over the settings that tuning might have chosen."""
-    sd, text, line = None, NONE, {}
-    if not why_hidden(standings, entry):
-        sd = entry.sds_of_choice.get(standings.metric.name)
-    if sd is not None:
-        text = standings.metric.text(sd)
-    if standings.has_choices:
-        line = {"sd_of_choice": sd}
-    return Value(line, text=text, is_number=True)
+    sd = entry.sds_of_choice.get(standings.metric.name)
+    if why_hidden(standings, entry):
+        sd = None
+    text = NONE if sd is None else standings.metric.text(sd)
+    return Value({"sd_of_choice": sd} if standings.has_choices else {}, text=text, is_number=True)
 
 
 @column("untrained", title="untrained")
@@ -452,30 +433,20 @@ def _difference_of(decision: Decision | None, metric: Metric, key: str) -> Value
     line = _recorded(decision, **{f"{key}difference": "difference"})
     if decision is None:
         return Value(line, text="", is_number=True)
-    ends = decision.interval
-    return Value(line, metric, decision.difference, interval=ends, is_signed=True)
+    return Value(line, metric, decision.difference, None, decision.interval, is_signed=True)
 
 
-def _interval_of(ends: tuple[float, float] | None, metric: Metric, key: str, absent: str) -> Value:
+def _interval_of(
+    ends: tuple[float, float] | None, metric: Metric, key: str, absent: str = NONE
+) -> Value:
     low, high = ends or (None, None)
-    line = {f"{key}low": low, f"{key}high": high}
-    if ends is None:
-        return Value(line, text=absent, is_number=True)
-    return Value(line, metric, interval=ends, is_signed=True)
-
-
-def _interval_of_decision(decision: Decision | None, metric: Metric, key: str) -> Value:
-    if decision is None:
-        return _interval_of(None, metric, key, "")
-    return _interval_of(decision.interval, metric, key, NONE)
+    line, text = {f"{key}low": low, f"{key}high": high}, absent if ends is None else None
+    return Value(line, metric, interval=ends, is_signed=True, text=text, is_number=True)
 
 
 def _p_of(decision: Decision | None, **names: str) -> Value:
-    """Return p after Holm's correction; the record has the facts of `names`."""
-    line = _recorded(decision, **names)
-    if decision is None:
-        return Value(line, text="", is_number=True)
-    return Value(line, text=p_text(decision.corrected), is_number=True)
+    text = p_text(decision.corrected) if decision else ""
+    return Value(_recorded(decision, **names), text=text, is_number=True)
 
 
 def _key(standings: Standings) -> str:
@@ -492,16 +463,16 @@ def _difference(standings: Standings, entry: StandingsEntry) -> Value:
 @column("interval", title="{interval}")
 def _interval(standings: Standings, entry: StandingsEntry) -> Value:
     """Interval of the difference."""
-    return _interval_of_decision(standings.decision(entry), standings.metric, _key(standings))
+    decision, key = standings.decision(entry), _key(standings)
+    ends, absent = (decision.interval, NONE) if decision else (None, "")
+    return _interval_of(ends, standings.metric, key, absent)
 
 
 @column("p", title="p (Holm)")
 def _p(standings: Standings, entry: StandingsEntry) -> Value:
     """p of the difference, after Holm's correction."""
-    names = {f"{_key(standings)}p_holm": "corrected"}
-    if standings.focus is None:
-        names = {"p": "p", **names}
-    return _p_of(standings.decision(entry), **names)
+    names = {} if standings.focus else {"p": "p"}
+    return _p_of(standings.decision(entry), **names, **{f"{_key(standings)}p_holm": "corrected"})
 
 
 @column("verdict", title="verdict")
@@ -514,16 +485,15 @@ def _verdict(standings: Standings, entry: StandingsEntry) -> Value:
     text, is_hidden = verdict_text(standings, entry), why_hidden(standings, entry)
     if is_hidden:
         return Value(line, text=text, word=is_hidden)
-    flags, short, word = " ".join(marks(standings, entry)), NOT_RANKED[FLAG], NONE
+    flags = " ".join(marks(standings, entry))
+    short = word = NOT_RANKED[FLAG]
     if stated:
         short, word = stated.text, stated.verdict
-    elif flags:
-        word = short
-    elif entry.objective == standings.baseline:
-        word = "baseline"
-    if not flags:
-        return Value(line, text=text, word=word)
-    return Value(line, text=text, short=f"{short}: {flags}", word=f"{word}: {flags}")
+    if flags:
+        return Value(line, text=text, short=f"{short}: {flags}", word=f"{word}: {flags}")
+    if not stated:
+        word = "baseline" if entry.objective == standings.baseline else NONE
+    return Value(line, text=text, word=word)
 
 
 def verdict_text(standings: Standings, entry: StandingsEntry) -> str:
@@ -561,7 +531,7 @@ def _gain_interval(standings: Standings, entry: StandingsEntry) -> Value:
     """Interval of the gain."""
     gain = entry.gain(standings.metric.name)
     ends = gain.interval(standings.rule.level) if gain else None
-    return _interval_of(ends, standings.metric, "gain_", NONE)
+    return _interval_of(ends, standings.metric, "gain_")
 
 
 @column("gain difference", title="difference", applies=_has_gains)
@@ -573,7 +543,9 @@ def _gain_difference(standings: Standings, entry: StandingsEntry) -> Value:
 @column("gain difference interval", title="{interval}", applies=_has_gains)
 def _gain_difference_interval(standings: Standings, entry: StandingsEntry) -> Value:
     """Interval of the difference of gains."""
-    return _interval_of_decision(entry.gain_decision, standings.metric, "gain_difference_")
+    decision = entry.gain_decision
+    ends, absent = (decision.interval, NONE) if decision else (None, "")
+    return _interval_of(ends, standings.metric, "gain_difference_", absent)
 
 
 @column("gain p", title="p (Holm)", applies=_has_gains)

@@ -78,9 +78,8 @@ def _mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of the references that all mappings have; {} without mappings."""
     means = {}
     for name in next(iter(levels), {}):
-        values = [known[name] for known in levels if name in known]
-        if len(values) == len(levels):
-            means[name] = math.fsum(values) / len(values)
+        if all(name in known for known in levels):
+            means[name] = math.fsum(known[name] for known in levels) / len(levels)
     return means
 
 
@@ -218,8 +217,8 @@ def guessing(row: Row, context: Context) -> Iterator[GateFinding]:
         lower = context.lower_is_better(metric)
         for names, action in ((_GUESSES, FLAG), (_COUNTS, NOTE)):
             unbeaten, error = [], ""
-            for name in (name for name in names if name in levels):
-                result = compare(scores, levels[name], lower)
+            for name in names:
+                result = compare(scores, levels[name], lower) if name in levels else None
                 if result is not None and result.sign <= 0:
                     unbeaten.append(f"{name} ({number(levels[name])})")
                     error = result.error_text

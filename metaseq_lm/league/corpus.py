@@ -150,44 +150,24 @@ def read_corpus(data: Path, shifted: bool = False) -> CorpusFacts:
     seen, other = (token_counts(split, len(vocabulary)) for split in (train, valid))
     log_shares = np.log((seen + 1) / (seen + 1)[is_text].sum())
     counted = other * is_text
+    # Of large splits only some sequences: of train for counts, of valid for scores.
+    tokens, sizes = sequences_of(valid)
+    log_probs = NGram(*sequences_of(train), len(vocabulary)).token_log_probs(tokens, sizes)
+    losses = -log_probs[is_text[tokens.clip(0, len(vocabulary) - 1)]]
+    exact, known = None, exact_scores(data, "losses")
+    if known and len(valid):
+        token, cloze = known[TOKEN], known[CLOZE]
+        errors = token["mean"], token["error"], cloze["mean"], cloze["error"]
+        exact = Exact(known["document"]["mean"], *errors, len(valid), int(valid.sizes.max()))
     return CorpusFacts(
         len(vocabulary),
         float(-(counted @ log_shares) / max(counted.sum(), 1)),
-        _trigram_loss(train, valid, is_text),
+        float(losses.mean()) if len(losses) else 0.0,
         train_words(data),
         compare(train, valid, vocabulary),
         shifted,
-        _exact_losses(data, valid),
+        exact,
     )
-
-
-def _exact_losses(data: Path, valid: IndexedDataset) -> Exact | None:
-    """Return the exact losses of the world that a data folder was made of; None without a world."""
-    losses = exact_scores(data, "losses")
-    if not losses or not len(valid):
-        return None
-    token, cloze = losses[TOKEN], losses[CLOZE]
-    return Exact(
-        losses["document"]["mean"],
-        *(token["mean"], token["error"], cloze["mean"], cloze["error"]),
-        len(valid),
-        int(valid.sizes.max()),
-    )
-
-
-def _trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndarray) -> float:
-    """Return the cross-entropy of valid under the trigrams of train, in nats a token.
-
-    Args:
-        train: The split to count trigrams in; only some of its sequences if it is large.
-        valid: The split to score, with the same limit on tokens.
-        is_text: Which symbols count, bool (V,).
-    """
-    ngram = NGram(*sequences_of(train), len(is_text))
-    tokens, sizes = sequences_of(valid)
-    is_target = is_text[tokens.clip(0, len(is_text) - 1)]
-    losses = -ngram.token_log_probs(tokens, sizes)[is_target]
-    return float(losses.mean()) if len(losses) else 0.0
 
 
 def check_domain(corpus: CorpusFacts, data: Path) -> None:

@@ -6,7 +6,7 @@ The corpus and the probes of a plan of a text are made from the user's files.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import chain, islice
 from pathlib import Path
@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import (
-    check_folder,
-    is_altered,
-    read_json,
-    replacing,
-)
+from metaseq_lm.core.files import check_folder, is_altered, read_json, replacing
 from metaseq_lm.core.output import show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -92,16 +87,15 @@ def _make_text(
         texts = list(map(Path, files_of(data, TEXT)))
         if lines is not None:
             texts = [_first_lines(texts, folder.with_name(TEXT), lines)]
-        hold_out = HoldOut(every=HELD_OUT)
         others = (*FILES, *_OF_PROBE, FOLDERS, BENCHMARKS)
         options = {key: value for key, value in data.items() if key not in others}
-        request = pipeline.Request(folder, {"train": texts}, overwrite=True, hold_out=hold_out)
-        _make(options, request)
-    files = {"train": [Path(probe)]}
+        part = HoldOut(every=HELD_OUT)
+        _make(options, pipeline.Request(folder, {"train": texts}, overwrite=True, hold_out=part))
+    files, scored = {"train": [Path(probe)]}, None
     if PROBE_TEST in data:
         files["test"] = [Path(data[PROBE_TEST])]
-    scored = None if PROBE_TEST in data else _SCORED
-    if scored is not None:
+    else:
+        scored = _SCORED
         show_progress(
             f"{probe}: its valid split is scored, every {scored.every}th item (or fewer, so that "
             f"at most {scored.most:,} are scored, if there are more than "
@@ -130,8 +124,13 @@ def _check_files(data: Mapping[str, Any]) -> None:
     for key in chain.from_iterable(names for name, names in _OF_SET.items() if name not in sets):
         if key in data:
             raise UsageError(f"data.{key}: does not apply to {probe}, which is {', '.join(sets)}")
-    if RELATION in sets:
-        _check_conllu([probe, *files_of(data, PROBE_TEST)])
+    for file in (probe, *files_of(data, PROBE_TEST)) if RELATION in sets else ():
+        try:
+            count = sum(1 for _ in ConlluReader(TextFile(Path(file)), trees=False))
+        except MetaseqError as error:
+            raise UsageError(f"{error}. Correct the file, or name another one") from error
+        if not count:
+            raise UsageError(f"{file}: no sentences")
     if LABELLED in sets and recognise(TextFile(Path(probe))).kind in (Kind.COLUMNS, Kind.CONLLU):
         raise UsageError(
             f"{probe}: has words in columns, so its name should end in .conll or, for CoNLL-U, "
@@ -164,24 +163,15 @@ def _check_labels(probe: str, folder: Path) -> None:
             )
 
 
-def _check_conllu(files: Iterable[str]) -> None:
-    for file in files:
-        reader = ConlluReader(TextFile(Path(file)), trees=False)
-        try:
-            count = sum(1 for _ in reader)
-        except MetaseqError as error:
-            raise UsageError(f"{error}. Correct the file, or name another one") from error
-        if not count:
-            raise UsageError(f"{file}: no sentences")
-
-
-def _has_text(data: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether the corpus and all sets of its probe are in a data folder."""
-    return all(map(_has_set, (folder, *(folder / name for name in probe_sets(data[PROBE])))))
+def _has_sets(data: Mapping[str, Any], folder: Path) -> bool:
+    """Return whether a folder has the corpus, the sets of a probe and those of benchmarks."""
+    names = list(probe_sets(data[PROBE])) if TEXT in data else []
+    for benchmark in data.get(BENCHMARKS, ()):
+        names.append(benchmark.rpartition("/")[2].removesuffix(".yaml"))  # CoLA of glue/CoLA
+    return all(map(_has_set, (folder, *(folder / name for name in names))))
 
 
 def _has_set(folder: Path) -> bool:
-    """Return whether a folder holds a data set."""
     return (folder / MANIFEST_FILE).exists()
 
 
@@ -215,17 +205,13 @@ _RECORD = ".source.json"  # suffix of the record next to the data folder
 # Options of preprocess that make a world small, for a look at its plan.
 _SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
 _FEW_LINES = 5000  # of a text
-_CHUNK = 1 << 20  # bytes
 
 
 def has_data(plan: Plan, folder: Path) -> bool:
     """Return whether the data of a plan exist, in `folder` or in the plan's own folder."""
     if "folder" in plan.data:
         return True
-    is_there = _has_text(plan.data, folder) if TEXT in plan.data else _has_set(folder)
-    names = (benchmark.rpartition("/")[2] for benchmark in plan.data.get(BENCHMARKS, ()))
-    sets = [folder / name.removesuffix(".yaml") for name in names]  # CoLA of glue/CoLA
-    return is_there and all(map(_has_set, sets)) and _read_record(folder).get("complete", True)
+    return _has_sets(plan.data, folder) and _read_record(folder).get("complete", True)
 
 
 def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
@@ -248,35 +234,22 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
         raise UsageError(
             f"{folder} holds other data than the world of the plan; choose another --out"
         )
-    if has_data(plan, folder):
-        _check_source(source, record.get("source", source), folder)
-        _link_folders(plan, folder)
-        return folder
     earlier = record.get("source", {})
-    # Other sets do not make the corpus another one, which may have taken hours.
-    for key in {*source, *earlier} - {*_OF_PROBE, BENCHMARKS}:
-        if source.get(key) != earlier.get(key):
-            record = {}
-    is_begun = bool(record)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    write_record(_record_of(folder), {"source": source, "complete": False}, indent=1)
-    if TEXT in plan.data:
-        _make_text(plan.data, folder, _FEW_LINES if small else None, keep_corpus=is_begun)
-    else:
-        arguments: dict[str, Any] = {}
-        for key, value in {**plan.data, **(_SMALL if small else {})}.items():
-            if key not in (FOLDERS, BENCHMARKS):
-                arguments[key] = tuple(value) if isinstance(value, list) else value
-        _make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
-    for benchmark, path in plan.data.get(BENCHMARKS, {}).items():
-        options = {"benchmark": benchmark, "source": Path(path)}
-        _make(options, pipeline.Request(folder, {}, overwrite=True))
-    write_record(_record_of(folder), {"source": source, "complete": True}, indent=1)
-    _link_folders(plan, folder)
-    return folder
-
-
-def _link_folders(plan: Plan, folder: Path) -> None:
+    others = {key for key in {*source, *earlier} if source.get(key) != earlier.get(key)}
+    if not has_data(plan, folder):
+        # Other sets do not make the corpus another one, which may have taken hours.
+        keep_corpus = bool(record) and others <= {*_OF_PROBE, BENCHMARKS}
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_record(_record_of(folder), {"source": source, "complete": False}, indent=1)
+        _make_sets(plan.data, folder, small, keep_corpus)
+        write_record(_record_of(folder), {"source": source, "complete": True}, indent=1)
+    # Files that are no longer there may be the same.
+    elif record and (others := others - {key for key in FILES if source.get(key, "") is None}):
+        raise UsageError(
+            f"{folder}: its data do not match what the plan says now (other "
+            f"{', '.join(sorted(others))}); choose another --out, or delete this folder if nothing "
+            "was trained on it"
+        )
     # Links are made after the sets of the folder, so that nothing is ever written through a link.
     for path in map(Path, plan.data.get(FOLDERS, ())):
         link = folder / path.name
@@ -287,58 +260,49 @@ def _link_folders(plan: Plan, folder: Path) -> None:
                 f"{link}: is there already, and the plan's data.{FOLDERS} name {path}; rename that"
             )
         link.symlink_to(path)
+    return folder
+
+
+def _make_sets(data: Mapping[str, Any], folder: Path, small: bool, keep_corpus: bool) -> None:
+    if TEXT in data:
+        _make_text(data, folder, _FEW_LINES if small else None, keep_corpus)
+    else:
+        arguments: dict[str, Any] = {}
+        for key, value in {**data, **(_SMALL if small else {})}.items():
+            if key not in (FOLDERS, BENCHMARKS):
+                arguments[key] = tuple(value) if isinstance(value, list) else value
+        _make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
+    for benchmark, path in data.get(BENCHMARKS, {}).items():
+        options = {"benchmark": benchmark, "source": Path(path)}
+        _make(options, pipeline.Request(folder, {}, overwrite=True))
 
 
 def _source_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sources of data: options of preprocess and hashes of files."""
     # Runs record with their scores what folders of suites held, so these do not count.
     source = {key: value for key, value in data.items() if key != FOLDERS}
-    if BENCHMARKS in data:
-        sources = data[BENCHMARKS].items()
-        source[BENCHMARKS] = {name: _hash_of_folder(Path(path)) for name, path in sources}
     for key in FILES:
         if key in data:
-            source[key] = _hashes_of(data[key])
+            hashes = [_hash_of(file) for file in map(Path, files_of(data, key)) if file.is_file()]
+            if len(hashes) < len(files_of(data, key)):
+                source[key] = None
+            else:
+                source[key] = hashes[0] if isinstance(data[key], str) else hashes
+    for benchmark, path in data.get(BENCHMARKS, {}).items():
+        digest, folder = hashlib.blake2b(digest_size=16), Path(path)
+        for file in sorted(filter(Path.is_file, folder.rglob("*"))):
+            digest.update(f"{file.relative_to(folder)}\0{_hash_of(file)}\0".encode())
+        source[BENCHMARKS] = {**source[BENCHMARKS], benchmark: digest.hexdigest()}
     return source
-
-
-def _hashes_of(files: str | Sequence[str]) -> Any:
-    """Return the hash of a file, or those of several; None if one is missing."""
-    if isinstance(files, str):
-        return _hash_of(Path(files)) if Path(files).is_file() else None
-    hashes = list(map(_hashes_of, files))
-    return None if None in hashes else hashes
 
 
 def _hash_of(file: Path) -> str:
     """Return a hash of the content of a file, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     with open(file, "rb") as content:
-        while chunk := content.read(_CHUNK):
+        while chunk := content.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _hash_of_folder(folder: Path) -> str:
-    """Return a hash of the names and the content of the files in a folder, 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{file.relative_to(folder)}\0{_hash_of(file)}\0".encode())
-    return digest.hexdigest()
-
-
-def _check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
-    differing = []
-    for key in sorted({*source, *made_of}):
-        is_absent = key in FILES and key in source and source[key] is None
-        if source.get(key) != made_of.get(key) and not is_absent:
-            differing.append(key)
-    if differing:
-        raise UsageError(
-            f"{folder}: its data do not match what the plan says now (other "
-            f"{', '.join(differing)}); choose another --out, or delete this folder if nothing "
-            "was trained on it"
-        )
 
 
 def _record_of(folder: Path) -> Path:

@@ -16,9 +16,9 @@ from metaseq_lm.league.columns import (
 from metaseq_lm.league.differences import compare
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.ladder_tables import describe_crossovers, describe_decisions
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
+from metaseq_lm.league.standings import ACTIONS, FLAG, NOTE
 from metaseq_lm.league.verdict import BETTER, UNDECIDED, VERDICTS, WORSE
-from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.numbers import flops_text
 
 
 def describe_all(standings: Standings) -> list[str]:
@@ -31,15 +31,13 @@ def describe_all(standings: Standings) -> list[str]:
 
 def _by_verdict(standings: Standings, budget: float) -> dict[str, list[StandingsEntry]]:
     """Return the rows of a budget by stated verdict; "not ranked" has those without a rank."""
-    groups: dict[str, list[StandingsEntry]] = {
-        verdict: [] for verdict in (*VERDICTS, NOT_RANKED[FLAG])
-    }
+    groups: dict[str, list[StandingsEntry]] = {}
     for entry in standings.at(budget):
-        if decision := standings.stated(entry):
-            groups[decision.verdict].append(entry)
-        elif not entry.is_ranked(standings.metric.name):
-            groups[NOT_RANKED[FLAG]].append(entry)
-    return {verdict: entries for verdict, entries in groups.items() if entries}
+        decision = standings.stated(entry)
+        if decision or not entry.is_ranked(standings.metric.name):
+            verdict = decision.verdict if decision else NOT_RANKED[FLAG]
+            groups.setdefault(verdict, []).append(entry)
+    return {name: groups[name] for name in (*VERDICTS, NOT_RANKED[FLAG]) if name in groups}
 
 
 def describe_verdicts(standings: Standings) -> list[str]:
@@ -99,7 +97,7 @@ def describe_findings(standings: Standings, about_all: bool = True) -> list[str]
     others = []
     for entry in standings.ordered:
         row = f"{entry.objective} at {flops_text(entry.budget)}"
-        for finding in entry.about(standings.metric.name, VOID, REFUSE, FLAG, NOTE):
+        for finding in entry.about(standings.metric.name, *ACTIONS):
             if not (about_all or finding.metric):
                 continue
             if finding.action == FLAG:
@@ -107,10 +105,8 @@ def describe_findings(standings: Standings, about_all: bool = True) -> list[str]
             else:
                 title = f", {finding.action} ({finding.gate})" * (finding.action != NOTE)
                 others.append(f"{row}{title}: {finding.reason}.")
-    lines = [
-        f"{by_gate[gate]} ({gate}): {'; '.join(rows)}." for gate, rows in flagged.items() if rows
-    ]
-    return lines + others
+    rows = {gate: "; ".join(texts) for gate, texts in flagged.items() if texts}
+    return [*(f"{by_gate[gate]} ({gate}): {text}." for gate, text in rows.items()), *others]
 
 
 def _describe_references(standings: Standings) -> list[str]:
@@ -141,12 +137,22 @@ def describe_origins(standings: Standings) -> list[str]:
 
 def describe_parts(standings: Standings) -> list[str]:
     """Return sentences on the mark of parts and on parts that do not tell rows apart."""
-    texts, shown, sentences = [], [], []
+    texts, sentences, is_flagged = [], [], False
     for part in standings.parts:
         view, name = standings.about(part), short_name(part)
-        shown += [value_of("part", view, entry).wide for entry in standings.entries]
-        equal, count = _undiscerning_budgets(standings, part)
-        if equal and len(equal) == count:
+        equal, compared = [], 0  # budgets at which no two rows differ, and those with two rows
+        for budget in standings.budgets:
+            rows = []
+            for entry in standings.at(budget):
+                is_flagged |= value_of("part", view, entry).wide.endswith(DOUBT)
+                hidden = why_hidden(standings, entry) or why_hidden(view, entry)
+                if not hidden and len(scores := entry.scores.get(part.name, ())) > 1:
+                    rows.append(scores)
+            compared += len(rows) > 1
+            results = [compare(one, other, False) for one, other in combinations(rows, 2)]
+            if results and not any(result and result.sign for result in results):
+                equal.append(budget)
+        if equal and len(equal) == compared:
             texts.append(f"{name} tells the rows apart at none of the budgets")
         elif equal:
             at = ", ".join(map(flops_text, equal))
@@ -156,25 +162,7 @@ def describe_parts(standings: Standings) -> list[str]:
             f"Of the parts of {standings.primary.name}, {'; '.join(texts)} (by Student's t, no two "
             "rows differ)."
         )
-    if any(text.endswith(DOUBT) for text in shown):
-        sentences.append(f"{DOUBT} behind a part: a gate flags it.")
-    return sentences
-
-
-def _undiscerning_budgets(standings: Standings, part: Metric) -> tuple[list[float], int]:
-    """Return the budgets at which no two rows differ in a part, and how many have two rows."""
-    equal, count = [], 0
-    for budget in standings.budgets:
-        rows = []
-        for entry in standings.at(budget):
-            hidden = why_hidden(standings, entry) or why_hidden(standings.about(part), entry)
-            if not hidden and len(scores := entry.scores.get(part.name, ())) > 1:
-                rows.append(scores)
-        count += len(rows) > 1
-        results = [compare(one, other, False) for one, other in combinations(rows, 2)]
-        if results and not any(result is not None and result.sign for result in results):
-            equal.append(budget)
-    return equal, count
+    return [*sentences, *[f"{DOUBT} behind a part: a gate flags it."] * is_flagged]
 
 
 # ---------------------------------------------------------------- the answer
@@ -198,16 +186,17 @@ def describe_answer(standings: Standings, objective: str = "") -> str:
     which = f", the largest of {count} budgets" * (count > 1 and budget == standings.budgets[-1])
     text = f"At {flops_text(budget)} FLOPs a run{which}, {_describe_overall(standings, budget)}"
     leads: dict[str, list[str]] = {}
+    level = []
     for kind in standings.kinds:
-        view, name, leader = standings.about(kind), short_name(kind), base
-        if best := _leader(view, budget):
-            difference = replace(value_of("difference", view, best), interval=None).narrow
-            name += f" ({difference}, p {value_of('p', view, best).wide})"
-            leader = best.objective
-        elif not _is_ahead(view, budget):
-            leader = ""
+        view, name = standings.about(kind), short_name(kind)
+        if (lead := _lead_of(view, budget)) is None:
+            level.append(name)
+            continue
+        leader, nearest = lead
+        if leader != base:
+            difference = replace(value_of("difference", view, nearest), interval=None).narrow
+            name += f" ({difference}, p {value_of('p', view, nearest).wide})"
         leads.setdefault(leader, []).append(name)
-    level = leads.pop("", [])
     clauses = [f"{leader} leads in {_listed(names)}" for leader, names in leads.items()]
     if level:
         clauses.append(f"none is shown to be better than {base} in {_listed(level)}")
@@ -225,33 +214,32 @@ def _listed(names: Sequence[str]) -> str:
 def _describe_overall(standings: Standings, budget: float) -> str:
     """Return who leads by the primary metric, with difference, interval and p; or nobody."""
     base, name = standings.baseline, standings.primary.name
-    groups, leader = _by_verdict(standings, budget), _leader(standings, budget)
+    groups, lead = _by_verdict(standings, budget), _lead_of(standings, budget)
     counts = ", ".join(f"{len(entries)} {verdict}" for verdict, entries in groups.items())
-    if leader is not None:
-        nearest, text = leader, f"{leader.objective} leads {base} in {name}, by"
-    elif _is_ahead(standings, budget):
-        nearest = groups[WORSE][0]
-        text = f"{base} leads in {name}; the nearest, {nearest.objective}, differs by"
-    else:
+    if lead is None:
         outcome = "none is shown to be better than the baseline"
         if set(groups) <= {UNDECIDED, NOT_RANKED[FLAG]}:
             outcome = "nothing is decided"
         return f"{outcome} in {name} (baseline {base}: {counts})"
+    leader, nearest = lead
+    text = f"{leader} leads {base} in {name}, by"
+    if leader == base:
+        text = f"{base} leads in {name}; the nearest, {nearest.objective}, differs by"
     value, p = (value_of(key, standings, nearest) for key in ("difference", "p"))
     size = replace(value, interval=None).narrow + " points" * standings.metric.percent
     ends = f"{interval_title(standings.rule)} {replace(value, mean=None).narrow}, "
     return f"{text} {size} ({ends if value.interval else ''}p {p.wide}; {counts})"
 
 
-def _is_ahead(standings: Standings, budget: float) -> bool:
-    verdicts = set(_by_verdict(standings, budget))
-    return WORSE in verdicts and verdicts <= {WORSE, NOT_RANKED[FLAG]}
-
-
-def _leader(standings: Standings, budget: float) -> StandingsEntry | None:
-    better = _by_verdict(standings, budget).get(BETTER, [])
-    ranked = replace(standings, entries=better, metrics=[standings.metric]).ordered
-    return ranked[0] if ranked else None
+def _lead_of(standings: Standings, budget: float) -> tuple[str, StandingsEntry] | None:
+    """Return who leads: the best of the better rows, or the baseline with the nearest row."""
+    groups = _by_verdict(standings, budget)
+    if better := groups.get(BETTER):
+        best = replace(standings, entries=better, metrics=[standings.metric]).ordered[0]
+        return best.objective, best
+    if WORSE in groups and groups.keys() <= {WORSE, NOT_RANKED[FLAG]}:
+        return standings.baseline, groups[WORSE][0]
+    return None
 
 
 def describe_certainty(standings: Standings) -> list[str]:

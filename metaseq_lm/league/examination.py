@@ -141,21 +141,19 @@ class _Examination:
     terms: set[str] = field(default_factory=set)
 
     def check_losses(self) -> None:
-        """Check the losses of validation; raises UsageError."""
-        if hasattr(self.task.config, "leave_unmasked_prob"):
+        task, alone = self.task, []
+        if hasattr(task.config, "leave_unmasked_prob"):
             # The option declares that the model sees these targets.
-            self.set_option(leave_unmasked_prob=0.0)
-        mode = getattr(self.task.config, "sample_break_mode", _EOS)
+            task.config = replace(task.config, leave_unmasked_prob=0.0)
+        mode, pair = getattr(task.config, "sample_break_mode", _EOS), [0, len(self.rows) - 1]
         if mode in (_NONE, _DOCUMENTS):
-            self.set_option(sample_break_mode=_EOS)
-        alone = []
-        for name, stream in self.task.build_streams(_VALID).items():
+            task.config = replace(task.config, sample_break_mode=_EOS)
+        for name, stream in task.build_streams(_VALID).items():
             if len(stream.lengths) != len(self.rows):
                 continue  # it reads something other than the rows
             self.check_terms(name, stream)
             for number in range(_MASKINGS):
                 self.check_changes(name, stream, number)
-                pair = [0, len(self.rows) - 1]
                 apart = self.losses(name, stream, number, pair, 0)
                 apart += self.losses(name, stream, number, pair, 1)
                 together = self.losses(name, stream, number, pair)
@@ -163,19 +161,14 @@ class _Examination:
             for sample in range(len(self.rows)):
                 alone += self.losses(name, stream, 0, [sample])
         if mode == _DOCUMENTS:
-            self.set_option(sample_break_mode=_DOCUMENTS)
-            packed = []
-            for name, stream in self.task.build_streams(_VALID).items():
+            task.config, packed = replace(task.config, sample_break_mode=mode), []
+            for name, stream in task.build_streams(_VALID).items():
                 for sample in range(len(stream.lengths)):
                     packed += self.losses(name, stream, 0, [sample])
             self.compare(alone, packed, "the documents packed with it")
 
-    def set_option(self, **values: Any) -> None:
-        """Set options of the task."""
-        self.task.config = replace(self.task.config, **values)
-
     def check_terms(self, name: str, stream: Stream) -> None:
-        """Check that terms which claim a bound are cross-entropies that can be examined."""
+        # Terms which claim a bound have to be cross-entropies that can be examined.
         self.terms = set()
         has_targets = any(self.losses(name, stream, number, [0]) for number in range(_MASKINGS))
         kinds, bounds = self.parts.engine.record.loss_terms, (CAUSAL_NLL, CLOZE_NLL)
@@ -187,7 +180,7 @@ class _Examination:
             )
 
     def check_changes(self, name: str, stream: Stream, number: int) -> None:
-        """Check the dependencies of predictions in one global batch."""
+        # What predictions depend on, in one global batch.
         base = self.predictions(name, stream, number, [0])
         changed = {}
         for place in range(len(self.rows[0])):
@@ -201,9 +194,9 @@ class _Examination:
             for place, observed in changed.items():
                 of_place = targets == int(self.rows[0][place])
                 of_place &= observed[call][1] == int(self.rows[place + 1][place])
+                reason = f"the prediction of token {place + 1} depends on "
                 for other, then in changed.items():
                     differs = ((log_probs - then[call][0]).abs() > _TOLERANCE).any(-1)
-                    reason = f"the prediction of token {place + 1} depends on "
                     if not (of_place & differs).any():
                         continue
                     if other == place and not self.task.criterion.sees_targets:
@@ -213,7 +206,7 @@ class _Examination:
                         self.refuse(f"{reason}reach causal")
 
     def compare(self, alone: _Losses, together: _Losses, company: str) -> None:
-        """Refuse losses that depend on `company`; other masks, with other targets, may differ."""
+        # Other masks, with other targets, may give other losses.
         pairs = list(zip(sorted(alone), sorted(together)))
         is_same = len(alone) == len(together) and all(x[0] == y[0] for x, y in pairs)
         if is_same and any(abs(x[1] - y[1]) > _TOLERANCE for x, y in pairs):
@@ -237,7 +230,6 @@ class _Examination:
     def losses(
         self, name: str, stream: Stream, number: int, samples: list[int], only: int | None = None
     ) -> _Losses:
-        """Return the losses of `predictions`."""
         losses: _Losses = []
         for log_probs, targets in self.predictions(name, stream, number, samples, only):
             known = targets[targets >= 0]
@@ -246,17 +238,15 @@ class _Examination:
         return losses
 
     def check_scores(self) -> None:
-        """Check the scores of sentences; raises UsageError."""
         try:
             (base,) = self.scores(self.rows[:1])
         except UsageError:  # a configuration without scores, such as ELECTRA with a masked LM
             return
-        if score_reach_of(self.task) == "causal":
-            for place in range(1, len(base)):
-                (changed,) = self.scores([self.rows[place + 1]])
-                if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
-                    reason = f"scores before token {place + 1} depend on it, and it declares the "
-                    self.refuse(f"{reason}reach causal")
+        for place in range(1, len(base)) if score_reach_of(self.task) == "causal" else ():
+            (changed,) = self.scores([self.rows[place + 1]])
+            if np.abs(changed[:place] - base[:place]).max() > _TOLERANCE:
+                reason = f"scores before token {place + 1} depend on it, and it declares the "
+                self.refuse(f"{reason}reach causal")
         company = self.scores([self.rows[0], self.rows[-1]])[0]
         if np.abs(company - base).max() > _TOLERANCE:
             self.refuse("the scores of a row depend on the rows and the padding beside it")
@@ -280,11 +270,9 @@ class _Examination:
         scores = [score[place] for score in self.scores(list(rows), place)]
         total = float(np.exp(scores).sum())
         if any(scores) and (total > 1 + _TOLERANCE or (is_whole and total < 1 - _TOLERANCE)):
-            self.refuse(
-                f"the probabilities of {'all' if is_whole else 'some'} symbols at token "
-                f"{place + 1} sum to {total:.6g}; a criterion of other scores declares "
-                "normalised = False"
-            )
+            which = "all" if is_whole else "some"
+            reason = f"the probabilities of {which} symbols at token {place + 1} sum to {total:.6g}"
+            self.refuse(f"{reason}; a criterion of other scores declares normalised = False")
 
     def scores(self, rows: list[np.ndarray], place: int | None = None) -> list[np.ndarray]:
         """Return the scores of the tokens of rows; if `place` is given, 0 everywhere else."""
@@ -310,6 +298,5 @@ class _Examination:
         return [value[1 : len(row) + 1] for value, row in zip(values.double().numpy(), rows)]
 
     def refuse(self, reason: str) -> None:
-        """Raise UsageError with the name of the criterion."""
         name = self.task.run_config.criterion._name
         raise UsageError(f"criterion {name} is refused: {reason}")

@@ -6,6 +6,7 @@ tested.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from metaseq_lm.league.describe import (
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.figures import draw_kinds, draw_ladder, draw_standings
 from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
-from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, GateFinding
+from metaseq_lm.league.standings import ACTIONS, FLAG, NOTE, GateFinding
 from metaseq_lm.reporting.canvas import Drawing, collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -30,7 +31,7 @@ from metaseq_lm.reporting.page import Page, Section, render
 from metaseq_lm.reporting.table import Table
 
 REPEAT = Section("To repeat it")
-_ACTIONS = (VOID, REFUSE, FLAG)  # actions that exclude a row, in this order
+
 _FINDING = ("objective", "FLOPs", "gate", "action", "of", "reason")
 _PICTURES = ("kinds", "ladder", "standings")  # the first that is drawn is next to the answer
 
@@ -55,15 +56,14 @@ def write_page(
     tables = [standings_table(standings), *_other_tables(standings)]
     for name in ("kinds.png", "ladder.png", "predictions.csv"):
         (folder / name).unlink(missing_ok=True)  # of an earlier page
-    pictures = [folder / "standings.png"]
+    drawn = {"standings.png": draw_standings}
+    if standings.kinds:
+        drawn["kinds.png"] = draw_kinds
+    if len(standings.budgets) > 1:
+        drawn["ladder.png"] = draw_ladder
     with collect() as drawings:
-        draw_standings(standings, pictures[0])
-        if standings.kinds:
-            pictures.append(folder / "kinds.png")
-            draw_kinds(standings, pictures[-1])
-        if len(standings.budgets) > 1:
-            pictures.append(folder / "ladder.png")
-            draw_ladder(standings, pictures[-1])
+        for name, draw in drawn.items():
+            draw(standings, folder / name)
     texts = {
         "standings.txt": "\n".join(map(to_text, tables)),
         "standings.md": "\n".join(map(to_markdown, tables)),
@@ -74,7 +74,7 @@ def write_page(
         texts["predictions.csv"] = to_csv(predictions_table(standings))
     for name, text in texts.items():
         write_atomic(folder / name, text.encode("utf-8"))
-    return [*(folder / name for name in texts), *pictures]
+    return [folder / name for name in (*texts, *drawn)]
 
 
 def standings_table(standings: Standings) -> Table:
@@ -86,49 +86,36 @@ def standings_table(standings: Standings) -> Table:
 
 def _other_tables(standings: Standings) -> list[Table]:
     """Return the tables by kind of labels, of gains, of ladders and of the other metrics."""
-    tables = []
+    tables, primary, spread = [], standings.primary, "mean ± sample sd over seeds"
     if standings.kinds:
-        tables.append(_kinds_table(standings))
+        note = (
+            "Each kind of labels has its own verdicts, by the rule of the primary metric, "
+            "corrected within the kind."
+        )
+        rows = []
+        for budget in standings.budgets:
+            for view in map(standings.about, standings.kinds):
+                rows += [(view, entry) for entry in standings.at(budget)]
+        heads = standings.about(Metric("score", percent=False, lower_is_better=False))
+        title = f"By kind of labels: {spread}"
+        tables.append(column_table(heads, columns.KINDS, title, [note], rows))
     if standings.has_gains:
-        tables.append(_gains_table(standings))
+        title = f"Gains over untrained models: {primary.title}, mean ± sd of a run less an "
+        title += "untrained one"
+        rows = [(standings, entry) for entry in standings.ordered if entry.gain(primary.name)]
+        notes = [describe_gains(standings)]
+        tables.append(column_table(standings, columns.GAINS, title, notes, rows))
     tables += ladder_tables(standings)
     if standings.metrics[1:]:
-        tables.append(_secondary_table(standings))
+        notes = [
+            "The best is marked, but nothing is tested: the plan decides by its primary metric."
+        ]
+        for metric in standings.metrics[1:]:
+            lines = describe_findings(standings.about(metric), about_all=False)
+            notes += [f"{metric.name}: {line}" for line in lines]
+        title = f"Other metrics: {spread}"
+        tables.append(column_table(standings, columns.OTHERS, title, notes))
     return tables
-
-
-def _kinds_table(standings: Standings) -> Table:
-    """Return score and verdict of each kind of labels and row."""
-    note = (
-        "Each kind of labels has its own verdicts, by the rule of the primary metric, corrected "
-        "within the kind."
-    )
-    rows = []
-    for budget in standings.budgets:
-        for view in map(standings.about, standings.kinds):
-            rows += [(view, entry) for entry in standings.at(budget)]
-    heads = standings.about(Metric("score", percent=False, lower_is_better=False))
-    title = "By kind of labels: mean ± sample sd over seeds"
-    return column_table(heads, columns.KINDS, title, [note], rows)
-
-
-def _gains_table(standings: Standings) -> Table:
-    """Return the gains over untrained models, with their differences from the baseline's gain."""
-    metric = standings.primary
-    title = f"Gains over untrained models: {metric.title}, mean ± sd of a run less an untrained one"
-    rows = [(standings, entry) for entry in standings.ordered if entry.gain(metric.name)]
-    return column_table(standings, columns.GAINS, title, [describe_gains(standings)], rows)
-
-
-def _secondary_table(standings: Standings) -> Table:
-    """Return the other metrics of the same rows, without tests."""
-    notes = ["The best is marked, but nothing is tested: the plan decides by its primary metric."]
-    for metric in standings.metrics[1:]:
-        lines = describe_findings(standings.about(metric), about_all=False)
-        notes += [f"{metric.name}: {line}" for line in lines]
-    return column_table(
-        standings, columns.OTHERS, "Other metrics: mean ± sample sd over seeds", notes
-    )
 
 
 def standings_document(standings: Standings) -> dict[str, Any]:
@@ -214,10 +201,7 @@ def _overview(standings: Standings) -> Table:
 
 def _reference_table(standings: Standings) -> Table:
     known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
-    names: dict[str, None] = {}
-    for values in known.values():
-        names.update(dict.fromkeys(values))
-    rows = []
+    names, rows = dict.fromkeys(chain.from_iterable(known.values())), []
     for metric, values in known.items():
         if values:
             texts = [metric.text(values[name]) if name in values else "-" for name in names]
@@ -239,16 +223,14 @@ def _finding_tables(standings: Standings) -> list[Table]:
             if finding.action == NOTE:
                 group = notes
             group.append((entry, finding))
-    barring.sort(key=lambda pair: (-pair[0].budget, _ACTIONS.index(pair[1].action)))
-    metrics = {metric.name: metric for metric in standings.metrics}
+    barring.sort(key=lambda pair: (-pair[0].budget, ACTIONS.index(pair[1].action)))
+    by_metric = {x.name: columns.letters(standings.about(x)) for x in standings.metrics}
     tables = []
     for title, pairs in groups.items():
         rows = []
         for entry, finding in pairs:
             action = columns.NOT_RANKED.get(finding.action, finding.action)
-            by_gate = columns.letters(
-                standings.about(metrics.get(finding.metric, standings.primary))
-            )
+            by_gate = by_metric.get(finding.metric, by_metric[standings.primary.name])
             if finding.action == FLAG and finding.gate in by_gate:
                 action += f" ({by_gate[finding.gate]})"  # the letter next to the score
             of, flops = finding.metric or "all metrics", flops_text(entry.budget)

@@ -25,17 +25,10 @@ _UPDATES = "trainer.max_update"
 _SECTIONS = (*GROUPS, "trainer")  # sections of a configuration with options that change results
 
 
-def _known(values: Iterable[Any]) -> list[str]:
-    """Return the distinct values except None as texts, in order."""
+def _distinct(runs: Iterable[Run], key: str, part: str = "values") -> list[str]:
+    """Return the values of a key, or of one of the `recorded` facts, except None, as texts."""
+    values = [getattr(run, part).get(key) for run in runs]
     return list(dict.fromkeys(show(value) for value in values if value is not None))
-
-
-def _set(runs: Sequence[Run], key: str) -> list[str]:
-    return _known(run.values.get(key) for run in runs)
-
-
-def _recorded(runs: Sequence[Run], key: str) -> list[str]:
-    return _known(run.recorded.get(key) for run in runs)
 
 
 def _listed(facts: Mapping[str, str]) -> str:
@@ -43,8 +36,12 @@ def _listed(facts: Mapping[str, str]) -> str:
 
 
 def _is_off(flops: float | None, expected: float) -> bool:
-    """Return whether FLOPs differ from those expected or are not recorded."""
     return flops is None or abs(flops / expected - 1) > PARITY
+
+
+def _other_flops(runs: Sequence[Run], budget: float) -> list[str]:
+    flops = [run.costs["flops"] for run in runs]
+    return [flops_text(spent) for spent in flops if _is_off(spent, budget)]
 
 
 @gate(RUNS, {"missing": "runs without a score, or other seeds than the plan asks for"})
@@ -65,9 +62,8 @@ def missing(row: Row, context: Context) -> Iterator[GateFinding]:
             yield GateFinding("missing", FLAG, f"runs without a score{of_runs}")
         if len(seeds) > context.seeds:
             reason = f"{len(seeds)} seeds, where the plan has {context.seeds}"
-            yield GateFinding(
-                "missing", FLAG, f"{reason}: none may be added after a look at the scores"
-            )
+            reason += ": none may be added after a look at the scores"
+            yield GateFinding("missing", FLAG, reason)
         if context.planned and (others := sorted(map(str, seeds.keys() - {*context.planned}))):
             reason = f"the seeds {', '.join(others)} are not those of the plan"
             yield GateFinding("missing", FLAG, f"{reason}: seeds may not be chosen")
@@ -78,10 +74,8 @@ def missing(row: Row, context: Context) -> Iterator[GateFinding]:
 @gate(RUNS, {"budget": "other FLOPs than the budget"})
 def budget(row: Row, context: Context) -> Iterator[GateFinding]:
     """A run took other FLOPs than its budget, those of pre-training included."""
-    flops = [run.costs["flops"] for run in row.scored]
-    wrong = [flops_text(spent) for spent in flops if _is_off(spent, row.budget)]
-    if wrong:
-        reason = f"{len(wrong)} of {len(flops)} runs took other FLOPs than the budget of "
+    if wrong := _other_flops(row.scored, row.budget):
+        reason = f"{len(wrong)} of {len(row.scored)} runs took other FLOPs than the budget of "
         reason += f"{flops_text(row.budget)}: {', '.join(dict.fromkeys(wrong))}"
         yield GateFinding("budget", REFUSE, reason)
 
@@ -93,12 +87,12 @@ def same_data(row: Row, context: Context) -> Iterator[GateFinding]:
     keys = set[str]().union(*(run.values for run in runs))
     for key in sorted(key for key in keys if bare_key(key) == "data_hash"):
         # A baseline without pre-training determines the data that others may be pre-trained on.
-        expected = _set(base, key) or _set(base, "data_hash")
-        hashes = list(dict.fromkeys([*expected, *_set(runs, key)]))
-        corpora = _recorded(base, "corpus")
+        expected = _distinct(base, key) or _distinct(base, "data_hash")
+        hashes = list(dict.fromkeys([*expected, *_distinct(runs, key)]))
+        corpora = _distinct(base, "corpus", "recorded")
         if len(hashes) < 2:
             continue
-        if key == "data_hash" and corpora and corpora == _recorded(runs, "corpus"):
+        if key == "data_hash" and corpora and corpora == _distinct(runs, "corpus", "recorded"):
             reason = "it is trained on the labelled sets that its options name, too, unlike the "
             yield GateFinding("data", NOTE, f"{reason}baseline")
         else:
@@ -124,7 +118,7 @@ def same_suites(row: Row, context: Context) -> Iterator[GateFinding]:
 def same_code(row: Row, context: Context) -> Iterator[GateFinding]:
     """Runs were trained with other code than the baseline."""
     base = context.baseline_of(row) or row
-    codes = _recorded([*base.scored, *row.scored], "code")
+    codes = _distinct([*base.scored, *row.scored], "code", "recorded")
     if len(codes) > 1:
         # Such rows cannot have the code of the rows around them.
         is_expected = row.added or row.shipped != base.shipped
@@ -151,8 +145,8 @@ def same_defaults(row: Row, context: Context) -> Iterator[GateFinding]:
         if not is_common or key not in base.scored[0].values:
             continue
         follows = all(run.values.get(key) == run.values.get(_UPDATES) for run in runs)
-        values = _set(runs, key)
-        if len(values) > 1 and not follows and len(_set(runs, f"{group}._name")) < 2:
+        values = _distinct(runs, key)
+        if len(values) > 1 and not follows and len(_distinct(runs, f"{group}._name")) < 2:
             changed.append(f"{key} {', '.join(values)}")
     if changed:
         reason = f"options that the plan leaves open differ ({'; '.join(changed)})"
@@ -162,12 +156,10 @@ def same_defaults(row: Row, context: Context) -> Iterator[GateFinding]:
 @gate(RUNS, {"controls": "a control of another size or with other FLOPs"})
 def controls(row: Row, context: Context) -> Iterator[GateFinding]:
     """A control has another size, other data or other suites than the row, or other FLOPs."""
-    sizes = _recorded(row.scored, "parameters")
-    for name, runs in (
-        ("untrained", finished(row.untrained)),
-        ("shuffled", finished(row.shuffled)),
-    ):
-        others = _recorded(runs, "parameters")
+    sizes = _distinct(row.scored, "parameters", "recorded")
+    for name, control in (("untrained", row.untrained), ("shuffled", row.shuffled)):
+        runs = finished(control)
+        others = _distinct(runs, "parameters", "recorded")
         if {*others} - {*sizes}:
             reason = f"the {name} control has other parameters ({', '.join([*sizes, *others])})"
             yield GateFinding("controls", FLAG, reason)
@@ -177,14 +169,13 @@ def controls(row: Row, context: Context) -> Iterator[GateFinding]:
             if differing := differing_suite_options(metric, [*row.scored, *runs]):
                 reason = f"the {name} control is scored by other suites ({_listed(differing)})"
                 yield GateFinding("controls", FLAG, reason, metric)
-    flops = [run.costs["flops"] for run in finished(row.shuffled)]
-    if wrong := [flops_text(spent) for spent in flops if _is_off(spent, row.budget)]:
+    if wrong := _other_flops(finished(row.shuffled), row.budget):
         reason = f"the shuffled control took other FLOPs, such as {wrong[0]}"
         yield GateFinding("controls", FLAG, reason)
 
 
 def _corpus_of(run: Run) -> str | None:
-    """Return the hash of a run's corpus, or of all its data for runs of earlier versions."""
+    # Runs of earlier versions have only a hash of all their data.
     return run.recorded.get("corpus") or run.values.get("data_hash")
 
 
@@ -213,19 +204,18 @@ def identical_runs(row: Row, context: Context) -> Iterator[GateFinding]:
 @gate(RUNS, {"shared encoder": "seeds share a pre-trained encoder"})
 def shared_encoder(row: Row, context: Context) -> Iterator[GateFinding]:
     """Seeds share a pre-trained encoder, so that they are not as many pre-trainings."""
-    ancestors = {run.seed: _ancestor_of(run) for run in row.scored if run.was_pretrained}
+    ancestors = {}
+    for run in row.scored:
+        if run.was_pretrained:
+            # The seeds of the ancestors tell them apart, or their paths if these are unknown.
+            keys = [key for key in run.values if key != "seed" and bare_key(key) == "seed"]
+            keys = keys or [key for key in sorted(run.sources) if key in run.values]
+            ancestors[run.seed] = tuple(identity(run.values[key]) for key in keys)
     distinct = len({*ancestors.values()})
     if distinct < len(ancestors):
         reason = f"{len(ancestors)} seeds start from {distinct} pre-trained encoder"
         reason += f"{'s' * (distinct > 1)}: the spread is not that of pre-trainings"
         yield GateFinding("shared encoder", FLAG, reason)
-
-
-def _ancestor_of(run: Run) -> tuple[Any, ...]:
-    # The seeds of the ancestors tell them apart, or their paths if the seeds are unknown.
-    seeds = [run.values[key] for key in run.values if key != "seed" and bare_key(key) == "seed"]
-    paths = [str(run.values[key]) for key in sorted(run.sources) if key in run.values]
-    return tuple(map(identity, seeds or paths))
 
 
 @gate(
@@ -246,13 +236,14 @@ def tuned(row: Row, context: Context) -> Iterator[GateFinding]:
     for key, value in tuning.chosen.items():
         chosen = [value]
         for values, _ in tuning.shares[1:]:
-            chosen += [values[key]] * (values[key] not in chosen)
+            if values[key] not in chosen:
+                chosen.append(values[key])
         grid = Choice(tuple(tuning.grid.get(key, ())))
         for other in filter(grid.edge_of, chosen):
             tried = ", ".join(map(show, sorted(grid.values)))
             reason = f"{key}={show(other)} is at the edge of what was tried ({tried})"
             yield GateFinding("edge of the grid", FLAG if other == value else NOTE, reason)
-        trained = _set(row.scored, key)
+        trained = _distinct(row.scored, key)
         if trained and {*trained} != {*map(show, chosen)}:
             reason = f"{key}={', '.join(map(show, chosen))} was chosen, but {', '.join(trained)} "
             yield GateFinding("tuning", FLAG, f"{reason}trained")

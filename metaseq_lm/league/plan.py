@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -234,20 +233,20 @@ class Comparison:
 
         Parts of the primary metric come first, then others among the secondary metrics.
         """
-        if self._is_innermost(self.metric):
+        outer = set()
+        for name, parts in self.means.items():
+            if not self.means.keys().isdisjoint(parts):
+                outer.add(name)
+        if self.metric not in outer:
             return ()
-        secondary = [name for name in self.secondary if name in self.means]
-        kinds = map(self._innermost, (self.metric, *secondary))
-        return tuple(dict.fromkeys(chain.from_iterable(kinds)))
-
-    def _is_innermost(self, metric: str) -> bool:
-        return self.means.keys().isdisjoint(self.means.get(metric, ()))
-
-    def _innermost(self, metric: str) -> list[str]:
-        """Return the innermost means of a metric, which are those without means as parts."""
-        if self._is_innermost(metric):
-            return [metric]
-        return list(chain.from_iterable(map(self._innermost, self.means[metric])))
+        kinds, ahead = [], [self.metric, *(name for name in self.secondary if name in self.means)]
+        while ahead:
+            name, *ahead = ahead
+            if name in outer:
+                ahead = [*self.means[name], *ahead]
+            else:
+                kinds.append(name)
+        return tuple(dict.fromkeys(kinds))
 
 
 @dataclass(frozen=True)
@@ -282,12 +281,12 @@ class Plan:
         names = [objective.name for objective in self.objectives]
         if len({name.lower() for name in names}) < len(names):
             raise UsageError(f"objectives: two have the same name ({', '.join(names)})")
-        named = {"comparison.baseline": (self.comparison.baseline, names)}
+        named = [("comparison.baseline", self.comparison.baseline, names)]
         for objective in self.objectives:
-            others = [name for name in names if name != objective.name]
             if objective.control is not None:
-                named[f"objectives.{objective.name}.control"] = (objective.control, others)
-        for place, (name, known) in named.items():
+                others = [name for name in names if name != objective.name]
+                named.append((f"objectives.{objective.name}.control", objective.control, others))
+        for place, name, known in named:
             if name not in known:
                 raise UsageError(f"{place}: '{name}' is none of the objectives {', '.join(known)}")
         _check_among("controls.shuffled", self.controls.shuffled, self.ladder.budgets)
@@ -310,15 +309,8 @@ class Plan:
         """
         content = without_defaults(self)
         data = content["data"] = dict(content["data"])
-        for key in ("folder", *FILES):
-            if key in data:
-                names = [Path(file).name for file in files_of(data, key)]
-                data[key] = names[0] if isinstance(data[key], str) else names
-        if FOLDERS in data:
-            data[FOLDERS] = [Path(folder).name for folder in data[FOLDERS]]
-        if BENCHMARKS in data:
-            sources = data[BENCHMARKS].items()
-            data[BENCHMARKS] = {name: Path(source).name for name, source in sources}
+        for key in {"folder", *FILES, FOLDERS, BENCHMARKS} & data.keys():
+            data[key] = map_paths(lambda path: Path(path).name, data[key])
         text = json.dumps(content, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -364,6 +356,15 @@ def files_of(data: Mapping[str, Any], key: str) -> list[str]:
     return [named] if isinstance(named, str) else list(named)
 
 
+def map_paths(change: Callable[[str], str], paths: Any) -> Any:
+    """Return a path, or paths in a list or mapping, each as `change` returns it."""
+    if isinstance(paths, dict):
+        return {key: map_paths(change, path) for key, path in paths.items()}
+    if isinstance(paths, (list, tuple)):
+        return [map_paths(change, path) for path in paths]
+    return change(paths)
+
+
 def without_defaults(value: Any) -> Any:
     """Return a dataclass, at any depth, as a mapping without fields at their default."""
     if isinstance(value, tuple):
@@ -394,7 +395,7 @@ def _check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -
 
 
 def _check_options(options: Sequence[str]) -> None:
-    """Raise UsageError for options that the league sets, or that Hydra cannot parse."""
+    # The league sets some options, and Hydra cannot parse all texts.
     check_overrides(options, "options", LEAGUE)
     for text in options:
         parse_override(text)
@@ -423,12 +424,7 @@ def _sort_grid(section: Objective | Tuning) -> None:
 
 
 def _cycle_from(path: tuple[str, ...], means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return a cycle of means, each a part of the previous one, the first one repeated; or ().
-
-    Args:
-        path: Means that lead to the last one, which is followed further.
-        means: The parts of each mean.
-    """
+    """Return a cycle of means behind a path, each a part of the previous one, closed; or ()."""
     for part in means.get(path[-1], ()):
         if part in path:
             return (*path[path.index(part) :], part)

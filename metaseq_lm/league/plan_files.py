@@ -27,6 +27,7 @@ from metaseq_lm.league.plan import (
     Objective,
     Plan,
     Tuning,
+    map_paths,
 )
 from metaseq_lm.sweeps.definition import absolute, read_mapping, text_of
 
@@ -145,7 +146,8 @@ def read_plan(
             raise UsageError(f"{path}: base: {file} is a base of itself")
         content = merge(read_plan(file, above=above)[1], content)
     if files:
-        content["data"] = {**content["data"], **_locate(dict(files), Path.cwd())}
+        located = map_paths(lambda file: absolute(file, Path.cwd()), dict(files))
+        content["data"] = {**content["data"], **located}
     with naming_place(path, always=True):
         return plan_of(content, path.parent)
 
@@ -267,12 +269,5 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
         raise UsageError(
             f"data.{FOLDERS}: two folders have the same name, by which suites find them"
         )
-    return {**data, **{key: _locate(asdict(paths)[key], base) for key in keys}}
-
-
-def _locate(paths: Any, base: Path) -> Any:
-    if isinstance(paths, dict):
-        return {key: _locate(path, base) for key, path in paths.items()}
-    if isinstance(paths, list):
-        return [_locate(path, base) for path in paths]
-    return absolute(paths, base)
+    located = {key: value for key, value in asdict(paths).items() if key in data}
+    return {**data, **map_paths(lambda path: absolute(path, base), located)}

@@ -1,7 +1,7 @@
 """The standings on a screen: verdicts, scores, and findings as letters; reasons are in files."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -29,7 +29,7 @@ from metaseq_lm.league.ladder_tables import (
 )
 from metaseq_lm.league.rungs import objectives_of
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
-from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.numbers import flops_text
 
 _COLUMNS = 120  # width of a terminal; names and verdicts may be longer
 SIZE = (30, 100)  # lines and columns for the standings by kind of labels
@@ -54,8 +54,9 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
         *_other_metrics(standings),
     ]
     if paths:
-        parts.append([f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:"])
-        parts[-1].append(", ".join(path.name for path in paths))
+        names = ", ".join(path.name for path in paths)
+        place = f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:"
+        parts.append([place, names])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -100,7 +101,7 @@ def _main_table(standings: Standings) -> Iterator[_Lines]:
     for name, several in groupby(shown_columns(standings, SCREEN), lambda column: column[0]):
         titles, texts, is_right = [], [], True
         for _, shown, metric in several:
-            view = standings.about(metric) if metric else standings
+            view = standings.about(metric)
             values = [value_of(name, view, entry) for entry in entries]
             titles.append(shown.title_in(view, on_screen=True))
             texts.append([value.narrow for value in values])
@@ -147,10 +148,8 @@ def _rule(standings: Standings) -> _Lines:
     )
     values = standings.references.get(metric.name, {})
     texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]
-    lines = _wrapped([text])
-    if texts:
-        lines += _wrapped([f"For comparison: {', '.join(texts)}."])
-    return lines
+    known = [f"For comparison: {', '.join(texts)}."] * bool(texts)
+    return [*_wrapped([text]), *_wrapped(known)]
 
 
 # ---------------------------------------------------------------- other metrics
@@ -160,50 +159,34 @@ def _other_metrics(standings: Standings) -> Iterator[_Lines]:
     metrics = standings.metrics[1:]
     if not metrics:
         return
-    in_percent = all(metric.percent for metric in metrics)
-    names = objectives_of(standings)
-    levels = _common_references(standings, metrics)
+    # References that most metrics have. A suite of sentences and a labelled set have different
+    # ones, and a mean of values that are not recorded for a whole suite, such as the last layers,
+    # has none.
+    known = [standings.references.get(metric.name, {}) for metric in metrics]
+    counts = Counter(chain.from_iterable(known))
+    levels = [name for name, count in counts.items() if count == max(counts.values())]
+    names, in_percent = objectives_of(standings), all(metric.percent for metric in metrics)
     label = _headed("objective", [*names, *levels], is_right=False)
-    blocks: list[list[_Lines]] = []
-    for metric in metrics:
-        cells = [_means_text(standings.about(metric), name) for name in names]
+    blocks = [[label]]
+    for metric, values in zip(metrics, known):
+        view, means = standings.about(metric), {name: dict[float, str]() for name in names}
+        for entry in standings.entries:
+            means[entry.objective][entry.budget] = value_of("score", view, entry).brief
+        cells = []
+        for texts in means.values():  # of all budgets: "54  80? 97"
+            cells.append(" ".join(_aligned([texts.get(x, NONE) for x in standings.budgets])))
         digits = 0 if metric.percent else None
-        for values in levels.values():
-            value = values.get(metric.name)
-            cells.append("" if value is None else metric.text(value, digits))
+        cells += [metric.text(values[x], digits) if x in values else "" for x in levels]
         column = _headed(short_name(metric) + " (%)" * (metric.percent and not in_percent), cells)
-        if not blocks or _line_width([label, *blocks[-1], column]) > _COLUMNS:
-            blocks.append([])
+        if len(blocks[-1]) > 1 and _line_width([*blocks[-1], column]) > _COLUMNS:
+            blocks.append([label])
         blocks[-1].append(column)
     unit, budgets = " (%)" * in_percent, ", ".join(map(flops_text, standings.budgets))
     title = f"Other metrics{unit}: means at {budgets} FLOPs; {DOUBT} flagged"
     for block in blocks:
-        head, rows = _side_by_side([label, *block], len(names) + len(levels))
+        head, rows = _side_by_side(block, len(names) + len(levels))
         yield [title, *head, *rows]
         title = f"Further metrics{unit}"
-
-
-def _means_text(standings: Standings, objective: str) -> str:
-    """Return the means of an objective at all budgets, such as "54  80? 97"."""
-    texts = dict.fromkeys(standings.budgets, NONE)
-    for entry in standings.entries:
-        if entry.objective == objective:
-            texts[entry.budget] = value_of("score", standings, entry).brief
-    return " ".join(_aligned(list(texts.values())))
-
-
-def _common_references(
-    standings: Standings, metrics: Sequence[Metric]
-) -> dict[str, Mapping[str, float]]:
-    """Return the references that most metrics have, by reference and metric."""
-    common: dict[str, dict[str, float]] = {}
-    for metric in metrics:
-        for name, value in standings.references.get(metric.name, {}).items():
-            common.setdefault(name, {})[metric.name] = value
-    # A suite of sentences and a labelled set have different ones, and a mean of values that are not
-    # recorded for a whole suite, such as the last layers, has none.
-    most = max(map(len, common.values()), default=0)
-    return {name: values for name, values in common.items() if len(values) == most}
 
 
 # ---------------------------------------------------------------- kinds of labels
@@ -252,9 +235,8 @@ def _kinds_rows(standings: Standings) -> Iterator[str]:
 
 
 def _legend(standings: Standings) -> _Lines:
-    views = [standings.about(kind) for kind in standings.kinds]
     is_flagged = False
-    for view in views:
+    for view in map(standings.about, standings.kinds):
         signs = [value_of("score", view, entry).sign for entry in standings.entries]
         is_flagged |= any(sign.endswith(DOUBT) for sign in signs)
     flagged = f"; {DOUBT} a gate flags it" * is_flagged
@@ -266,7 +248,5 @@ def _legend(standings: Standings) -> _Lines:
     flags = (entry.about(standings.primary.name, FLAG) for entry in standings.entries)
     barring = {finding.gate for finding in chain.from_iterable(flags)}
     texts = [f"{mark} {gate}" for gate, mark in letters(standings).items() if gate in barring]
-    lines = _wrapped([text], SIZE[1])
-    if texts:
-        lines += _wrapped([f"Flags: {', '.join(texts)}."], SIZE[1])
-    return lines
+    gates = [f"Flags: {', '.join(texts)}."] * bool(texts)
+    return [*_wrapped([text], SIZE[1]), *_wrapped(gates, SIZE[1])]

@@ -1,22 +1,17 @@
-"""Back ends of a table: plain text, Markdown, csv, LaTeX, JSON, html."""
+"""Back ends of a table: plain text, Markdown, csv, LaTeX, JSON; page.html has that of pages."""
 
 import csv
 import io
-import math
-import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from metaseq_lm.core.output import clean, escape_formula, escape_markdown
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.significance import UNIT, Significance
 from metaseq_lm.reporting.stats import LEVEL
-from metaseq_lm.reporting.table import Cell, Table
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
+from metaseq_lm.reporting.table import Table
 
 _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
@@ -33,21 +28,20 @@ _TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
 }
 
 
-# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
-_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
-_LONG = 24  # characters of a text that may be broken into lines
-
-
 def to_text(table: Table) -> str:
     """Return the table for a terminal; a star marks the best."""
     columns = []
     for j, title in enumerate(table.head):
         cells = [row[j] for row in table.rows]
-        columns.append(_text_column(title, cells, table.right[j]))
-    head, *rows = zip(*columns)
-    rule = ["-" * width(title) for title in head]
-    out = [clean(table.title), ""]
-    out += ["  ".join(line).rstrip() for line in (head, rule, *rows)]
+        # Every cell of a column with a star has room for one, which keeps digits aligned.
+        unmarked = "  " * any(cell.best for cell in cells)
+        texts = [clean(title)]
+        texts += [clean(cell.text) + (" *" if cell.best else unmarked) for cell in cells]
+        most = max(map(width, texts))
+        texts.insert(1, "-" * most)
+        gaps = [" " * (most - width(text)) for text in texts]
+        columns.append(map("".join, zip(gaps, texts) if table.right[j] else zip(texts, gaps)))
+    out = [clean(table.title), "", *("  ".join(line).rstrip() for line in zip(*columns))]
     if table.has_best:
         out += ["", "* best"]
     if table.notes:
@@ -55,31 +49,24 @@ def to_text(table: Table) -> str:
     return "\n".join(out) + "\n"
 
 
-def _text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
-    """Return the title and the cells of a column, padded to one width."""
-    # Every cell of a column with a star has room for one, which keeps digits aligned.
-    unmarked = "  " if any(cell.best for cell in cells) else ""
-    texts = [clean(title)]
-    texts += [clean(cell.text) + (" *" if cell.best else unmarked) for cell in cells]
-    widths = [width(text) for text in texts]
-    padded = []
-    for text, text_width in zip(texts, widths):
-        gap = " " * (max(widths) - text_width)
-        padded.append(gap + text if is_right else text + gap)
-    return padded
-
-
 def to_markdown(table: Table) -> str:
     """Return the table in GitHub's Markdown; the best is bold."""
+    head, *rows = _escaped(table, escape_markdown, "**{}**")
     rule = ["---:" if right else "---" for right in table.right]
-    lines = [[escape_markdown(title) for title in table.head], rule]
-    for row in table.rows:
-        texts = [escape_markdown(cell.text) for cell in row]
-        lines.append([f"**{x}**" if cell.best else x for cell, x in zip(row, texts)])
-    out = [escape_markdown(table.title), "", *(f"| {' | '.join(line)} |" for line in lines)]
+    out = [escape_markdown(table.title), ""]
+    out += [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
     if table.notes:
         out += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
     return "\n".join(out) + "\n"
+
+
+def _escaped(table: Table, escape: Callable[[str], str], best: str) -> list[list[str]]:
+    """Return the texts of the head and of the rows; those of the best stand in `best`."""
+    lines = [list(map(escape, table.head))]
+    for row in table.rows:
+        texts = [escape(cell.text) for cell in row]
+        lines.append([best.format(x) if cell.best else x for cell, x in zip(row, texts)])
+    return lines
 
 
 def to_csv(table: Table) -> str:
@@ -120,90 +107,23 @@ def to_document(
 def _to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
     columns = "".join("r" if is_right else "l" for is_right in table.right)
-    lines = []
-    for row in table.rows:
-        texts = [_escape_tex(cell.text) for cell in row]
-        marked = [rf"\textbf{{{x}}}" if cell.best else x for cell, x in zip(row, texts)]
-        lines.append(_tex_line(marked))
+    lines = _escaped(table, _escape_tex, r"\textbf{{{}}}")
+    head, *rows = (rf"    {' & '.join(line)} \\" for line in lines)
     out = [
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{_escape_tex(table.title)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        _tex_line([_escape_tex(title) for title in table.head]),
+        head,
         r"    \midrule",
-        *lines,
+        *rows,
         r"    \bottomrule",
         r"  \end{tabular}",
         *(rf"  \par\footnotesize {_escape_tex(note)}" for note in table.notes),
         r"\end{table}",
     ]
     return "\n".join(out) + "\n"
-
-
-def to_html(table: Table, identifier: str, name: str = "", most: int = 0) -> "Markup":
-    """Return the table in a box that scrolls by itself; page.js sorts and filters it.
-
-    Args:
-        table: The table.
-        identifier: Its id on the page.
-        name: What to call it, by default its title.
-        most: Rows to show before a reader asks for more, 0 for all.
-    """
-    from markupsafe import Markup
-
-    label, lines, head = clean(name) or clean(table.title), [], []
-    is_folded = 0 < most < len(table.rows)
-    for i, row in enumerate(table.rows):
-        cells = map(_html_cell, row, table.right)
-        look = Markup(' class="more"' * (is_folded and i >= most))
-        lines.append(Markup("<tr{}>{}</tr>\n").format(look, Markup().join(cells)))
-    for text, is_right in zip(table.head, table.right):
-        look = Markup(' class="number"' * is_right)
-        head.append(Markup('<th scope="col"{}>{}</th>').format(look, clean(text)))
-    fold = most_rows = caption = best = Markup()
-    if is_folded:
-        fold = Markup('<details class="rows"><summary>All {} rows</summary></details>\n')
-        fold = fold.format(len(table.rows))
-        most_rows = Markup(' data-most="{}"').format(most)
-    if table.title:
-        caption = Markup("<caption>{}</caption>").format(clean(table.title))
-    if table.has_best:
-        best = Markup('<p class="dim"><span class="best">Bold</span>: best.</p>\n')
-    rows = [Markup().join(head), Markup().join(lines)]
-    return Markup(
-        '{}<div class="wide" tabindex="0" role="region" aria-label="{}">\n'
-        '<table id="{}" data-name="{}"{}>{}\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n'
-        "</table></div>\n{}"
-    ).format(fold, label, identifier, label, most_rows, caption, *rows, best)
-
-
-def _html_cell(cell: Cell, is_right: bool) -> "Markup":
-    from markupsafe import Markup
-
-    value = _sort_value(cell)
-    classes = {"number": is_right, "long": not is_right and len(cell.text) > _LONG}
-    names = " ".join(name for name, is_so in (classes | {"best": cell.best}).items() if is_so)
-    attributes = {"class": names} if names else {}
-    if value is not None:
-        attributes["data-value"] = str(value)
-    elif is_right or cell.is_absent:
-        attributes["data-absent"] = ""
-    texts = [Markup(' {}="{}"').format(key, text) for key, text in attributes.items()]
-    return Markup("<td{}>{}</td>").format(Markup().join(texts), clean(cell.text))
-
-
-def _sort_value(cell: Cell) -> float | None:
-    """Return the number to sort a cell by, None without a number."""
-    value = cell.value
-    if value is None and cell.number and (match := _LEADING.match(cell.text)):
-        value = float(match[1].replace(",", ""))
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _tex_line(cells: Sequence[str]) -> str:
-    return "    " + " & ".join(cells) + r" \\"
 
 
 def width(text: str) -> int:
@@ -213,7 +133,6 @@ def width(text: str) -> int:
 
 
 def _escape_tex(text: str) -> str:
-    """Return the text so that LaTeX sets it as it is."""
     return "".join(_TEX.get(c, c) for c in clean(text))
 
 

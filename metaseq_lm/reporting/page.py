@@ -6,7 +6,10 @@ script, an image or a connection.
 """
 
 import base64
+import contextlib
 import hashlib
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +19,6 @@ from typing import Any
 from metaseq_lm.core.files import LARGEST_JSON, read_bounded
 from metaseq_lm.core.output import clean, present_time, seconds_text
 from metaseq_lm.reporting.canvas import ON_DARK, Drawing, swatch
-from metaseq_lm.reporting.formats import to_html
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.provenance import describe_origin
 from metaseq_lm.reporting.settings import Row, runs_of, show
@@ -24,6 +26,9 @@ from metaseq_lm.reporting.significance import Significance
 from metaseq_lm.reporting.table import Cell, Table
 
 _MOST = 12  # rows of an open table that are shown at first
+_LONG = 24  # characters of a text that may be broken into lines
+# The number at the start of a cell: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
+_LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,9 @@ def render(page: Page) -> str:
     def printed(value: Any) -> Any:  # markup of the template's macros keeps line ends
         return clean(value) if type(value) is str else value
 
+    def hash_of(text: str) -> str:  # by which the Content-Security-Policy allows an inline text
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
     environment = Environment(
         autoescape=True, finalize=printed, trim_blocks=True, undefined=StrictUndefined
     )
@@ -85,33 +93,37 @@ def render(page: Page) -> str:
         time=present_time(),
         style=Markup(style),
         script=Markup(script),
-        style_hash=_hash_source(style),
-        script_hash=_hash_source(script),
-        to_html=to_html,
+        style_hash=hash_of(style),
+        script_hash=hash_of(script),
         most=_MOST,
+        longest=_LONG,
+        sort_value=_sort_value,
         swatch=swatch,
         value_table=_value_table,
     )
 
 
-def _hash_source(text: str) -> str:
-    """Return the hash by which a Content-Security-Policy allows an inline text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _sort_value(cell: Cell) -> float | None:
+    """Return the number to sort a cell by, None without a number."""
+    value = cell.value
+    if value is None and cell.number and (match := _LEADING.match(cell.text)):
+        value = float(match[1].replace(",", ""))
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _value_table(drawing: Drawing) -> Table:
     """Return the values of a figure as a table, for readers who cannot see it."""
-    marks = drawing.marks
-    columns = {
-        "panel": [Cell(mark.panel, number=False) for mark in marks] * (len(drawing.panels) > 1),
-        "series": [Cell(mark.series, number=False) for mark in marks],
+    rows = []
+    for mark in drawing.marks:
         # Sorted as along the axis, which has numbers or names.
-        "at": [Cell(mark.at, number=False, value=mark.x if mark.at else None) for mark in marks],
-        "value": [Cell(mark.value) for mark in marks],
-    }
-    for title, cells in list(columns.items()):
-        if not any(cell.text for cell in cells):
-            del columns[title]
+        at = Cell(mark.at, number=False, value=mark.x if mark.at else None)
+        names = [Cell(name, number=False) for name in (mark.panel, mark.series)]
+        rows.append([*names, at, Cell(mark.value)])
+    columns = {}
+    for title, cells in zip(("panel", "series", "at", "value"), zip(*rows)):
+        is_needed = title != "panel" or len(drawing.panels) > 1
+        if is_needed and any(cell.text for cell in cells):
+            columns[title] = cells
     return Table(drawing.name, list(columns), list(zip(*columns.values())))
 
 
@@ -162,12 +174,10 @@ class Report:
         """(heading, text) for each setting: the last samples of its first run with samples."""
         pages = []
         for setting in self.settings:
-            for run in setting.runs:
-                update, texts = run.samples
-                if texts:
-                    heading = f"{setting.name} (seed {run.seed}, update {update})"
-                    pages.append((heading, "\n\n".join(texts)))
-                    break
+            run = next((run for run in setting.runs if run.samples[1]), None)
+            if run:
+                heading = f"{setting.name} (seed {run.seed}, update {run.samples[0]})"
+                pages.append((heading, "\n\n".join(run.samples[1])))
         return pages
 
     def answer(self) -> str:
@@ -227,12 +237,10 @@ def _command_table(settings: Sequence[Row]) -> Table:
     """Return the last command that started the first run of each setting, if it is still there."""
     rows = []
     for setting in settings:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             text = read_bounded(setting.runs[0].path / "command.txt", LARGEST_JSON)
-        except (OSError, ValueError):
-            continue
-        if command := text.decode("utf-8", "replace").strip().rpartition("\n")[2]:
-            rows.append([setting.name, command])
+            if command := text.decode("utf-8", "replace").strip().rpartition("\n")[2]:
+                rows.append([setting.name, command])
     return Table.of_texts(["setting", "command of its first run"], rows)
 
 
@@ -258,16 +266,19 @@ def _run_table(settings: Sequence[Row], metric: Metric) -> Table:
     rows = []
     for setting in settings:
         for run in setting.runs:
-            results = run.recorded
             score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
-            row = [Cell(setting.name, number=False), Cell(show(run.seed))]
-            row.append(Cell(run.why_unscored(metric.name) or run.status, number=False))
-            row.append(Cell("-" if score is None else metric.text(score), value=score))
-            row.append(Cell(str(results.get("updates", run.last_update))))
-            row.append(Cell(flops_text(run.costs["own_flops"])))
-            row.append(Cell(seconds_text(seconds), value=seconds))
-            texts = [str(results.get(key, "-")) for key in ("data", "code")]
-            rows.append([*row, *(Cell(text, number=False) for text in (*texts, run.name))])
+            texts = [str(run.recorded.get(key, "-")) for key in ("data", "code")]
+            row = [
+                Cell(setting.name, number=False),
+                Cell(show(run.seed)),
+                Cell(run.why_unscored(metric.name) or run.status, number=False),
+                Cell("-" if score is None else metric.text(score), value=score),
+                Cell(str(run.recorded.get("updates", run.last_update))),
+                Cell(flops_text(run.costs["own_flops"])),
+                Cell(seconds_text(seconds), value=seconds),
+                *(Cell(text, number=False) for text in (*texts, run.name)),
+            ]
+            rows.append(row)
     head = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
     return Table("", [*head, "data", "code", "folder"], rows)
 

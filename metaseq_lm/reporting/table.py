@@ -1,6 +1,6 @@
 """Tables of scores over seeds: a row for each setting or pair, or one key against another."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations
@@ -95,10 +95,8 @@ class Table:
         title: str = "",
     ) -> "Table":
         """Return a table of texts; `right` names the columns of numbers."""
-        cells = []
-        for row in rows:
-            cells.append([Cell(text, number=name in right) for name, text in zip(head, row)])
-        return cls(title, head, cells)
+        is_number = [name in right for name in head]
+        return cls(title, head, [list(map(_text_cell, row, is_number)) for row in rows])
 
     @cached_property
     def right(self) -> list[bool]:
@@ -172,18 +170,26 @@ def setting_table(
     differences and detectable differences are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
-    costs = _choose_costs(settings)
-    p_titles, baselines = [], None
+    head, baselines, below = [*keys, "seeds", metric.title, "best"], None, []
     comparisons: Sequence[SettingComparison | None] = [None] * len(settings)
     if significance:
-        comparisons = significance.comparisons
+        comparisons, below = significance.comparisons, significance.notes()
         baselines = [c.baseline or c.setting for c in significance.comparisons]
-        p_titles = ["p", "p (Holm)", *["difference", DETECTABLE] * significance.with_detectable]
+        head += ["p", "p (Holm)", *["difference", DETECTABLE] * significance.with_detectable]
+    runs = runs_of(settings)
+    needs = {
+        "own_flops": any(run.was_pretrained for run in runs),
+        "own_flops_by_rule": any(run.costs["own_flops_by_rule"] is not None for run in runs),
+        "words": any(run.costs["words"] for run in runs),
+        "tuning_flops": any(run.costs["tuning_flops"] is not None for run in runs),
+    }
+    costs = {cost: form for cost, form in _COST_COLUMNS.items() if needs.get(cost, True)}
+    head += [title for title, _ in costs.values()]
     summaries = [summarise(setting.run_scores(metric.name), spread) for setting in settings]
     marks = _best_of(settings, summaries, metric, baselines)
     rows, records = [], []
     for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
-        line = record(setting, keys, metric, spread, compared)
+        line = _record(setting, keys, metric, spread, compared)
         row = [_config_cell(setting.values[key]) for key in keys]
         row.append(Cell(_count_text(setting, metric)))
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
@@ -192,32 +198,22 @@ def setting_table(
             row += map(Cell, compared.texts)
             if significance.with_detectable:
                 row += map(Cell, compared.detectable_texts(metric))
-        row += [Cell(_COST_COLUMNS[cost][1](line[cost]), value=line[cost]) for cost in costs]
+        row += [Cell(text_of(line[cost]), value=line[cost]) for cost, (_, text_of) in costs.items()]
         rows.append(row)
         records.append({**line, "is_best": is_best})
-    below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
-    head = [*keys, "seeds", metric.title, "best", *p_titles]
-    head += [_COST_COLUMNS[cost][0] for cost in costs]
     title = f"{metric.title}: {SPREAD_TITLES[spread]}"
     return Table(title, head, rows, below + notes(settings, metric), records)
+
+
+def _text_cell(text: str, is_number: bool = False) -> Cell:
+    return Cell(text, number=is_number)
 
 
 def _config_cell(value: Any) -> Cell:
     number = float(value) if is_number(value) else None
     return Cell(show(value), number=number is not None, value=number)
-
-
-def _choose_costs(settings: Sequence[Row]) -> list[str]:
-    runs = runs_of(settings)
-    needs = {
-        "own_flops": any(run.was_pretrained for run in runs),
-        "own_flops_by_rule": any(run.costs["own_flops_by_rule"] is not None for run in runs),
-        "words": any(run.costs["words"] for run in runs),
-        "tuning_flops": any(run.costs["tuning_flops"] is not None for run in runs),
-    }
-    return [cost for cost in _COST_COLUMNS if needs.get(cost, True)]
 
 
 def pivot_table(
@@ -234,9 +230,16 @@ def pivot_table(
     With `mean` the last column is the mean over the others, see `_mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns or rows]))
-    cells = group_by(runs_of(settings), keys)
-    mixed = (_mixed_note(cell, settings) for cell in cells)
-    below = [*filter(None, mixed), *notes(settings, metric)]
+    cells, below = group_by(runs_of(settings), keys), []
+    for cell in cells:
+        inside = [setting for setting in settings if not set(cell.runs).isdisjoint(setting.runs)]
+        if len(inside) > 1:
+            mixed = ", ".join(key for key in inside[0].values if varies(key, inside))
+            below.append(
+                f"Warning: {cell.name} mixes {len(inside)} settings that differ in {mixed}; pick "
+                "one with --where."
+            )
+    below += notes(settings, metric)
     if columns is None or columns == rows:
         return replace(setting_table(cells, metric, spread), notes=below)
     down = distinct(cell.values[rows] for cell in cells)
@@ -247,8 +250,9 @@ def pivot_table(
         grid.append([by_values.get((row_value, identity(value))) for value in across])
     body = [[replace(_config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
-        scores = [cell.run_scores(metric.name) if cell else [] for cell in column]
-        summaries = [summarise(values, spread) for values in scores]
+        summaries = []
+        for cell in column:
+            summaries.append(summarise(cell.run_scores(metric.name), spread) if cell else None)
         marks = _best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
             text = summary.text(metric) if summary else "-"
@@ -262,7 +266,7 @@ def pivot_table(
             row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
-    records = [record(cell, keys, metric, spread) for cell in cells]
+    records = [_record(cell, keys, metric, spread) for cell in cells]
     head = [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean]
     title = f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)"
     return Table(title, head, body, below, records)
@@ -293,12 +297,11 @@ def _best_of(
             groups.setdefault(id(baselines[i]) if baselines else 0, {})[i] = summary.centre
     marks = [False] * len(summaries)
     for centres in groups.values():
-        if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in centres]):
-            continue
-        top = metric.best(centres.values())
-        digits = metric.decimals(top)
-        for i, centre in centres.items():
-            marks[i] = metric.text(centre, digits) == metric.text(top, digits)
+        if len(centres) > 1 and not scored_functions(metric.name, [cells[i] for i in centres]):
+            top = metric.best(centres.values())
+            digits = metric.decimals(top)
+            for i, centre in centres.items():
+                marks[i] = metric.text(centre, digits) == metric.text(top, digits)
     return marks
 
 
@@ -313,16 +316,13 @@ def cost_of(setting: Row, metric: Metric, cost: str, spread: str = "sd") -> floa
 
     `cost` is one of `Run.costs`.
     """
-    costs = []
-    for run in setting.scored_by(metric.name):
-        if (value := run.costs[cost]) is None:
-            return None
-        costs.append(value)
-    summary = summarise(costs, spread)
+    costs = [run.costs[cost] for run in setting.scored_by(metric.name)]
+    known = [value for value in costs if value is not None]
+    summary = summarise(known, spread) if len(known) == len(costs) else None
     return summary.centre if summary else None
 
 
-def record(
+def _record(
     setting: Row,
     keys: Sequence[str],
     metric: Metric,
@@ -392,18 +392,6 @@ def notes(settings: Sequence[Row], metric: Metric) -> list[str]:
     return lines
 
 
-def _mixed_note(cell: Row, settings: Sequence[Row]) -> str | None:
-    """Return a warning if a pivot cell mixes runs of several settings."""
-    inside = [setting for setting in settings if not set(cell.runs).isdisjoint(setting.runs)]
-    if len(inside) < 2:
-        return None
-    keys = [key for key in inside[0].values if varies(key, inside)]
-    return (
-        f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
-        "pick one with --where."
-    )
-
-
 def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) -> Table:
     """Return a row for each pair of settings that differ only in `key` among the shown keys.
 
@@ -412,7 +400,15 @@ def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) ->
     """
     if test.sides == 1:
         raise UsageError("--pairs asks which of two settings is ahead: leave --sides 1 out")
-    pairs = sorted(_tested(settings, metric, key, test), key=lambda pair: pair[0])
+    tested = []
+    for one, other in combinations(settings, 2):
+        others = [name for name in one.shown if name != key]
+        # The same runs under two labels are one setting.
+        if one.identity(others) == other.identity(others) and one.content != other.content:
+            comparison = compare_pair(one, other, metric, test)
+            if comparison.p is not None:
+                tested.append((comparison.p, comparison))
+    pairs = sorted(tested, key=lambda pair: pair[0])
     if not pairs:
         raise UsageError(
             f"--pairs {key}: no two settings differ in '{key}' alone and have {FEWEST} scored "
@@ -426,7 +422,7 @@ def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) ->
         if not pair.is_ahead:
             names.reverse()
         texts = [metric.text(gap, metric.decimals(gap)), p_text(p), p_text(corrected)]
-        rows.append([*(Cell(name, number=False) for name in names), *map(Cell, texts)])
+        rows.append([*map(_text_cell, names), *map(Cell, texts)])
         line: dict[str, Any] = dict(zip(("setting", "ahead_of"), names))
         line |= {"difference": gap, "p": p, "p_holm": corrected}
         records.append({"metric": metric.name, **line})
@@ -437,17 +433,3 @@ def pair_table(settings: Sequence[Row], metric: Metric, key: str, test: Test) ->
     head = ["setting", "ahead of", "by", "p", "p (Holm)"]
     title = f"{metric.title}: differences of {test.centre}s"
     return Table(title, head, rows, [note, *notes(settings, metric)], records)
-
-
-def _tested(
-    settings: Sequence[Row], metric: Metric, key: str, test: Test
-) -> Iterator[tuple[float, SettingComparison]]:
-    """Yield p and the comparison of each testable pair that differs only in `key`."""
-    for one, other in combinations(settings, 2):
-        others = [name for name in one.shown if name != key]
-        # The same runs under two labels are one setting.
-        if one.identity(others) != other.identity(others) or one.content == other.content:
-            continue
-        comparison = compare_pair(one, other, metric, test)
-        if comparison.p is not None:
-            yield comparison.p, comparison

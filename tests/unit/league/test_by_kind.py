@@ -14,7 +14,7 @@ from metaseq_lm.league.columns import value_of
 from metaseq_lm.league.describe import describe_answer
 from metaseq_lm.league.entries import Standings, StandingsEntry
 from metaseq_lm.league.gates import GATES
-from metaseq_lm.league.page import _kinds_table, _other_tables, standings_table, write_page
+from metaseq_lm.league.page import _other_tables, standings_table, write_page
 from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
 from metaseq_lm.league.standings import FLAG, VOID, GateFinding
 from metaseq_lm.league.terminal import SIZE, terminal_text
@@ -133,7 +133,7 @@ def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -
 
 def test_tables_have_the_verdict_of_each_kind() -> None:
     standings = league(row("causal", BASE), row("mine", MINE))
-    table = _kinds_table(standings)
+    table = _other_tables(standings)[0]
     assert len(table.rows) == 2 * len(KINDS)
     verdicts = {(r[1].text, r[2].text): r[-1].text for r in table.rows}
     assert verdicts["mine", "left"].startswith("worse") and verdicts["causal", "left"] == "baseline"

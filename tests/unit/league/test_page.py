@@ -17,9 +17,7 @@ from metaseq_lm.league.folder import Added, Contents
 from metaseq_lm.league.gate import said_of
 from metaseq_lm.league.page import (
     _finding_tables,
-    _gains_table,
     _other_tables,
-    _secondary_table,
     standings_table,
     write_page,
 )
@@ -220,7 +218,7 @@ def test_findings_are_explained_below_the_table(mixed):
 
 
 def test_other_metrics_have_their_own_findings_and_no_verdicts(mixed):
-    table = _secondary_table(mixed)
+    table = _other_tables(mixed)[-1]
     probe = column(table, "probe.accuracy (%)")
     assert probe["1.0e10", "causal"].text.endswith(" a")
     assert probe["1.0e10", "rtd"].text.endswith(" b")
@@ -444,7 +442,7 @@ def test_a_head_start_is_better_by_the_score_and_not_by_the_gain(ahead):
 
 
 def test_gains_have_intervals_and_their_own_correction(ahead):
-    table = _gains_table(ahead)
+    table = _other_tables(ahead)[0]
     head, row = table.head, next(row for row in table.rows if row[1].text == "hybrid")
     cells = {title: cell.text for title, cell in zip(head, row)}
     assert cells["untrained"] == "30.00 ± 1.22" and cells["difference"] == "+20.00"
@@ -461,7 +459,7 @@ def test_gains_have_intervals_and_their_own_correction(ahead):
 
 
 def test_rows_without_a_number_have_no_gain(mixed):
-    names = {row[1].text for row in _gains_table(mixed).rows}
+    names = {row[1].text for row in _other_tables(mixed)[0].rows}
     assert names == {"masked", "causal", "hybrid", "rtd"}
     bare = replace(mixed, entries=[replace(e, untrained={}) for e in mixed.entries])
     assert not any(table.title.startswith("Gains") for table in _other_tables(bare))

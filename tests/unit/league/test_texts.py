@@ -9,7 +9,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.league.data import HELD_OUT, _has_text, _make_text
+from metaseq_lm.league.data import HELD_OUT, _has_sets, _make_text
 from metaseq_lm.league.plan_files import TEXT_ARM, probe_sets, read_plan
 
 SENTENCE = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
@@ -35,7 +35,7 @@ def test_every_fiftieth_line_is_held_out_and_the_probe_has_two_sets(
 ) -> None:
     data, folder = {**files, "vocab_size": 300, "task_tokens": 1}, tmp_path / "L" / "data"
     _make_text(data, folder)
-    assert _has_text(data, folder)
+    assert _has_sets(data, folder)
     valid, tokenizer = IndexedDataset(folder / "valid"), load_tokenizer(folder)
     held_out = [tokenizer.decode(valid[row].tolist()) for row in range(len(valid))]
     assert held_out == ["the cat sees line 49", "the cat sees line 99"]
@@ -54,9 +54,9 @@ def test_what_is_there_is_not_made_again(files: dict[str, str], tmp_path: Path) 
     relation.unlink()
     for file in relation.parent.iterdir():
         file.unlink()
-    assert not _has_text(data, folder)
+    assert not _has_sets(data, folder)
     _make_text(data, folder)
-    assert _has_text(data, folder) and corpus.stat().st_mtime_ns == before
+    assert _has_sets(data, folder) and corpus.stat().st_mtime_ns == before
 
 
 def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(

@@ -7,10 +7,10 @@ import pytest
 from outcomes import expect_facts
 from synthetic import make_run
 
+from metaseq_lm.reporting import page
 from metaseq_lm.reporting.canvas import COLOURS, CONTROL, ON_DARK, collect, thinned
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.formats import _sort_value, to_html
-from metaseq_lm.reporting.page import Report, _value_table, render, title_of
+from metaseq_lm.reporting.page import Report, Section, _sort_value, _value_table, render, title_of
 from metaseq_lm.reporting.plots import Pictures, _draw_costs, _draw_curves
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import compare
@@ -221,9 +221,10 @@ def test_what_a_cell_is_sorted_by(text, value, number):
 
 def test_rows_of_a_long_table_are_folded():
     cells = [[Cell(f"<{i}>")] for i in range(14)]
-    text = to_html(Table("t & u", ["a"], cells), "x", most=12)
+    long, short = Table("t & u", ["a"], cells), Table("", ["a"], cells[:12])
+    text = render(page.Page("", [Section("", tables=[long])]))
     assert text.count('class="more"') == 2 and "&lt;13&gt;" in text and "t &amp; u" in text
-    assert "more" not in to_html(Table("", ["a"], cells[:12]), "x", most=12)
+    assert 'class="more"' not in render(page.Page("", [Section("", tables=[short])]))
     assert Page(text).tables[0][14] == ["<13>"]
 
 
