@@ -1,6 +1,5 @@
 """Parallel text: two line-aligned files for each split to a data folder with two tokenizers."""
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     VALID,
+    Columns,
     Pipeline,
     Request,
     Split,
@@ -67,12 +67,8 @@ class _ParallelOptions(TokenizerOptions, PlainTextOptions):
     )
 
 
-# A batch: ids end to end and sizes for each side, and the texts of the last side.
-_EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
-
-
 @register_dataset_kind("parallel", _ParallelOptions)
-class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
+class _ParallelPipeline(Pipeline[list[str], Columns]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
@@ -207,34 +203,24 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
                 split.counts["empty"] += 1
                 self._first_empty.setdefault(split.name, location)
 
-    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[_EncodedPairs]:
+    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[Columns]:
+        counts = split.counts
+        counts["rows"], counts["unknown"] = 0, {}
         for batch in batches(records, _BATCH):
-            columns = [
-                encode_texts(self.tokenizers[side], texts)
-                for side, texts in zip(SIDES, zip(*batch))
-            ]
-            yield columns, [texts[-1] for texts in batch]
-
-    def write(self, split: Split, encoded: Iterator[_EncodedPairs]) -> None:
-        sides = SIDES[: 1 if split.name == UNLABELLED else 2]
-        unknown, rows = dict.fromkeys(sides, 0), 0
-        with contextlib.ExitStack() as stack:
-            writers = {}
-            for side in sides:
-                name, dtype = f"{split.name}.{side}", self.tokenizers[side].dtype
-                writers[side] = self.open_writer(stack, split, name, dtype)
-            references = None
+            columns: Columns = {}
+            for side, texts in zip(SIDES, zip(*batch)):
+                columns[side] = values, _ = encode_texts(self.tokenizers[side], texts)
+                unk = self.tokenizers[side].vocabulary.unk
+                unknown = counts["unknown"].get(side, 0) + count_unknown(values, unk)
+                counts["unknown"][side] = unknown
             if split.name not in _MAY_BE_EMPTY:
-                references = self.open_text(stack, split, f"{split.name}.{REFERENCES}")
-            for columns, targets in encoded:
-                rows += len(targets)
-                for (side, writer), (values, sizes) in zip(writers.items(), columns):
-                    writer.extend(values, sizes)
-                    unknown[side] += count_unknown(values, self.tokenizers[side].vocabulary.unk)
-                if references is not None:
-                    references("".join(f"{text}\n" for text in targets))
-            tokens = {side: writer.tokens for side, writer in writers.items()}
-        split.counts = {"rows": rows, "tokens": tokens, "unknown": unknown, **split.counts}
+                columns[REFERENCES] = "".join(f"{texts[-1]}\n" for texts in batch)
+            counts["rows"] += len(batch)
+            yield columns
+
+    def write(self, split: Split, encoded: Iterator[Columns]) -> None:
+        tokens = dict(self.write_columns(split, encoded))
+        split.counts = {"rows": split.counts["rows"], "tokens": tokens, **split.counts}
 
     def nothing(self, split: Split) -> str:
         paths = split.sources

@@ -13,12 +13,22 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from metaseq_lm.core.documents import show_result, sizes_in
@@ -64,6 +74,8 @@ register_dataset_kind = DATASET_KINDS.register
 
 Record = TypeVar("Record")
 Encoded = TypeVar("Encoded")
+# Columns of some rows by their names: numbers end to end with the sizes of the rows, or text.
+Columns = dict[str, tuple[np.ndarray, np.ndarray] | str]
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,7 @@ class Pipeline(Generic[Record, Encoded]):
     def __init__(self, request: Request) -> None:
         self.request = request.expanded() if self.reads_records else request
         self.shared_files: list[str] = []
+        self._held_records: set[Hashable] = set()
 
     def input_files(self) -> Iterable[Path]:
         """Return the text files that must be readable; UsageError if there is nothing to do."""
@@ -213,12 +226,28 @@ class Pipeline(Generic[Record, Encoded]):
         """Return the complaint about a split without any `unit`."""
         return f"{split}: no {self.unit}"
 
-    def open_writer(
-        self, stack: contextlib.ExitStack, split: Split, name: str, dtype: npt.DTypeLike
-    ) -> IndexedWriter:
-        """Open the pair of files `name` of a split until the end of `stack`."""
-        split.files += [f"{name}.{suffix}" for suffix in ("bin", "idx")]
-        return stack.enter_context(IndexedWriter(self.folder / name, dtype))
+    def write_columns(self, split: Split, encoded: Iterable[Columns]) -> Counter[str]:
+        """Append columns to the files SPLIT.NAME of a split; return how many numbers each got.
+
+        Columns of numbers are pairs of files of the type of the first numbers.
+        """
+        writers: dict[str, IndexedWriter] = {}
+        appends: dict[str, Callable[[str], None]] = {}
+        with contextlib.ExitStack() as stack:
+            for columns in encoded:
+                for part, column in columns.items():
+                    name = ".".join(filter(None, (split.name, part)))
+                    if isinstance(column, str):
+                        if part not in appends:
+                            appends[part] = self.open_text(stack, split, name)
+                        appends[part](column)
+                        continue
+                    if part not in writers:
+                        split.files += [f"{name}.bin", f"{name}.idx"]
+                        writer = IndexedWriter(self.folder / name, column[0].dtype)
+                        writers[part] = stack.enter_context(writer)
+                    writers[part].extend(*column)
+        return Counter({part: writer.tokens for part, writer in writers.items()})
 
     def open_text(
         self, stack: contextlib.ExitStack, split: Split, name: str
@@ -234,6 +263,18 @@ class Pipeline(Generic[Record, Encoded]):
             return False
         split.counts["skipped"] += 1
         return True
+
+    def hold_out(self, records: Iterable[Hashable], unit: str) -> None:
+        """Draw those of the `records` of train, equal ones together, that become valid."""
+        if self.request.hold_out is not None:
+            names = list(dict.fromkeys(records))
+            self._held_records = {*compress(names, self.request.hold_out.choose(len(names), unit))}
+
+    def is_elsewhere(self, split: Split, record: Hashable) -> bool:
+        """Return whether a record of the files of train and valid is of the other one."""
+        if not self._held_records or split.name not in (TRAIN, VALID):
+            return False
+        return (record in self._held_records) != (split.name == VALID)
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         """Write the files that depend on all splits; return the details of the manifest."""
@@ -421,6 +462,14 @@ def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
 def find_packed(path: str | Path) -> Path | None:
     """Return a file or its .gz, .xz or .bz2 form, None if there is none."""
     return next(filter(Path.is_file, (Path(f"{path}{suffix}") for suffix in ("", *OPENERS))), None)
+
+
+def end_to_end(
+    rows: Collection[Sequence[int]], dtype: npt.DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of rows end to end, and the sizes of the rows."""
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(chain.from_iterable(rows), dtype, int(sizes.sum())), sizes
 
 
 def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:

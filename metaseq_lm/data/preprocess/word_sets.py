@@ -16,11 +16,11 @@ from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOptions, WordColumnOptions
 from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
-from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
+from metaseq_lm.data.preprocess.words import SentencePipeline
 from metaseq_lm.data.records.conll import FIELDS, RELATION
 from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind, recognise
 from metaseq_lm.data.records.reading import reader_name
-from metaseq_lm.data.records.record import COLUMNS, CONLLU
+from metaseq_lm.data.records.record import COLUMNS, CONLLU, Reading
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
@@ -29,7 +29,6 @@ from metaseq_lm.data.words.columns import (
     ConlluReader,
     HeadColumnReader,
     Sentence,
-    SentenceReader,
     field_number,
 )
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
@@ -147,8 +146,8 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
         return WordVocabulary.load(self.data_folder)
 
-    def open_file(self, path: Path) -> SentenceReader:
-        """Return the reader of a file, CoNLL-U or in columns by its name."""
+    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
+        """Return the sentences of a file."""
         raise NotImplementedError
 
     def choose_labels(self) -> None:
@@ -179,10 +178,10 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         for split in super().splits():
             sentences: list[Sentence] = []
             for path in split.sources:
-                reader = self.open_file(path)
-                sentences += reader
-                split.counts.update(reader.counts)
-                self.remarks += reader.remarks
+                reading = Reading()
+                sentences += self.open_file(path, reading)
+                split.counts.update(reading.counts)
+                self.remarks += reading.remarks
             if split.name == TRAIN and len(overlap):
                 n_sentences = len(sentences)
                 sentences = [s for s in sentences if s.words not in overlap]
@@ -224,15 +223,14 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
     def read(self, split: Split) -> Iterator[Sentence]:
         return iter(self.sentences[split.name])
 
-    def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
-        columns, sizes = self.number_words([sentence.words for sentence in batch])
+    def words_of(self, record: Sentence) -> list[str]:
+        return record.words
+
+    def label_columns(self, batch: list[Sentence]) -> dict[str, np.ndarray]:
         numbers: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
         tags = chain.from_iterable(sentence.labels for sentence in batch)
         labels = [numbers.get(tag, self.unseen) for tag in tags]
-        return columns | {"labels": np.array(labels)}, sizes
-
-    def column_types(self) -> dict[str, np.dtype]:
-        return super().column_types() | {"labels": smallest_dtype(len(self.labels))}
+        return {"labels": np.array(labels, smallest_dtype(len(self.labels)))}
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         if isinstance(self.vocabulary, SubwordVocabulary):
@@ -241,30 +239,30 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return {**labels, "spans": self.scheme != "none"}
 
     def conllu_reader(
-        self, file: TextFile, label: int = RELATION, trees: bool = True
+        self, file: TextFile, reading: Reading, label: int = RELATION, trees: bool = True
     ) -> ConlluReader:
         """Return a reader of a file in CoNLL-U; UsageError for subtypes of no relations."""
-        keeps = self.options.relation_subtypes == _KEEP
-        if not keeps and label != RELATION:
+        subtypes = self.options.relation_subtypes
+        if subtypes != _KEEP and label != RELATION:
             raise UsageError(
-                f"--relation-subtypes {self.options.relation_subtypes}: the tags of {file} are "
-                f"its field {FIELDS[label]}, not relations; they are --tag-column deprel"
+                f"--relation-subtypes {subtypes}: the tags of {file} are its field "
+                f"{FIELDS[label]}, not relations; they are --tag-column deprel"
             )
-        return ConlluReader(file, label=label, trees=trees, subtypes=keeps)
+        return ConlluReader(file, reading, label, trees, subtypes == _KEEP)
 
-    def column_reader(self, reader_class: type[ColumnReader], file: TextFile) -> ColumnReader:
+    def column_reader(
+        self, reader_class: type[ColumnReader], file: TextFile, reading: Reading
+    ) -> ColumnReader:
         """Return a reader of a file in columns."""
-        column = self.options.tag_column or "-1"
-        if self.options.relation_subtypes != _KEEP:
-            raise UsageError(
-                f"{file}: --relation-subtypes {self.options.relation_subtypes} is for CoNLL-U"
-            )
+        column, subtypes = self.options.tag_column or "-1", self.options.relation_subtypes
+        if subtypes != _KEEP:
+            raise UsageError(f"{file}: --relation-subtypes {subtypes} is for CoNLL-U")
         if not re.fullmatch("-?[0-9]{1,8}", column):
             raise UsageError(
                 f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
                 "negative from the right"
             )
-        return reader_class(file, word_column=self.word_column, label_column=int(column))
+        return reader_class(file, reading, self.word_column, int(column))
 
 
 @register_dataset_kind("tagged", TaggedOptions)
@@ -292,21 +290,22 @@ class TagsPipeline(_WordSetPipeline):
             return load_vocabulary(self.data_folder)
         return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
 
-    def open_file(self, path: Path) -> SentenceReader:
+    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
         file, tag_field = self.request.text_file(path), self.options.tag_column
         name = reader_name(file, COLUMNS)
         if name not in (COLUMNS, CONLLU):
             return TokenListReader(
                 file,
+                reading,
                 tag_field=tag_field,
                 tag_names=self.options.tag_names or (),
                 keeps_numbers=self.options.tag_scheme == "none",
             )
         if name == COLUMNS:
-            return self.column_reader(ColumnReader, file)
+            return self.column_reader(ColumnReader, file, reading)
         if not tag_field:
             self._field = f" (the field {_UPOS} of CoNLL-U; choose with --tag-column)"
-        return self.conllu_reader(file, field_number(tag_field or _UPOS), trees=False)
+        return self.conllu_reader(file, reading, field_number(tag_field or _UPOS), trees=False)
 
     def all_tags(self) -> Iterator[str]:
         """Yield the tags of all sentences."""
@@ -386,20 +385,20 @@ class _TreesPipeline(_WordSetPipeline):
     def __init__(self, options: _TreebankOptions, request: Request) -> None:
         super().__init__(options.treebank, options, request)
 
-    def open_file(self, path: Path) -> SentenceReader:
+    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
         file = self.request.text_file(path)
         name = reader_name(file, COLUMNS)
         if name not in (COLUMNS, CONLLU):
             relations = self.options.tag_column or RELATIONS
-            return TokenListReader(file, tag_field=relations, trees=True)
+            return TokenListReader(file, reading, tag_field=relations, trees=True)
         if name == COLUMNS:
-            return self.column_reader(HeadColumnReader, file)
+            return self.column_reader(HeadColumnReader, file, reading)
         if self.options.tag_column:
             raise UsageError(
                 f"--tag-column {self.options.tag_column} does not apply to {file}: the relations "
                 "of a treebank in CoNLL-U are its field deprel"
             )
-        return self.conllu_reader(file)
+        return self.conllu_reader(file, reading)
 
     def choose_labels(self) -> None:
         """Take the relations of all sentences, root first."""
@@ -417,13 +416,9 @@ class _TreesPipeline(_WordSetPipeline):
                 relations.add(relation)
         self.labels = [ROOT, *sorted(relations - {ROOT})]
 
-    def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
-        columns, sizes = super().encode_batch(batch)
+    def label_columns(self, batch: list[Sentence]) -> dict[str, np.ndarray]:
         heads = chain.from_iterable(sentence.heads or () for sentence in batch)
-        return columns | {"heads": np.array(list(heads))}, sizes
-
-    def column_types(self) -> dict[str, np.dtype]:
-        return super().column_types() | {"heads": np.dtype("<i4")}
+        return super().label_columns(batch) | {"heads": np.array(list(heads), "<i4")}
 
     def classes(self) -> str:
         return f"{len(self.labels)} relations: {', '.join(self.labels)}"

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
@@ -41,26 +40,23 @@ class Sentence:
 
 @dataclass
 class SentenceReader:
-    """Iterates over the sentences of a file; `counts` are the numbers skipped, by reason.
+    """Iterates over the sentences of a file; `reading` gets the lines skipped and the remarks.
 
-    `remarks` are warnings for the end of the run. A subclass takes words and labels from a record
-    of the registered reader `reader`, "" for any. If the file skips invalid UTF-8, a sentence that
-    contains some is left out.
+    A subclass takes words and labels from a record of the registered reader `reader`, "" for any.
+    If the file skips invalid UTF-8, a sentence that contains some is left out.
     """
 
     reader: ClassVar[str]
     file: TextFile
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
+    reading: Reading = field(default_factory=Reading)
 
     def __iter__(self) -> Iterator[Sentence]:
-        reading = Reading(counts=self.counts, remarks=self.remarks)
         reader = READERS[self.reader] if self.reader else records
-        for record in reader(self.file, reading):
+        for record in reader(self.file, self.reading):
             if record.is_bad:
-                self.counts["bad_utf8"] += 1
+                self.reading.counts["bad_utf8"] += 1
                 if self.file.skips_bad:
-                    self.counts["skipped"] += 1
+                    self.reading.counts["skipped"] += 1
                     continue
             if record.fields or not self.reader:
                 sentence = self._sentence(record)
@@ -110,7 +106,7 @@ class ColumnReader(SentenceReader):
             return sentence
         self._is_first = False
         if words[0].lower() in _WORD_NAMES and labels[0].lower() in _LABEL_NAMES:
-            self.counts["header"] += 1
+            self.reading.counts["header"] += 1
             lines = record.lines[1:]
             # The names of the columns stand at the top of the first sentence.
             sentence = replace(sentence, lines=lines, words=words[1:], labels=labels[1:])

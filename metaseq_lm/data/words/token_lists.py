@@ -39,7 +39,7 @@ class TokenListReader(SentenceReader):
         labels = self._tags(record, name, len(words)) if self.has_tags else list(words)
         if heads is not None and len(heads) == len(words):
             is_word = [head not in _NO_HEAD for head in heads]
-            self.counts["multi_word"] += is_word.count(False)
+            self.reading.counts["multi_word"] += is_word.count(False)
             words, labels, heads = (
                 list(compress(values, is_word)) for values in (words, labels, heads)
             )
