@@ -83,8 +83,9 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
         self.options = options
         self.reads = frozenset(Kind) if options.plain_text else PLAIN
         self.tokenizers: dict[str, Tokenizer] = {}
-        self._pairs: dict[str, list[tuple[Path, Path]]] = {}
-        self._first_empty: dict[str, str] = {}
+        # The files of each split that belong together; those of UNLABELLED stand alone.
+        self._pairs: dict[str, list[tuple[Path, ...]]] = {}
+        self._first_empty = ""  # the place in train
 
     def input_files(self) -> Iterable[Path]:
         source, target = self.options.source_lang, self.options.target_lang
@@ -95,14 +96,13 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
             raise UsageError("parallel text needs --trainpref; its vocabularies come from there")
         if UNLABELLED in splits:
             raise UsageError(f"--split {UNLABELLED}=...: that name is kept for --unlabelled")
-        aligned: list[Path] = []
         for split, prefixes in splits.items():
-            pairs = [
+            self._pairs[split] = [
                 (_find_side(prefix, source), _find_side(prefix, target)) for prefix in prefixes
             ]
-            aligned += chain.from_iterable(pairs)
-            self._pairs[split] = pairs
-        return [*aligned, *self.options.unlabelled]
+        if self.options.unlabelled:
+            self._pairs[UNLABELLED] = [(path,) for path in self.options.unlabelled]
+        return list(chain.from_iterable(chain.from_iterable(self._pairs.values())))
 
     def is_read_first(self, path: Path) -> bool:
         return path in (*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled)
@@ -140,7 +140,7 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
             for _, sides in self._lines(pair):
                 is_full.append(all(text.strip() for _, text, _ in sides))
             lines |= dict.fromkeys(pair, np.array(is_full, bool))
-        counts = [int(lines[source].sum()) for source, _ in self._pairs[TRAIN]]
+        counts = [int(lines[pair[0]].sum()) for pair in self._pairs[TRAIN]]
         held = np.split(hold_out.choose(sum(counts), "pairs"), np.cumsum(counts)[:-1])
         for pair, part in zip(self._pairs[TRAIN], held):
             places = lines[pair[0]].copy()
@@ -153,23 +153,8 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
         if self.options.unlabelled:
             yield Split(UNLABELLED, list(self.options.unlabelled))
 
-    def read(self, split: Split) -> Iterator[list[str]]:
-        if split.name == UNLABELLED:
-            return self._source_lines(split)
-        return self._aligned_lines(split)
-
-    def _source_lines(self, split: Split) -> Iterator[list[str]]:
-        for path in split.sources:
-            for _, text, bad in self.request.text_file(path).lines():
-                if self.skips(split, bad):
-                    continue
-                if text := text.strip():
-                    yield [text]
-                else:
-                    split.counts["empty"] += 1
-
-    def _lines(self, pair: tuple[Path, Path]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
-        """Yield (number, lines) of two aligned files; MetaseqError if one is longer."""
+    def _lines(self, pair: tuple[Path, ...]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
+        """Yield (number, lines) of aligned files; MetaseqError if one is longer."""
         sides = [self.request.text_file(path).lines() for path in pair]
         for number, lines in enumerate(zip_longest(*sides), 1):
             if None in lines:
@@ -181,7 +166,7 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
                 )
             yield number, list(lines)
 
-    def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
+    def read(self, split: Split) -> Iterator[list[str]]:
         """Yield pairs; one with an empty side is counted if allowed, else a MetaseqError."""
         held = self._held if split.name in (TRAIN, VALID) else None
         for pair in self._pairs[split.name]:
@@ -201,7 +186,8 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
                         "take the pair out of both files"
                     )
                 split.counts["empty"] += 1
-                self._first_empty.setdefault(split.name, location)
+                if split.name == TRAIN:
+                    self._first_empty = self._first_empty or location
 
     def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[Columns]:
         counts = split.counts
@@ -223,9 +209,7 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
         split.counts = {"rows": split.counts["rows"], "tokens": tokens, **split.counts}
 
     def nothing(self, split: Split) -> str:
-        paths = split.sources
-        if split.name != UNLABELLED:
-            paths = list(chain.from_iterable(self._pairs[split.name]))
+        paths = chain.from_iterable(self._pairs[split.name])
         dropped = ", ".join(split.other_counts(*_MAIN_COUNTS)) or "none"
         return f"{', '.join(map(str, paths))}: no sentences; lines passed over: {dropped}"
 
@@ -243,8 +227,9 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
             for side, tokens in counts["tokens"].items()
         ]
         for count in split.other_counts(*_MAIN_COUNTS):
-            first = self._first_empty.get(split.name) if count.endswith("empty") else None
-            parts.append(f"{count} (the first at {first})" if first else count)
+            if split.name == TRAIN and count.endswith("empty"):
+                count += f" (the first at {self._first_empty})"
+            parts.append(count)
         return f"{split.name}: {counts['rows']:,} sentences, {', '.join(parts)}"
 
     def report(self) -> str:
