@@ -139,17 +139,6 @@ def _count_labels(labels: Iterable[Label]) -> Counter[str]:
     return Counter(chain.from_iterable(map(_names_in, labels)))
 
 
-def _unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
-    """Return the error for a label at `location`, file and line, that is not one of `classes`."""
-    key = spelling_key(label)
-    alike = [name for name in classes if spelling_key(name) == key]
-    hint = f" Is it {alike[0]!r}?" if alike else nearest(label, list(classes))
-    return MetaseqError(
-        f"{location}: label {label[:60]!r} is not one of {abbreviated(classes)}.{hint} The classes "
-        "are those of the train split unless --labels or --benchmark gives them."
-    )
-
-
 def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
     """Return a row with the `names` of its labels, which may be whole numbers."""
 
@@ -506,6 +495,9 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
         if self._multi_label and not self._classes:
             raise MetaseqError(f"{self.request.destdir}: no row of the train split has a label")
         count = n_columns[splits[0].name]
+        form = self.form.form or ("single" if count == 1 else "pair")
+        if self._multi_label:
+            form = MULTI_LABEL
         # Only after all rows is it known whether each row of a split has a label.
         for split in splits:
             self._write_labels(split)
@@ -514,15 +506,10 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
             "labels": self._classes or [],
             "regression": self.form.regression,
             "inputs": count,
-            "form": self._form(count),
+            "form": form,
             "benchmark": self.form.benchmark,
             **self.form.details,
         }
-
-    def _form(self, n_columns: int) -> str:
-        if self._multi_label:
-            return MULTI_LABEL
-        return self.form.form or ("single" if n_columns == 1 else "pair")
 
     def _complete_labels(self, split: Split) -> list[tuple[Path, int, Label]]:
         """Return the labels of a split, or none; MetaseqError if only some rows have one."""
@@ -547,7 +534,14 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
                 names = _names_in(label)
                 for name in names:
                     if name not in numbers:
-                        raise _unknown_class(f"{path}:{line}", name, classes)
+                        same = {spelling_key(known): known for known in reversed(classes)}
+                        alike = same.get(spelling_key(name))
+                        hint = nearest(name, classes) if alike is None else f" Is it {alike!r}?"
+                        raise MetaseqError(
+                            f"{path}:{line}: label {name[:60]!r} is not one of "
+                            f"{abbreviated(classes)}.{hint} The classes are those of the train "
+                            "split unless --labels or --benchmark gives them."
+                        )
                     flat.append(numbers[name])
                 counts.append(len(names))
             values, sizes = np.array(flat, np.int32), np.array(counts, np.int64)

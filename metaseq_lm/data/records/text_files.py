@@ -224,7 +224,7 @@ class TextFile:
         bad: set[int] = set()
         try:
             # Nearly all blocks are valid, and to decode line by line is slow.
-            text = data.decode("utf-8").removesuffix("\n")
+            texts = data.decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError:
             texts = []
             for at, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
@@ -232,14 +232,10 @@ class TextFile:
                 texts.append(text)
                 if is_bad:
                     bad.add(at)
-                if damage is not None and (is_bad or b"\0" in line):
+        if damage is not None and (bad or b"\0" in data):
+            for at, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
+                if at in bad or b"\0" in line:
                     damage.add(line, number + at)
-        else:
-            texts = text.split("\n")
-            if damage is not None and "\0" in text:
-                for at, line_text in enumerate(texts, number):
-                    if "\0" in line_text:
-                        damage.add(line_text.encode(), at)
         if ends and b"\r" in data:
             texts = [text.removesuffix("\r") for text in texts]
         return Block(texts, number, self.read, bad)
