@@ -135,7 +135,6 @@ class RowReader:
                 yield row
 
     def _resolve(self, names: tuple[str, ...], number: int) -> None:
-        """Decide on the columns once, from the names of the header or first object."""
         if self._text_columns is not None:
             return
         lower = {name.casefold() for name in names}
@@ -171,7 +170,6 @@ class RowReader:
             self._label_columns = tuple(column(name, _LIKELY_LABELS) for name in labels)
 
     def _row(self, record: Record, null_cells: Collection[str]) -> LabelledRow | None:
-        """Return a row; None for one without text, which is counted."""
         self._resolve(tuple(record.fields), record.line)
         if not self._labelled and self.columns.label in record.fields:
             raise MetaseqError(f"{record.where}: a label, but the rows before have none")

@@ -134,7 +134,6 @@ def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any
 
 
 def _superglue_examples(benchmark: Benchmark, as_text_form: str | None) -> Examples:
-    """Return what turns the objects of a task's files, official or exported, into rows."""
     task = (benchmark.original or benchmark.name).rpartition("/")[2]
     forms = superglue.EXAMPLES
     if benchmark.reader == BABYLM:

@@ -140,8 +140,6 @@ def _count_labels(labels: Iterable[Label]) -> Counter[str]:
 
 
 def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
-    """Return a row with the `names` of its labels, which may be whole numbers."""
-
     def name(label: str) -> str:
         return names.get(whole_number(label), label)
 
@@ -194,7 +192,6 @@ def _labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipel
 
 
 def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
-    """Return the form of a set; UsageError for options that do not go together."""
     labels, form = options.labels, ""
     if options.label_columns is not None:
         labels, form = options.label_columns, MULTI_LABEL
@@ -226,7 +223,6 @@ def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
 
 
 def _label_files(options: _LabelledOptions, request: Request) -> dict[Path, Path]:
-    """Return the file of labels of each file of texts; UsageError for unequal numbers."""
     files: dict[Path, Path] = {}
     for split in (TRAIN, VALID, "test"):
         paths = getattr(options, f"{split}_labels")
@@ -350,7 +346,6 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
         return (row.label for _, row in self._rows_to_keep(split))
 
     def _no_gold(self) -> set[Label]:
-        """Return the labels that mean that a row has none."""
         no_gold: set[Label] = {NO_LABEL, *NO_GOLD, f"{NO_GOLD[-1]}.0"}
         return no_gold.difference(self._classes or [])
 
@@ -411,7 +406,6 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
         )
 
     def _check_number(self, path: Path, row: LabelledRow) -> None:
-        """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
         label: Any = row.label

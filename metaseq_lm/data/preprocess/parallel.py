@@ -133,7 +133,6 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
         return {**describe_tokenizer(self.tokenizers[SOURCE]), "hash": joined}
 
     def _held_out_pairs(self, hold_out: HoldOut) -> HeldOutLines:
-        """Draw from the pairs of train without an empty side."""
         lines: dict[Path, np.ndarray] = {}
         for pair in self._pairs[TRAIN]:
             is_full = []
@@ -154,7 +153,6 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
             yield Split(UNLABELLED, list(self.options.unlabelled))
 
     def _lines(self, pair: tuple[Path, ...]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
-        """Yield (number, lines) of aligned files; MetaseqError if one is longer."""
         sides = [self.request.text_file(path).lines() for path in pair]
         for number, lines in enumerate(zip_longest(*sides), 1):
             if None in lines:
@@ -240,7 +238,6 @@ class _ParallelPipeline(Pipeline[list[str], Columns]):
 
 
 def _find_side(prefix: Path, language: str) -> Path:
-    """Return the file PREFIX.LANGUAGE, plain or packed; MetaseqError if there is none."""
     name = f"{prefix}.{language}"
     if path := find_packed(name):
         return path

@@ -354,7 +354,6 @@ def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
 
 
 def _write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
-    """Run the files of a split through the pipeline; MetaseqError if they are empty."""
     encoded = pipeline.encode(split, pipeline.read(split))
     try:
         pipeline.write(split, encoded)

@@ -113,6 +113,7 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
     # Rows with blanks between the columns can look like text; an object of lists can be one
     # sentence.
     reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
+    column_reader: type[ColumnReader] = ColumnReader
 
     def __init__(self, name: str, options: _WordSetOptions, request: Request) -> None:
         request = request.expanded()
@@ -147,7 +148,35 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return WordVocabulary.load(self.data_folder)
 
     def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
-        """Return the sentences of a file."""
+        """Return the sentences of a file; UsageError for options that it has no use for."""
+        file, options = self.request.text_file(path), self.options
+        name, subtypes = reader_name(file, COLUMNS), options.relation_subtypes
+        if name == CONLLU:
+            label = self.conllu_field(file)
+            if subtypes != _KEEP and label != RELATION:
+                raise UsageError(
+                    f"--relation-subtypes {subtypes}: the tags of {file} are its field "
+                    f"{FIELDS[label]}, not relations; they are --tag-column deprel"
+                )
+            return ConlluReader(file, reading, label, self.kind == "trees", subtypes == _KEEP)
+        if name != COLUMNS:
+            return TokenListReader(file, reading, **self.list_options())
+        column = options.tag_column or "-1"
+        if subtypes != _KEEP:
+            raise UsageError(f"{file}: --relation-subtypes {subtypes} is for CoNLL-U")
+        if not re.fullmatch("-?[0-9]{1,8}", column):
+            raise UsageError(
+                f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
+                "negative from the right"
+            )
+        return self.column_reader(file, reading, self.word_column, int(column))
+
+    def conllu_field(self, file: TextFile) -> int:
+        """Return the place of the field of CoNLL-U that holds the labels."""
+        raise NotImplementedError
+
+    def list_options(self) -> dict[str, Any]:
+        """Return the options of the reader of lists of words and labels."""
         raise NotImplementedError
 
     def choose_labels(self) -> None:
@@ -192,7 +221,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
             self._splits[split.name], self.sentences[split.name] = split, sentences
 
     def _hold_out(self, hold_out: HoldOut) -> None:
-        """Move sentences of train, in their order, to a new split valid."""
         train = self.sentences[TRAIN]
         held = hold_out.choose(len(train), "sentences")
         self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
@@ -203,7 +231,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
-        """Take the classes of an earlier set, and the class of tags that it lacks."""
         unknown = set(self.labels)
         self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
         unknown -= set(self.labels)
@@ -238,32 +265,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         labels = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
         return {**labels, "spans": self.scheme != "none"}
 
-    def conllu_reader(
-        self, file: TextFile, reading: Reading, label: int = RELATION, trees: bool = True
-    ) -> ConlluReader:
-        """Return a reader of a file in CoNLL-U; UsageError for subtypes of no relations."""
-        subtypes = self.options.relation_subtypes
-        if subtypes != _KEEP and label != RELATION:
-            raise UsageError(
-                f"--relation-subtypes {subtypes}: the tags of {file} are its field "
-                f"{FIELDS[label]}, not relations; they are --tag-column deprel"
-            )
-        return ConlluReader(file, reading, label, trees, subtypes == _KEEP)
-
-    def column_reader(
-        self, reader_class: type[ColumnReader], file: TextFile, reading: Reading
-    ) -> ColumnReader:
-        """Return a reader of a file in columns."""
-        column, subtypes = self.options.tag_column or "-1", self.options.relation_subtypes
-        if subtypes != _KEEP:
-            raise UsageError(f"{file}: --relation-subtypes {subtypes} is for CoNLL-U")
-        if not re.fullmatch("-?[0-9]{1,8}", column):
-            raise UsageError(
-                f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
-                "negative from the right"
-            )
-        return reader_class(file, reading, self.word_column, int(column))
-
 
 @register_dataset_kind("tagged", TaggedOptions)
 class TagsPipeline(_WordSetPipeline):
@@ -290,22 +291,19 @@ class TagsPipeline(_WordSetPipeline):
             return load_vocabulary(self.data_folder)
         return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
 
-    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
-        file, tag_field = self.request.text_file(path), self.options.tag_column
-        name = reader_name(file, COLUMNS)
-        if name not in (COLUMNS, CONLLU):
-            return TokenListReader(
-                file,
-                reading,
-                tag_field=tag_field,
-                tag_names=self.options.tag_names or (),
-                keeps_numbers=self.options.tag_scheme == "none",
-            )
-        if name == COLUMNS:
-            return self.column_reader(ColumnReader, file, reading)
-        if not tag_field:
+    def conllu_field(self, file: TextFile) -> int:
+        if not self.options.tag_column:
             self._field = f" (the field {_UPOS} of CoNLL-U; choose with --tag-column)"
-        return self.conllu_reader(file, reading, field_number(tag_field or _UPOS), trees=False)
+        return field_number(self.options.tag_column or _UPOS)
+
+    def list_options(self) -> dict[str, Any]:
+        options = self.options
+        names, keeps_numbers = options.tag_names or (), options.tag_scheme == "none"
+        return {
+            "tag_field": options.tag_column,
+            "tag_names": names,
+            "keeps_numbers": keeps_numbers,
+        }
 
     def all_tags(self) -> Iterator[str]:
         """Yield the tags of all sentences."""
@@ -381,24 +379,21 @@ class _TreesPipeline(_WordSetPipeline):
 
     kind = "trees"
     expected = "trees in CoNLL-U or in columns"
+    column_reader = HeadColumnReader
 
     def __init__(self, options: _TreebankOptions, request: Request) -> None:
         super().__init__(options.treebank, options, request)
 
-    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
-        file = self.request.text_file(path)
-        name = reader_name(file, COLUMNS)
-        if name not in (COLUMNS, CONLLU):
-            relations = self.options.tag_column or RELATIONS
-            return TokenListReader(file, reading, tag_field=relations, trees=True)
-        if name == COLUMNS:
-            return self.column_reader(HeadColumnReader, file, reading)
+    def conllu_field(self, file: TextFile) -> int:
         if self.options.tag_column:
             raise UsageError(
                 f"--tag-column {self.options.tag_column} does not apply to {file}: the relations "
                 "of a treebank in CoNLL-U are its field deprel"
             )
-        return self.conllu_reader(file, reading)
+        return RELATION
+
+    def list_options(self) -> dict[str, Any]:
+        return {"tag_field": self.options.tag_column or RELATIONS, "trees": True}
 
     def choose_labels(self) -> None:
         """Take the relations of all sentences, root first."""

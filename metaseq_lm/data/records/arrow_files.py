@@ -407,7 +407,6 @@ def _values(column: Any, kind: Any) -> list[Any]:
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return the features of columns that the library datasets recorded, if it wrote the file."""
     try:
         note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = note["info"]["features"]

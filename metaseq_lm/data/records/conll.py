@@ -29,7 +29,6 @@ _Line = tuple[int, str]
 
 
 def _sentences(file: TextFile) -> Iterator[tuple[list[_Line], bool]]:
-    """Yield the lines between blank lines, and whether any held invalid UTF-8."""
     for is_blank, group in groupby(file.lines(), lambda line: not line[1].strip()):
         if not is_blank:
             lines = list(group)
@@ -193,7 +192,6 @@ class _Columns:
             self.remarks.append(f"{where} {_LONE_TAG}")
 
     def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
-        """Return whether fields before the words of a sentence belong to a comment."""
         if fields[0].startswith("#") and len(fields) != width:
             return True
         opens = self._opens_all and is_first

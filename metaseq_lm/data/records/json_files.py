@@ -78,7 +78,6 @@ def _is_stream(file: TextFile) -> bool:
 
 
 def _lines(file: TextFile, reading: Reading) -> Iterator[_Object]:
-    """Yield the objects of a file with one on each line."""
     for number, text, is_bad in file.lines():
         if text.strip():
             yield number, json_object(text.removeprefix("\ufeff"), f"{file}:{number}"), is_bad

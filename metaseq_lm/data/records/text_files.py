@@ -147,7 +147,6 @@ class TextFile:
         return self._raw_chunks(size) if self.is_utf8 else self._converted(size)
 
     def _raw_chunks(self, size: int) -> Iterator[bytes]:
-        """Yield unpacked, unconverted content in chunks."""
         for chunk, read in _chunks(self.path, size, self.is_utf8):
             self.read = read
             yield chunk
@@ -220,7 +219,6 @@ class TextFile:
             yield b"".join(rest), number, begun > 0, True
 
     def _block(self, data: bytes, number: int, damage: Damage | None, ends: bool) -> "Block":
-        """Return the block of some lines, of which `number` is the first."""
         bad: set[int] = set()
         try:
             # Nearly all blocks are valid, and to decode line by line is slow.
@@ -288,7 +286,6 @@ def check_length(size: int, unit: str, where: str) -> None:
 
 
 def _source_name(path: Path) -> str:
-    """Return the name of a file in messages."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)
 
 

@@ -129,7 +129,6 @@ class ColumnReader(SentenceReader):
             )
 
     def _check_words(self, sentence: Sentence, count: int) -> None:
-        """Raise a MetaseqError if the first sentence has its words in another column."""
         words, column = sentence.words, self.word_column
         # Also in CoNLL-U without its tabs, with the ids of multi-word tokens (1-2) and empty nodes
         # (3.1).
