@@ -376,9 +376,9 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:
-                    if not counts["no_gold_label"]:
-                        self._warn_of_no_gold(path, row)
                     counts["no_gold_label"] += 1
+                    if counts["no_gold_label"] == 1:
+                        self._warn_of_no_gold(path, row)
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)

@@ -42,7 +42,7 @@ from metaseq_lm.data.records.file_kinds import Kind, check_kind
 from metaseq_lm.data.records.reading import judge
 from metaseq_lm.data.records.record import ARROW, signed_reader
 from metaseq_lm.data.records.text_content import describe_head
-from metaseq_lm.data.records.text_files import OPENERS, TextFile, check_text_file, text_files
+from metaseq_lm.data.records.text_files import OPENERS, TextFile, text_files
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, VALID_REMEDY, Manifest
 from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
@@ -190,10 +190,9 @@ class Pipeline(Generic[Record, Encoded]):
         """Raise a MetaseqError if an input file cannot be read, is not text or of another kind."""
         file = self.request.text_file(path)
         reader = signed_reader(file)
-        if not reader or (reader == ARROW and not self.reads_records):
-            check_text_file(path, file.is_utf8)
-            if meaning := describe_head(file.head, file.encoding):
-                raise MetaseqError(f"{file}: is {meaning}")
+        is_text = not reader or (reader == ARROW and not self.reads_records)
+        if is_text and (meaning := describe_head(file.head, file.encoding)):
+            raise MetaseqError(f"{file}: is {meaning}")
         check_kind(file, self.reads, self.expected)
         if not self.is_read_first(path):
             judge(file)
@@ -536,18 +535,12 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
             nouns += f" ({remedy})"
         raise UsageError(f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}")
     values = {name: value for name, value in passed.items() if name in items[chosen]}
-    return DATASET_KINDS.entries[chosen], _make_options(kinds[chosen], values)
+    for other, names in getattr(kinds[chosen], "UNUSED_WITH", {}).items():
+        unused = [name for name in names.split() if {name, other} <= values.keys()]
+        for name in unused:
+            raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
+    return DATASET_KINDS.entries[chosen], read_options(kinds[chosen], values)
 
 
 def _enumerated(words: list[str], conjunction: str) -> str:
     return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
-
-
-def _make_options(kind: Any, values: dict[str, Any]) -> Any:
-    for other, names in getattr(kind, "UNUSED_WITH", {}).items():
-        if other not in values:
-            continue
-        for name in names.split():
-            if name in values:
-                raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
-    return read_options(kind, values)

@@ -210,17 +210,13 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
         self, values: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return where sequences start and their sizes, (sequences,), without special symbols."""
+        starts, sizes = starts.copy(), sizes.copy()
         for at_end in (False, True):
             filled = np.flatnonzero(sizes)
-            places = starts[filled]
-            if at_end:
-                places = places + sizes[filled] - 1
+            places = starts[filled] + at_end * (sizes[filled] - 1)
             chosen = filled[np.isin(values[places], self.stripped)]
-            sizes = sizes.copy()
             sizes[chosen] -= 1
-            if not at_end:
-                starts = starts.copy()
-                starts[chosen] += 1
+            starts[chosen] += not at_end
         return starts, sizes
 
     def write(self, split: Split, encoded: Iterator[_Piece]) -> None:

@@ -183,13 +183,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         """Take the classes of all sentences."""
         raise NotImplementedError
 
-    def classes(self) -> str:
-        """Return the line on the classes for the end of the run."""
-        raise NotImplementedError
-
-    def report(self) -> str:
-        return "\n".join([self.classes(), *self.warnings()])
-
     def prepare(self) -> dict[str, Any]:
         # All sentences are read first, because the classes depend on all splits.
         self._read_all()
@@ -321,7 +314,14 @@ class TagsPipeline(_WordSetPipeline):
             )
         if self.scheme != "none":
             # Schemes are told apart by their prefixes, so the spelling comes first.
-            self._respell(standard_tags(counts))
+            standard = standard_tags(counts)
+            if others := [tag for tag in standard if split_tag(tag) == ("", "")]:
+                other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
+                self._spelling = f" (with {other!r} as {standard[other]!r})"
+                for sentences in self.sentences.values():
+                    for number, sentence in enumerate(sentences):
+                        labels = [standard[tag] for tag in sentence.labels]
+                        sentences[number] = replace(sentence, labels=labels)
         if self.scheme == "auto":
             try:
                 self.scheme = guess_scheme(sentence.labels for sentence in self.all_sentences())
@@ -343,16 +343,6 @@ class TagsPipeline(_WordSetPipeline):
             seen = set(chain.from_iterable(s.labels for s in self.sentences[TRAIN]))
             self.labels, self.unseen = [*sorted(seen), _UNSEEN], len(seen)
 
-    def _respell(self, standard: dict[str, str]) -> None:
-        """Write span tags of another spelling as PREFIX-TYPE and O."""
-        if others := [tag for tag in standard if split_tag(tag) == ("", "")]:
-            other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
-            self._spelling = f" (with {other!r} as {standard[other]!r})"
-            for sentences in self.sentences.values():
-                for number, sentence in enumerate(sentences):
-                    labels = [standard[tag] for tag in sentence.labels]
-                    sentences[number] = replace(sentence, labels=labels)
-
     def _to_bioes(self, sentence: Sentence) -> Sentence:
         try:
             spans = read_spans(sentence.labels, self.scheme)
@@ -363,14 +353,13 @@ class TagsPipeline(_WordSetPipeline):
             ) from error
         return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
 
-    def classes(self) -> str:
-        if self.scheme == "none":
-            return f"{len(self.labels)} tags of words{self._field}: {', '.join(self.labels)}"
-        types = [label[2:] for label in self.labels[1::4]]
-        return (
-            f"spans read as {self.scheme}{self._spelling}, stored as bioes, {len(types)} types: "
-            f"{', '.join(types)}"
-        )
+    def report(self) -> str:
+        text = f"{len(self.labels)} tags of words{self._field}: {', '.join(self.labels)}"
+        if self.scheme != "none":
+            types = [label[2:] for label in self.labels[1::4]]
+            text = f"spans read as {self.scheme}{self._spelling}, stored as bioes, "
+            text += f"{len(types)} types: {', '.join(types)}"
+        return "\n".join([text, *self.warnings()])
 
 
 @register_dataset_kind("treebank", _TreebankOptions)
@@ -415,5 +404,6 @@ class _TreesPipeline(_WordSetPipeline):
         heads = chain.from_iterable(sentence.heads or () for sentence in batch)
         return super().label_columns(batch) | {"heads": np.array(list(heads), "<i4")}
 
-    def classes(self) -> str:
-        return f"{len(self.labels)} relations: {', '.join(self.labels)}"
+    def report(self) -> str:
+        text = f"{len(self.labels)} relations: {', '.join(self.labels)}"
+        return "\n".join([text, *self.warnings()])

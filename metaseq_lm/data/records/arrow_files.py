@@ -84,11 +84,10 @@ def _arrow_batches(file: TextFile, column: str | None = None) -> Iterator[Any]:
         raise MetaseqError(
             f"{file}: Parquet and Arrow files need pyarrow: pip install 'metaseq-lm[arrow]'"
         ) from error
-    number, total = 0, source_bytes(file.path)
+    number = 0
     with open_source(file.path) as raw:
         try:
-            for batch, share in _batches(raw, file, column):
-                file.read = int(share * total)
+            for batch in _batches(raw, file, column):
                 for part in _sliced(batch, str(file), number):
                     yield part
                     number += len(part)
@@ -101,16 +100,17 @@ def _arrow_batches(file: TextFile, column: str | None = None) -> Iterator[Any]:
             ) from error
 
 
-def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[tuple[Any, float]]:
-    """Yield record batches, and the share of the file read by then."""
+def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[Any]:
+    """Yield record batches, and note in `source` how much has been read."""
     import pyarrow
 
-    sign = raw.read(6)
+    sign, size = raw.read(6), source_bytes(source.path)
     raw.seek(0)
     if sign.startswith(_PARQUET):
-        yield from _parquet_batches(raw, str(source), column)
+        for batch, share in _parquet_batches(raw, str(source), column):
+            source.read = int(share * size)
+            yield batch
         return
-    size = source_bytes(source.path)
     if sign.startswith(_ARROW_FILE):
         raw.seek(8)
         _check_messages(raw, str(source))
@@ -127,7 +127,8 @@ def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[t
         batches = pyarrow.ipc.open_stream(raw)
     for batch in batches:
         for start in range(0, len(batch), ROWS):
-            yield batch.slice(start, ROWS), min(raw.tell() / size, 1.0)
+            source.read = min(raw.tell(), size)
+            yield batch.slice(start, ROWS)
 
 
 def _parquet_batches(raw: IO[bytes], where: str, column: str | None) -> Iterator[tuple[Any, float]]:

@@ -82,9 +82,8 @@ def _record(
     rows: list[tuple[int, list[str]]],
     is_bad: bool,
 ) -> Record:
-    fields = dict(zip(names, map(list, zip(*(fields for _, fields in rows)))))
-    numbers = [number for number, _ in rows]
-    first = next(iter(numbers), 0)
+    numbers, columns = [number for number, _ in rows], zip(*(fields for _, fields in rows))
+    fields, first = dict(zip(names, map(list, columns))), next(iter(numbers), 0)
     where = f"{file}:{first}"
     return Record(fields, where, reading.counts, is_bad=is_bad, line=first, lines=numbers)
 

@@ -117,7 +117,7 @@ class TextFile:
             ) from error
 
     def __str__(self) -> str:
-        return _source_name(self.path)
+        return "standard input" if str(self.path) == STANDARD_INPUT else str(self.path)
 
     @property
     def skips_bad(self) -> bool:
@@ -147,9 +147,34 @@ class TextFile:
         return self._raw_chunks(size) if self.is_utf8 else self._converted(size)
 
     def _raw_chunks(self, size: int) -> Iterator[bytes]:
-        for chunk, read in _chunks(self.path, size, self.is_utf8):
-            self.read = read
-            yield chunk
+        """Yield the content in chunks, unpacked but not converted, without BOM."""
+        check_text_file(self.path, self.is_utf8)
+        with open_source(self.path) as raw:
+            suffix = self.path.suffix.lower()
+            if str(self.path) == STANDARD_INPUT:
+                head = raw.read(8)
+                raw.seek(0)
+                suffix = next((s for sign, (s, _) in _PACKED.items() if head.startswith(sign)), "")
+            file: IO[bytes] = OPENERS[suffix](raw) if suffix in OPENERS else raw
+            count = 0
+            while True:
+                try:
+                    chunk = file.read(size)
+                except MetaseqError:
+                    raise
+                except Exception as error:  # each packing format raises its own
+                    raise MetaseqError(
+                        f"{self}: damaged after {count} bytes of text: {error}. Copy or pack the "
+                        "file again."
+                    ) from error
+                if not chunk:
+                    return
+                if not count and self.is_utf8:
+                    while chunk.startswith(BOM):
+                        chunk = chunk.removeprefix(BOM)
+                count += len(chunk)
+                self.read = raw.tell()
+                yield chunk
 
     def _converted(self, size: int) -> Iterator[bytes]:
         decoder, begins = codecs.getincrementaldecoder(self.encoding)(), True
@@ -285,10 +310,6 @@ def check_length(size: int, unit: str, where: str) -> None:
         )
 
 
-def _source_name(path: Path) -> str:
-    return "standard input" if str(path) == STANDARD_INPUT else str(path)
-
-
 @functools.lru_cache(maxsize=1)
 def _spooled(stream: IO[str]) -> IO[bytes]:
     file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process runs
@@ -398,39 +419,6 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
             )
         files += inside
     return files
-
-
-def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
-    if str(path) != STANDARD_INPUT:
-        return OPENERS.get(path.suffix.lower())
-    return next((OPENERS[s] for sign, (s, _) in _PACKED.items() if head.startswith(sign)), None)
-
-
-def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]:
-    """Yield the content in chunks, unpacked and without BOM, and the bytes read from the disk."""
-    check_text_file(path, is_utf8)
-    with open_source(path) as raw:
-        opener = _opener(path, raw.read(8))
-        raw.seek(0)
-        file: IO[bytes] = raw if opener is None else opener(raw)
-        count = 0
-        while True:
-            try:
-                chunk = file.read(size)
-            except MetaseqError:
-                raise
-            except Exception as error:  # each packing format raises its own
-                raise MetaseqError(
-                    f"{_source_name(path)}: damaged after {count} bytes of text: {error}. "
-                    "Copy or pack the file again."
-                ) from error
-            if not chunk:
-                return
-            if not count and is_utf8:
-                while chunk.startswith(BOM):
-                    chunk = chunk.removeprefix(BOM)
-            count += len(chunk)
-            yield chunk, raw.tell()
 
 
 def format_suffix(path: Path) -> str:

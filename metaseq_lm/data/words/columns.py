@@ -12,8 +12,8 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.records.conll import FIELDS, FORM, HEAD, ID, RELATION, columns_of, separator
 from metaseq_lm.data.records.file_kinds import REMEDIES, Kind
-from metaseq_lm.data.records.reading import READERS, records
-from metaseq_lm.data.records.record import COLUMNS, CONLLU, Reading, Record
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.record import COLUMNS, CONLLU, READERS, Reading, Record
 from metaseq_lm.data.records.text_files import TextFile
 
 _MOST_BLANKS = 2  # in the words of a file, on average
