@@ -378,7 +378,13 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
                 elif row.label in no_gold:
                     counts["no_gold_label"] += 1
                     if counts["no_gold_label"] == 1:
-                        self._warn_of_no_gold(path, row)
+                        label = f"label {row.label!r}" if row.label else "the empty label"
+                        can_be_class = row.label and self.form.labels is None
+                        remedy = " (--labels can make it a class)" if can_be_class else ""
+                        self._warnings.append(
+                            f"{path}:{row.line}: {label} means that the row has no gold label; it "
+                            f"and others like it are left out{remedy}"
+                        )
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)
@@ -393,17 +399,6 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
             if self.request.hold_out is None or split.name != VALID:  # reported for train
                 counts.update(reading.counts)
                 self._warnings += [f"{path}: {remark}" for remark in reading.remarks]
-
-    def _warn_of_no_gold(self, path: Path, row: LabelledRow) -> None:
-        label, remedy = "the empty label", ""
-        if row.label:
-            label = f"label {row.label!r}"
-            if self.form.labels is None:
-                remedy = " (--labels can make it a class)"
-        self._warnings.append(
-            f"{path}:{row.line}: {label} means that the row has no gold label; it and others like "
-            f"it are left out{remedy}"
-        )
 
     def _check_number(self, path: Path, row: LabelledRow) -> None:
         if row.label is None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOptions, WordColumnOptions
 from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
@@ -187,7 +186,12 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         # All sentences are read first, because the classes depend on all splits.
         self._read_all()
         if self.request.hold_out is not None:
-            self._hold_out(self.request.hold_out)
+            # Sentences of train, in their order, move to a new split.
+            train = self.sentences[TRAIN]
+            held = self.request.hold_out.choose(len(train), "sentences")
+            self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
+            self.sentences[VALID] = list(compress(train, held))
+            self.sentences[TRAIN] = list(compress(train, ~held))
         self.choose_labels()
         if self.options.labels_from is not None:
             self._take_labels(self.options.labels_from)
@@ -212,13 +216,6 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
                 dropped = dropped_sentences(split.counts["dropped_overlap"])
                 raise MetaseqError(f"{split}: no sentences{dropped}")
             self._splits[split.name], self.sentences[split.name] = split, sentences
-
-    def _hold_out(self, hold_out: HoldOut) -> None:
-        train = self.sentences[TRAIN]
-        held = hold_out.choose(len(train), "sentences")
-        self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
-        self.sentences[VALID] = list(compress(train, held))
-        self.sentences[TRAIN] = list(compress(train, ~held))
 
     def all_sentences(self) -> Iterator[Sentence]:
         return chain.from_iterable(self.sentences.values())

@@ -46,7 +46,17 @@ def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
         for number, text in lines:
             if text.startswith("#") or (is_bad and file.skips_bad):
                 continue
-            fields = _conllu_fields(text, f"{file}:{number}")
+            fields = text.split("\t")
+            if len(fields) != len(FIELDS):
+                raise MetaseqError(
+                    f"{file}:{number}: {len(fields)} fields, but a row of CoNLL-U has "
+                    f'{len(FIELDS)} with tabs between them, "_" for what is not known'
+                )
+            if empty := [name for name, field in zip(FIELDS, fields) if not field.strip()]:
+                raise MetaseqError(
+                    f"{file}:{number}: field {', '.join(empty)} is empty; CoNLL-U has "
+                    '"_" for what is not known'
+                )
             if "-" in fields[ID]:
                 reading.counts["multi_word"] += 1
                 continue
@@ -59,20 +69,6 @@ def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
                 )
             rows.append((number, fields))
         yield _record(file, reading, FIELDS, rows, is_bad)
-
-
-def _conllu_fields(text: str, where: str) -> list[str]:
-    fields = text.split("\t")
-    if len(fields) != len(FIELDS):
-        raise MetaseqError(
-            f"{where}: {len(fields)} fields, but a row of CoNLL-U has {len(FIELDS)} with tabs "
-            'between them, "_" for what is not known'
-        )
-    if empty := [name for name, text in zip(FIELDS, fields) if not text.strip()]:
-        raise MetaseqError(
-            f'{where}: field {", ".join(empty)} is empty; CoNLL-U has "_" for what is not known'
-        )
-    return fields
 
 
 def _record(
