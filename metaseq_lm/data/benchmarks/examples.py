@@ -1,8 +1,6 @@
 """Rows of files of objects: a function of each task turns an object into its examples."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
@@ -18,35 +16,27 @@ Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]
 Examples = Callable[[Record], Iterator[Example]]
 
 
-@dataclass
-class ExampleReader:
-    """Iterates over the rows of a file; `counts` are lines worth a remark, by reason.
+def example_rows(
+    examples: Examples, file: TextFile, required: bool, remedy: str, reading: Reading
+) -> Iterator[LabelledRow]:
+    """Yield the rows that `examples` makes of the objects of a file, `required` to have labels.
 
-    `examples` turns an object of the file into rows; `remedy` ends the message on a missing field.
+    `remedy` ends the message on a missing field.
     """
-
-    examples: Examples
-    file: TextFile
-    required: bool
-    remedy: str
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[LabelledRow]:
-        seen = set()
-        for record in records(self.file, Reading(counts=self.counts, remarks=self.remarks)):
-            record.remedy = self.remedy
-            for texts, label, spans, facts in self.examples(record):
-                if label is None and self.required:
-                    raise MetaseqError(
-                        f"{record.where}: no field 'label'; there are "
-                        f"{abbreviated(record.fields)}. {self.remedy}"
-                    )
-                # The leaderboard identifies an example by these numbers.
-                names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
-                key = tuple(facts[name] for name in names)
-                if key and key in seen:
-                    shown = ", ".join(f"{name} {facts[name]}" for name in names)
-                    raise MetaseqError(f"{record.where}: {shown} occurs twice")
-                seen.add(key)
-                yield LabelledRow(record.line, texts, label, record.is_bad, spans, facts)
+    seen = set()
+    for record in records(file, reading):
+        record.remedy = remedy
+        for texts, label, spans, facts in examples(record):
+            if label is None and required:
+                raise MetaseqError(
+                    f"{record.where}: no field 'label'; there are "
+                    f"{abbreviated(record.fields)}. {remedy}"
+                )
+            # The leaderboard identifies an example by these numbers.
+            names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
+            key = tuple(facts[name] for name in names)
+            if key and key in seen:
+                shown = ", ".join(f"{name} {facts[name]}" for name in names)
+                raise MetaseqError(f"{record.where}: {shown} occurs twice")
+            seen.add(key)
+            yield LabelledRow(record.line, texts, label, record.is_bad, spans, facts)

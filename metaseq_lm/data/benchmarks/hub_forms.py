@@ -42,7 +42,6 @@ def label_words(benchmark: Benchmark) -> dict[str, str]:
 
 
 def _official_label(label: str, words: dict[str, str]) -> str:
-    """Return the label of the official file for a label of an export; "-1" means none."""
     key = spelling_key(label)
     if key == _NO_NUMBER:
         return "-1"

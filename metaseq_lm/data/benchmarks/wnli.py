@@ -17,10 +17,8 @@ The rules here:
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-from metaseq_lm.data.labelled.files import LabelledRow
 
 _POSSESSIVE = frozenset("his her hers its their theirs".split())
 _PRONOUNS = _POSSESSIVE | frozenset(
@@ -170,11 +168,6 @@ def _is_content(word: Word) -> bool:
 
 def _is_name(word: Word) -> bool:
     return _is_content(word) and word.text[0].isupper()
-
-
-def with_coreference(row: LabelledRow) -> Iterator[LabelledRow]:
-    """Yield a row with the result of `facts_of` among its facts."""
-    yield replace(row, facts={**(row.facts or {}), **facts_of(*row.texts)})
 
 
 def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:

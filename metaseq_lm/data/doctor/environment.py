@@ -66,7 +66,6 @@ def environment() -> Iterator[_EnvironmentPart]:
 
 
 def _torch() -> Iterator[_EnvironmentPart]:
-    """Yield the version, build, threads and GPUs of torch."""
     try:
         import torch
     except ImportError as error:

@@ -37,7 +37,6 @@ from metaseq_lm.data.doctor.likeness import (
     FEWEST,
     FOREIGN,
     SHIFTED,
-    Likeness,
     compare,
     sample_size,
 )
@@ -109,7 +108,6 @@ def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding
 
 
 def _stands_alone(folder: Path) -> bool:
-    """Return whether a set needs nothing of the folder that it lies in."""
     try:
         return Manifest.load(folder).kind in STANDS_ALONE
     except MetaseqError:
@@ -353,40 +351,29 @@ def _likeness(subject: Subject) -> Iterator[Finding]:
     for split in sound:
         name, data = f"{subject.folder}: {split}", subject.sets[split]
         likeness = compare(train, data, subject.tokenizer.vocabulary)
-        yield _passages(name, likeness)
-        if sample_size(train, data) >= FEWEST:
-            yield _domain(name, likeness, subject.shifted)
-        else:
-            text = f"fewer than {FEWEST:,} tokens in it, or in half of train"
-            reason = f"is too small to tell whether it is of the domain of train: {text}"
-            yield Finding(OK, f"{name} {reason}")
-
-
-# Unlike documents, passages of WINDOW tokens are not the same by chance.
-def _passages(name: str, likeness: Likeness) -> Finding:
-    share = likeness.passages or 0.0
-    text = (
-        f"{name}: {100 * share:.1f} % of its tokens, in passages of {WINDOW}, also stand in train"
-    )
-    if share < COPIED:
-        return Finding(WARNING if share > MANY_SHARED else OK, text)
-    remedy = "its losses are in part those of training: leave them out of one of the splits"
-    return Finding(ERROR, f"{text}; {remedy}")
-
-
-def _domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
-    """Return whether a split called `name` is of the domain of train."""
-    numbers = (
-        f"its token frequencies diverge by {likeness.divergence:.3f} nats, those of documents "
-        f"drawn from train by {likeness.usual:.3f}"
-    )
-    if likeness.shift <= SHIFTED:
-        return Finding(OK, f"{name} is of the domain of train: {numbers}")
-    if shifted:
-        return Finding(OK, f"{name} is of another domain than train, as is intended: {numbers}")
-    level, verb = (ERROR, "is") if likeness.shift > FOREIGN else (WARNING, "may be")
-    remedy = "hold out documents from everywhere in the text, or say --shifted-valid"
-    return Finding(level, f"{name} {verb} of another domain than train: {numbers}; {remedy}")
+        # Unlike documents, passages of WINDOW tokens are not the same by chance.
+        share = likeness.passages or 0.0
+        text = f"{100 * share:.1f} % of its tokens, in passages of {WINDOW}, also stand in train"
+        level = WARNING if share > MANY_SHARED else OK
+        if share >= COPIED:
+            level, remedy = ERROR, "leave them out of one of the splits"
+            text += f"; its losses are in part those of training: {remedy}"
+        yield Finding(level, f"{name}: {text}")
+        numbers = (
+            f"its token frequencies diverge by {likeness.divergence:.3f} nats, those of documents "
+            f"drawn from train by {likeness.usual:.3f}"
+        )
+        level, text = OK, f"is of the domain of train: {numbers}"
+        if sample_size(train, data) < FEWEST:
+            reason = f"fewer than {FEWEST:,} tokens in it, or in half of train"
+            text = f"is too small to tell whether it is of the domain of train: {reason}"
+        elif likeness.shift > SHIFTED and subject.shifted:
+            text = f"is of another domain than train, as is intended: {numbers}"
+        elif likeness.shift > SHIFTED:
+            level, verb = (ERROR, "is") if likeness.shift > FOREIGN else (WARNING, "may be")
+            remedy = "hold out documents from everywhere in the text, or say --shifted-valid"
+            text = f"{verb} of another domain than train: {numbers}; {remedy}"
+        yield Finding(level, f"{name} {text}")
 
 
 # -------------------------------------------------------------------- sets inside a data folder
@@ -405,7 +392,12 @@ def _size(subject: Subject) -> Iterator[Finding]:
             text = f"{len(data):,} questions on {len(data.contexts):,} paragraphs; "
             text += f"{100 * data.impossible.mean():.1f} % impossible"
         elif subject.kind == PARALLEL:
-            text = f"{len(data):,} {_pairs(data, subject.described)}"
+            source, target = (subject.described.details[side] for side in SIDES)
+            mean = f"on average {len(data.source.tokens) / max(len(data), 1):.1f} tokens"
+            text = f"{len(data):,} sentences of {source} alone, {mean}"
+            if data.target is not None:
+                target_mean = f"{len(data.target.tokens) / max(len(data), 1):.1f}"
+                text = f"{len(data):,} pairs, {mean} of {source} and {target_mean} of {target}"
         else:
             words = len(data.words.tokens)
             unknown = count_unknown(data.words.tokens, data.vocabulary.unknown)
@@ -415,15 +407,6 @@ def _size(subject: Subject) -> Iterator[Finding]:
             if unknown > _MANY_UNKNOWN * words:
                 level = WARNING
         yield Finding(level, f"{subject.folder}: {split} has {text}")
-
-
-def _pairs(data: ParallelSet, manifest: Manifest) -> str:
-    languages, n_rows = [manifest.details[side] for side in SIDES], max(len(data), 1)
-    source = f"{len(data.source.tokens) / n_rows:.1f}"
-    if data.target is None:
-        return f"sentences of {languages[0]} alone, on average {source} tokens"
-    target = f"{len(data.target.tokens) / n_rows:.1f}"
-    return f"pairs, on average {source} tokens of {languages[0]} and {target} of {languages[1]}"
 
 
 # The counts of faulty rows by preprocess.
@@ -472,7 +455,10 @@ def _tags(subject: Subject) -> Iterator[Finding]:
 @check("labels", LABELLED, IMAGES, *_WORDS)
 def _labels(subject: Subject) -> Iterator[Finding]:
     """Classes that train lacks, or has few examples of."""
-    labels = {split: _labels_of(data) for split, data in subject.sets.items()}
+    labels: dict[str, np.ndarray | None] = {}
+    for split, data in subject.sets.items():
+        is_words = isinstance(data, WordSet) and data.labels is not None
+        labels[split] = np.asarray(data.labels.tokens) if is_words else data.labels
     train = labels.get("train")
     for split, of_split in labels.items():
         names, name = subject.sets[split].label_names, f"{subject.folder}: {split}"
@@ -489,14 +475,6 @@ def _labels(subject: Subject) -> Iterator[Finding]:
             present = {n: count for n, count in zip(names, counts.tolist()) if count}
             for text in label_warnings(present):
                 yield Finding(WARNING, f"{name}: {text}")
-
-
-def _labels_of(data: Any) -> np.ndarray | None:
-    """Return the labels of rows or images, or of all words of a set."""
-    if isinstance(data, WordSet):
-        return None if data.labels is None else np.asarray(data.labels.tokens)
-    labels: np.ndarray | None = data.labels
-    return labels
 
 
 @check("shapes", IMAGES)
@@ -571,7 +549,6 @@ def _hashes(data: Any) -> np.ndarray | None:
 
 
 def _row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
-    """Return a hash of the texts of each row, sorted, uint64 (rows,)."""
     # Powers of an odd number tell the columns apart: swapped texts make another row.
     parts = [document_hashes(data) * GOLDEN ** np.uint64(i) for i, data in enumerate(columns)]
     return np.sort(np.sum(parts, axis=0, dtype=np.uint64))
@@ -599,12 +576,10 @@ def _class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
 
 
 def _describe_shape(shape: Sequence[int]) -> str:
-    """Return in words the shape (H, W, C) of images."""
     height, width, channels = shape
     return f"of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
 
 
 def _byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
-    """Return a hash of the bytes of each row, uint64 (rows,)."""
     digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(b"".join(digests), "<u8")

@@ -108,7 +108,6 @@ def _draw_tokens(data: IndexedDataset, tokens: int) -> np.ndarray:
 
 
 def _shared_tokens(train: IndexedDataset, other: IndexedDataset) -> float:
-    """Return the share of the tokens of a split in documents that train also has."""
     sizes = np.diff(token_offsets(other, other.documents))
     shared = np.isin(
         document_hashes(other, other.documents), document_hashes(train, train.documents)

@@ -63,7 +63,6 @@ def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _train_windows(tokens: np.ndarray, values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the hashes of all windows of train, in pieces."""
     end = np.zeros(0, np.uint64)
     for start in range(0, len(tokens), PIECE):
         piece = np.append(end, encode(tokens[start : start + PIECE], values))

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from metaseq_lm.core.registry import abbreviated
 
@@ -86,11 +86,6 @@ def spelling_key(label: str) -> str:
     return re.sub(r"[\s_-]+", " ", text)
 
 
-def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:
-    parts = [part.strip() for part in label.split(separator)]
-    return len(parts) > 1 and all(part in classes for part in parts)
-
-
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield warnings about the classes of a split; `counts` are the rows of each class."""
     rows = sum(counts.values())
@@ -105,7 +100,11 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
             )
             return
     for separator in _SEPARATORS:
-        joined = [label for label in counts if _is_joined(label, separator, counts)]
+        joined = []
+        for label in counts:
+            parts = list(map(str.strip, label.split(separator)))
+            if len(parts) > 1 and counts.keys() >= {*parts}:
+                joined.append(label)
         if joined:
             yield (
                 f"{abbreviated(sorted(map(repr, joined)))}: classes of their own; if a row has "

@@ -3,11 +3,11 @@
 import difflib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
@@ -88,20 +88,6 @@ class LabelledRow:
     facts: dict[str, Any] | None = None
 
 
-class Rows(Protocol):
-    """Iterates over the rows of a file."""
-
-    @property
-    def counts(self) -> Counter[str]:
-        """The numbers of skipped lines, by reason."""
-
-    @property
-    def remarks(self) -> list[str]:
-        """Warnings about a file whose suffix does not fit."""
-
-    def __iter__(self) -> Iterator[LabelledRow]: ...
-
-
 def may_lack_labels(split: str) -> bool:
     """Return whether a split may be without labels: any but train, valid and valid_*."""
     return split.split("_")[0] not in ("train", "valid")
@@ -109,55 +95,47 @@ def may_lack_labels(split: str) -> bool:
 
 @dataclass
 class RowReader:
-    """Iterates over the rows of a file; `counts` are the numbers of skipped lines, by reason.
+    """Iterates over the rows of a file; `reading` gets the skipped lines and the remarks.
 
-    `remarks` are warnings about a file whose suffix does not fit. A file without the label column
-    has rows without labels, unless it is `required`. `expand` turns a row into the rows that count.
-    With a `label_file` the lines of the two files are texts and labels.
+    A file without the label column has rows without labels, unless it is `required`. With a
+    `label_file` the lines of the two files are texts and labels.
     """
 
     file: TextFile
     columns: TableColumns
     required: bool = True
-    expand: Callable[[LabelledRow], Iterable[LabelledRow]] | None = None
     label_file: TextFile | None = None
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-    text_columns: tuple[str, ...] | None = field(default=None, init=False)
-    label_columns: tuple[str, ...] = field(default=(), init=False)
-    labelled: bool = field(default=True, init=False)
+    reading: Reading = field(default_factory=Reading)
+    _text_columns: tuple[str, ...] | None = field(default=None, init=False)
+    _label_columns: tuple[str, ...] = field(default=(), init=False)
+    _labelled: bool = field(default=True, init=False)
     _seen: set[int] = field(default_factory=set, init=False)
     _is_table: bool = field(default=False, init=False)
 
     def __iter__(self) -> Iterator[LabelledRow]:
         columns = self.columns
         self._is_table = self.label_file is None and reader_name(self.file) == TABLE
-        reading = Reading(
-            columns.names,
-            columns.quoting,
-            columns.skip_malformed,
-            columns.texts[0] if columns.texts and columns.label == NO_COLUMN else None,
-            self._resolve,
-            self.counts,
-            self.remarks,
-        )
         if self.label_file is None:
+            reading = replace(
+                self.reading,
+                names=columns.names,
+                quoting=columns.quoting,
+                skip_malformed=columns.skip_malformed,
+                column=columns.texts[0] if columns.texts and columns.label == NO_COLUMN else None,
+                on_names=self._resolve,
+            )
             read_records = records(self.file, reading)
         else:
-            read_records = _line_pairs(self.file, self.label_file, self.counts)
+            read_records = _line_pairs(self.file, self.label_file, self.reading.counts)
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
         null_cells = _NULL_CELLS if self._is_table and is_plain else set()
         for record in read_records:
-            row = self._row(record, null_cells)
-            if row is not None and self.expand is not None:
-                yield from self.expand(row)
-            elif row is not None:
+            if (row := self._row(record, null_cells)) is not None:
                 yield row
 
     def _resolve(self, names: tuple[str, ...], number: int) -> None:
-        """Decide on the columns once, from the names of the header or first object."""
-        if self.text_columns is not None:
+        if self._text_columns is not None:
             return
         lower = {name.casefold() for name in names}
         texts = self.columns.texts or ("text",)
@@ -169,7 +147,7 @@ class RowReader:
             n.casefold() in lower or difflib.get_close_matches(n.casefold(), lower, 1, 0.8)
             for n in labels
         )
-        self.labelled = is_present or self.required
+        self._labelled = is_present or self.required
 
         def column(name: str, likely: Collection[str]) -> str:
             alike = [other for other in names if other.casefold() == name.casefold()]
@@ -187,31 +165,32 @@ class RowReader:
                 "label has a column of 0 and 1 (and --columns if the file has no header row)."
             )
 
-        self.text_columns = tuple(column(name, _LIKELY_TEXTS) for name in texts)
-        if self.labelled:
-            self.label_columns = tuple(column(name, _LIKELY_LABELS) for name in labels)
+        self._text_columns = tuple(column(name, _LIKELY_TEXTS) for name in texts)
+        if self._labelled:
+            self._label_columns = tuple(column(name, _LIKELY_LABELS) for name in labels)
 
     def _row(self, record: Record, null_cells: Collection[str]) -> LabelledRow | None:
-        """Return a row; None for one without text, which is counted."""
         self._resolve(tuple(record.fields), record.line)
-        if not self.labelled and self.columns.label in record.fields:
+        if not self._labelled and self.columns.label in record.fields:
             raise MetaseqError(f"{record.where}: a label, but the rows before have none")
         texts = self._texts(record, null_cells)
         if texts is None:
             return None
         value: Label = None
-        if self.labelled and self.columns.indicators:
+        if self._labelled and self.columns.indicators:
             value = self._indicated(record)
-        elif self.labelled:
-            value = self._label(record.where, record.get(self.label_columns[0]))
-        facts = self._facts(record.where, record.fields)
+        elif self._labelled:
+            value = self._label(record.where, record.get(self._label_columns[0]))
+        facts = None
+        if self.columns.index is not None:
+            facts = {"idx": self._index(record.where, record.fields, self.columns.index)}
         return LabelledRow(record.line, texts, value, record.is_bad, facts=facts)
 
     def _texts(self, record: Record, null_cells: Collection[str]) -> tuple[str, ...] | None:
         """Return the texts of a row; None if one is null or, if they are joined, if all are."""
-        assert self.text_columns is not None
+        assert self._text_columns is not None
         texts, nulls = [], []
-        for name in self.text_columns:
+        for name in self._text_columns:
             value = record.get(name)
             is_null = value is None or (isinstance(value, str) and value.strip() in null_cells)
             if value is None and self.columns.null_is_empty:
@@ -225,9 +204,9 @@ class RowReader:
             return (joint.join(texts),)
         if not nulls:
             return tuple(texts)
-        self.counts["no_text"] += 1
-        if self.counts["no_text"] == 1:
-            self.remarks.append(
+        self.reading.counts["no_text"] += 1
+        if self.reading.counts["no_text"] == 1:
+            self.reading.remarks.append(
                 f"row {record.where.rpartition(':')[2]} has no text ({nulls[0]}); it and others "
                 "like it are left out"
             )
@@ -235,7 +214,7 @@ class RowReader:
 
     def _indicated(self, record: Record) -> Label:
         """Return the labels whose columns hold 1; no gold label if all are empty or -1."""
-        columns = zip(self.columns.indicators, self.label_columns)
+        columns = zip(self.columns.indicators, self._label_columns)
         words = {}
         for name, column in columns:
             value = record.get(column)
@@ -251,20 +230,16 @@ class RowReader:
                 )
         return tuple(sorted(name for name, word in words.items() if spelling_key(word) == "1.0"))
 
-    def _facts(self, where: str, fields: dict[str, Any]) -> dict[str, Any] | None:
-        if self.columns.index is None:
-            return None
-        value = fields.get(self.columns.index, len(self._seen))
+    def _index(self, where: str, fields: dict[str, Any], name: str) -> int:
+        value = fields.get(name, len(self._seen))
         try:
             index = int(value)
         except (ValueError, TypeError, OverflowError) as error:
-            raise MetaseqError(
-                f"{where}: {self.columns.index} {value!r} is not a whole number"
-            ) from error
+            raise MetaseqError(f"{where}: {name} {value!r} is not a whole number") from error
         if index in self._seen:
-            raise MetaseqError(f"{where}: {self.columns.index} {index} occurs twice")
+            raise MetaseqError(f"{where}: {name} {index} occurs twice")
         self._seen.add(index)
-        return {"idx": index}
+        return index
 
     def _label(self, where: str, value: Any) -> Label:
         if isinstance(value, str) and self.columns.separator:
@@ -282,7 +257,7 @@ class RowReader:
         if value is None or (isinstance(value, str) and value.strip() in nulls):
             return NO_LABEL
         word = label_word(value, where)
-        self.counts["stripped_labels"] += isinstance(value, str) and word != value
+        self.reading.counts["stripped_labels"] += isinstance(value, str) and word != value
         if not self.columns.regression:
             return word
         try:

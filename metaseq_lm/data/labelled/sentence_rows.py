@@ -103,7 +103,6 @@ class SentenceRows:
         return np.stack([start + offset, end + offset], 2)
 
     def _read_row(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return one row of each sample, tokens and segments (B, width)."""
         n_tokens = self.n_tokens[row][samples]
         columns = [self.data.inputs[column] for column in self.layouts[row]]
         texts = [(data, data.starts[samples], n) for data, n in zip(columns, n_tokens.T)]

@@ -1,7 +1,7 @@
 """Official files of benchmarks: GLUE, SuperGLUE, CLOTH (labelled sets), SQuAD and MRQA."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -26,15 +26,9 @@ from metaseq_lm.data.benchmarks import (
     hub_forms,
     superglue,
 )
-from metaseq_lm.data.benchmarks.examples import ExampleReader
-from metaseq_lm.data.benchmarks.wnli import with_coreference
-from metaseq_lm.data.labelled.files import (
-    LabelledRow,
-    RowReader,
-    Rows,
-    TableColumns,
-    may_lack_labels,
-)
+from metaseq_lm.data.benchmarks.examples import Examples, example_rows
+from metaseq_lm.data.benchmarks.wnli import facts_of
+from metaseq_lm.data.labelled.files import LabelledRow, RowReader, TableColumns, may_lack_labels
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.options import TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
@@ -48,6 +42,7 @@ from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
 from metaseq_lm.data.records.file_kinds import JSON_SUFFIXES
 from metaseq_lm.data.records.reading import column_names
+from metaseq_lm.data.records.record import Reading
 from metaseq_lm.data.records.tables import table_delimiter
 from metaseq_lm.data.records.text_files import OPENERS, TextFile, format_suffix, text_files
 
@@ -55,7 +50,6 @@ _RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 _SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
 # Not in the folder of the task in GLUE's own download, so its absence is not reported.
 _OPTIONAL_SPLITS = ("diagnostic",)
-_Expand = Callable[[LabelledRow], Iterable[LabelledRow]]
 _HUB_INDEX = "idx"  # the row numbers in exports of the `datasets` library
 
 
@@ -110,23 +104,20 @@ def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any
     elif not request.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
 
-    def open_rows(split: str, path: Path) -> Rows:
-        file = request.text_file(path)
+    def open_rows(split: str, path: Path, reading: Reading) -> Iterator[LabelledRow]:
+        file, required = request.text_file(path), not may_lack_labels(split)
+        if benchmark.reader == TABLE:
+            swaps = is_doubled and split == TRAIN
+            return _table_rows(benchmark, split, file, swaps, reading)
         if benchmark.reader == CLOTH:
             passages = cloth.passages_of(benchmark.levels)
-            return ExampleReader(passages, file, True, "Is this a file of CLOTH?")
-        if benchmark.reader == TABLE:
-            expand: _Expand | None = None
-            if benchmark.expand == COREFERENCE:
-                expand = with_coreference
-            elif is_doubled and split == TRAIN:
-                expand = _with_swapped
-            columns = _columns(benchmark, split, file)
-            required = not may_lack_labels(split)
-            return RowReader(
-                file, columns, required, expand=_with_official_labels(benchmark, expand)
-            )
-        return _open_superglue(benchmark, options.as_text, file, not may_lack_labels(split))
+            return example_rows(passages, file, True, "Is this a file of CLOTH?", reading)
+        examples = _superglue_examples(benchmark, options.as_text)
+        remedy = (
+            f"Is this a file of {benchmark.name}, official or written by datasets? Of others a "
+            "labelled set is made with --labelled NAME and --text-columns"
+        )
+        return example_rows(examples, file, required, remedy, reading)
 
     details: dict[str, Any] = {"doubled": is_doubled, "text_columns": list(benchmark.texts)}
     details["as_text"] = bool(options.as_text)
@@ -142,10 +133,7 @@ def _benchmark_set(options: _BenchmarkOptions, request: Request) -> Pipeline[Any
     )
 
 
-def _open_superglue(
-    benchmark: Benchmark, as_text_form: str | None, file: TextFile, required: bool
-) -> ExampleReader:
-    """Return the reader of a file of objects, `required` to have labels."""
+def _superglue_examples(benchmark: Benchmark, as_text_form: str | None) -> Examples:
     task = (benchmark.original or benchmark.name).rpartition("/")[2]
     forms = superglue.EXAMPLES
     if benchmark.reader == BABYLM:
@@ -157,12 +145,7 @@ def _open_superglue(
             f"{benchmark.name}: reader {benchmark.reader} knows the objects of {', '.join(forms)}; "
             "name the task whose they are as original"
         )
-    remedy = (
-        f"Is this a file of {benchmark.name}, official or written by datasets? Of others a "
-        "labelled set is made with --labelled NAME and --text-columns"
-    )
-    read = hub_forms.accepts_both(benchmark, task, forms[task])
-    return ExampleReader(read, file, required, remedy)
+    return hub_forms.accepts_both(benchmark, task, forms[task])
 
 
 def _questions(options: _BenchmarkOptions, request: Request) -> SquadPipeline:
@@ -267,21 +250,20 @@ def _holds_records(path: Path) -> bool:
     return format_suffix(path) in _RECORD_SUFFIXES
 
 
-# ELECTRA's fine-tuning doubles the train rows of these tasks so.
-def _with_swapped(row: LabelledRow) -> Iterator[LabelledRow]:
-    yield row
-    yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
-
-
-def _with_official_labels(benchmark: Benchmark, expand: _Expand | None) -> _Expand:
-    """Return `expand` for rows that get the labels of the official file."""
-    words = hub_forms.label_words(benchmark)
-
-    def renamed(row: LabelledRow) -> Iterable[LabelledRow]:
+def _table_rows(
+    benchmark: Benchmark, split: str, file: TextFile, swaps: bool, reading: Reading
+) -> Iterator[LabelledRow]:
+    """Yield the rows of a file of GLUE with the labels of the official file, doubled if `swaps`."""
+    words, columns = hub_forms.label_words(benchmark), _columns(benchmark, split, file)
+    for row in RowReader(file, columns, not may_lack_labels(split), reading=reading):
         row = hub_forms.with_official_label(row, words)
-        return [row] if expand is None else expand(row)
-
-    return renamed
+        facts = row.facts or {}
+        if benchmark.expand == COREFERENCE:
+            row = replace(row, facts={**facts, **facts_of(*row.texts)})
+        yield row
+        # ELECTRA's fine-tuning doubles the train rows of these tasks so.
+        if swaps:
+            yield replace(row, texts=row.texts[::-1], facts={**facts, "swapped": True})
 
 
 def _columns(benchmark: Benchmark, split: str, file: TextFile) -> TableColumns:

@@ -1,11 +1,10 @@
 """Labelled sets: rows of CSV, TSV, JSONL, Parquet or Arrow to tokens, labels, spans, facts."""
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,20 +27,20 @@ from metaseq_lm.data.labelled.files import (
     Label,
     LabelledRow,
     RowReader,
-    Rows,
     TableColumns,
     may_lack_labels,
 )
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES
-from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TableOptions, TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     VALID,
+    Columns,
     Pipeline,
     Request,
     Split,
     batches,
+    end_to_end,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import (
@@ -51,14 +50,14 @@ from metaseq_lm.data.preprocess.tokenizer import (
 )
 from metaseq_lm.data.records.file_kinds import JSON, PLAIN, RECORDS, Kind, check_kind
 from metaseq_lm.data.records.reading import reader_name
-from metaseq_lm.data.records.record import TABLE
+from metaseq_lm.data.records.record import TABLE, Reading
 from metaseq_lm.data.storage.columns import ROWS
-from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 from metaseq_lm.data.unknown_tokens import count_unknown
 
 _BATCH = 1024
+_SPANS = "spans"  # the column with three numbers for each span of a row
 _COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
 
 
@@ -140,20 +139,7 @@ def _count_labels(labels: Iterable[Label]) -> Counter[str]:
     return Counter(chain.from_iterable(map(_names_in, labels)))
 
 
-def _unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
-    """Return the error for a label at `location`, file and line, that is not one of `classes`."""
-    key = spelling_key(label)
-    alike = [name for name in classes if spelling_key(name) == key]
-    hint = f" Is it {alike[0]!r}?" if alike else nearest(label, list(classes))
-    return MetaseqError(
-        f"{location}: label {label[:60]!r} is not one of {abbreviated(classes)}.{hint} The classes "
-        "are those of the train split unless --labels or --benchmark gives them."
-    )
-
-
 def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
-    """Return a row with the `names` of its labels, which may be whole numbers."""
-
     def name(label: str) -> str:
         return names.get(whole_number(label), label)
 
@@ -164,7 +150,8 @@ def _with_names(row: LabelledRow, names: Mapping[str, str]) -> LabelledRow:
     return row
 
 
-_OpenRows = Callable[[str, Path], Rows]  # takes a split and a file
+# Takes a split, a file, and what gets the remarks on it.
+_OpenRows = Callable[[str, Path, Reading], Iterable[LabelledRow]]
 
 
 @register_dataset_kind("labelled", _LabelledOptions)
@@ -190,14 +177,10 @@ def _labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipel
         )
     label_files = _label_files(options, request)
 
-    def open_rows(split: str, path: Path) -> Rows:
-        labels = label_files.get(path)
-        return RowReader(
-            request.text_file(path),
-            columns,
-            not may_lack_labels(split),
-            label_file=None if labels is None else request.text_file(labels),
-        )
+    def open_rows(split: str, path: Path, reading: Reading) -> RowReader:
+        file, labels = request.text_file(path), label_files.get(path)
+        label_file = None if labels is None else request.text_file(labels)
+        return RowReader(file, columns, not may_lack_labels(split), label_file, reading)
 
     return LabelledPipeline(
         request.inside(options.labelled),
@@ -209,7 +192,6 @@ def _labelled_set(options: _LabelledOptions, request: Request) -> "LabelledPipel
 
 
 def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
-    """Return the form of a set; UsageError for options that do not go together."""
     labels, form = options.labels, ""
     if options.label_columns is not None:
         labels, form = options.label_columns, MULTI_LABEL
@@ -241,7 +223,6 @@ def _form_of(options: _LabelledOptions, columns: TableColumns) -> LabelledForm:
 
 
 def _label_files(options: _LabelledOptions, request: Request) -> dict[Path, Path]:
-    """Return the file of labels of each file of texts; UsageError for unequal numbers."""
     files: dict[Path, Path] = {}
     for split in (TRAIN, VALID, "test"):
         paths = getattr(options, f"{split}_labels")
@@ -255,12 +236,7 @@ def _label_files(options: _LabelledOptions, request: Request) -> dict[Path, Path
     return files
 
 
-# A batch of rows, ids end to end and sizes of each text column, and the spans of each row.
-_EncodedTexts = tuple[np.ndarray, np.ndarray]
-_EncodedRows = tuple[list[LabelledRow], list[_EncodedTexts], list[list[int]]]
-
-
-class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
+class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
     """Turns rows of any source into a labelled set; `open_rows` opens a file of a split."""
 
     kind, unit = LABELLED, "rows"
@@ -286,7 +262,6 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         self._classes = form.labels
         self._spellings: dict[str, str] = {}
         self._warnings: list[str] = []
-        self._held: set[tuple[Path, int]] = set()  # records of train that are held out
         if form.benchmark:  # official files have forms of their own
             self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.HTML, Kind.XML}
             self.expected = f"a file of {form.benchmark}"
@@ -319,7 +294,10 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         if self.form.are_names:
             self._spellings |= self._names_of_numbers(self._classes or [])
         if self.request.hold_out is not None:
-            self._held = self._held_out_records(self.request.hold_out)
+            # A record may be several rows, which stay together.
+            no_gold, rows = self._no_gold(), self._rows_to_keep(TRAIN)
+            labelled = ((path, row.line) for path, row in rows if row.label not in no_gold)
+            self.hold_out(labelled, "rows")
         return describe_tokenizer(self.tokenizer)
 
     def _names_of_numbers(self, names: Sequence[str]) -> dict[str, str]:
@@ -329,8 +307,7 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         """
         seen: set[int] = set()
         for split in self.request.splits:
-            labels = {*chain.from_iterable(map(_names_in, self._labels_of(split)))}
-            words = set(map(whole_number, labels))
+            words = set(map(whole_number, _count_labels(self._labels_of(split))))
             numbers = {int(word) for word in words if word.isdecimal() or word == "-1"}
             if not (may_lack_labels(split) and numbers <= {-1, 0}):
                 seen |= numbers
@@ -358,33 +335,17 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
                 )
         return {str(number): name for number, name in enumerate(names, first)}
 
-    def _held_out_records(self, hold_out: HoldOut) -> set[tuple[Path, int]]:
-        """Return file and line of records drawn from the labelled ones of train."""
-        # A record may be several rows, which stay together.
-        records: dict[tuple[Path, int], None] = {}
-        no_gold, skips_bad = self._no_gold(), self.request.on_bad_utf8 == "skip"
-        for path in self.request.splits[TRAIN]:
-            for row in self.open_rows(TRAIN, path):
-                is_skipped = row.bad and skips_bad
-                if not is_skipped and _with_names(row, self._spellings).label not in no_gold:
-                    records[path, row.line] = None
-        return set(compress(records, hold_out.choose(len(records), "rows")))
-
-    def _is_elsewhere(self, split: str, path: Path, row: LabelledRow) -> bool:
-        """Return whether a row of the files of train belongs to the other split."""
-        if not self._held or split not in (TRAIN, VALID):
-            return False
-        return ((path, row.line) in self._held) != (split == VALID)
+    def _rows_to_keep(self, split: str) -> Iterator[tuple[Path, LabelledRow]]:
+        """Yield the rows of a split before it is read, to decide on its classes."""
+        for path in self.request.splits[split]:
+            for row in self.open_rows(split, path, Reading()):
+                if not (row.bad and self.request.on_bad_utf8 == "skip"):
+                    yield path, _with_names(row, self._spellings)
 
     def _labels_of(self, split: str) -> Iterator[Label]:
-        """Yield the labels of a split before it is read, to decide on its classes."""
-        for path in self.request.splits[split]:
-            for row in self.open_rows(split, path):
-                if not (row.bad and self.request.on_bad_utf8 == "skip"):
-                    yield _with_names(row, self._spellings).label
+        return (row.label for _, row in self._rows_to_keep(split))
 
     def _no_gold(self) -> set[Label]:
-        """Return the labels that mean that a row has none."""
         no_gold: set[Label] = {NO_LABEL, *NO_GOLD, f"{NO_GOLD[-1]}.0"}
         return no_gold.difference(self._classes or [])
 
@@ -406,18 +367,24 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         classes = {*(self._classes or ())}
         columns, no_gold, unlabelled = 0, self._no_gold(), self._is_unlabelled(split.name)
         for path in split.sources:
-            reader = self.open_rows(split.name, path)
-            for row in reader:
-                if self._is_elsewhere(split.name, path, row) or self.skips(split, row.bad):
+            reading = Reading()
+            for row in self.open_rows(split.name, path, reading):
+                if self.is_elsewhere(split, (path, row.line)) or self.skips(split, row.bad):
                     continue
                 if row.label not in classes:
                     row = _with_names(row, self._spellings)
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:
-                    if not counts["no_gold_label"]:
-                        self._warn_of_no_gold(path, row)
                     counts["no_gold_label"] += 1
+                    if counts["no_gold_label"] == 1:
+                        label = f"label {row.label!r}" if row.label else "the empty label"
+                        can_be_class = row.label and self.form.labels is None
+                        remedy = " (--labels can make it a class)" if can_be_class else ""
+                        self._warnings.append(
+                            f"{path}:{row.line}: {label} means that the row has no gold label; it "
+                            f"and others like it are left out{remedy}"
+                        )
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)
@@ -429,24 +396,11 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
                 counts["rows"] += 1
                 labels.append((path, row.line, row.label))
                 yield path, row
-            if self._held and split.name == VALID:
-                continue  # already reported for train
-            counts.update(reader.counts)
-            self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
-
-    def _warn_of_no_gold(self, path: Path, row: LabelledRow) -> None:
-        label, remedy = "the empty label", ""
-        if row.label:
-            label = f"label {row.label!r}"
-            if self.form.labels is None:
-                remedy = " (--labels can make it a class)"
-        self._warnings.append(
-            f"{path}:{row.line}: {label} means that the row has no gold label; it and others like "
-            f"it are left out{remedy}"
-        )
+            if self.request.hold_out is None or split.name != VALID:  # reported for train
+                counts.update(reading.counts)
+                self._warnings += [f"{path}: {remark}" for remark in reading.remarks]
 
     def _check_number(self, path: Path, row: LabelledRow) -> None:
-        """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
         label: Any = row.label
@@ -463,27 +417,35 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
 
     def encode(
         self, split: Split, records: Iterator[tuple[Path, LabelledRow]]
-    ) -> Iterator[_EncodedRows]:
+    ) -> Iterator[Columns]:
+        unk = self.tokenizer.vocabulary.unk
         for batch in batches(records, _BATCH):
-            rows = [row for _, row in batch]
             if self.form.form in WITH_PLACES:
-                yield rows, *self._encode_with_spans(batch)
-                continue
-            texts = zip(*(row.texts for row in rows))
-            columns = [encode_texts(self.tokenizer, column) for column in texts]
-            for _, sizes in columns:
-                split.counts["no_tokens"] += int(np.count_nonzero(sizes == 0))
-            yield rows, columns, []
+                columns = self._encode_with_spans(batch)
+            else:
+                columns = {}
+                for i, texts in enumerate(zip(*(row.texts for _, row in batch))):
+                    columns[f"input{i}"] = _, sizes = encode_texts(self.tokenizer, texts)
+                    split.counts["no_tokens"] += int(np.count_nonzero(sizes == 0))
+            for name, (values, _) in columns.items():
+                split.counts["unknown"] += name != _SPANS and count_unknown(values, unk)
+            stored: Columns = {**columns}
+            if batch[0][1].facts is not None:
+                lines = []
+                for _, row in batch:
+                    lines.append(json.dumps(row.facts, ensure_ascii=False, sort_keys=True))
+                stored[ROWS] = "\n".join([*lines, ""])
+            yield stored
 
     def _encode_with_spans(
         self, batch: list[tuple[Path, LabelledRow]]
-    ) -> tuple[list[_EncodedTexts], list[list[int]]]:
-        ids: list[list[np.ndarray]] = [[] for _ in batch[0][1].texts]
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        texts: dict[str, list[list[int]]] = {f"input{i}": [] for i in range(len(batch[0][1].texts))}
         spans = []
         for path, row in batch:
             offsets = [self.tokenizer.encode_with_offsets(text) for text in row.texts]
-            for column, (values, _, _) in zip(ids, offsets):
-                column.append(np.asarray(values, np.int64))
+            for column, (values, _, _) in zip(texts.values(), offsets):
+                column.append(values)
             places: list[int] = []
             for column_number, start, end in row.spans:
                 _, starts, ends = offsets[column_number]
@@ -496,38 +458,13 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
                     )
                 places += [column_number, first, last]
             spans.append(places)
-        sizes = [np.array(list(map(len, column)), np.int64) for column in ids]
-        columns = [(np.concatenate(column), size) for column, size in zip(ids, sizes)]
-        return columns, spans
+        dtype = self.tokenizer.dtype
+        columns = {name: end_to_end(column, dtype) for name, column in texts.items()}
+        return columns | {_SPANS: end_to_end(spans, np.int32)}
 
-    def write(self, split: Split, encoded: Iterator[_EncodedRows]) -> None:
-        with contextlib.ExitStack() as stack:
-            writers: list[IndexedWriter] = []
-            span_writer = append_facts = None
-            unk = self.tokenizer.vocabulary.unk
-            for rows, columns, spans in encoded:
-                # The first rows tell how many columns there are, and whether rows have facts.
-                if not writers:
-                    for i in range(len(columns)):
-                        name, dtype = f"{split.name}.input{i}", self.tokenizer.dtype
-                        writers.append(self.open_writer(stack, split, name, dtype))
-                    if self.form.form in WITH_PLACES:
-                        name = f"{split.name}.spans"
-                        span_writer = self.open_writer(stack, split, name, np.int32)
-                    if rows[0].facts is not None:
-                        append_facts = self.open_text(stack, split, f"{split.name}.{ROWS}")
-                for writer, (values, sizes) in zip(writers, columns):
-                    writer.extend(values, sizes)
-                    split.counts["unknown"] += count_unknown(values, unk)
-                if span_writer is not None:
-                    for places in spans:
-                        span_writer.add(np.array(places, np.int32))
-                if append_facts is not None:
-                    lines = []
-                    for row in rows:
-                        lines.append(json.dumps(row.facts, ensure_ascii=False, sort_keys=True))
-                    append_facts("\n".join([*lines, ""]))
-            split.counts["tokens"] = [writer.tokens for writer in writers]
+    def write(self, split: Split, encoded: Iterator[Columns]) -> None:
+        tokens = self.write_columns(split, encoded)
+        split.counts["tokens"] = [n for name, n in tokens.items() if name != _SPANS]
 
     def nothing(self, split: Split) -> str:
         counts = split.counts
@@ -547,6 +484,9 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
         if self._multi_label and not self._classes:
             raise MetaseqError(f"{self.request.destdir}: no row of the train split has a label")
         count = n_columns[splits[0].name]
+        form = self.form.form or ("single" if count == 1 else "pair")
+        if self._multi_label:
+            form = MULTI_LABEL
         # Only after all rows is it known whether each row of a split has a label.
         for split in splits:
             self._write_labels(split)
@@ -555,15 +495,10 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
             "labels": self._classes or [],
             "regression": self.form.regression,
             "inputs": count,
-            "form": self._form(count),
+            "form": form,
             "benchmark": self.form.benchmark,
             **self.form.details,
         }
-
-    def _form(self, n_columns: int) -> str:
-        if self._multi_label:
-            return MULTI_LABEL
-        return self.form.form or ("single" if n_columns == 1 else "pair")
 
     def _complete_labels(self, split: Split) -> list[tuple[Path, int, Label]]:
         """Return the labels of a split, or none; MetaseqError if only some rows have one."""
@@ -588,13 +523,18 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], _EncodedRows]):
                 names = _names_in(label)
                 for name in names:
                     if name not in numbers:
-                        raise _unknown_class(f"{path}:{line}", name, classes)
+                        same = {spelling_key(known): known for known in reversed(classes)}
+                        alike = same.get(spelling_key(name))
+                        hint = nearest(name, classes) if alike is None else f" Is it {alike!r}?"
+                        raise MetaseqError(
+                            f"{path}:{line}: label {name[:60]!r} is not one of "
+                            f"{abbreviated(classes)}.{hint} The classes are those of the train "
+                            "split unless --labels or --benchmark gives them."
+                        )
                     flat.append(numbers[name])
                 counts.append(len(names))
             values, sizes = np.array(flat, np.int32), np.array(counts, np.int64)
-        with contextlib.ExitStack() as stack:
-            writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
-            writer.extend(values, sizes)
+        self.write_columns(split, [{"label": (values, sizes)}])
 
     def summary(self, split: Split) -> str:
         counts = split.counts

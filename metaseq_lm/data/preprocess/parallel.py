@@ -1,6 +1,5 @@
 """Parallel text: two line-aligned files for each split to a data folder with two tokenizers."""
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     VALID,
+    Columns,
     Pipeline,
     Request,
     Split,
@@ -67,12 +67,8 @@ class _ParallelOptions(TokenizerOptions, PlainTextOptions):
     )
 
 
-# A batch: ids end to end and sizes for each side, and the texts of the last side.
-_EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
-
-
 @register_dataset_kind("parallel", _ParallelOptions)
-class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
+class _ParallelPipeline(Pipeline[list[str], Columns]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
@@ -87,8 +83,9 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         self.options = options
         self.reads = frozenset(Kind) if options.plain_text else PLAIN
         self.tokenizers: dict[str, Tokenizer] = {}
-        self._pairs: dict[str, list[tuple[Path, Path]]] = {}
-        self._first_empty: dict[str, str] = {}
+        # The files of each split that belong together; those of UNLABELLED stand alone.
+        self._pairs: dict[str, list[tuple[Path, ...]]] = {}
+        self._first_empty = ""  # the place in train
 
     def input_files(self) -> Iterable[Path]:
         source, target = self.options.source_lang, self.options.target_lang
@@ -99,14 +96,13 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             raise UsageError("parallel text needs --trainpref; its vocabularies come from there")
         if UNLABELLED in splits:
             raise UsageError(f"--split {UNLABELLED}=...: that name is kept for --unlabelled")
-        aligned: list[Path] = []
         for split, prefixes in splits.items():
-            pairs = [
+            self._pairs[split] = [
                 (_find_side(prefix, source), _find_side(prefix, target)) for prefix in prefixes
             ]
-            aligned += chain.from_iterable(pairs)
-            self._pairs[split] = pairs
-        return [*aligned, *self.options.unlabelled]
+        if self.options.unlabelled:
+            self._pairs[UNLABELLED] = [(path,) for path in self.options.unlabelled]
+        return list(chain.from_iterable(chain.from_iterable(self._pairs.values())))
 
     def is_read_first(self, path: Path) -> bool:
         return path in (*chain.from_iterable(self._pairs[TRAIN]), *self.options.unlabelled)
@@ -137,14 +133,13 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         return {**describe_tokenizer(self.tokenizers[SOURCE]), "hash": joined}
 
     def _held_out_pairs(self, hold_out: HoldOut) -> HeldOutLines:
-        """Draw from the pairs of train without an empty side."""
         lines: dict[Path, np.ndarray] = {}
         for pair in self._pairs[TRAIN]:
             is_full = []
             for _, sides in self._lines(pair):
                 is_full.append(all(text.strip() for _, text, _ in sides))
             lines |= dict.fromkeys(pair, np.array(is_full, bool))
-        counts = [int(lines[source].sum()) for source, _ in self._pairs[TRAIN]]
+        counts = [int(lines[pair[0]].sum()) for pair in self._pairs[TRAIN]]
         held = np.split(hold_out.choose(sum(counts), "pairs"), np.cumsum(counts)[:-1])
         for pair, part in zip(self._pairs[TRAIN], held):
             places = lines[pair[0]].copy()
@@ -157,23 +152,7 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
         if self.options.unlabelled:
             yield Split(UNLABELLED, list(self.options.unlabelled))
 
-    def read(self, split: Split) -> Iterator[list[str]]:
-        if split.name == UNLABELLED:
-            return self._source_lines(split)
-        return self._aligned_lines(split)
-
-    def _source_lines(self, split: Split) -> Iterator[list[str]]:
-        for path in split.sources:
-            for _, text, bad in self.request.text_file(path).lines():
-                if self.skips(split, bad):
-                    continue
-                if text := text.strip():
-                    yield [text]
-                else:
-                    split.counts["empty"] += 1
-
-    def _lines(self, pair: tuple[Path, Path]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
-        """Yield (number, lines) of two aligned files; MetaseqError if one is longer."""
+    def _lines(self, pair: tuple[Path, ...]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
         sides = [self.request.text_file(path).lines() for path in pair]
         for number, lines in enumerate(zip_longest(*sides), 1):
             if None in lines:
@@ -185,7 +164,7 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
                 )
             yield number, list(lines)
 
-    def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
+    def read(self, split: Split) -> Iterator[list[str]]:
         """Yield pairs; one with an empty side is counted if allowed, else a MetaseqError."""
         held = self._held if split.name in (TRAIN, VALID) else None
         for pair in self._pairs[split.name]:
@@ -205,41 +184,30 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
                         "take the pair out of both files"
                     )
                 split.counts["empty"] += 1
-                self._first_empty.setdefault(split.name, location)
+                if split.name == TRAIN:
+                    self._first_empty = self._first_empty or location
 
-    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[_EncodedPairs]:
+    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[Columns]:
+        counts = split.counts
+        counts["rows"], counts["unknown"] = 0, {}
         for batch in batches(records, _BATCH):
-            columns = [
-                encode_texts(self.tokenizers[side], texts)
-                for side, texts in zip(SIDES, zip(*batch))
-            ]
-            yield columns, [texts[-1] for texts in batch]
-
-    def write(self, split: Split, encoded: Iterator[_EncodedPairs]) -> None:
-        sides = SIDES[: 1 if split.name == UNLABELLED else 2]
-        unknown, rows = dict.fromkeys(sides, 0), 0
-        with contextlib.ExitStack() as stack:
-            writers = {}
-            for side in sides:
-                name, dtype = f"{split.name}.{side}", self.tokenizers[side].dtype
-                writers[side] = self.open_writer(stack, split, name, dtype)
-            references = None
+            columns: Columns = {}
+            for side, texts in zip(SIDES, zip(*batch)):
+                columns[side] = values, _ = encode_texts(self.tokenizers[side], texts)
+                unk = self.tokenizers[side].vocabulary.unk
+                unknown = counts["unknown"].get(side, 0) + count_unknown(values, unk)
+                counts["unknown"][side] = unknown
             if split.name not in _MAY_BE_EMPTY:
-                references = self.open_text(stack, split, f"{split.name}.{REFERENCES}")
-            for columns, targets in encoded:
-                rows += len(targets)
-                for (side, writer), (values, sizes) in zip(writers.items(), columns):
-                    writer.extend(values, sizes)
-                    unknown[side] += count_unknown(values, self.tokenizers[side].vocabulary.unk)
-                if references is not None:
-                    references("".join(f"{text}\n" for text in targets))
-            tokens = {side: writer.tokens for side, writer in writers.items()}
-        split.counts = {"rows": rows, "tokens": tokens, "unknown": unknown, **split.counts}
+                columns[REFERENCES] = "".join(f"{texts[-1]}\n" for texts in batch)
+            counts["rows"] += len(batch)
+            yield columns
+
+    def write(self, split: Split, encoded: Iterator[Columns]) -> None:
+        tokens = dict(self.write_columns(split, encoded))
+        split.counts = {"rows": split.counts["rows"], "tokens": tokens, **split.counts}
 
     def nothing(self, split: Split) -> str:
-        paths = split.sources
-        if split.name != UNLABELLED:
-            paths = list(chain.from_iterable(self._pairs[split.name]))
+        paths = chain.from_iterable(self._pairs[split.name])
         dropped = ", ".join(split.other_counts(*_MAIN_COUNTS)) or "none"
         return f"{', '.join(map(str, paths))}: no sentences; lines passed over: {dropped}"
 
@@ -257,8 +225,9 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
             for side, tokens in counts["tokens"].items()
         ]
         for count in split.other_counts(*_MAIN_COUNTS):
-            first = self._first_empty.get(split.name) if count.endswith("empty") else None
-            parts.append(f"{count} (the first at {first})" if first else count)
+            if split.name == TRAIN and count.endswith("empty"):
+                count += f" (the first at {self._first_empty})"
+            parts.append(count)
         return f"{split.name}: {counts['rows']:,} sentences, {', '.join(parts)}"
 
     def report(self) -> str:
@@ -269,7 +238,6 @@ class _ParallelPipeline(Pipeline[list[str], _EncodedPairs]):
 
 
 def _find_side(prefix: Path, language: str) -> Path:
-    """Return the file PREFIX.LANGUAGE, plain or packed; MetaseqError if there is none."""
     name = f"{prefix}.{language}"
     if path := find_packed(name):
         return path

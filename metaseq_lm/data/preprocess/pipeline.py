@@ -13,12 +13,22 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from metaseq_lm.core.documents import show_result, sizes_in
@@ -32,7 +42,7 @@ from metaseq_lm.data.records.file_kinds import Kind, check_kind
 from metaseq_lm.data.records.reading import judge
 from metaseq_lm.data.records.record import ARROW, signed_reader
 from metaseq_lm.data.records.text_content import describe_head
-from metaseq_lm.data.records.text_files import OPENERS, TextFile, check_text_file, text_files
+from metaseq_lm.data.records.text_files import OPENERS, TextFile, text_files
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, VALID_REMEDY, Manifest
 from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
@@ -64,6 +74,8 @@ register_dataset_kind = DATASET_KINDS.register
 
 Record = TypeVar("Record")
 Encoded = TypeVar("Encoded")
+# Columns of some rows by their names: numbers end to end with the sizes of the rows, or text.
+Columns = dict[str, tuple[np.ndarray, np.ndarray] | str]
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,7 @@ class Pipeline(Generic[Record, Encoded]):
     def __init__(self, request: Request) -> None:
         self.request = request.expanded() if self.reads_records else request
         self.shared_files: list[str] = []
+        self._held_records: set[Hashable] = set()
 
     def input_files(self) -> Iterable[Path]:
         """Return the text files that must be readable; UsageError if there is nothing to do."""
@@ -177,10 +190,9 @@ class Pipeline(Generic[Record, Encoded]):
         """Raise a MetaseqError if an input file cannot be read, is not text or of another kind."""
         file = self.request.text_file(path)
         reader = signed_reader(file)
-        if not reader or (reader == ARROW and not self.reads_records):
-            check_text_file(path, file.is_utf8)
-            if meaning := describe_head(file.head, file.encoding):
-                raise MetaseqError(f"{file}: is {meaning}")
+        is_text = not reader or (reader == ARROW and not self.reads_records)
+        if is_text and (meaning := describe_head(file.head, file.encoding)):
+            raise MetaseqError(f"{file}: is {meaning}")
         check_kind(file, self.reads, self.expected)
         if not self.is_read_first(path):
             judge(file)
@@ -213,12 +225,28 @@ class Pipeline(Generic[Record, Encoded]):
         """Return the complaint about a split without any `unit`."""
         return f"{split}: no {self.unit}"
 
-    def open_writer(
-        self, stack: contextlib.ExitStack, split: Split, name: str, dtype: npt.DTypeLike
-    ) -> IndexedWriter:
-        """Open the pair of files `name` of a split until the end of `stack`."""
-        split.files += [f"{name}.{suffix}" for suffix in ("bin", "idx")]
-        return stack.enter_context(IndexedWriter(self.folder / name, dtype))
+    def write_columns(self, split: Split, encoded: Iterable[Columns]) -> Counter[str]:
+        """Append columns to the files SPLIT.NAME of a split; return how many numbers each got.
+
+        Columns of numbers are pairs of files of the type of the first numbers.
+        """
+        writers: dict[str, IndexedWriter] = {}
+        appends: dict[str, Callable[[str], None]] = {}
+        with contextlib.ExitStack() as stack:
+            for columns in encoded:
+                for part, column in columns.items():
+                    name = ".".join(filter(None, (split.name, part)))
+                    if isinstance(column, str):
+                        if part not in appends:
+                            appends[part] = self.open_text(stack, split, name)
+                        appends[part](column)
+                        continue
+                    if part not in writers:
+                        split.files += [f"{name}.bin", f"{name}.idx"]
+                        writer = IndexedWriter(self.folder / name, column[0].dtype)
+                        writers[part] = stack.enter_context(writer)
+                    writers[part].extend(*column)
+        return Counter({part: writer.tokens for part, writer in writers.items()})
 
     def open_text(
         self, stack: contextlib.ExitStack, split: Split, name: str
@@ -234,6 +262,18 @@ class Pipeline(Generic[Record, Encoded]):
             return False
         split.counts["skipped"] += 1
         return True
+
+    def hold_out(self, records: Iterable[Hashable], unit: str) -> None:
+        """Draw those of the `records` of train, equal ones together, that become valid."""
+        if self.request.hold_out is not None:
+            names = list(dict.fromkeys(records))
+            self._held_records = {*compress(names, self.request.hold_out.choose(len(names), unit))}
+
+    def is_elsewhere(self, split: Split, record: Hashable) -> bool:
+        """Return whether a record of the files of train and valid is of the other one."""
+        if not self._held_records or split.name not in (TRAIN, VALID):
+            return False
+        return (record in self._held_records) != (split.name == VALID)
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         """Write the files that depend on all splits; return the details of the manifest."""
@@ -313,7 +353,6 @@ def make_dataset(pipeline: Pipeline[Any, Any]) -> None:
 
 
 def _write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
-    """Run the files of a split through the pipeline; MetaseqError if they are empty."""
     encoded = pipeline.encode(split, pipeline.read(split))
     try:
         pipeline.write(split, encoded)
@@ -423,6 +462,14 @@ def find_packed(path: str | Path) -> Path | None:
     return next(filter(Path.is_file, (Path(f"{path}{suffix}") for suffix in ("", *OPENERS))), None)
 
 
+def end_to_end(
+    rows: Collection[Sequence[int]], dtype: npt.DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of rows end to end, and the sizes of the rows."""
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(chain.from_iterable(rows), dtype, int(sizes.sum())), sizes
+
+
 def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
     """Yield lists of `size` records; the last one may be shorter."""
     iterator = iter(records)
@@ -488,18 +535,12 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
             nouns += f" ({remedy})"
         raise UsageError(f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}")
     values = {name: value for name, value in passed.items() if name in items[chosen]}
-    return DATASET_KINDS.entries[chosen], _make_options(kinds[chosen], values)
+    for other, names in getattr(kinds[chosen], "UNUSED_WITH", {}).items():
+        unused = [name for name in names.split() if {name, other} <= values.keys()]
+        for name in unused:
+            raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
+    return DATASET_KINDS.entries[chosen], read_options(kinds[chosen], values)
 
 
 def _enumerated(words: list[str], conjunction: str) -> str:
     return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
-
-
-def _make_options(kind: Any, values: dict[str, Any]) -> Any:
-    for other, names in getattr(kind, "UNUSED_WITH", {}).items():
-        if other not in values:
-            continue
-        for name in names.split():
-            if name in values:
-                raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
-    return read_options(kind, values)

@@ -1,17 +1,23 @@
 """SQuAD and MRQA: paragraphs and questions to token files, positions of tokens, gold spans."""
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Pipeline, Request, Split
+from metaseq_lm.data.preprocess.pipeline import (
+    TRAIN,
+    Columns,
+    Pipeline,
+    Request,
+    Split,
+    end_to_end,
+)
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer, save_tokenizer
 from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
@@ -21,11 +27,10 @@ from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.unknown_tokens import count_unknown
 
 _COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
-# A paragraph, and the tokens of its context and of each question.
-_EncodedParagraph = tuple[Paragraph, Offsets, list[list[int]]]
+_TOKENS = (PARTS[0], PARTS[3])  # the columns of tokens
 
 
-class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
+class SquadPipeline(Pipeline[Paragraph, Columns]):
     """Official files to a SQuAD set; `version` is "v1.1", "v2.0" or "mrqa"."""
 
     kind, unit = SQUAD, "questions"
@@ -39,28 +44,23 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
             raise UsageError(f"SQuAD {version!r}: choose one of {', '.join(VERSIONS)}.{hint}")
         self.version = version
         self.tokenizer = tokenizer
-        self._held: set[int] = set()  # hashes of the contexts that are held out
 
     def prepare(self) -> dict[str, Any]:
         if self.request.hold_out is not None:
             files = map(self.request.text_file, self.request.splits[TRAIN])
             readers = chain.from_iterable(SquadReader(file, self.version) for file in files)
             # All questions on a context go to one side, or valid would be about texts of train.
-            contexts = list(dict.fromkeys(hash(paragraph.context) for paragraph in readers))
-            held = self.request.hold_out.choose(len(contexts), "contexts")
-            self._held = set(compress(contexts, held))
+            self.hold_out((hash(paragraph.context) for paragraph in readers), "contexts")
         return describe_tokenizer(self.tokenizer)
 
     def read(self, split: Split) -> Iterator[Paragraph]:
         """Yield the paragraphs; MetaseqError for a question id that occurs twice."""
         split.counts.update(dict.fromkeys(_COUNTS, 0))
         seen: set[str] = set()
-        is_parted = self._held and split.name in (TRAIN, VALID)
         for path in split.sources:
             reader = SquadReader(self.request.text_file(path), self.version)
             for paragraph in reader:
-                is_held_out = hash(paragraph.context) in self._held
-                if is_parted and is_held_out != (split.name == VALID):
+                if self.is_elsewhere(split, hash(paragraph.context)):
                     continue
                 for question in paragraph.questions:
                     if question.id in seen:
@@ -72,48 +72,43 @@ class SquadPipeline(Pipeline[Paragraph, _EncodedParagraph]):
                 yield paragraph
             split.counts["bad_utf8"] += reader.bad_utf8
 
-    def encode(self, split: Split, records: Iterator[Paragraph]) -> Iterator[_EncodedParagraph]:
-        for paragraph in records:
-            context = self.tokenizer.encode_with_offsets(paragraph.context)
-            questions = self.tokenizer.encode_batch([q.text for q in paragraph.questions])
-            yield paragraph, context, questions
-
-    def write(self, split: Split, encoded: Iterator[_EncodedParagraph]) -> None:
-        tokens, int32, counts = self.tokenizer.dtype, np.dtype(np.int32), split.counts
+    def encode(self, split: Split, records: Iterator[Paragraph]) -> Iterator[Columns]:
+        tokens, counts = self.tokenizer.dtype, split.counts
         unk = self.tokenizer.vocabulary.unk
         counts["unknown"] = 0
-        with contextlib.ExitStack() as stack:
-            writers = [
-                self.open_writer(stack, split, f"{split.name}.{part}", stored)
-                for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
-            ]
-            append_row = self.open_text(stack, split, f"{split.name}.{ROWS}")
+        for paragraph in records:
+            context = self.tokenizer.encode_with_offsets(paragraph.context)
+            ids = self.tokenizer.encode_batch([q.text for q in paragraph.questions])
+            spans, texts = [], []
+            for question in paragraph.questions:
+                first, last = _gold_tokens(question, paragraph.context, context)
+                spans.append([counts["paragraphs"], first, last, question.impossible])
+                counts["questions"] += 1
+                counts["impossible"] += question.impossible
+                counts["unrecoverable"] += first < 0 and not question.impossible
+                if first >= 0 and not paragraph.context.startswith(
+                    question.answers[0], question.start
+                ):
+                    counts["displaced"] += 1
+                texts.append(
+                    {"id": question.id, "question": question.text, "answers": question.answers}
+                )
+            counts["paragraphs"] += 1
             # The characters of each token, because answers are cut out of the context.
-            *context_writers, question_writer, span_writer = writers
-            for paragraph, context, questions in encoded:
-                for writer, values in zip(context_writers, context):
-                    writer.add(values)
-                for ids in (context[0], *questions):
-                    counts["unknown"] += count_unknown(np.asarray(ids), unk)
-                texts = []
-                for question, ids in zip(paragraph.questions, questions):
-                    first, last = _gold_tokens(question, paragraph.context, context)
-                    question_writer.add(ids)
-                    span_writer.add([counts["paragraphs"], first, last, question.impossible])
-                    counts["questions"] += 1
-                    counts["impossible"] += question.impossible
-                    counts["unrecoverable"] += first < 0 and not question.impossible
-                    if first >= 0 and not paragraph.context.startswith(
-                        question.answers[0], question.start
-                    ):
-                        counts["displaced"] += 1
-                    texts.append(
-                        {"id": question.id, "question": question.text, "answers": question.answers}
-                    )
-                counts["paragraphs"] += 1
-                row = {"context": paragraph.context, "questions": texts}
-                append_row(json.dumps(row, ensure_ascii=False) + "\n")
-            counts["tokens"] = [writers[0].tokens, question_writer.tokens]
+            rows = (*([values] for values in context), ids, spans)
+            int32 = np.dtype(np.int32)
+            types = (tokens, int32, int32, tokens, int32)
+            columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+            for part, values, dtype in zip(PARTS, rows, types):
+                columns[part] = end_to_end(values, dtype)
+            for part in _TOKENS:
+                counts["unknown"] += count_unknown(columns[part][0], unk)
+            row = {"context": paragraph.context, "questions": texts}
+            yield {**columns, ROWS: json.dumps(row, ensure_ascii=False) + "\n"}
+
+    def write(self, split: Split, encoded: Iterator[Columns]) -> None:
+        tokens = self.write_columns(split, encoded)
+        split.counts["tokens"] = [tokens[part] for part in _TOKENS]
 
     def nothing(self, split: Split) -> str:
         return f"{split}: no questions in {split.counts['paragraphs']} paragraphs"

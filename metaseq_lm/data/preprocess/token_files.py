@@ -172,6 +172,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
         return map(_open_token_file, split.sources)
 
     def encode(self, split: Split, records: Iterator[_TokenFile]) -> Iterator[_Piece]:
+        size = len(self.tokenizer.vocabulary)
         for data in records:
             word_starts = open_word_starts(data.prefix, len(data.tokens))
             sizes = np.asarray(data.sizes, np.int64)
@@ -182,7 +183,12 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                 # A sequence of more tokens is copied whole.
                 last = max(last, first + 1)
                 values = np.asarray(data.tokens[offsets[first] : offsets[last]])
-                self._check(data, values)
+                token = number_outside(values, size)
+                if token is not None:
+                    raise MetaseqError(
+                        f"{data.prefix}: token id {token}, but the tokenizer has {size} symbols; "
+                        "give the tokenizer that the files were made with by --tokenizer-from"
+                    )
                 starts = offsets[first:last] - offsets[first]
                 starts, lengths = self._strip(values, starts, sizes[first:last])
                 words = None
@@ -200,30 +206,17 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                 yield values, lengths[filled], breaks, words
                 first = last
 
-    def _check(self, data: _TokenFile, values: np.ndarray) -> None:
-        size = len(self.tokenizer.vocabulary)
-        token = number_outside(values, size)
-        if token is not None:
-            raise MetaseqError(
-                f"{data.prefix}: token id {token}, but the tokenizer has {size} symbols; give the "
-                "tokenizer that the files were made with by --tokenizer-from"
-            )
-
     def _strip(
         self, values: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return where sequences start and their sizes, (sequences,), without special symbols."""
+        starts, sizes = starts.copy(), sizes.copy()
         for at_end in (False, True):
             filled = np.flatnonzero(sizes)
-            places = starts[filled]
-            if at_end:
-                places = places + sizes[filled] - 1
+            places = starts[filled] + at_end * (sizes[filled] - 1)
             chosen = filled[np.isin(values[places], self.stripped)]
-            sizes = sizes.copy()
             sizes[chosen] -= 1
-            if not at_end:
-                starts = starts.copy()
-                starts[chosen] += 1
+            starts[chosen] += not at_end
         return starts, sizes
 
     def write(self, split: Split, encoded: Iterator[_Piece]) -> None:

@@ -12,15 +12,14 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOptions, WordColumnOptions
 from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
-from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
+from metaseq_lm.data.preprocess.words import SentencePipeline
 from metaseq_lm.data.records.conll import FIELDS, RELATION
 from metaseq_lm.data.records.file_kinds import PLAIN, RECORDS, Kind, recognise
 from metaseq_lm.data.records.reading import reader_name
-from metaseq_lm.data.records.record import COLUMNS, CONLLU
+from metaseq_lm.data.records.record import COLUMNS, CONLLU, Reading
 from metaseq_lm.data.records.text_files import TextFile
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
@@ -29,7 +28,6 @@ from metaseq_lm.data.words.columns import (
     ConlluReader,
     HeadColumnReader,
     Sentence,
-    SentenceReader,
     field_number,
 )
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
@@ -114,6 +112,7 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
     # Rows with blanks between the columns can look like text; an object of lists can be one
     # sentence.
     reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
+    column_reader: type[ColumnReader] = ColumnReader
 
     def __init__(self, name: str, options: _WordSetOptions, request: Request) -> None:
         request = request.expanded()
@@ -147,26 +146,52 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
         return WordVocabulary.load(self.data_folder)
 
-    def open_file(self, path: Path) -> SentenceReader:
-        """Return the reader of a file, CoNLL-U or in columns by its name."""
+    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
+        """Return the sentences of a file; UsageError for options that it has no use for."""
+        file, options = self.request.text_file(path), self.options
+        name, subtypes = reader_name(file, COLUMNS), options.relation_subtypes
+        if name == CONLLU:
+            label = self.conllu_field(file)
+            if subtypes != _KEEP and label != RELATION:
+                raise UsageError(
+                    f"--relation-subtypes {subtypes}: the tags of {file} are its field "
+                    f"{FIELDS[label]}, not relations; they are --tag-column deprel"
+                )
+            return ConlluReader(file, reading, label, self.kind == "trees", subtypes == _KEEP)
+        if name != COLUMNS:
+            return TokenListReader(file, reading, **self.list_options())
+        column = options.tag_column or "-1"
+        if subtypes != _KEEP:
+            raise UsageError(f"{file}: --relation-subtypes {subtypes} is for CoNLL-U")
+        if not re.fullmatch("-?[0-9]{1,8}", column):
+            raise UsageError(
+                f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
+                "negative from the right"
+            )
+        return self.column_reader(file, reading, self.word_column, int(column))
+
+    def conllu_field(self, file: TextFile) -> int:
+        """Return the place of the field of CoNLL-U that holds the labels."""
+        raise NotImplementedError
+
+    def list_options(self) -> dict[str, Any]:
+        """Return the options of the reader of lists of words and labels."""
         raise NotImplementedError
 
     def choose_labels(self) -> None:
         """Take the classes of all sentences."""
         raise NotImplementedError
 
-    def classes(self) -> str:
-        """Return the line on the classes for the end of the run."""
-        raise NotImplementedError
-
-    def report(self) -> str:
-        return "\n".join([self.classes(), *self.warnings()])
-
     def prepare(self) -> dict[str, Any]:
         # All sentences are read first, because the classes depend on all splits.
         self._read_all()
         if self.request.hold_out is not None:
-            self._hold_out(self.request.hold_out)
+            # Sentences of train, in their order, move to a new split.
+            train = self.sentences[TRAIN]
+            held = self.request.hold_out.choose(len(train), "sentences")
+            self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
+            self.sentences[VALID] = list(compress(train, held))
+            self.sentences[TRAIN] = list(compress(train, ~held))
         self.choose_labels()
         if self.options.labels_from is not None:
             self._take_labels(self.options.labels_from)
@@ -179,10 +204,10 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
         for split in super().splits():
             sentences: list[Sentence] = []
             for path in split.sources:
-                reader = self.open_file(path)
-                sentences += reader
-                split.counts.update(reader.counts)
-                self.remarks += reader.remarks
+                reading = Reading()
+                sentences += self.open_file(path, reading)
+                split.counts.update(reading.counts)
+                self.remarks += reading.remarks
             if split.name == TRAIN and len(overlap):
                 n_sentences = len(sentences)
                 sentences = [s for s in sentences if s.words not in overlap]
@@ -192,19 +217,10 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
                 raise MetaseqError(f"{split}: no sentences{dropped}")
             self._splits[split.name], self.sentences[split.name] = split, sentences
 
-    def _hold_out(self, hold_out: HoldOut) -> None:
-        """Move sentences of train, in their order, to a new split valid."""
-        train = self.sentences[TRAIN]
-        held = hold_out.choose(len(train), "sentences")
-        self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
-        self.sentences[VALID] = list(compress(train, held))
-        self.sentences[TRAIN] = list(compress(train, ~held))
-
     def all_sentences(self) -> Iterator[Sentence]:
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
-        """Take the classes of an earlier set, and the class of tags that it lacks."""
         unknown = set(self.labels)
         self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
         unknown -= set(self.labels)
@@ -224,47 +240,20 @@ class _WordSetPipeline(SentencePipeline[Sentence]):
     def read(self, split: Split) -> Iterator[Sentence]:
         return iter(self.sentences[split.name])
 
-    def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
-        columns, sizes = self.number_words([sentence.words for sentence in batch])
+    def words_of(self, record: Sentence) -> list[str]:
+        return record.words
+
+    def label_columns(self, batch: list[Sentence]) -> dict[str, np.ndarray]:
         numbers: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
         tags = chain.from_iterable(sentence.labels for sentence in batch)
         labels = [numbers.get(tag, self.unseen) for tag in tags]
-        return columns | {"labels": np.array(labels)}, sizes
-
-    def column_types(self) -> dict[str, np.dtype]:
-        return super().column_types() | {"labels": smallest_dtype(len(self.labels))}
+        return {"labels": np.array(labels, smallest_dtype(len(self.labels)))}
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         if isinstance(self.vocabulary, SubwordVocabulary):
             save_tokenizer(self.vocabulary.tokenizer, self.data_folder)
         labels = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
         return {**labels, "spans": self.scheme != "none"}
-
-    def conllu_reader(
-        self, file: TextFile, label: int = RELATION, trees: bool = True
-    ) -> ConlluReader:
-        """Return a reader of a file in CoNLL-U; UsageError for subtypes of no relations."""
-        keeps = self.options.relation_subtypes == _KEEP
-        if not keeps and label != RELATION:
-            raise UsageError(
-                f"--relation-subtypes {self.options.relation_subtypes}: the tags of {file} are "
-                f"its field {FIELDS[label]}, not relations; they are --tag-column deprel"
-            )
-        return ConlluReader(file, label=label, trees=trees, subtypes=keeps)
-
-    def column_reader(self, reader_class: type[ColumnReader], file: TextFile) -> ColumnReader:
-        """Return a reader of a file in columns."""
-        column = self.options.tag_column or "-1"
-        if self.options.relation_subtypes != _KEEP:
-            raise UsageError(
-                f"{file}: --relation-subtypes {self.options.relation_subtypes} is for CoNLL-U"
-            )
-        if not re.fullmatch("-?[0-9]{1,8}", column):
-            raise UsageError(
-                f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
-                "negative from the right"
-            )
-        return reader_class(file, word_column=self.word_column, label_column=int(column))
 
 
 @register_dataset_kind("tagged", TaggedOptions)
@@ -292,21 +281,19 @@ class TagsPipeline(_WordSetPipeline):
             return load_vocabulary(self.data_folder)
         return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
 
-    def open_file(self, path: Path) -> SentenceReader:
-        file, tag_field = self.request.text_file(path), self.options.tag_column
-        name = reader_name(file, COLUMNS)
-        if name not in (COLUMNS, CONLLU):
-            return TokenListReader(
-                file,
-                tag_field=tag_field,
-                tag_names=self.options.tag_names or (),
-                keeps_numbers=self.options.tag_scheme == "none",
-            )
-        if name == COLUMNS:
-            return self.column_reader(ColumnReader, file)
-        if not tag_field:
+    def conllu_field(self, file: TextFile) -> int:
+        if not self.options.tag_column:
             self._field = f" (the field {_UPOS} of CoNLL-U; choose with --tag-column)"
-        return self.conllu_reader(file, field_number(tag_field or _UPOS), trees=False)
+        return field_number(self.options.tag_column or _UPOS)
+
+    def list_options(self) -> dict[str, Any]:
+        options = self.options
+        names, keeps_numbers = options.tag_names or (), options.tag_scheme == "none"
+        return {
+            "tag_field": options.tag_column,
+            "tag_names": names,
+            "keeps_numbers": keeps_numbers,
+        }
 
     def all_tags(self) -> Iterator[str]:
         """Yield the tags of all sentences."""
@@ -324,7 +311,14 @@ class TagsPipeline(_WordSetPipeline):
             )
         if self.scheme != "none":
             # Schemes are told apart by their prefixes, so the spelling comes first.
-            self._respell(standard_tags(counts))
+            standard = standard_tags(counts)
+            if others := [tag for tag in standard if split_tag(tag) == ("", "")]:
+                other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
+                self._spelling = f" (with {other!r} as {standard[other]!r})"
+                for sentences in self.sentences.values():
+                    for number, sentence in enumerate(sentences):
+                        labels = [standard[tag] for tag in sentence.labels]
+                        sentences[number] = replace(sentence, labels=labels)
         if self.scheme == "auto":
             try:
                 self.scheme = guess_scheme(sentence.labels for sentence in self.all_sentences())
@@ -346,16 +340,6 @@ class TagsPipeline(_WordSetPipeline):
             seen = set(chain.from_iterable(s.labels for s in self.sentences[TRAIN]))
             self.labels, self.unseen = [*sorted(seen), _UNSEEN], len(seen)
 
-    def _respell(self, standard: dict[str, str]) -> None:
-        """Write span tags of another spelling as PREFIX-TYPE and O."""
-        if others := [tag for tag in standard if split_tag(tag) == ("", "")]:
-            other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
-            self._spelling = f" (with {other!r} as {standard[other]!r})"
-            for sentences in self.sentences.values():
-                for number, sentence in enumerate(sentences):
-                    labels = [standard[tag] for tag in sentence.labels]
-                    sentences[number] = replace(sentence, labels=labels)
-
     def _to_bioes(self, sentence: Sentence) -> Sentence:
         try:
             spans = read_spans(sentence.labels, self.scheme)
@@ -366,14 +350,13 @@ class TagsPipeline(_WordSetPipeline):
             ) from error
         return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
 
-    def classes(self) -> str:
-        if self.scheme == "none":
-            return f"{len(self.labels)} tags of words{self._field}: {', '.join(self.labels)}"
-        types = [label[2:] for label in self.labels[1::4]]
-        return (
-            f"spans read as {self.scheme}{self._spelling}, stored as bioes, {len(types)} types: "
-            f"{', '.join(types)}"
-        )
+    def report(self) -> str:
+        text = f"{len(self.labels)} tags of words{self._field}: {', '.join(self.labels)}"
+        if self.scheme != "none":
+            types = [label[2:] for label in self.labels[1::4]]
+            text = f"spans read as {self.scheme}{self._spelling}, stored as bioes, "
+            text += f"{len(types)} types: {', '.join(types)}"
+        return "\n".join([text, *self.warnings()])
 
 
 @register_dataset_kind("treebank", _TreebankOptions)
@@ -382,24 +365,21 @@ class _TreesPipeline(_WordSetPipeline):
 
     kind = "trees"
     expected = "trees in CoNLL-U or in columns"
+    column_reader = HeadColumnReader
 
     def __init__(self, options: _TreebankOptions, request: Request) -> None:
         super().__init__(options.treebank, options, request)
 
-    def open_file(self, path: Path) -> SentenceReader:
-        file = self.request.text_file(path)
-        name = reader_name(file, COLUMNS)
-        if name not in (COLUMNS, CONLLU):
-            relations = self.options.tag_column or RELATIONS
-            return TokenListReader(file, tag_field=relations, trees=True)
-        if name == COLUMNS:
-            return self.column_reader(HeadColumnReader, file)
+    def conllu_field(self, file: TextFile) -> int:
         if self.options.tag_column:
             raise UsageError(
                 f"--tag-column {self.options.tag_column} does not apply to {file}: the relations "
                 "of a treebank in CoNLL-U are its field deprel"
             )
-        return self.conllu_reader(file)
+        return RELATION
+
+    def list_options(self) -> dict[str, Any]:
+        return {"tag_field": self.options.tag_column or RELATIONS, "trees": True}
 
     def choose_labels(self) -> None:
         """Take the relations of all sentences, root first."""
@@ -417,13 +397,10 @@ class _TreesPipeline(_WordSetPipeline):
                 relations.add(relation)
         self.labels = [ROOT, *sorted(relations - {ROOT})]
 
-    def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
-        columns, sizes = super().encode_batch(batch)
+    def label_columns(self, batch: list[Sentence]) -> dict[str, np.ndarray]:
         heads = chain.from_iterable(sentence.heads or () for sentence in batch)
-        return columns | {"heads": np.array(list(heads))}, sizes
+        return super().label_columns(batch) | {"heads": np.array(list(heads), "<i4")}
 
-    def column_types(self) -> dict[str, np.dtype]:
-        return super().column_types() | {"heads": np.dtype("<i4")}
-
-    def classes(self) -> str:
-        return f"{len(self.labels)} relations: {', '.join(self.labels)}"
+    def report(self) -> str:
+        text = f"{len(self.labels)} relations: {', '.join(self.labels)}"
+        return "\n".join([text, *self.warnings()])

@@ -1,7 +1,6 @@
 """Sentences of words: unlabelled text to a data folder with a vocabulary of words."""
 
 import array
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from metaseq_lm.data.preprocess.options import (
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     VALID,
+    Columns,
     Pipeline,
     Record,
     Request,
@@ -38,7 +38,7 @@ from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
-from metaseq_lm.data.words.sets import KINDS, missing_breaks, part_name
+from metaseq_lm.data.words.sets import KINDS, missing_breaks
 from metaseq_lm.data.words.vocabulary import (
     SPECIAL_WORDS,
     SubwordVocabulary,
@@ -103,10 +103,6 @@ class _WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, Plain
     )
 
 
-# Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
-EncodedSentences = tuple[dict[str, np.ndarray], np.ndarray]
-
-
 class _WordForms(dict[str, int]):
     """Numbers of the different words as the text spells them, in order of appearance.
 
@@ -124,7 +120,7 @@ class _WordForms(dict[str, int]):
         return number
 
 
-class SentencePipeline(Pipeline[Record, EncodedSentences]):
+class SentencePipeline(Pipeline[Record, Columns]):
     """Numbers words by the vocabulary and by their form; for unlabelled text, tags and trees.
 
     `word_column` is the column of the words in `labelled_files`.
@@ -132,7 +128,6 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
     unit = "sentences"
     vocabulary: WordVocabulary | SubwordVocabulary
-    forms: _WordForms
 
     def __init__(
         self, request: Request, word_column: int | None, labelled_files: Iterable[Path]
@@ -155,46 +150,39 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
             return describe_tokenizer(vocabulary.tokenizer)
         return {"name": WORDS, "hash": vocabulary.hash, "vocab_size": len(vocabulary)}
 
-    def encode(self, split: Split, records: Iterator[Record]) -> Iterator[EncodedSentences]:
-        self.forms = _WordForms(self.vocabulary)
-        return map(self.encode_batch, batches(records, _BATCH))
+    def encode(self, split: Split, records: Iterator[Record]) -> Iterator[Columns]:
+        forms = self._forms = _WordForms(self.vocabulary)
+        self._lengths, self._unknown = [np.zeros(0, np.int64)], 0
+        for batch in batches(records, _BATCH):
+            sentences = list(map(self.words_of, batch))
+            sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
+            words = map(forms.__getitem__, chain.from_iterable(sentences))
+            numbers = np.fromiter(words, np.int32, int(sizes.sum()))
+            ids = np.frombuffer(forms.ids, np.int32)[numbers] if len(numbers) else numbers
+            self._lengths.append(sizes)
+            self._unknown += int(np.count_nonzero(ids == self.vocabulary.unknown))
+            yield {
+                "": (ids.astype(smallest_dtype(len(self.vocabulary))), sizes),
+                "surface": (numbers, sizes),
+                **{part: (column, sizes) for part, column in self.label_columns(batch).items()},
+            }
+        codes = np.frombuffer("".join(forms).encode("utf-32-le"), "<i4")
+        yield {"forms": (codes, np.fromiter(map(len, forms), np.int64, len(forms)))}
 
-    def encode_batch(self, batch: list[Record]) -> EncodedSentences:
-        """Return the columns of a batch of sentences."""
+    def words_of(self, record: Record) -> Sequence[str]:
+        """Return the words of a sentence."""
         raise NotImplementedError
 
-    def number_words(self, sentences: Sequence[Sequence[str]]) -> EncodedSentences:
-        """Return the columns that all sentences have."""
-        sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        words = list(map(self.forms.__getitem__, chain.from_iterable(sentences)))
-        numbers = np.array(words, np.int32)
-        ids = np.frombuffer(self.forms.ids, np.int32)[numbers] if words else numbers
-        return {"": ids, "surface": numbers}, sizes
+    def label_columns(self, batch: list[Record]) -> dict[str, np.ndarray]:
+        """Return the columns of a batch with a number for each word, apart from the words."""
+        return {}
 
-    def column_types(self) -> dict[str, np.dtype]:
-        """Return the type in which each column is stored."""
-        return {"": smallest_dtype(len(self.vocabulary)), "surface": np.dtype("<i4")}
-
-    def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
-        counts = dict.fromkeys(("sentences", "words", "unknown"), 0)
-        lengths = []
-        with contextlib.ExitStack() as stack:
-            writers = {
-                part: self.open_writer(stack, split, part_name(split.name, part), stored)
-                for part, stored in self.column_types().items()
-            }
-            for columns, sizes in encoded:
-                for part, writer in writers.items():
-                    writer.extend(columns[part], sizes)
-                lengths.append(sizes)
-                counts["sentences"] += len(sizes)
-                counts["words"] += len(columns[""])
-                counts["unknown"] += int(np.count_nonzero(columns[""] == self.vocabulary.unknown))
-            form_writer = self.open_writer(stack, split, part_name(split.name, "forms"), "<i4")
-            codes = np.frombuffer("".join(self.forms).encode("utf-32-le"), "<u4")
-            form_writer.extend(codes, np.fromiter(map(len, self.forms), np.int64, len(self.forms)))
-        split.counts = {**counts, "forms": len(self.forms), **split.counts}
-        if lengths and (reason := missing_breaks(np.concatenate(lengths), KINDS[self.kind])):
+    def write(self, split: Split, encoded: Iterator[Columns]) -> None:
+        words = self.write_columns(split, encoded)[""]
+        lengths = np.concatenate(self._lengths)
+        counts = {"sentences": len(lengths), "words": words, "unknown": self._unknown}
+        split.counts = {**counts, "forms": len(self._forms), **split.counts}
+        if reason := missing_breaks(lengths, KINDS[self.kind]):
             self.remarks.append(f"{split}: {reason}")
 
     def warnings(self) -> list[str]:
@@ -335,8 +323,8 @@ class _WordsPipeline(SentencePipeline[list[str]]):
                     yield words
             counts.update(reader.counts)
 
-    def encode_batch(self, batch: list[list[str]]) -> EncodedSentences:
-        return self.number_words(batch)
+    def words_of(self, record: list[str]) -> list[str]:
+        return record
 
     def nothing(self, split: Split) -> str:
         return f"{split}: no text{dropped_sentences(split.counts['dropped_overlap'])}"

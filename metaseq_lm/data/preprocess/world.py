@@ -6,11 +6,10 @@ the scores of a perfect model, a set for each of the world's labels, and `pairs/
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.preprocess.word_sets import TaggedOptions, TagsPipeline
+from metaseq_lm.data.records.record import Reading
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.word_starts import WordStartsWriter
@@ -62,7 +62,6 @@ _VALID, _TEST = "valid", "test"
 _BATCH = 4096  # documents
 _RARE = 1000  # most documents drawn for one with a label, or one that makes a pair
 _COUNTED = 20_000  # most documents on which n-grams are counted
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -359,24 +358,12 @@ class _LabelledDocuments:
             yield Sentence(Path(split), [number] * len(words), words, of_words)
 
 
-@dataclass
-class _Reader(Generic[Row]):
-    """Rows of a split where a pipeline expects the reader of a file; nothing is passed over."""
-
-    rows: Iterator[Row]
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Row]:
-        return self.rows
-
-
 class _DocumentLabels(LabelledPipeline):
     """Makes the labelled set of documents with one label each."""
 
     def __init__(self, documents: _LabelledDocuments, request: Request) -> None:
-        def open_rows(split: str, path: Path) -> _Reader[LabelledRow]:
-            return _Reader(documents.rows(split))
+        def open_rows(split: str, path: Path, reading: Reading) -> Iterator[LabelledRow]:
+            return documents.rows(split)
 
         inside = request.inside(documents.name)
         form = LabelledForm(documents.classes, details={"world": documents.world.name})
@@ -402,8 +389,8 @@ class _WordLabels(TagsPipeline):
     def input_files(self) -> Iterable[Path]:
         return []
 
-    def open_file(self, path: Path) -> Any:
-        return _Reader(self.documents.sentences(path.name))  # a source is named like its split
+    def open_file(self, path: Path, reading: Reading) -> Iterable[Sentence]:
+        return self.documents.sentences(path.name)  # a source is named like its split
 
     def choose_labels(self) -> None:
         self.scheme = "none"

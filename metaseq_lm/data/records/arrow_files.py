@@ -40,6 +40,13 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _FRAME = re.compile(rb"\x28\xb5\x2f\xfd|\x04\x22\x4d\x18")  # zstd, LZ4
 # The features that the library datasets records for columns that are not media.
 _PLAIN_FEATURES = (None, "Value", "ClassLabel", "Sequence", "List", "LargeList", "Translation")
+_FAMILIES = {
+    **dict.fromkeys(("string", "large_string", "string_view"), "text"),
+    **dict.fromkeys(("binary", "large_binary", "binary_view", "fixed_size_binary"), "binary"),
+    **dict.fromkeys(("list", "large_list", "fixed_size_list"), "list"),
+    **dict.fromkeys(("halffloat", "float", "double"), "float"),
+    **dict.fromkeys("int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(), "integer"),
+}
 _Convert = Callable[[Any], Any]
 
 
@@ -77,11 +84,10 @@ def _arrow_batches(file: TextFile, column: str | None = None) -> Iterator[Any]:
         raise MetaseqError(
             f"{file}: Parquet and Arrow files need pyarrow: pip install 'metaseq-lm[arrow]'"
         ) from error
-    number, total = 0, source_bytes(file.path)
+    number = 0
     with open_source(file.path) as raw:
         try:
-            for batch, share in _batches(raw, file, column):
-                file.read = int(share * total)
+            for batch in _batches(raw, file, column):
                 for part in _sliced(batch, str(file), number):
                     yield part
                     number += len(part)
@@ -94,16 +100,17 @@ def _arrow_batches(file: TextFile, column: str | None = None) -> Iterator[Any]:
             ) from error
 
 
-def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[tuple[Any, float]]:
-    """Yield record batches, and the share of the file read by then."""
+def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[Any]:
+    """Yield record batches, and note in `source` how much has been read."""
     import pyarrow
 
-    sign = raw.read(6)
+    sign, size = raw.read(6), source_bytes(source.path)
     raw.seek(0)
     if sign.startswith(_PARQUET):
-        yield from _parquet_batches(raw, str(source), column)
+        for batch, share in _parquet_batches(raw, str(source), column):
+            source.read = int(share * size)
+            yield batch
         return
-    size = source_bytes(source.path)
     if sign.startswith(_ARROW_FILE):
         raw.seek(8)
         _check_messages(raw, str(source))
@@ -120,7 +127,8 @@ def _batches(raw: IO[bytes], source: TextFile, column: str | None) -> Iterator[t
         batches = pyarrow.ipc.open_stream(raw)
     for batch in batches:
         for start in range(0, len(batch), ROWS):
-            yield batch.slice(start, ROWS), min(raw.tell() / size, 1.0)
+            source.read = min(raw.tell(), size)
+            yield batch.slice(start, ROWS)
 
 
 def _parquet_batches(raw: IO[bytes], where: str, column: str | None) -> Iterator[tuple[Any, float]]:
@@ -200,21 +208,19 @@ def _check_messages(source: Any, where: str) -> None:
 
 def _dense_bytes(array: Any) -> int:
     """Return the bytes of an Arrow array, values of a dictionary counted at each occurrence."""
-    import pyarrow
     import pyarrow.compute
 
-    types, kind = pyarrow.types, array.type
-    if types.is_dictionary(kind) and (_is_text(kind.value_type) or _is_binary(kind.value_type)):
+    kind, family = array.type, _family(array.type)
+    if family == "dictionary" and _family(kind.value_type) in ("text", "binary"):
         sizes = pyarrow.compute.binary_length(array.dictionary)
         return int(pyarrow.compute.sum(sizes.take(array.indices)).as_py() or 0)
-    if _is_list(kind):
+    if family == "list":
         return _dense_bytes(array.flatten())
-    if types.is_struct(kind):
+    if family == "struct":
         return sum(map(_dense_bytes, array.flatten()))
     # Rows of these types may share bytes, at worst all of them.
-    if "view" in str(kind) or "run_end_encoded" in str(kind):
-        return int(array.nbytes) * len(array)
-    return int(array.nbytes)
+    shares = "view" in str(kind) or "run_end_encoded" in str(kind)
+    return int(array.nbytes) * (len(array) if shares else 1)
 
 
 def _sliced(batch: Any, where: str, row: int) -> Iterator[Any]:
@@ -305,45 +311,42 @@ class _RowConverter:
 
     def _convert(self, kind: Any, feature: Any) -> _Convert:
         """Return the function that converts values of a type, given the feature of `datasets`."""
-        import pyarrow
+        convert = self._convert_present(kind, feature)
+        return lambda value: None if value is None else convert(value)
 
-        types = pyarrow.types
+    def _convert_present(self, kind: Any, feature: Any) -> _Convert:
         if isinstance(feature, list) and feature:  # a list, in older versions
             feature = feature[0]
         if not isinstance(feature, dict):
             feature = {}
-        inside = feature.get("feature", feature)
-        if types.is_dictionary(kind):
-            return self._convert(kind.value_type, feature)
-        media = feature.get("_type")
-        if types.is_struct(kind) and isinstance(media, str) and media not in _PLAIN_FEATURES:
-            return _unless_null(lambda value: unreadable(media))
-        if types.is_struct(kind):
+        inside, media = feature.get("feature", feature), feature.get("_type")
+        family = _family(kind)
+        if family == "dictionary":
+            return self._convert_present(kind.value_type, feature)
+        if family == "struct" and isinstance(media, str) and media not in _PLAIN_FEATURES:
+            return lambda value: unreadable(media)
+        if family == "struct":
             if not isinstance(inside, dict):
                 inside = {}
             converts = {f.name: self._convert(f.type, inside.get(f.name)) for f in kind}
-            return _unless_null(
-                lambda row: {name: converts[name](value) for name, value in row.items()}
-            )
-        if _is_list(kind):
+            return lambda row: {name: converts[name](value) for name, value in row.items()}
+        if family == "list":
             convert = self._convert(kind.value_type, inside)
-            return _unless_null(lambda values: list(map(convert, values)))
-        if _is_text(kind):
-            return _unless_null(self.text)
-        if _is_binary(kind):
+            return lambda values: list(map(convert, values))
+        if family == "binary":
             self._binary_columns.append(_BinaryColumn(str(kind), self))
-            return _unless_null(self._binary_columns[-1])
-        if types.is_decimal(kind):
-            return _unless_null(_number)
-        if types.is_floating(kind):
-            return lambda value: None if value is None or math.isnan(value) else float(value)
-        if types.is_integer(kind):
+            return self._binary_columns[-1]
+        if family == "integer":
             names = feature.get("names")
             numbered = dict(enumerate(names)) if isinstance(names, list) else {}
             return lambda value: numbered.get(value, value)
-        if types.is_boolean(kind) or types.is_null(kind):
-            return lambda value: value
-        return _unless_null(lambda value: unreadable(str(kind)))
+        simple: dict[str, _Convert] = {
+            "text": self.text,
+            "decimal": _number,
+            "float": lambda value: None if math.isnan(value) else float(value),
+            "bool": bool,
+        }
+        return simple.get(family, lambda value: unreadable(str(kind)))
 
     def text(self, data: bytes | str) -> str:
         if isinstance(data, str):
@@ -359,49 +362,33 @@ class _RowConverter:
             return decode(data, f"{self._file}:{self._number}", self._file.on_bad_utf8)[0]
 
 
-def _unless_null(convert: _Convert) -> _Convert:
-    return lambda value: None if value is None else convert(value)
-
-
 def _number(value: Decimal) -> int | float:
     return int(value) if value == value.to_integral_value() else float(value)
 
 
-# By their names, because some versions of pyarrow have no function for views.
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _is_binary(kind: Any) -> bool:
-    name = str(kind).partition("[")[0]
-    return name in ("binary", "large_binary", "binary_view", "fixed_size_binary")
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow
-
-    types = pyarrow.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+def _family(kind: Any) -> str:
+    """Return the name of a type, without its parameters, or of the family that it belongs to."""
+    # By their names, because some versions of pyarrow have no function for views.
+    name = re.split(r"[<(\[]", str(kind))[0]
+    return _FAMILIES.get(name) or ("decimal" if name.startswith("decimal") else name)
 
 
 def _as_binary(kind: Any) -> Any:
     """Return a type with binary values for texts, which may hold invalid UTF-8."""
     import pyarrow
 
-    types = pyarrow.types
-    if types.is_dictionary(kind):
+    family = _family(kind)
+    if family == "dictionary":
         return _as_binary(kind.value_type)
-    if _is_text(kind):
+    if family == "text":
         return pyarrow.large_binary()
-    if types.is_struct(kind):
+    if family == "struct":
         return pyarrow.struct([field.with_type(_as_binary(field.type)) for field in kind])
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(_as_binary(kind.value_type), kind.list_size)
-    if types.is_list(kind):
-        return pyarrow.list_(_as_binary(kind.value_type))
-    if types.is_large_list(kind):
+    if family != "list":
+        return kind
+    if pyarrow.types.is_large_list(kind):
         return pyarrow.large_list(_as_binary(kind.value_type))
-    return kind
+    return pyarrow.list_(_as_binary(kind.value_type), getattr(kind, "list_size", -1))
 
 
 def _values(column: Any, kind: Any) -> list[Any]:
@@ -421,7 +408,6 @@ def _values(column: Any, kind: Any) -> list[Any]:
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return the features of columns that the library datasets recorded, if it wrote the file."""
     try:
         note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = note["info"]["features"]

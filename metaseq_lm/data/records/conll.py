@@ -29,7 +29,6 @@ _Line = tuple[int, str]
 
 
 def _sentences(file: TextFile) -> Iterator[tuple[list[_Line], bool]]:
-    """Yield the lines between blank lines, and whether any held invalid UTF-8."""
     for is_blank, group in groupby(file.lines(), lambda line: not line[1].strip()):
         if not is_blank:
             lines = list(group)
@@ -47,7 +46,17 @@ def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
         for number, text in lines:
             if text.startswith("#") or (is_bad and file.skips_bad):
                 continue
-            fields = _conllu_fields(text, f"{file}:{number}")
+            fields = text.split("\t")
+            if len(fields) != len(FIELDS):
+                raise MetaseqError(
+                    f"{file}:{number}: {len(fields)} fields, but a row of CoNLL-U has "
+                    f'{len(FIELDS)} with tabs between them, "_" for what is not known'
+                )
+            if empty := [name for name, field in zip(FIELDS, fields) if not field.strip()]:
+                raise MetaseqError(
+                    f"{file}:{number}: field {', '.join(empty)} is empty; CoNLL-U has "
+                    '"_" for what is not known'
+                )
             if "-" in fields[ID]:
                 reading.counts["multi_word"] += 1
                 continue
@@ -62,20 +71,6 @@ def _conllu_records(file: TextFile, reading: Reading) -> Iterator[Record]:
         yield _record(file, reading, FIELDS, rows, is_bad)
 
 
-def _conllu_fields(text: str, where: str) -> list[str]:
-    fields = text.split("\t")
-    if len(fields) != len(FIELDS):
-        raise MetaseqError(
-            f"{where}: {len(fields)} fields, but a row of CoNLL-U has {len(FIELDS)} with tabs "
-            'between them, "_" for what is not known'
-        )
-    if empty := [name for name, text in zip(FIELDS, fields) if not text.strip()]:
-        raise MetaseqError(
-            f'{where}: field {", ".join(empty)} is empty; CoNLL-U has "_" for what is not known'
-        )
-    return fields
-
-
 def _record(
     file: TextFile,
     reading: Reading,
@@ -83,9 +78,8 @@ def _record(
     rows: list[tuple[int, list[str]]],
     is_bad: bool,
 ) -> Record:
-    fields = dict(zip(names, map(list, zip(*(fields for _, fields in rows)))))
-    numbers = [number for number, _ in rows]
-    first = next(iter(numbers), 0)
+    numbers, columns = [number for number, _ in rows], zip(*(fields for _, fields in rows))
+    fields, first = dict(zip(names, map(list, columns))), next(iter(numbers), 0)
     where = f"{file}:{first}"
     return Record(fields, where, reading.counts, is_bad=is_bad, line=first, lines=numbers)
 
@@ -193,7 +187,6 @@ class _Columns:
             self.remarks.append(f"{where} {_LONE_TAG}")
 
     def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
-        """Return whether fields before the words of a sentence belong to a comment."""
         if fields[0].startswith("#") and len(fields) != width:
             return True
         opens = self._opens_all and is_first

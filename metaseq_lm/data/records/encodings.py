@@ -184,7 +184,6 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Yield the words without the signs around them."""
     for word in _BETWEEN.split(text):
         if word := word.strip(_EDGES):
             yield word

@@ -9,7 +9,7 @@ import enum
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,15 +202,14 @@ def _conll(lines: Sequence[str]) -> _Content | None:
     if len(rows) < 2 or any(not 1 < len(row) < 11 for row in columns[:1]):
         return None
 
-    def is_last(pattern: re.Pattern[str]) -> Callable[[list[str]], bool]:
-        return lambda row: 1 < len(row) < 11 and pattern.fullmatch(row[-1]) is not None
-
-    has_spans, has_classes = is_last(_SPAN_TAG), is_last(_WORD_CLASS)
+    last = [row[-1] if 1 < len(row) < 11 else "" for row in columns]
+    spans = [_SPAN_TAG.fullmatch(tag) is not None for tag in last]
     # A table may have a column of such values, but it has a header and no breaks.
-    if _share(map(has_spans, columns)) >= _MOST and (has_breaks or has_spans(columns[0])):
+    if _share(spans) >= _MOST and (has_breaks or spans[0]):
         return _Content(Kind.COLUMNS)
     same_width = _share(len(row) == len(columns[0]) for row in columns) >= _MOST
-    if has_breaks and same_width and _share(map(has_classes, columns)) >= _MOST:
+    classes = [_WORD_CLASS.fullmatch(tag) is not None for tag in last]
+    if has_breaks and same_width and _share(classes) >= _MOST:
         return _Content(Kind.COLUMNS)
     return None
 

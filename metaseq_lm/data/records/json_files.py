@@ -1,6 +1,5 @@
 """JSON objects: one a line, over several lines, in an array, or in the array of field "data"."""
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -66,39 +65,24 @@ def _is_stream(file: TextFile) -> bool:
     """Return whether a file holds an array, objects over several lines or in one field."""
     filled = filter(None, (text.strip(_SPACE) for _, text, _ in file.lines()))
     first = next(filled, "")
-    if first[:1] == "[" or (first[:1] == "{" and not _ends_inside(first)):
-        return True
-    return _has_rows(first) and next(filled, None) is None
+    if first[:1] != "{":
+        return first[:1] == "["
+    try:
+        rows = json.loads(first).get(ROWS)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(first)  # not an object that ends, or is damaged, within its line
+    except (ValueError, RecursionError):
+        return False
+    has_rows = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
+    return bool(has_rows) and next(filled, None) is None
 
 
 def _lines(file: TextFile, reading: Reading) -> Iterator[_Object]:
-    """Yield the objects of a file with one on each line."""
     for number, text, is_bad in file.lines():
         if text.strip():
             yield number, json_object(text.removeprefix("\ufeff"), f"{file}:{number}"), is_bad
         else:
             reading.counts["blank"] += 1
-
-
-def _ends_inside(line: str) -> bool:
-    """Return whether an object ends, or is damaged, within its first line."""
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return error.pos < len(line)
-    except (ValueError, RecursionError):
-        pass
-    return True
-
-
-def _has_rows(line: str) -> bool:
-    """Return whether a line is an object with rows in the field "data"."""
-    if not re.match(r'\{.*"data"\s*:\s*\[\s*\{', line):
-        return False
-    with contextlib.suppress(ValueError, RecursionError):
-        rows = json.loads(line).get(ROWS)
-        return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
-    return False
 
 
 class _Stream:
@@ -137,14 +121,17 @@ class _Stream:
         check_length(len(self._text), "line", f"{self._file}:{line}")
         return size > 0
 
-    def _peek(self) -> str:
-        """Return the next character that is not blank, "" at the end of the file."""
+    def _peek(self, after: int = 0) -> str:
+        """Return the next character that is not blank, "" at the end of the file.
+
+        With `after`, it is the one behind as many characters, and the position stays.
+        """
         while True:
-            match = _FILLED.search(self._text, self._position)
+            match = _FILLED.search(self._text, self._position + after)
+            if not after:
+                self._position = match.start() if match else len(self._text)
             if match is not None:
-                self._position = match.start()
                 return match[0]
-            self._position = len(self._text)
             if not self._read():
                 return ""
 
@@ -196,7 +183,7 @@ class _Stream:
                 self._expect(",")
             name, bad = self._value()
             self._expect(":")
-            if name == ROWS and self._holds_rows():
+            if name == ROWS and self._peek() == "[" and self._peek(1) == "{":
                 yield from self._array()
                 fields[name], has_rows = None, True
                 continue
@@ -210,14 +197,3 @@ class _Stream:
         self._expect("}")
         if not has_rows:
             yield line, fields, has_bad
-
-    def _holds_rows(self) -> bool:
-        """Return whether an array of objects comes next."""
-        if self._peek() != "[":
-            return False
-        while True:
-            match = _FILLED.search(self._text, self._position + 1)
-            if match is not None:
-                return match[0] == "{"
-            if not self._read():
-                return False

@@ -8,13 +8,11 @@ from metaseq_lm.data.records.record import (
     COLUMNS,
     CONLLU,
     JSON,
+    READERS,
     TABLE,
     Reading,
     Record,
     signed_reader,
-)
-from metaseq_lm.data.records.record import (
-    READERS as READERS,
 )
 from metaseq_lm.data.records.tables import table_format, table_rows
 from metaseq_lm.data.records.text_files import TextFile

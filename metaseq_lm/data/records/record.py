@@ -44,7 +44,6 @@ def _unreadable_type(value: Any) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    """Return the JSON type of a value, for messages, or its Parquet type if JSON lacks it."""
     return _unreadable_type(value) or _KINDS[type(value)]
 
 

@@ -63,7 +63,8 @@ def describe_head(head: bytes, encoding: str) -> str:
     meaning = next((SIGNS[sign] for sign in SIGNS if len(sign) > 3 and head.startswith(sign)), "")
     if meaning:
         return "" if meaning.startswith("UTF") else meaning
-    if _is_other_utf8(head, encoding):
+    is_unicode = codecs.lookup(encoding).name.startswith("utf")
+    if not (is_unicode or head.isascii()) and _decodes(head, "utf-8"):
         return f"UTF-8, not {encoding}; leave --encoding out"
     return ""
 
@@ -115,7 +116,6 @@ class Damage:
 
 
 def _name_encoding(sample: bytes) -> str:
-    """Return the remedy for a file, given lines of it that are not UTF-8."""
     guesses = guess_encodings(sample)
     if not guesses:
         return (
@@ -137,13 +137,6 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-def _is_other_utf8(head: bytes, encoding: str) -> bool:
-    """Return whether bytes to be read in an encoding of one byte a character are plainly UTF-8."""
-    if codecs.lookup(encoding).name.startswith("utf") or head.isascii():
-        return False
-    return _decodes(head, "utf-8")
-
-
 def _decodes(data: bytes, encoding: str) -> bool:
     """Return whether the data, which may end inside a character, are valid in this encoding."""
     try:
@@ -154,7 +147,6 @@ def _decodes(data: bytes, encoding: str) -> bool:
 
 
 def _describe_bytes(head: bytes) -> str:
-    """Return the content of a file by its first bytes, with the remedy; "" for text."""
     for sign, meaning in SIGNS.items():
         if head.startswith(sign):
             return meaning

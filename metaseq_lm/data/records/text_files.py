@@ -117,7 +117,7 @@ class TextFile:
             ) from error
 
     def __str__(self) -> str:
-        return _source_name(self.path)
+        return "standard input" if str(self.path) == STANDARD_INPUT else str(self.path)
 
     @property
     def skips_bad(self) -> bool:
@@ -147,10 +147,34 @@ class TextFile:
         return self._raw_chunks(size) if self.is_utf8 else self._converted(size)
 
     def _raw_chunks(self, size: int) -> Iterator[bytes]:
-        """Yield unpacked, unconverted content in chunks."""
-        for chunk, read in _chunks(self.path, size, self.is_utf8):
-            self.read = read
-            yield chunk
+        """Yield the content in chunks, unpacked but not converted, without BOM."""
+        check_text_file(self.path, self.is_utf8)
+        with open_source(self.path) as raw:
+            suffix = self.path.suffix.lower()
+            if str(self.path) == STANDARD_INPUT:
+                head = raw.read(8)
+                raw.seek(0)
+                suffix = next((s for sign, (s, _) in _PACKED.items() if head.startswith(sign)), "")
+            file: IO[bytes] = OPENERS[suffix](raw) if suffix in OPENERS else raw
+            count = 0
+            while True:
+                try:
+                    chunk = file.read(size)
+                except MetaseqError:
+                    raise
+                except Exception as error:  # each packing format raises its own
+                    raise MetaseqError(
+                        f"{self}: damaged after {count} bytes of text: {error}. Copy or pack the "
+                        "file again."
+                    ) from error
+                if not chunk:
+                    return
+                if not count and self.is_utf8:
+                    while chunk.startswith(BOM):
+                        chunk = chunk.removeprefix(BOM)
+                count += len(chunk)
+                self.read = raw.tell()
+                yield chunk
 
     def _converted(self, size: int) -> Iterator[bytes]:
         decoder, begins = codecs.getincrementaldecoder(self.encoding)(), True
@@ -220,11 +244,10 @@ class TextFile:
             yield b"".join(rest), number, begun > 0, True
 
     def _block(self, data: bytes, number: int, damage: Damage | None, ends: bool) -> "Block":
-        """Return the block of some lines, of which `number` is the first."""
         bad: set[int] = set()
         try:
             # Nearly all blocks are valid, and to decode line by line is slow.
-            text = data.decode("utf-8").removesuffix("\n")
+            texts = data.decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError:
             texts = []
             for at, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
@@ -232,14 +255,10 @@ class TextFile:
                 texts.append(text)
                 if is_bad:
                     bad.add(at)
-                if damage is not None and (is_bad or b"\0" in line):
+        if damage is not None and (bad or b"\0" in data):
+            for at, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
+                if at in bad or b"\0" in line:
                     damage.add(line, number + at)
-        else:
-            texts = text.split("\n")
-            if damage is not None and "\0" in text:
-                for at, line_text in enumerate(texts, number):
-                    if "\0" in line_text:
-                        damage.add(line_text.encode(), at)
         if ends and b"\r" in data:
             texts = [text.removesuffix("\r") for text in texts]
         return Block(texts, number, self.read, bad)
@@ -289,11 +308,6 @@ def check_length(size: int, unit: str, where: str) -> None:
             f"{where}: a {unit} of {human_bytes(size)}; a line, field or cell may have "
             f"{human_bytes(LONGEST)}: write its text as several records"
         )
-
-
-def _source_name(path: Path) -> str:
-    """Return the name of a file in messages."""
-    return "standard input" if str(path) == STANDARD_INPUT else str(path)
 
 
 @functools.lru_cache(maxsize=1)
@@ -405,39 +419,6 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
             )
         files += inside
     return files
-
-
-def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
-    if str(path) != STANDARD_INPUT:
-        return OPENERS.get(path.suffix.lower())
-    return next((OPENERS[s] for sign, (s, _) in _PACKED.items() if head.startswith(sign)), None)
-
-
-def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]:
-    """Yield the content in chunks, unpacked and without BOM, and the bytes read from the disk."""
-    check_text_file(path, is_utf8)
-    with open_source(path) as raw:
-        opener = _opener(path, raw.read(8))
-        raw.seek(0)
-        file: IO[bytes] = raw if opener is None else opener(raw)
-        count = 0
-        while True:
-            try:
-                chunk = file.read(size)
-            except MetaseqError:
-                raise
-            except Exception as error:  # each packing format raises its own
-                raise MetaseqError(
-                    f"{_source_name(path)}: damaged after {count} bytes of text: {error}. "
-                    "Copy or pack the file again."
-                ) from error
-            if not chunk:
-                return
-            if not count and is_utf8:
-                while chunk.startswith(BOM):
-                    chunk = chunk.removeprefix(BOM)
-            count += len(chunk)
-            yield chunk, raw.tell()
 
 
 def format_suffix(path: Path) -> str:

@@ -59,7 +59,12 @@ class SquadReader:
     def __iter__(self) -> Iterator[Paragraph]:
         for context, group in groupby(self._records(), _context_of_row):
             if context is not None:
-                yield Paragraph(context, tuple(self._row(record, context) for record in group))
+                questions = []
+                for record in group:
+                    if self.version != "mrqa":
+                        record.fields.setdefault("is_impossible", not record.records("answers"))
+                    questions.append(self._question(record, context))
+                yield Paragraph(context, tuple(questions))
                 continue
             for record in group:
                 yield from self._paragraphs(record)
@@ -81,11 +86,6 @@ class SquadReader:
         context = record.text("context")
         questions = (self._question(question, context) for question in record.records("qas"))
         yield Paragraph(context, tuple(questions))
-
-    def _row(self, record: Record, context: str) -> Question:
-        if self.version != "mrqa":
-            record.fields.setdefault("is_impossible", not record.records("answers"))
-        return self._question(record, context)
 
     def _question(self, record: Record, context: str) -> Question:
         key = "qid" if self.version == "mrqa" else "id"

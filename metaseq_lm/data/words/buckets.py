@@ -94,7 +94,6 @@ class Bucketed:
         return np.asarray(np.sqrt(self._lengths[sentences].astype(np.float64)))
 
     def _fill_buckets(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
-        """Return the sentences of each bucket of a piece, and how many batches it makes."""
         bucket_numbers = np.searchsorted(self._begins, self._lengths[samples], side="right")
         buckets: list[np.ndarray] = []
 

@@ -61,7 +61,6 @@ def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch
 
 
 def _at_words(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:
-    """Return the values of words, end to end, at their positions (B, S)."""
     table = np.full(scored.shape, fill, np.int64)
     table[scored] = values
     return table

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
@@ -13,8 +12,8 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.records.conll import FIELDS, FORM, HEAD, ID, RELATION, columns_of, separator
 from metaseq_lm.data.records.file_kinds import REMEDIES, Kind
-from metaseq_lm.data.records.reading import READERS, records
-from metaseq_lm.data.records.record import COLUMNS, CONLLU, Reading, Record
+from metaseq_lm.data.records.reading import records
+from metaseq_lm.data.records.record import COLUMNS, CONLLU, READERS, Reading, Record
 from metaseq_lm.data.records.text_files import TextFile
 
 _MOST_BLANKS = 2  # in the words of a file, on average
@@ -41,26 +40,23 @@ class Sentence:
 
 @dataclass
 class SentenceReader:
-    """Iterates over the sentences of a file; `counts` are the numbers skipped, by reason.
+    """Iterates over the sentences of a file; `reading` gets the lines skipped and the remarks.
 
-    `remarks` are warnings for the end of the run. A subclass takes words and labels from a record
-    of the registered reader `reader`, "" for any. If the file skips invalid UTF-8, a sentence that
-    contains some is left out.
+    A subclass takes words and labels from a record of the registered reader `reader`, "" for any.
+    If the file skips invalid UTF-8, a sentence that contains some is left out.
     """
 
     reader: ClassVar[str]
     file: TextFile
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: list[str] = field(default_factory=list)
+    reading: Reading = field(default_factory=Reading)
 
     def __iter__(self) -> Iterator[Sentence]:
-        reading = Reading(counts=self.counts, remarks=self.remarks)
         reader = READERS[self.reader] if self.reader else records
-        for record in reader(self.file, reading):
+        for record in reader(self.file, self.reading):
             if record.is_bad:
-                self.counts["bad_utf8"] += 1
+                self.reading.counts["bad_utf8"] += 1
                 if self.file.skips_bad:
-                    self.counts["skipped"] += 1
+                    self.reading.counts["skipped"] += 1
                     continue
             if record.fields or not self.reader:
                 sentence = self._sentence(record)
@@ -110,7 +106,7 @@ class ColumnReader(SentenceReader):
             return sentence
         self._is_first = False
         if words[0].lower() in _WORD_NAMES and labels[0].lower() in _LABEL_NAMES:
-            self.counts["header"] += 1
+            self.reading.counts["header"] += 1
             lines = record.lines[1:]
             # The names of the columns stand at the top of the first sentence.
             sentence = replace(sentence, lines=lines, words=words[1:], labels=labels[1:])
@@ -133,7 +129,6 @@ class ColumnReader(SentenceReader):
             )
 
     def _check_words(self, sentence: Sentence, count: int) -> None:
-        """Raise a MetaseqError if the first sentence has its words in another column."""
         words, column = sentence.words, self.word_column
         # Also in CoNLL-U without its tabs, with the ids of multi-word tokens (1-2) and empty nodes
         # (3.1).

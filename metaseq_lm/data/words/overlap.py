@@ -6,6 +6,7 @@ compared unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -28,18 +29,14 @@ class _Overlap:
     """A set of sentences, lists of words."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
-        self._letters: dict[str, str] = {}
-        self._keys = {self._key(words) for words in sentences}
+        self._letters = cache(lambda word: "".join(filter(str.isalnum, normalise(word))))
+        self._keys = set(map(self._key, sentences))
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def _key(self, words: Sequence[str]) -> str:
-        for word in words:
-            if word not in self._letters:
-                self._letters[word] = "".join(filter(str.isalnum, normalise(word)))
-        letters = "".join([self._letters[word] for word in words])
-        return letters or " ".join(words)
+        return "".join(map(self._letters, words)) or " ".join(words)
 
     def __contains__(self, words: Sequence[str]) -> bool:
         return bool(self._keys) and self._key(words) in self._keys

@@ -82,7 +82,10 @@ class TextReader:
                 if words := text.split():
                     yield words
             return
-        texts = self._paragraphs() if self.paragraphs else self._lines()
+        texts = self._lines()
+        if self.paragraphs:
+            groups = groupby(texts, lambda text: not text.strip())
+            texts = (" ".join(lines) for is_blank, lines in groups if not is_blank)
         for text in texts:
             words = words_of(text) if self.splitting == "raw" else text.split()
             yield from _sentences_of(words)
@@ -99,8 +102,3 @@ class TextReader:
                 if text.isspace() or not text:
                     self.counts["blank"] += 1
                 yield text
-
-    def _paragraphs(self) -> Iterator[str]:
-        for is_blank, lines in groupby(self._lines(), lambda text: not text.strip()):
-            if not is_blank:
-                yield " ".join(lines)

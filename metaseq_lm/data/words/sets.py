@@ -69,11 +69,6 @@ def missing_breaks(lengths: np.ndarray, form: str) -> str:
     return f"sentence {lengths.argmax() + 1:,} of {count:,} has {longest:,} words: {cause}"
 
 
-def part_name(split: str, part: str) -> str:
-    """Return the prefix of a pair of files of a split; part "" is the words."""
-    return f"{split}.{part}" if part else split
-
-
 class WordSet(ColumnSet):
     """One split of sentences; `folder` is DATA for text, else DATA/NAME.
 

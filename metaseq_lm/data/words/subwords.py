@@ -21,15 +21,13 @@ from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import TAGS, WordSet
-from metaseq_lm.data.words.tags import UNLABELLED, Span, bioes_tags
+from metaseq_lm.data.words.tags import UNLABELLED, Span, bio_tag, bioes_tags
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary
-
-_SPAN_CLASSES = {"E": "I", "S": "B"}  # from BIOES to BIO
 
 
 def bio_names(labels: Sequence[str]) -> list[str]:
     """Return the BIO classes, which transformers joins to spans, for labels in BIOES."""
-    return [name for name in labels if name[0] not in _SPAN_CLASSES]
+    return [name for name in labels if name == bio_tag(name)]
 
 
 def predicted_names(labels: Sequence[str]) -> list[str]:
@@ -78,7 +76,7 @@ class TaggedRows:
         names = self.data.label_names
         self.classes = bio_names(names) if self.data.spans else predicted_names(names)
         if self.data.spans:
-            names = [_SPAN_CLASSES.get(name[0], name[0]) + name[1:] for name in names]
+            names = list(map(bio_tag, names))
         numbers = {name: number for number, name in enumerate(self.classes)}
         of_label = np.array([numbers.get(name, -1) for name in names])
         self.targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]

@@ -12,6 +12,7 @@ Other spellings (b-per, PER_B, BEGIN:PER, B alone; o, OUT, 0) become this one by
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 
 from metaseq_lm.core.errors import UsageError
 
@@ -60,35 +61,28 @@ def standard_tags(tags: Collection[str]) -> dict[str, str]:
 
     In another spelling some tag must mean O; otherwise parts of speech could count as spans.
     """
-    for type_first in (False, True):
-        for separator in _SEPARATORS:
-            standard = {tag: _standard_tag(tag, separator, type_first) for tag in tags}
-            prefixes = {tag[:1] for tag in standard.values()}
-            if "" not in prefixes and OUTSIDE in prefixes and prefixes & {"B", "I"}:
-                return standard
-    standard = {tag: _untyped_tag(tag) for tag in tags}
-    prefixes = {tag[:1] for tag in standard.values()}
-    # B, I, O, or the characters of words: B, M, E, S.
-    if "" not in prefixes and prefixes >= {"B"} and prefixes & {"I", "E"}:
-        return standard if prefixes & {OUTSIDE, "S"} else {}
+    for type_first, separator in (*product((False, True), _SEPARATORS), (False, "")):
+        standard = {tag: _standard_tag(tag, separator, type_first) for tag in tags}
+        prefixes = {tag[:1] for tag in standard.values()}
+        is_spelling = OUTSIDE in prefixes and prefixes & {"B", "I"}
+        if not separator:  # B, I, O, or the characters of words: B, M, E, S
+            is_spelling = "B" in prefixes and prefixes & {"I", "E"} and prefixes & {OUTSIDE, "S"}
+        if "" not in prefixes and is_spelling:
+            return standard
     return {}
 
 
 def _standard_tag(tag: str, separator: str, type_first: bool) -> str:
+    """Return O or PREFIX-TYPE, "" for another tag; without a separator a tag is a prefix alone."""
     if tag.lower() in _OUTSIDE_NAMES:
         return OUTSIDE
-    name, _, kind = tag.partition(separator)
-    if type_first:
+    name, kind = tag, _UNTYPED
+    if separator and type_first:
         kind, _, name = tag.rpartition(separator)
+    elif separator:
+        name, _, kind = tag.partition(separator)
     prefix = _PREFIX_NAMES.get(name.lower(), "")
     return f"{prefix}-{kind}" if prefix and kind else ""
-
-
-def _untyped_tag(tag: str) -> str:
-    if tag.lower() in _OUTSIDE_NAMES:
-        return OUTSIDE
-    prefix = _PREFIX_NAMES.get(tag.lower(), "")
-    return f"{prefix}-{_UNTYPED}" if prefix else ""
 
 
 def span_like(counts: Counter[str]) -> str:
@@ -225,10 +219,14 @@ def bioes_tags(spans: Iterable[Span], words: int) -> list[str]:
     return tags
 
 
+def bio_tag(tag: str) -> str:
+    """Return a tag of BIOES in BIO."""
+    return {"S": "B", "E": "I"}.get(tag[0], tag[0]) + tag[1:]
+
+
 def bio_tags(spans: Iterable[Span], words: int) -> list[str]:
     """Return the BIO tags of a sentence with these spans; ValueError as in `bioes_tags`."""
-    same = {"S": "B", "E": "I"}
-    return [same.get(tag[0], tag[0]) + tag[1:] for tag in bioes_tags(spans, words)]
+    return list(map(bio_tag, bioes_tags(spans, words)))
 
 
 def bioes_names(kinds: Iterable[str]) -> list[str]:

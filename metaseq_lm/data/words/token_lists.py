@@ -39,7 +39,7 @@ class TokenListReader(SentenceReader):
         labels = self._tags(record, name, len(words)) if self.has_tags else list(words)
         if heads is not None and len(heads) == len(words):
             is_word = [head not in _NO_HEAD for head in heads]
-            self.counts["multi_word"] += is_word.count(False)
+            self.reading.counts["multi_word"] += is_word.count(False)
             words, labels, heads = (
                 list(compress(values, is_word)) for values in (words, labels, heads)
             )
@@ -47,7 +47,9 @@ class TokenListReader(SentenceReader):
             raise MetaseqError(
                 f"{record.where}: {len(heads or ())} {_HEADS} for {len(words)} {name}"
             )
-        words = [self._word(record, word) for word in words]
+        for word in words:
+            if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):
+                raise MetaseqError(f"{record.where}: token {str(word)[:40]!r} is not a word")
         labels = [self._tag(record, label) for label in labels] if self.has_tags else words
         sentence = Sentence(self.file.path, [record.line] * len(words), words, labels)
         if words and self.trees:
@@ -62,11 +64,6 @@ class TokenListReader(SentenceReader):
         if isinstance(heads, list) and any(head not in _NO_HEAD for head in heads):
             return heads
         return None
-
-    def _word(self, record: Record, word: Any) -> str:
-        if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):
-            raise MetaseqError(f"{record.where}: token {str(word)[:40]!r} is not a word")
-        return word
 
     def _tags(self, record: Record, word_field: str, count: int) -> list[Any]:
         if not self.tag_field:

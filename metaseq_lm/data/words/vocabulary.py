@@ -5,6 +5,7 @@ al. 2018, code). Files in a data folder: words.txt and characters.txt, "symbol c
 order, and, if word vectors were given, word_vectors.safetensors.
 """
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -223,7 +224,8 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
         width = width or len(fields) - 1
         form = " ".join(fields[: len(fields) - width])
         good = width >= 1 and len(fields) > width and bool(form)
-        if not good or _is_number(form.rpartition(" ")[2], form):
+        # GloVe has words such as ". . ."; a word and a number is one number too many.
+        if not good or (" " in form and _is_number(form.rpartition(" ")[2])):
             raise MetaseqError(
                 f"{file}:{number}: {len(fields)} fields, but the rows before are a word and "
                 f"{width} numbers with single blanks between them: {text[:40]!r}"
@@ -233,7 +235,14 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
         if word in vectors and (word in exact or word != form):
             continue
         if words is None or word in words:
-            vectors[word] = _numbers(fields[len(fields) - width :], f"{file}:{number}")
+            try:
+                vectors[word] = np.array(fields[len(fields) - width :], np.float32)
+            except ValueError as error:
+                raise MetaseqError(
+                    f"{file}:{number}: {error}; expected numbers after the word"
+                ) from error
+            if not np.isfinite(vectors[word]).all():
+                raise MetaseqError(f"{file}:{number}: a number that is not finite")
             if word == form:
                 exact.add(word)
     if not rows:
@@ -243,23 +252,11 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
     return vectors
 
 
-def _is_number(text: str, whole: str) -> bool:
-    """Return whether the end of a word is a surplus number; GloVe has words such as ". . ."."""
-    try:
+def _is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return text != whole
-
-
-def _numbers(fields: list[str], where: str) -> np.ndarray:
-    try:
-        values = np.array(fields, np.float32)
-    except ValueError as error:
-        raise MetaseqError(f"{where}: {error}; expected numbers after the word") from error
-    if not np.isfinite(values).all():
-        raise MetaseqError(f"{where}: a number that is not finite")
-    return values
+        return True
+    return False
 
 
 def vector_table(words: list[str], known: dict[str, np.ndarray]) -> np.ndarray:

@@ -372,7 +372,7 @@ def test_quoting_is_decided_by_all_of_a_file(tmp_path, name, lines, expected, re
     path.write_text("\n".join([f"text{delimiter}label", *lines]))
     reader = RowReader(TextFile(path), TableColumns())
     assert [row.texts[0] for row in reader][: len(expected)] == expected
-    assert any(remark in text for text in reader.remarks) == bool(remark)
+    assert any(remark in text for text in reader.reading.remarks) == bool(remark)
 
 
 def test_rows_without_text_are_left_out(run, corpus, capsys):

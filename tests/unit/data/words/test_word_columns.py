@@ -29,7 +29,7 @@ def read(tmp_path, content, kind=ColumnReader, policy="replace", **options):
     path = tmp_path / "file.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     reader = kind(TextFile(path, policy), **options)
-    return list(reader), reader.counts
+    return list(reader), reader.reading.counts
 
 
 def test_first_and_last_column(tmp_path):
@@ -94,7 +94,8 @@ def test_comments_as_wide_as_rows(tmp_path, content, comments, first, remarks):
     path.write_text(content)
     reader = ColumnReader(TextFile(path))
     found = list(reader)
-    assert reader.counts["comments"] == comments and len(reader.remarks) == remarks
+    counts, noted = reader.reading.counts, reader.reading.remarks
+    assert counts["comments"] == comments and len(noted) == remarks
     assert found[0].words[0] == first
     if comments:
         assert {*found[-1].labels} == {"N", "V"} and "#" not in {w for s in found for w in s.words}
