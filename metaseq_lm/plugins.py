@@ -225,7 +225,7 @@ def load_all(user_dir: str | None = None) -> None:
 
 def load_installed(user_dir: str | None) -> None:
     """Load every installed plug-in, then `user_dir`; errors as in `load_all`."""
-    for point in installed_plugins():
+    for point in _installed_plugins():
         try:
             load(point.value.split(":")[0])
         except UsageError as error:
@@ -235,7 +235,7 @@ def load_installed(user_dir: str | None) -> None:
         load(user_dir)
 
 
-def installed_plugins() -> list[importlib.metadata.EntryPoint]:
+def _installed_plugins() -> list[importlib.metadata.EntryPoint]:
     """Return the entry points of installed plug-ins."""
     return list(importlib.metadata.entry_points(group=_ENTRY_POINTS))
 

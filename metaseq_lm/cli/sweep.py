@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
         return _launch_sweep(args, options)
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.searching import status_lines
-    from metaseq_lm.sweeps.states import format_summary, lines, states, states_document
+    from metaseq_lm.sweeps.states import format_summary, lines, read_states, states_document
     from metaseq_lm.sweeps.submit import cancel
 
     allowed = {a.dest for a in _verb_parser(verb)._actions}
@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
     if verb == "resubmit":
         return resubmit(folder, args, options)
     if verb == "status":
-        rows = states(folder)
+        rows = read_states(folder)
         text = "\n".join([*status_lines(folder), *lines(rows), format_summary(rows)])
         show_result("sweep-status", states_document(rows), text)
     else:
@@ -369,7 +369,7 @@ def _launch_search(
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.searching import Searched, again_text
-    from metaseq_lm.sweeps.states import RETRYABLE, states, states_document
+    from metaseq_lm.sweeps.states import RETRYABLE, read_states, states_document
     from metaseq_lm.sweeps.submit import need_slurm
 
     _, definition, launch, out = plan(content, args, options)
@@ -388,7 +388,7 @@ def _launch_search(
         is_over = searched.run(folder, settings, options.new_code)
         if not is_over:
             show(again_text(out))
-            show_result("sweep-status", states_document(states(folder)))
+            show_result("sweep-status", states_document(read_states(folder)))
             return 0 if launch.executor == "slurm" else 1
         chosen = searched.choose()
         tuned = searched.definition_of(chosen, definition.seeds)
@@ -430,7 +430,7 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     from metaseq_lm.core.config import TOP, names_runs
     from metaseq_lm.core.loading import quote, split_overrides
     from metaseq_lm.sweeps.definition import (
-        absolute,
+        absolute_path,
         absolute_sources,
         parse_grid,
         plugin_path,
@@ -445,10 +445,10 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     content = read_file(files[0]) if files else {}
     working_dir = Path.cwd()
     if data:
-        content["data"] = absolute(data[0], working_dir)
+        content["data"] = absolute_path(data[0], working_dir)
     config_dir, config_name = options.primary()
     if config_dir:
-        content["config_dir"] = absolute(config_dir, working_dir)
+        content["config_dir"] = absolute_path(config_dir, working_dir)
     if args.user_dir:
         content["user_dir"] = plugin_path(args.user_dir, working_dir)
     if config_name:
@@ -465,7 +465,7 @@ def _content_of(args: argparse.Namespace, options: _SweepOptions) -> dict[str, A
     flags = []
     for key, value in values.items():
         # A job, or the same command given again, may run elsewhere.
-        path = absolute(value, working_dir) if names_runs(key) else value
+        path = absolute_path(value, working_dir) if names_runs(key) else value
         flags.append(f"{key}={quote(path)}")
     overrides = absolute_sources({"overrides": overrides}, working_dir)["overrides"]
     content["overrides"] = [*flags, *content.get("overrides", []), *overrides]
@@ -478,7 +478,7 @@ def _show_estimate(
     """Print FLOPs and hours of every setting, and of all runs, on a process like this one."""
     from metaseq_lm.core.errors import MetaseqError
     from metaseq_lm.runs.conditions import count_conditions
-    from metaseq_lm.sweeps.configs import composed
+    from metaseq_lm.sweeps.configs import compose_runs
     from metaseq_lm.training.price import price_of_run
 
     settings: dict[str, Any] = {}  # the first run of each setting
@@ -487,7 +487,7 @@ def _show_estimate(
     seeds = len(runs) / len(settings)
     flops, seconds, conditions = 0.0, 0.0, []
     rows: list[dict[str, Any]] = []
-    for run, stage, config in composed(list(settings.values()), definition):
+    for run, stage, config in compose_runs(list(settings.values()), definition):
         name = ", ".join(
             [run.name.rpartition("-seed=")[0] or run.name, *filter(None, [stage.name])]
         )
@@ -543,7 +543,7 @@ def _launch_runs(
     """Launch the runs with a state in `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
     from metaseq_lm.sweeps.progress import Progress
-    from metaseq_lm.sweeps.states import format_summary, lines, states, states_document
+    from metaseq_lm.sweeps.states import format_summary, lines, read_states, states_document
     from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 
     again = [*again, "diverged"] if options.diverged else again
@@ -564,12 +564,12 @@ def _launch_runs(
             jobs = submit_slurm(folder, todo, launch, code)
             show("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
             show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
-            show_result("sweep-status", states_document(states(folder)))
+            show_result("sweep-status", states_document(read_states(folder)))
             return 0
         try:
             run_locally([RunBatch(folder, todo, code)], launch, Progress(len(todo)).report)
         finally:
-            current = states(folder)
+            current = read_states(folder)
             show(format_summary(current))
         show_result("sweep-status", states_document(current))
         return 0 if all(state.state == "finished" for state in current) else 1

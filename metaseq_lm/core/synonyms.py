@@ -201,7 +201,7 @@ TABLE = (
 )
 
 
-def normalise_flag(word: str) -> str:
+def _normalise_flag(word: str) -> str:
     """Return a flag or the last part of a key in lower case with hyphens, as in the table."""
     return word.lstrip("-+~").rpartition(".")[2].lower().replace("_", "-")
 
@@ -216,12 +216,12 @@ def suggest_option(
         flags: The flags of the command.
         flag_keys: The keys that flags of the command set, by flag; None if it takes no keys.
     """
-    spelling = normalise_flag(word)
+    spelling = _normalise_flag(word)
     for flag in flags:
-        if normalise_flag(flag) == spelling:
+        if _normalise_flag(flag) == spelling:
             return f" Here it is {flag}."
     named = {flag: flag for flag in flags} | {key: flag for flag, key in (flag_keys or {}).items()}
-    rows = [row for row in TABLE if spelling in (normalise_flag(row.option), *row.words.split())]
+    rows = [row for row in TABLE if spelling in (_normalise_flag(row.option), *row.words.split())]
     answers = [(named[row.option], row) for row in rows if row.option in named]
     if flag_keys is not None:
         answers += [(f"{row.option}=VALUE", row) for row in rows if row.option[0] != "-"]

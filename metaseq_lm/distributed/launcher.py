@@ -110,7 +110,7 @@ def _outcome_of(
     children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
 ) -> tuple[int, str] | None:
     """Return exit code and message of the first replica to fail on any node, if one failed here."""
-    first = find_failed(children)
+    first = _find_failed(children)
     if first is None:
         return None
     code = children[first].returncode
@@ -130,7 +130,7 @@ def _outcome_of(
     )
 
 
-def find_failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def _find_failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Return the number of a failed replica, preferably a killed one: it makes others fail."""
     ended = [r for r, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda r: children[r].returncode > 0, default=None)

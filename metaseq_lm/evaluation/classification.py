@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import MetaseqError
 
 def accuracy(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return the fraction of items with the gold label predicted."""
-    gold_n, predicted_n = check_pairs(gold, predicted)
+    gold_n, predicted_n = _check_pairs(gold, predicted)
     return float(np.mean(gold_n == predicted_n))
 
 
@@ -31,7 +31,7 @@ def f1_macro(
     """
     from sklearn.metrics import f1_score
 
-    gold_n, predicted_n = check_pairs(gold, predicted)
+    gold_n, predicted_n = _check_pairs(gold, predicted)
     chosen = None if labels is None else list(labels)
     return float(f1_score(gold_n, predicted_n, labels=chosen, average="macro", zero_division=0))
 
@@ -56,7 +56,7 @@ def matthews(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return Matthews' correlation, in [-1, 1]; 0 if either side has only one label."""
     from sklearn.metrics import matthews_corrcoef
 
-    pair = check_pairs(gold, predicted)
+    pair = _check_pairs(gold, predicted)
     # scikit-learn would return 0 with a warning.
     if len(np.unique(np.concatenate(pair))) < 2:
         return 0.0
@@ -101,7 +101,7 @@ CORRELATIONS: dict[str, Callable[..., float]] = {
 }
 
 
-def check_pairs(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _check_pairs(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return both sides as arrays, (items,) each; raises MetaseqError if they do not pair up."""
     pair = np.asarray(gold), np.asarray(predicted)
     if pair[0].ndim != 1 or pair[0].shape != pair[1].shape or not len(pair[0]):
@@ -114,7 +114,7 @@ def check_pairs(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarr
 
 def _checked_scores(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return both sides as float arrays of at least two items; correlation needs two."""
-    gold_n, predicted_n = check_pairs(gold, predicted)
+    gold_n, predicted_n = _check_pairs(gold, predicted)
     if len(gold_n) < 2:
         raise MetaseqError("a correlation needs at least two items")
     return gold_n.astype(float), predicted_n.astype(float)

@@ -21,7 +21,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet, held_out_from
-from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.storage.indexed import concatenate_ranges
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -319,7 +319,9 @@ def _bags_of(part: ProbePart) -> baselines.Bags:
     tokens, texts = [], []
     for column in rows.data.inputs:
         sizes = column.sizes[part.samples]
-        tokens.append(column.tokens[ranges(column.starts[part.samples], sizes)].astype(np.int64))
+        tokens.append(
+            column.tokens[concatenate_ranges(column.starts[part.samples], sizes)].astype(np.int64)
+        )
         texts.append(np.repeat(np.arange(len(sizes)), sizes))
     return baselines.Bags(np.concatenate(tokens), np.concatenate(texts), len(part.samples))
 

@@ -153,7 +153,7 @@ class Noise:
         mask = self._masks.get((threshold, dtype))
         if mask is None:
             assert self._lanes is not None
-            mask = mask_scale(self._lanes >= threshold - 32768, p, dtype)
+            mask = _mask_scale(self._lanes >= threshold - 32768, p, dtype)
             self._masks[threshold, dtype] = mask
         at = (self.position - self._block[0]) * 4
         self.position += count
@@ -188,7 +188,7 @@ def scale_of(p: float) -> float:
     return 65536 / (65536 - round(p * 65536))
 
 
-def mask_scale(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+def _mask_scale(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     """Return the multiplier, of a dtype, of the entries that a mask keeps."""
     if dtype == torch.bool:
         return mask
@@ -229,7 +229,7 @@ class TracedNoise(Noise):
     def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
         at = self._advance(shape, per_word=4)
         lanes = (_torch_words(self.row_keys, at // 4, self.golden) >> at % 4 * 16) & 0xFFFF
-        return mask_scale(lanes >= round(p * 65536), p, dtype).reshape(shape)
+        return _mask_scale(lanes >= round(p * 65536), p, dtype).reshape(shape)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         at = self._advance(shape, per_word=1)

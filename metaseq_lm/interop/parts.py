@@ -98,7 +98,7 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
         kinds = {"tokens": "word"}
     for ours, kind in kinds.items():
         if ours != "segments" or foreign.segments:
-            names[f"{backbone}.embeddings.{ours}.weight"] = (embedding_table_name(foreign, kind),)
+            names[f"{backbone}.embeddings.{ours}.weight"] = (_embedding_table_name(foreign, kind),)
     for ours, theirs in modules.items():
         names[f"{ours}.weight"] = tuple(f"{name}.weight" for name in theirs)
         if not is_modern:
@@ -106,7 +106,7 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
     return names
 
 
-def embedding_table_name(foreign: ExternalModel, kind: str) -> str:
+def _embedding_table_name(foreign: ExternalModel, kind: str) -> str:
     """Return the name of the embedding table of "word", "position" or "token_type"."""
     if foreign.architecture.is_modern and kind == "word":
         kind = "tok"
@@ -138,7 +138,7 @@ def read_part(
     part = ModulePart(foreign, config, {}, main)
     part.names = {name: stored[name] for name in required if stored[name] != name}
     _sort_rest(part, by_name.keys() - required, stored, by_name, source)
-    position = embedding_table_name(foreign, "position")
+    position = _embedding_table_name(foreign, "position")
     if foreign.offset:
         part.rest[stored[position]] = by_name[position][: foreign.offset].clone()
         by_name[position] = by_name[position][foreign.offset :].clone()
@@ -162,9 +162,9 @@ def _sort_rest(
     """Sort `others` into copies and tensors to keep; MetaseqError for an unknown one."""
     base, tied = part.foreign.architecture.base, part.foreign.tied
     output = HEADS[base]["lm"][".weight"]
-    copies = {**COPIES, output: embedding_table_name(part.foreign, "word")}
+    copies = {**COPIES, output: _embedding_table_name(part.foreign, "word")}
     spare = optional_names(base) | (
-        {embedding_table_name(part.foreign, "token_type")} - set(part.weights)
+        {_embedding_table_name(part.foreign, "token_type")} - set(part.weights)
     )
     for name in sorted(others):
         tensor = by_name[name]
@@ -193,12 +193,14 @@ def write_part(part: ModulePart) -> dict[str, Tensor]:
         pieces = part.weights[parameter].chunk(len(names))
         tensors |= {name: piece.clone() for name, piece in zip(names, pieces)}
     words, position = (
-        tensors[embedding_table_name(foreign, "word")],
-        embedding_table_name(foreign, "position"),
+        tensors[_embedding_table_name(foreign, "word")],
+        _embedding_table_name(foreign, "position"),
     )
     if not foreign.segments and foreign.architecture.has_segments:
         rows = int(part.config.get("type_vocab_size", 2))
-        tensors[embedding_table_name(foreign, "token_type")] = words.new_zeros(rows, words.shape[1])
+        tensors[_embedding_table_name(foreign, "token_type")] = words.new_zeros(
+            rows, words.shape[1]
+        )
     rest = dict(part.rest)
     if foreign.offset:
         zeros = words.new_zeros(foreign.offset, words.shape[1])

@@ -46,11 +46,11 @@ def write_tokenizer(
     library.post_processor = _template(vocabulary, row_length > 0, is_causal)
     tokenizer.save(folder)
     write_atomic(folder / "tokenizer.json", (library.to_str(pretty=True) + "\n").encode("utf-8"))
-    content = tokenizer_settings(vocabulary, model, row_length, is_causal)
+    content = _tokenizer_settings(vocabulary, model, row_length, is_causal)
     write_json(folder / "tokenizer_config.json", content)
 
 
-def tokenizer_settings(
+def _tokenizer_settings(
     vocabulary: Vocabulary, model: EncoderConfig, row_length: int, is_causal: bool
 ) -> dict[str, Any]:
     """Return the content of `tokenizer_config.json`."""

@@ -30,7 +30,7 @@ from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.stats import DEFAULT_TEST
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.conditions import count_conditions
-from metaseq_lm.sweeps.configs import composed
+from metaseq_lm.sweeps.configs import compose_runs
 from metaseq_lm.sweeps.definition import read_mapping
 from metaseq_lm.sweeps.trials import MOST
 from metaseq_lm.tasks import with_updates
@@ -277,7 +277,7 @@ def measure_times(runner: Runner) -> _Times:
     """Make updates of each objective, and score an untrained model of the first one, here."""
     updates = measure_updates(runner, _MEASURED)
     sweep = runner.sweep(runner.request.objectives[0], UNTRAINED, [])
-    (_, _, config), *_ = composed(sweep.runs[:1], sweep.definition, runner.check)
+    (_, _, config), *_ = compose_runs(sweep.runs[:1], sweep.definition, runner.check)
     began = time.monotonic()
     with TemporaryDirectory(prefix="metaseq-lm-") as scratch:
         folder = Path(scratch) / "run"

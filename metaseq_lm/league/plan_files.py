@@ -29,7 +29,7 @@ from metaseq_lm.league.plan import (
     Tuning,
     map_paths,
 )
-from metaseq_lm.sweeps.definition import absolute, read_mapping, text_of
+from metaseq_lm.sweeps.definition import absolute_path, read_mapping, text_of
 
 # The plans that ship with the package; the plan of a text gets its data from the command line.
 _PLANS = Path(__file__).parent
@@ -146,7 +146,7 @@ def read_plan(
             raise UsageError(f"{path}: base: {file} is a base of itself")
         content = merge(read_plan(file, above=above)[1], content)
     if files:
-        located = map_paths(lambda file: absolute(file, Path.cwd()), dict(files))
+        located = map_paths(lambda file: absolute_path(file, Path.cwd()), dict(files))
         content["data"] = {**content["data"], **located}
     with naming_place(path, always=True):
         return plan_of(content, path.parent)
@@ -270,4 +270,4 @@ def _parse_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
             f"data.{FOLDERS}: two folders have the same name, by which suites find them"
         )
     located = {key: value for key, value in asdict(paths).items() if key in data}
-    return {**data, **map_paths(lambda path: absolute(path, base), located)}
+    return {**data, **map_paths(lambda path: absolute_path(path, base), located)}

@@ -13,7 +13,7 @@ from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import read_json_if_valid
 from metaseq_lm.sweeps.progress import active_text
-from metaseq_lm.sweeps.states import ACTIVE, State, states
+from metaseq_lm.sweeps.states import ACTIVE, State, read_states
 
 _Key = tuple[str, str]  # the folder of a sweep, and the name of a run
 
@@ -57,7 +57,7 @@ class LeagueProgress:
         key = (str(folder.path), run.name)
         if key in self.over:  # its process had not ended yet
             return
-        (state,) = states(folder, [run])
+        (state,) = read_states(folder, [run])
         name = "/".join((*folder.path.parts[-2:], run.name))
         self.active.pop(name, None)
         if state.state in ACTIVE:

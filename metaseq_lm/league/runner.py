@@ -40,14 +40,14 @@ from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.reporting.settings import finished
 from metaseq_lm.runs.records import write_plan, write_tuning
-from metaseq_lm.sweeps.configs import Check, check_configs, composed
+from metaseq_lm.sweeps.configs import Check, check_configs, compose_runs
 from metaseq_lm.sweeps.expansion import PlannedRun as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, code_at, is_same_plugin
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.samplers import Grid, GridSampler, combinations
-from metaseq_lm.sweeps.states import ACTIVE, states
+from metaseq_lm.sweeps.states import ACTIVE, read_states
 from metaseq_lm.sweeps.submit import RunBatch, submit_slurm
 from metaseq_lm.sweeps.trials import Trial, Trials, Values
 from metaseq_lm.training.suites import request_of
@@ -175,7 +175,7 @@ class Runner:
         return [self.sweep(objective, UNTRAINED, []) for objective in objectives]
 
     def _compose(self, sweep: LeagueSweep) -> None:
-        list(composed(_of_one_seed(sweep.runs), sweep.definition, self.check))
+        list(compose_runs(_of_one_seed(sweep.runs), sweep.definition, self.check))
 
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
@@ -204,7 +204,7 @@ class Runner:
         """Return the configuration of a run of an objective, with the first values of its grid."""
         budget = self.request.budgets[0]
         sweep = self.sweep(objective, FINAL, budget_values({budget: [objective.first]}))
-        (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, self.check)
+        (_, _, config), *_ = compose_runs(sweep.at([budget])[:1], sweep.definition, self.check)
         return config
 
     def examine_all(self) -> None:
@@ -414,7 +414,7 @@ class Runner:
                 run_locally(batches, self.launch, self.progress.report)
         if self.launch.executor == "slurm":
             self._wait(pairs)
-        known = chain.from_iterable(states(folder, runs) for folder, runs in pairs)
+        known = chain.from_iterable(read_states(folder, runs) for folder, runs in pairs)
         return all(state.state in ("finished", "diverged") for state in known)
 
     def _record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
@@ -464,7 +464,7 @@ class Runner:
         while True:
             active: Counter[str] = Counter()
             for folder, runs in pairs:
-                for run, state in zip(runs, states(folder, runs)):
+                for run, state in zip(runs, read_states(folder, runs)):
                     key = (str(folder.path), run.name)
                     if state.state in ACTIVE:
                         active[state.state] += 1

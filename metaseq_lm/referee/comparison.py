@@ -142,7 +142,7 @@ def _deviations(league: LeagueRuns, others: Mapping[Run, Run]) -> Iterator[_Devi
             size, p = abs(values[run] - repeated), 0.0
             if len(values) >= _FEWEST:
                 beside = [value for other, value in values.items() if other is not run]
-                size, p = deviation([values[run]], [repeated], beside)
+                size, p = compare_means([values[run]], [repeated], beside)
             elif size <= _TOLERANCE.get(_kind_of(metric), math.inf):
                 p = 1.0
             yield _Deviation([run], size, p, f"{metric} {values[run]:.6g}, and {repeated:.6g} here")
@@ -150,10 +150,10 @@ def _deviations(league: LeagueRuns, others: Mapping[Run, Run]) -> Iterator[_Devi
             archived, repeats = list(values.values()), list(again.values())
             means = f"{np.mean(archived):.6g}, and {np.mean(repeats):.6g} here"
             text = f"mean {metric} of the row {means}"
-            yield _Deviation(list(again), *deviation(archived, repeats, archived), text)
+            yield _Deviation(list(again), *compare_means(archived, repeats, archived), text)
 
 
-def deviation(
+def compare_means(
     archived: Sequence[float], repeated: Sequence[float], seeds: Sequence[float]
 ) -> tuple[float, float]:
     """Return the difference of two means and its two-sided p.

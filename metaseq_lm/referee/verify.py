@@ -127,7 +127,7 @@ def verify_league(
         _rows_of(drawn),
         repetitions,
         complaints,
-        describe_host(),
+        _describe_host(),
         {"archive": codes_of(drawn), "here": codes_of(drawn)[0] if code else code_hash(user_dir)},
     )
     Journal(out / FILE).append([verification.record()])
@@ -227,7 +227,7 @@ def _scores_of(run: Run) -> dict[str, float]:
     return {name: round(value, 5) for name, value in scores.items()}
 
 
-def describe_host() -> dict[str, Any]:
+def _describe_host() -> dict[str, Any]:
     """Return the facts about this machine on which bits of results depend."""
     processor, cpus = platform.processor(), Path("/proc/cpuinfo")
     if cpus.exists():

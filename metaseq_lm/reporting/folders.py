@@ -199,11 +199,11 @@ def find_plan(paths: Iterable[str | Path]) -> list[_Planned]:
     for file in sweep_files(paths):
         # Reports of no sweep need not import what runs them.
         from metaseq_lm.sweeps.folder import SweepFolder
-        from metaseq_lm.sweeps.states import states
+        from metaseq_lm.sweeps.states import read_states
 
         planned, known = _read_plan(file), {}
         try:
-            known = {state.run: state for state in states(SweepFolder(file.parent))}
+            known = {state.run: state for state in read_states(SweepFolder(file.parent))}
         except MetaseqError as error:
             lost = "the report says less of runs without a score"
             say(f"metaseq-lm: warning: {lost}, because {error}")

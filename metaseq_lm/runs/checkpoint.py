@@ -150,7 +150,7 @@ def stage(
     size = 0
     for table in tables.values():
         size += sum(tensor.nbytes + 2 * len(name) + 200 for name, tensor in table.items())
-    structures = {"state": structure_hash(outline), "weights": structure_hash(dict(weights))}
+    structures = {"state": _structure_hash(outline), "weights": _structure_hash(dict(weights))}
     return _CheckpointContents(files, size, structures)
 
 
@@ -247,7 +247,7 @@ def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
         ) from error
 
 
-def structure_hash(state: Any, limit: float = math.inf) -> str:
+def _structure_hash(state: Any, limit: float = math.inf) -> str:
     """Return a hash of the keys and shapes in nested containers, to detect a missing part.
 
     Raises ValueError for more than `limit` values, such as in containers that contain each other.
@@ -368,7 +368,7 @@ def _open(path: Path) -> Checkpoint:
     try:
         check_archive(content)
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        outline = structure_hash(state, limit=len(content))
+        outline = _structure_hash(state, limit=len(content))
         tensors = stored_tensors([path / n for n in file_names(manifest) if n != "state.pt"])
     except Exception as error:  # the two libraries may raise anything for a damaged file
         reason = str(error).split("\n")[0]
@@ -381,7 +381,7 @@ def _open(path: Path) -> Checkpoint:
         if manifest["format"] == OLD_FORMAT_IN_PARTS:
             _insert(manifest.get("shards", []), tensors, {"weights": tensors, "state": state})
         state = map_tensors(partial(_find, tensors), state)
-        if manifest["format"] == FORMAT and structure_hash(tensors) != manifest.get("weights"):
+        if manifest["format"] == FORMAT and _structure_hash(tensors) != manifest.get("weights"):
             raise ValueError("a part that was saved is missing, or there is one more")
     except Exception as error:  # the manifest may contain anything
         raise CheckpointError(f"{path}: its parts do not fit together: {error}") from error

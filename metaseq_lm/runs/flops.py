@@ -25,7 +25,7 @@ from metaseq_lm.core.random_streams import key
 from metaseq_lm.distributed import process_group
 
 
-def shape_signature(value: Any) -> Any:
+def _shape_signature(value: Any) -> Any:
     """Return what determines the FLOPs: the shapes of all tensors in nested containers, and texts.
 
     A text names the computing part, such as a head.
@@ -35,12 +35,12 @@ def shape_signature(value: Any) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return tuple((name, shape_signature(part)) for name, part in value.items())
+        return tuple((name, _shape_signature(part)) for name, part in value.items())
     if isinstance(value, Batch | Layout):
         names = [item.name for item in dataclasses.fields(value) if item.name != "sizes"]
-        return tuple((name, shape_signature(getattr(value, name))) for name in names)
+        return tuple((name, _shape_signature(getattr(value, name))) for name in names)
     if isinstance(value, (list, tuple)):
-        return tuple(shape_signature(v) for v in value)
+        return tuple(_shape_signature(v) for v in value)
     return None
 
 
@@ -198,7 +198,7 @@ def uncounted() -> Iterator[None]:
 
 
 def _shapes_of(work: Any) -> str:
-    return f"{key(repr(shape_signature(work))):016x}"
+    return f"{key(repr(_shape_signature(work))):016x}"
 
 
 class FlopMeter:

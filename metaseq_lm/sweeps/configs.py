@@ -18,7 +18,7 @@ _NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
 Check = Callable[[RunConfig], None]
 
 
-def composed(
+def compose_runs(
     runs: Sequence[PlannedRun], definition: Definition, check: Check | None = None
 ) -> Iterator[tuple[PlannedRun, StageRun, RunConfig]]:
     """Yield every run, its stages and their configuration; UsageError names the run.
@@ -66,7 +66,7 @@ def check_each_value(
         if not fresh or values - seen:
             fresh.append(run)
             seen |= values
-    list(composed(fresh, definition, check))
+    list(compose_runs(fresh, definition, check))
 
 
 def conditions_of_runs(runs: Sequence[PlannedRun], definition: Definition) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def conditions_of_runs(runs: Sequence[PlannedRun], definition: Definition) -> li
 
     known: dict[str, dict[str, Any]] = {}
     conditions = []
-    for _, _, config in composed(runs, definition):
+    for _, _, config in compose_runs(runs, definition):
         options = as_dict(config) | dict.fromkeys(("save_dir", "label", "seed"))
         content = json.dumps(options)
         if content not in known:
@@ -106,7 +106,7 @@ def check_configs(
     from metaseq_lm.training.suites import check_final_suites
 
     checked = set()
-    for run, stage, config in composed(runs, definition, check):
+    for run, stage, config in compose_runs(runs, definition, check):
         options = as_dict(config)
         content = json.dumps({key: options[key] for key in options if key not in _NOT_BUILT_FROM})
         if content in checked:

@@ -143,7 +143,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raise UsageError("user_dir: a plug-in is loaded only if --user-dir names it")
         read_values(_SweepFile, content, fixed=("user_dir",))
         for key in content.keys() & {"data", "config_dir"}:
-            content[key] = absolute(str(content[key]), path.parent)
+            content[key] = absolute_path(str(content[key]), path.parent)
     return dict(absolute_sources(content, path.parent))
 
 
@@ -160,7 +160,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     return content
 
 
-def absolute(path: str, base: Path) -> str:
+def absolute_path(path: str, base: Path) -> str:
     """Return a path given by the user as an absolute path."""
     return os.path.abspath(base / Path(require_printable(path, "path")).expanduser())
 
@@ -178,7 +178,7 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
     if not isinstance(content, str):
         return content
     if names_runs(key.rpartition(":")[2]):
-        return content if content[:1] in ("", "{", "$", "/") else absolute(content, base)
+        return content if content[:1] in ("", "{", "$", "/") else absolute_path(content, base)
     option, equals, value = content.partition("=")
     if key != "overrides" or not names_runs(option) or value in ("", "null"):
         return content
@@ -198,7 +198,7 @@ def _quote_item(item: str) -> str:
 
 def plugin_path(name: str, base: Path) -> str:
     """Return a --user-dir as an absolute path, or unchanged if it names an installed module."""
-    path = absolute(name, base)
+    path = absolute_path(name, base)
     return path if os.sep in name or Path(path).exists() else name
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import Interrupted, UsageError
 from metaseq_lm.core.output import show
-from metaseq_lm.sweeps.configs import composed
+from metaseq_lm.sweeps.configs import compose_runs
 from metaseq_lm.sweeps.definition import Definition
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, Snapshot, code_at, is_same_plugin
 from metaseq_lm.sweeps.lock_file import process_start
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.states import RETRYABLE, State, check_data, same_data, states
+from metaseq_lm.sweeps.states import RETRYABLE, State, check_data, read_states, same_data
 from metaseq_lm.sweeps.submit import LocalRuns, RunBatch
 
 OPEN = (*RETRYABLE, "waiting")  # states of runs that a sweep's command launches
@@ -35,7 +35,7 @@ def adopt(
     folder.require_same(definition, runs, relocated_paths(folder, definition))
     check_data(folder, runs)
     folder.adopt(definition, runs, launch.non_default())
-    return states(folder, runs)
+    return read_states(folder, runs)
 
 
 def relocated_paths(folder: SweepFolder, definition: Definition) -> dict[str, str]:
@@ -65,7 +65,7 @@ def _same_configs(folder: SweepFolder, snapshot: Path, definition: Definition) -
     runs = folder.runs()
     copied = replace(definition, config_dir=str(snapshot / "config"))
     try:
-        pairs = zip(composed(runs, copied), composed(runs, definition))
+        pairs = zip(compose_runs(runs, copied), compose_runs(runs, definition))
         return all(old[-1] == new[-1] for old, new in pairs)
     except UsageError:  # a config that exists in only one place
         return False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from metaseq_lm.core.output import StatusLine, rate_text, seconds_text, show_progress
 from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.states import ACTIVE, State, lines, states
+from metaseq_lm.sweeps.states import ACTIVE, State, lines, read_states
 
 
 class Progress:
@@ -25,7 +25,7 @@ class Progress:
 
     def report(self, folder: SweepFolder, run: PlannedRun) -> None:
         """Show how many runs have ended; print a line for a run that did not finish."""
-        (state,) = states(folder, [run])
+        (state,) = read_states(folder, [run])
         self.begun.pop(run.name, None)
         if state.state in ACTIVE:
             self.begun[run.name] = state

@@ -15,7 +15,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.records import write_tuning
 from metaseq_lm.sweeps import launching, optuna_records
-from metaseq_lm.sweeps.configs import Check, check_configs, composed
+from metaseq_lm.sweeps.configs import Check, check_configs, compose_runs
 from metaseq_lm.sweeps.definition import Definition, list_differences
 from metaseq_lm.sweeps.expansion import PlannedRun, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -99,7 +99,7 @@ class Searched:
     def first_configs(self) -> Iterator[RunConfig]:
         """Yield the configuration of the first run of each setting."""
         runs = [runs[0] for _, runs in self.corner_runs()]
-        yield from (config for *_, config in composed(runs, self.definition, self.check))
+        yield from (config for *_, config in compose_runs(runs, self.definition, self.check))
 
     def budget_of(self, name: str, config: RunConfig) -> float:
         """Return the FLOPs of a run; raises UsageError if these alone do not end it."""

@@ -123,7 +123,7 @@ def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
     return [row for row in rows if len(row) == columns and "[" not in row[0]], problem
 
 
-def states(folder: SweepFolder, runs: list[PlannedRun] | None = None) -> list[State]:
+def read_states(folder: SweepFolder, runs: list[PlannedRun] | None = None) -> list[State]:
     """Return the state of every run, in the order of the sweep."""
     runs = folder.runs() if runs is None else runs
     folder.check_inside(runs)
@@ -141,7 +141,7 @@ def active_workers(folder: SweepFolder) -> dict[str, str]:
     slurm = Slurm([entry.job for entry in workers.values() if entry.executor == "slurm"])
     known = {}
     for name, entry in workers.items():
-        if name.startswith(WORKER) and (state := activity_of(entry, slurm)):
+        if name.startswith(WORKER) and (state := _activity_of(entry, slurm)):
             known[name] = state
     return known
 
@@ -221,7 +221,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
         "max_update": max_update,
         "seconds": seconds,
         "job": last.job if last else "",
-        "requeued": count_requeues(folder, last, slurm),
+        "requeued": _count_requeues(folder, last, slurm),
     }
     if not stages:
         altered = is_altered(read_json_if_valid(run_folder / "results.json"))
@@ -229,7 +229,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
         return State(state="finished", reason=reason, **common)
     if last is None:
         return State(state="waiting", **common)
-    activity = activity_of(last, slurm)
+    activity = _activity_of(last, slurm)
     if activity == "unknown" or last.parts > 1:
         outcome = _outcome_of_run(folder, last).get("state")
         if outcome in _FINAL_OUTCOMES:
@@ -242,7 +242,7 @@ def _state_of(folder: SweepFolder, run: PlannedRun, last: Submission | None, slu
             reason = f"it was started on {last.host}; ask there"
         return State(state=activity, reason=reason, **common)
     added = not run_folder.exists() and any((folder.path / s.folder).exists() for s in run.stages)
-    state, reason = describe_end(folder, last, slurm, added)
+    state, reason = _describe_end(folder, last, slurm, added)
     results = run_folder / "results.json"
     if not read_json_if_valid(results) and run_folder.exists():
         fault = "results.json is not readable" if results.exists() else "no results.json"
@@ -269,10 +269,10 @@ def read_progress(run_folder: Path) -> tuple[int, int, float]:
                 continue
     source = run_folder / "results.json"
     results = read_json_if_valid(source)
-    max_update = read_number(results, "max_update", 0, source)
+    max_update = _read_number(results, "max_update", 0, source)
     max_update = max_update or _configured(run_folder / "config.yaml")
-    done = read_number(results, "updates", update, source)
-    return int(done), int(max_update), float(read_number(results, "seconds", seconds, source))
+    done = _read_number(results, "updates", update, source)
+    return int(done), int(max_update), float(_read_number(results, "seconds", seconds, source))
 
 
 def _configured(config: Path) -> float:
@@ -280,10 +280,10 @@ def _configured(config: Path) -> float:
         return 0
     content: Any = read_config(config)  # references in it are not followed
     options = content.get("trainer")
-    return read_number(options if isinstance(options, dict) else {}, "max_update", 0, config)
+    return _read_number(options if isinstance(options, dict) else {}, "max_update", 0, config)
 
 
-def read_number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
+def _read_number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
     """Return a number from a run's file, or `default`; MetaseqError for another value."""
     value = default if content.get(key) is None else content[key]
     if not isinstance(value, (int, float)) or not abs(value) < _LARGEST:
@@ -294,7 +294,7 @@ def read_number(content: dict[str, Any], key: str, default: float, file: Path) -
     return value
 
 
-def count_requeues(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
+def _count_requeues(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
     """Return how often the last job of a run was requeued."""
     if last is None:
         return 0
@@ -306,7 +306,7 @@ def count_requeues(folder: SweepFolder, last: Submission | None, slurm: Slurm) -
     return max(0, lives - 1)
 
 
-def activity_of(last: Submission, slurm: Slurm) -> str:
+def _activity_of(last: Submission, slurm: Slurm) -> str:
     """Return pending, running, unknown, or "" for an ended job."""
     if last.executor == "local":
         if last.host != socket.gethostname():
@@ -320,7 +320,7 @@ def activity_of(last: Submission, slurm: Slurm) -> str:
     return "" if state in _ENDED else "running"
 
 
-def describe_end(
+def _describe_end(
     folder: SweepFolder, last: Submission, slurm: Slurm, added: bool
 ) -> tuple[str, str]:
     """Return the state of an unfinished run after the end of its job, and the reason.

@@ -63,7 +63,7 @@ def _job_of(folder: SweepFolder, runs: Sequence[PlannedRun], launch: Launch, cod
 _MakeJob = Callable[[SweepFolder, Sequence[PlannedRun], Launch, Code], Any]
 
 
-def python(code: Code) -> str:
+def _python_command(code: Code) -> str:
     """Return the command with which submitit's script starts Python on the snapshot."""
     start = "from metaseq_lm.cli.jobs import process; process(sys.argv[-1])"
     return shlex.join(launcher.python_command(str(code.folder), start))
@@ -96,7 +96,9 @@ def submit_slurm(
     starts after the previous one has ended.
     """
     jobs_folder = folder.new_jobs_folder()
-    executor = submitit.SlurmExecutor(jobs_folder, launch.max_timeouts, python=python(code))
+    executor = submitit.SlurmExecutor(
+        jobs_folder, launch.max_timeouts, python=_python_command(code)
+    )
     executor.update_parameters(**slurm_parameters(launch, folder.path))
     ids: list[str] = []
     size, each = _largest_array(), launch.runs_per_job
@@ -115,13 +117,13 @@ def submit_slurm(
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
         for group, job in zip(part, jobs):
             for number, run in enumerate(group):
-                entry = make_submission(folder, run, launch, code, jobs_folder)
+                entry = _make_submission(folder, run, launch, code, jobs_folder)
                 record(folder, replace(entry, job=job.job_id, part=number, parts=len(group)))
                 ids.append(job.job_id)
     return ids
 
 
-def make_submission(
+def _make_submission(
     folder: SweepFolder, run: PlannedRun, launch: Launch, code: Code, jobs_folder: Path
 ) -> Submission:
     """Return the submission of a run before its job has a number."""
@@ -242,7 +244,7 @@ class LocalRuns:
             visible_gpus=self.gpus_of(slot),
         )
         job = executor.submit(batch.make_job(folder, [run], self.launch, code))
-        entry = make_submission(folder, run, self.launch, code, jobs_folder)
+        entry = _make_submission(folder, run, self.launch, code, jobs_folder)
         entry = replace(entry, job=job.job_id, start=process_start(int(job.job_id)))
         record(folder, entry)
         self.running.append(_Active(batch, run, entry, slot))
@@ -285,7 +287,7 @@ def cancel(folder: SweepFolder) -> list[str]:
 
     Jobs of a search count as runs.
     """
-    active = {s.run for s in state_module.states(folder) if s.state in state_module.ACTIVE}
+    active = {s.run for s in state_module.read_states(folder) if s.state in state_module.ACTIVE}
     active |= state_module.active_workers(folder).keys()
     last = {name: entry for name, entry in folder.submissions().items() if name in active}
     hostname = socket.gethostname()

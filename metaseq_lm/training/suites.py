@@ -130,7 +130,7 @@ def score_suite(
         labelled = [*request.overrides, f"task.labelled={folder.name}"]
         run = open_run(str(checkpoint), str(folder.parent), user_dir, labelled)
         _, rows = run.score(suite.config.split)
-        results = with_overall_first(suite, suite.score(items, suite.from_predictions(rows)))
+        results = _with_overall_first(suite, suite.score(items, suite.from_predictions(rows)))
     else:
         run = run or open_scored(str(checkpoint), None, user_dir, request.overrides)
         if suite.takes == TUNING:
@@ -213,7 +213,7 @@ def _score_sentences(
     The facts are which tokens a score depends on, and the cost.
     """
     scorer = SentenceScorer(run, request.batch_tokens, request.too_long, request.pll)
-    results = with_overall_first(request.suite, request.suite.score(items, scorer))
+    results = _with_overall_first(request.suite, request.suite.score(items, scorer))
     cost = scorer.cost
     counts = {"sentences": cost.sentences, "tokens": cost.tokens}
     return results, {"reach": scorer.reach, **counts, "forward_tokens": cost.forward_tokens}
@@ -223,7 +223,7 @@ def _score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Result
     """Return the results of a suite of hidden states, and as facts their reach and the cost."""
     _check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
-    results = with_overall_first(request.suite, request.suite.score(items, states))
+    results = _with_overall_first(request.suite, request.suite.score(items, states))
     counts = {"rows": states.rows, "forward_tokens": states.forward_tokens}
     return results, {"reach": states.reach, **counts}
 
@@ -257,7 +257,7 @@ def _score_tuning(
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
         runs = folder / weights[:12]
         tuner = FineTuner(run, checkpoint, runs, train, request.batch_tokens)
-        results = with_overall_first(request.suite, request.suite.score(items, tuner))
+        results = _with_overall_first(request.suite, request.suite.score(items, tuner))
     if process_group.rank() == 0 and folder.is_dir():
         shutil.rmtree(folder)
     return results, {"updates": tuner.updates, "flops": tuner.flops}
@@ -268,7 +268,7 @@ def _score_word_tuning(
 ) -> tuple[Results, dict[str, int]]:
     _check_made_for(request.folder, run)
     tuner = WordTuner(run, checkpoint, request.batch_tokens)
-    results = with_overall_first(request.suite, request.suite.score(items, tuner))
+    results = _with_overall_first(request.suite, request.suite.score(items, tuner))
     return results, {"updates": tuner.updates, "flops": tuner.flops}
 
 
@@ -303,7 +303,7 @@ def _check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: obje
         )
 
 
-def with_overall_first(suite: Suite[Any, Any], results: Results) -> Results:
+def _with_overall_first(suite: Suite[Any, Any], results: Results) -> Results:
     """Return the results with the group of all items first; UsageError for an empty group."""
     if OVERALL not in results:
         raise MetaseqError(f"suite {suite.name} returned no metrics of the group '{OVERALL}'")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.runs.checkpoint import structure_hash
+from metaseq_lm.runs.checkpoint import _structure_hash
 
 MODULE = "from pathlib import Path\nPath({canary!r}).write_text('imported')\n"
 CLASS = """
@@ -356,5 +356,5 @@ def resign(path: Path) -> None:
     if b"bytearray" not in content and b"_rebuild_device" not in content:
         with contextlib.suppress(Exception):
             found = torch.load(path / "state.pt", weights_only=True)
-            manifest["state"] = structure_hash(found, limit=1_000_000)
+            manifest["state"] = _structure_hash(found, limit=1_000_000)
     (path / "manifest.json").write_text(json.dumps(manifest))

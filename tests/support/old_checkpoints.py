@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.runs import checkpoint, manifests
-from metaseq_lm.runs.checkpoint import structure_hash
+from metaseq_lm.runs.checkpoint import _structure_hash
 
 
 def write(
@@ -34,7 +34,7 @@ def write(
     torch.save(state, path / "state.pt")
     for name, content in files.items():
         (path / name).write_bytes(content)
-    manifest["state"] = structure_hash(state)
+    manifest["state"] = _structure_hash(state)
     manifest["sha256"] = {
         name: hashlib.sha256((path / name).read_bytes()).hexdigest()
         for name in (*files, "state.pt")

@@ -18,7 +18,7 @@ from metaseq_lm.sweeps.expansion import PlannedRun
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import _outcome_file
 from metaseq_lm.sweeps.options import Launch
-from metaseq_lm.sweeps.states import State, states
+from metaseq_lm.sweeps.states import State, read_states
 from metaseq_lm.sweeps.submit import RunBatch, _job_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def start_sweep(output: Path, *arguments: str | Path) -> Started:
 
 def states_of(out: Path) -> dict[str, State]:
     """Return the states of a sweep by run name."""
-    return {state.run: state for state in states(SweepFolder(out))}
+    return {state.run: state for state in read_states(SweepFolder(out))}
 
 
 def record_outcome(

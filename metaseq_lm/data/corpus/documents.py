@@ -11,7 +11,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.data.corpus.rows import Samples, fill, open_tokens
-from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.storage.indexed import concatenate_ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
@@ -82,7 +82,7 @@ class PackedDocuments(Samples):
         bounds = np.append(data.starts, len(data.tokens))[data.documents]
         sizes = np.diff(bounds)
         counts = -(-sizes // room)
-        part = ranges(np.zeros_like(counts), counts)
+        part = concatenate_ranges(np.zeros_like(counts), counts)
         document = np.repeat(np.arange(len(sizes)), counts)
         starts = bounds[document] + part * room
         lengths = np.minimum(room, sizes[document] - part * room)
@@ -153,4 +153,6 @@ class PackedDocuments(Samples):
         """Return the row, an index into `samples`, and the number of each of their pieces."""
         rows = samples % len(self)
         counts = self._begins[rows + 1] - self._begins[rows]
-        return np.repeat(np.arange(len(samples)), counts), ranges(self._begins[rows], counts)
+        return np.repeat(np.arange(len(samples)), counts), concatenate_ranges(
+            self._begins[rows], counts
+        )

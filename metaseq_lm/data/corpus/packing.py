@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.documents import PackedDocuments
 from metaseq_lm.data.corpus.phases import PhasedSamples
 from metaseq_lm.data.corpus.rows import Corpus, Samples, blank_rows, fill, open_tokens, segments_of
-from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset, concatenate_ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
@@ -202,7 +202,7 @@ class Packed(Samples):
     def _pieces(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the pieces of samples (B,), and how many each sample has (B,)."""
         counts = self.pieces[samples + 1] - self.pieces[samples]
-        return ranges(self.pieces[samples], counts), counts
+        return concatenate_ranges(self.pieces[samples], counts), counts
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
         return segments_of(self.firsts[samples], self.lengths[samples], width)

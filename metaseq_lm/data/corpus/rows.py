@@ -16,7 +16,12 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.row_words import RowWords
 from metaseq_lm.data.corpus.windows import DocumentWindows, RowLengths, StrideWindows, Windows
-from metaseq_lm.data.storage.indexed import IndexedDataset, number_outside, open_integers, ranges
+from metaseq_lm.data.storage.indexed import (
+    IndexedDataset,
+    concatenate_ranges,
+    number_outside,
+    open_integers,
+)
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -215,8 +220,8 @@ def fill(
     """Copy runs (start, length) of the token stream to `columns` (row, column); all (pieces,)."""
     (row, column), (start, length) = columns, runs
     # The rows lie end to end in memory, so a run is one there too.
-    places = ranges(row * rows.shape[1] + column, length)
-    rows.reshape(-1)[places] = data.tokens[ranges(start, length)]
+    places = concatenate_ranges(row * rows.shape[1] + column, length)
+    rows.reshape(-1)[places] = data.tokens[concatenate_ranges(start, length)]
 
 
 def text_rows(

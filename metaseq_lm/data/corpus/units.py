@@ -140,10 +140,10 @@ def choose_spans(
         fresh &= fresh.cumsum(1) <= left[:, None]
         is_chosen |= fresh
         number[fresh] = span
-    return is_chosen, number_groups(is_chosen) if by_tokens else number
+    return is_chosen, _number_groups(is_chosen) if by_tokens else number
 
 
-def number_groups(is_chosen: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
+def _number_groups(is_chosen: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
     """Return the index of each chosen token's group, counted from 0, int64 (B, S).
 
     A group is a run of adjacent chosen tokens, boolean (B, S). A chosen token where `ends`, boolean
@@ -177,7 +177,7 @@ def choose_short_spans(
     counts = np.minimum(counts, candidates.sum(1))
     last = np.sort(draws, axis=1)[rows[:, 0], np.maximum(counts - 1, 0)]
     is_chosen = candidates & (draws <= last[:, None]) & (counts > 0)[:, None]
-    return is_chosen, number_groups(is_chosen, begins)
+    return is_chosen, _number_groups(is_chosen, begins)
 
 
 @dataclass(frozen=True)

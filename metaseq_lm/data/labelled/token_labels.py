@@ -22,7 +22,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
 from metaseq_lm.data.corpus.rows import cut_pair, layout_of, text_rows
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.storage.indexed import concatenate_ranges
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -104,7 +104,9 @@ class TokenLabels:
 
     def windows_of(self, samples: np.ndarray) -> np.ndarray:
         """Return all windows of `samples` (B,), in their order."""
-        return ranges(self.first[samples], self.first[samples + 1] - self.first[samples])
+        return concatenate_ranges(
+            self.first[samples], self.first[samples + 1] - self.first[samples]
+        )
 
     def rows(
         self, windows: np.ndarray, width: int = 0
@@ -137,14 +139,14 @@ class TokenLabels:
         owner, column, first, end = self.data.places.T
         low = np.searchsorted(owner, self.sample[windows])
         counts = np.searchsorted(owner, self.sample[windows], side="right") - low
-        span_index, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
+        span_index, at = concatenate_ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
         text, window = column[span_index], windows[at]
         start, n_tokens = self.starts[window, text], self.n_tokens[window, text]
         # Where the text begins in the row: after [CLSn], and for B after A and its [SEP].
         before = np.where(text > 0, self.n_tokens[window, 0] + 2, 1)
         left = np.clip(first[span_index] - start, 0, n_tokens)
         right = np.clip(end[span_index] - start, 0, n_tokens)
-        answers.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
+        answers.reshape(-1)[concatenate_ranges(at * shape[1] + before + left, right - left)] = True
         return answers
 
     def batch(self, windows: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenLabelBatch:
@@ -212,7 +214,7 @@ def _cut_windows(
     counts = 1 + -(-np.maximum(sizes - n_tokens, 0) // step)
     total = counts.prod(1)
     row = np.repeat(np.arange(len(sizes)), total)
-    rank = ranges(np.zeros_like(total), total)
+    rank = concatenate_ranges(np.zeros_like(total), total)
     numbers = [rank]  # index of the window within each text
     if sizes.shape[1] > 1:
         numbers = [rank // counts[row, 1], rank % counts[row, 1]]

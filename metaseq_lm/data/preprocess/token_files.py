@@ -18,9 +18,9 @@ from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.storage.indexed import (
     IndexedDataset,
     IndexedWriter,
+    concatenate_ranges,
     number_outside,
     open_integers,
-    ranges,
 )
 from metaseq_lm.data.storage.manifest import CORPUS, WORDS, Manifest, verify
 from metaseq_lm.data.storage.word_starts import WordStartsWriter, open_word_starts
@@ -195,7 +195,7 @@ class TokenFiles(TokenPipeline[_TokenFile, _Piece]):
                 if word_starts is not None:
                     words = word_starts.read(int(offsets[first]), int(offsets[last]))
                 if len(self.stripped):
-                    chosen = ranges(starts, lengths)
+                    chosen = concatenate_ranges(starts, lengths)
                     values = values[chosen]
                     if words is not None:
                         words = words[chosen]

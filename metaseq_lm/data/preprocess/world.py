@@ -98,16 +98,16 @@ def load_world(data: Path) -> World:
     return build_world(world["name"], world["seed"], words_of(world["options"]))
 
 
-def round_floats(content: Any) -> Any:
+def _round_floats(content: Any) -> Any:
     """Return nested mappings and lists with DIGITS significant digits of each float.
 
     Exponentials and logarithms differ between processors in the last digit, and the hash of the
     data must not differ.
     """
     if isinstance(content, dict):
-        return {key: round_floats(value) for key, value in content.items()}
+        return {key: _round_floats(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [round_floats(value) for value in content]
+        return [_round_floats(value) for value in content]
     return float(f"{content:.{_DIGITS}g}") if isinstance(content, float) else content
 
 
@@ -258,12 +258,12 @@ class _WorldPipeline(TokenPipeline[Documents, Documents]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         details = super().finish(splits)
-        world, constants = self.world, round_floats(self.references())
+        world, constants = self.world, _round_floats(self.references())
         self._exact = constants["labelled"]
         content = {
             **describe(world),
             "symbols": list(world.symbols),
-            "parameters": round_floats(world.parameters()),
+            "parameters": _round_floats(world.parameters()),
             "constants": constants,
         }
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"

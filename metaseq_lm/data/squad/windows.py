@@ -12,7 +12,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import check_ids, layout_of, segments_of, text_rows
 from metaseq_lm.data.squad.sets import SquadSet
-from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.storage.indexed import concatenate_ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 _SPECIALS = 3  # of a row: one [CLSn], two [SEP]
@@ -70,7 +70,7 @@ class SquadWindows:
         strides = np.minimum(stride, room)
         counts = 1 + -(-np.maximum(sizes - room, 0) // strides)
         at = np.repeat(np.arange(len(chosen)), counts)
-        number = ranges(np.zeros_like(counts), counts)
+        number = concatenate_ranges(np.zeros_like(counts), counts)
         self.question = chosen[at]
         self.start = number * strides[at]
         self.length = np.minimum(room[at], sizes[at] - self.start)

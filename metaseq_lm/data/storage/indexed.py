@@ -258,7 +258,7 @@ class IndexedDataset:
         rows = np.asarray(indices, dtype=np.int64)
         lengths = np.minimum(self.sizes[rows], length)
         values = np.full((len(rows), length), pad, np.int64)
-        places = ranges(self.starts[rows], lengths)
+        places = concatenate_ranges(self.starts[rows], lengths)
         values[np.arange(length) < lengths[:, None]] = self.tokens[places]
         return values, lengths
 
@@ -284,7 +284,7 @@ def number_outside(values: np.ndarray, count: int) -> int | None:
     return most if most >= count else None
 
 
-def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def concatenate_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
     shifts = starts - (np.cumsum(counts) - counts)
     return np.asarray(np.arange(np.sum(counts)) + np.repeat(shifts, counts))

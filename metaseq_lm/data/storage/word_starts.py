@@ -15,7 +15,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import full_disk_message
-from metaseq_lm.data.storage.indexed import CHUNK, prefix_path, ranges
+from metaseq_lm.data.storage.indexed import CHUNK, concatenate_ranges, prefix_path
 from metaseq_lm.data.storage.manifest import WORDS
 
 _MAGIC = b"MSLMWRD\x00"
@@ -65,7 +65,7 @@ class WordStarts:
         """
         ends = starts + lengths
         first, sizes = starts >> 3, np.where(lengths > 0, (ends + 7 >> 3) - (starts >> 3), 0)
-        values = self._bits[ranges(first, sizes)]
+        values = self._bits[concatenate_ranges(first, sizes)]
         run_ends, filled = np.cumsum(sizes), sizes > 0
         values[(run_ends - sizes)[filled]] &= (0xFF << (starts[filled] & 7) & 0xFF).astype("u1")
         values[run_ends[filled] - 1] &= (0xFF >> (-ends[filled] & 7)).astype("u1")

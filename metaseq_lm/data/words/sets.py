@@ -18,7 +18,7 @@ from metaseq_lm.config.models import LONGEST_WORD
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.columns import ColumnSet
-from metaseq_lm.data.storage.indexed import IndexedDataset, number_outside, ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset, concatenate_ranges, number_outside
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
@@ -164,7 +164,7 @@ class WordSet(ColumnSet):
     def flat(data: IndexedDataset, sentences: np.ndarray) -> np.ndarray:
         """Return the numbers of `sentences` in one of the data sets end to end, int64 (words,)."""
         rows = np.asarray(sentences, np.int64)
-        places = ranges(data.starts[rows], data.sizes[rows])
+        places = concatenate_ranges(data.starts[rows], data.sizes[rows])
         return np.asarray(data.tokens[places], np.int64)
 
     def surface(self, sentences: np.ndarray) -> list[list[str]]:

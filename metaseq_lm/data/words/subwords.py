@@ -17,7 +17,7 @@ import numpy as np
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.rows import layout_of
-from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.storage.indexed import concatenate_ranges
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import TAGS, WordSet
@@ -122,7 +122,7 @@ class TaggedRows:
 
     def words(self, samples: np.ndarray) -> np.ndarray:
         """Return the numbers of the words of the rows `samples`, end to end."""
-        return ranges(self.begin[samples], self.end[samples] - self.begin[samples])
+        return concatenate_ranges(self.begin[samples], self.end[samples] - self.begin[samples])
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenBatch:
         """Return the rows `samples` (B,), padded to at least `width`; sizes "rows" and "words".
@@ -141,8 +141,8 @@ class TaggedRows:
         targets = np.full(tokens.shape, -1)
         tokens[:, 0] = self.vocabulary.cls()
         tokens[np.arange(len(samples)), lengths - 1] = self.vocabulary.sep
-        places = ranges(row * width + column, sizes)
-        tokens.reshape(-1)[places] = self._tokens[ranges(self._starts[words], sizes)]
+        places = concatenate_ranges(row * width + column, sizes)
+        tokens.reshape(-1)[places] = self._tokens[concatenate_ranges(self._starts[words], sizes)]
         targets[row, column] = chosen = self.targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),

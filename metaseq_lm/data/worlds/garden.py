@@ -100,7 +100,7 @@ class _GardenConfig:
     longest: int = option(24, "words of a sentence, at most", at_least=2, at_most=40)
 
 
-def mirror_symbol(symbol: str) -> str:
+def _mirror_symbol(symbol: str) -> str:
     """Return the symbol that stands for another one in a sentence read from right to left."""
     stem = symbol.rstrip("12")
     both_ways = MIRROR | {right: left for left, right in MIRROR.items()}
@@ -111,7 +111,7 @@ def _rules() -> dict[tuple[str, str, str], float]:
     weights: dict[tuple[str, str, str], float] = defaultdict(float)
 
     def add(parent: str, left: str, right: str, weight: float, both_ways: bool = False) -> None:
-        mirror_image = mirror_symbol(parent), mirror_symbol(right), mirror_symbol(left)
+        mirror_image = _mirror_symbol(parent), _mirror_symbol(right), _mirror_symbol(left)
         for rule in ((parent, left, right), mirror_image)[: 1 + both_ways]:
             weights[rule] += weight
 
@@ -178,7 +178,7 @@ class _Lexicon:
         self._config = config
         shares = {}
         for name, (of_one_kind, homonyms, share) in _LEXICON.items():
-            for stem in dict.fromkeys((name, mirror_symbol(name))):
+            for stem in dict.fromkeys((name, _mirror_symbol(name))):
                 self._add(stem, homonyms)
                 for kind in "12":
                     self._add(f"{stem}{kind}", of_one_kind)

@@ -96,7 +96,7 @@ class MixedRows:
         )
 
 
-def sampling_shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
+def _sampling_shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
     """Return each set's share |D|^exponent / sum, float64 (sets,)."""
     powers = np.asarray(sizes, np.float64) ** exponent
     normalised: np.ndarray = powers / powers.sum()
@@ -110,7 +110,7 @@ def rows_per_epoch(sizes: Sequence[int], exponent: float) -> list[int]:
     so an epoch with an exponent of 1 contains every row once.
     """
     total = int(sum(sizes))
-    expected = sampling_shares(sizes, exponent) * total
+    expected = _sampling_shares(sizes, exponent) * total
     counts = np.floor(expected).astype(int)
     largest_remainders = np.argsort(counts - expected, kind="stable")[: total - counts.sum()]
     counts[largest_remainders] += 1

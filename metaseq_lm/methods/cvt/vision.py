@@ -87,7 +87,7 @@ class _ConsistentImages(ImageClassification):
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
         """Return the student's loss (B,) on images, given the teacher's log-probs (B, K)."""
-        return kl_divergence(target, net(images))
+        return _kl_divergence(target, net(images))
 
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
@@ -106,7 +106,7 @@ class _ConsistentImages(ImageClassification):
         return self.config.radius * normalise_rows(direction)
 
 
-def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+def _kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Return KL of log-probabilities (..., K) and the softmax of logits (..., K)."""
     predicted = full_precision(logits).log_softmax(-1)
     return (target.exp() * (target - predicted)).sum(-1)
@@ -131,7 +131,7 @@ class CVTVision(_ConsistentImages):
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
         logits = net.heads[POSITION_HEADS](net.features(images))
-        return kl_divergence(target.unsqueeze(1), logits).mean(1)
+        return _kl_divergence(target.unsqueeze(1), logits).mean(1)
 
 
 class PositionHeads(nn.Module):
@@ -151,7 +151,7 @@ class PositionHeads(nn.Module):
 # ------------------------------------------------------------------------ task
 
 
-def balanced_permutation(labels: np.ndarray, seed: int) -> np.ndarray:
+def _balanced_permutation(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return a random permutation for `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
@@ -184,7 +184,7 @@ class CVTVisionTask(Task):
     def parts(self) -> dict[str, Images]:
         """The training images in three parts: "valid", "train" with labels, "unlabelled"."""
         options, images = self.config, load_images(self.data, "train")
-        order = balanced_permutation(images.labels, options.split_seed)
+        order = _balanced_permutation(images.labels, options.split_seed)
         available = len(order) - options.valid_count
         count = options.labelled or available
         if options.labelled_share:

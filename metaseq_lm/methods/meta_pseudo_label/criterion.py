@@ -173,7 +173,7 @@ class SoftLabels(_PairCriterion):
         if kind == "shifted":
             # Detached: the meta loss would teach the teacher's head of targets to predict half a
             # row ahead, which undoes the shift.
-            return shift_targets(probabilities.detach(), padding)
+            return _shift_targets(probabilities.detach(), padding)
         if kind == "unigram":
             assert self.frequencies is not None
             return self.frequencies.to(probabilities).expand_as(probabilities)
@@ -189,7 +189,7 @@ def _flat_support(probabilities: Tensor, share: float) -> Tensor:
     return torch.zeros_like(support).scatter(-1, tokens, support / support.sum(-1, keepdim=True))
 
 
-def shift_targets(probabilities: Tensor, padding: Tensor) -> Tensor:
+def _shift_targets(probabilities: Tensor, padding: Tensor) -> Tensor:
     """Return the probabilities (..., S, V) shifted by half a row, around the end of its text.
 
     Padding (..., S) follows the text. Rows are independent, and nothing is drawn.

@@ -166,7 +166,7 @@ def classifier_flops(sizes: Sizes) -> float:
     return sizes.blocks() + sizes.inputs() + sizes.binary_head()
 
 
-def electra_flops(discriminator: Sizes, generator: Sizes) -> float:
+def _electra_flops(discriminator: Sizes, generator: Sizes) -> float:
     """Return the training FLOPs of one row of ELECTRA."""
     return discriminator.passes * classifier_flops(discriminator) + masked_lm(generator)
 

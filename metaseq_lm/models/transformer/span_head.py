@@ -33,7 +33,7 @@ class _SpanBeam(NamedTuple):
     null: Tensor
 
 
-def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
+def _mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
     """Return logits in full precision, minus 1000 where the boolean `mask` is false."""
     logits = full_precision(logits)
     return logits - _MASKED * (~mask).to(logits.dtype)
@@ -60,7 +60,7 @@ class _JointSpanHead(nn.Module):
 
     def start_logits(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the start logits (B, S)."""
-        return mask_logits(self.start(x).squeeze(-1), mask)
+        return _mask_logits(self.start(x).squeeze(-1), mask)
 
     def _ends(self, x: Tensor, mask: Tensor, starts: Tensor) -> list[Tensor]:
         """Return the end logits (B, S) for each of K starts (B, K)."""
@@ -70,7 +70,7 @@ class _JointSpanHead(nn.Module):
         every = F.linear(x, weight[:, width:], self.end_dense.bias)
         chosen = F.linear(select(x, starts), weight[:, :width])
         hidden = (F.gelu(every + part.unsqueeze(1)) for part in chosen.unbind(1))
-        return [mask_logits(self.end(part).squeeze(-1), mask) for part in hidden]
+        return [_mask_logits(self.end(part).squeeze(-1), mask) for part in hidden]
 
     def beam(self, x: Tensor, mask: Tensor, size: int) -> _SpanBeam:
         """Return the `size` likeliest starts, each with its likeliest ends; log-probabilities."""
@@ -95,7 +95,7 @@ class SpanHead(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Return start logits and end logits (B, S) of states (B, S, D); `starts` are not used."""
         first, last = self.out(x).unbind(-1)
-        return mask_logits(first, mask), mask_logits(last, mask)
+        return _mask_logits(first, mask), _mask_logits(last, mask)
 
     def start_logits(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the start logits (B, S)."""

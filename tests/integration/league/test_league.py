@@ -604,7 +604,7 @@ def test_a_league_on_slurm_ends_with_a_message_if_slurm_stays_silent(
 
     monkeypatch.setattr(submit_module, "need_slurm", lambda: None)
     monkeypatch.setattr(runner, "submit_slurm", lambda *arguments: [])
-    monkeypatch.setattr(runner, "states", unknown)
+    monkeypatch.setattr(runner, "read_states", unknown)
     monkeypatch.setattr(runner, "WAIT", 0.01)
     monkeypatch.setattr(runner, "SILENCE", 0.05)
     plan = write_plan(tmp_path / "plan.yaml", moons, objectives={"masked": {}})

@@ -26,7 +26,7 @@ from metaseq_lm.core.files import checksum, to_json, with_checksum
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.referee import containment
 from metaseq_lm.referee.audit import audit
-from metaseq_lm.referee.comparison import CLOSE, DIFFERENT, EQUAL, LEVEL, compare, deviation
+from metaseq_lm.referee.comparison import CLOSE, DIFFERENT, EQUAL, LEVEL, compare, compare_means
 from metaseq_lm.referee.ledger import _read_ledger, make_ledger, read_place
 from metaseq_lm.referee.merge import merge, name_in_league
 from metaseq_lm.referee.verify import scored_by_plugin
@@ -301,14 +301,16 @@ def test_repetitions_of_another_course_are_compared_with_the_seeds() -> None:
     honest = raised = lucky = 0
     for _ in range(4000):
         archived, again = rng.normal(size=seeds), rng.normal(size=2)
-        row = deviation(archived, again, archived)[1]
-        alone = [deviation(archived[i : i + 1], again[i : i + 1], archived[2:])[1] for i in (0, 1)]
+        row = compare_means(archived, again, archived)[1]
+        alone = [
+            compare_means(archived[i : i + 1], again[i : i + 1], archived[2:])[1] for i in (0, 1)
+        ]
         honest += min(row, *alone) < limit
-        raised += deviation(archived + 5, again, archived)[1] < limit
-        lucky += deviation([archived[0] + 12], again[:1], archived[1:])[1] < limit
+        raised += compare_means(archived + 5, again, archived)[1] < limit
+        lucky += compare_means([archived[0] + 12], again[:1], archived[1:])[1] < limit
     assert honest < 1.3 * LEVEL * 4000
     assert raised > 0.8 * 4000 and lucky > 0.8 * 4000
-    assert deviation([1, 1], [1], [1, 1])[1] == 1 and deviation([2, 2], [1], [2, 2])[1] == 0
+    assert compare_means([1, 1], [1], [1, 1])[1] == 1 and compare_means([2, 2], [1], [2, 2])[1] == 0
 
 
 def test_course_of_a_row_with_its_seeds(copied: Path, place: Path) -> None:

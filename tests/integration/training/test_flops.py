@@ -18,7 +18,7 @@ from metaseq_lm.core.registry import ALL, Entry
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.models.transformer.flops_rules import _ModernSizes
-from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, shape_signature
+from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, _shape_signature
 from metaseq_lm.training.price import estimate_price
 
 
@@ -37,8 +37,8 @@ def test_signatures_tell_shapes_apart():
     def work(tokens: torch.Tensor) -> dict[str, list[list[TokenBatch]]]:
         return {"s": [[TokenBatch(tokens=tokens)]]}
 
-    assert shape_signature(work(torch.ones(2, 3))) != shape_signature(work(torch.ones(3, 2)))
-    assert shape_signature(work(torch.ones(2, 3))) == shape_signature(work(torch.zeros(2, 3)))
+    assert _shape_signature(work(torch.ones(2, 3))) != _shape_signature(work(torch.ones(3, 2)))
+    assert _shape_signature(work(torch.ones(2, 3))) == _shape_signature(work(torch.zeros(2, 3)))
 
 
 def test_a_masked_lm_run_costs_what_the_sizes_say(moons, tmp_path):

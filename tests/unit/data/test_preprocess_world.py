@@ -11,7 +11,7 @@ from outcomes import expect_error
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.preprocess.world import load_world, round_floats
+from metaseq_lm.data.preprocess.world import _round_floats, load_world
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, verify
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -84,7 +84,7 @@ def test_the_corpus_is_of_the_world(data):
     assert np.isfinite(world.log_probs(world.encode(texts))).all()
     about = json.loads((data / "world.json").read_text())
     assert (about["name"], about["seed"]) == ("quad", 11)
-    assert about["parameters"] == round_floats(world.parameters())
+    assert about["parameters"] == _round_floats(world.parameters())
     assert about["parameters"]["nouns"] == pytest.approx(np.array(world.parameters()["nouns"]))
     constants = manifest.details["world"]["constants"]
     assert constants == about["constants"]
@@ -102,9 +102,9 @@ def test_the_last_digit_does_not_change_the_data():
     content = {"a": [1 / 3, (2.0, 7)], "b": {"c": "text", "d": 12_345_678_901, "e": 1e-9 / 3}}
     other = {"a": [1 / 3 + 1e-16, [2.0, 7]], "b": content["b"] | {"e": 1e-9 / 3 + 1e-25}}
     assert content["a"] != other["a"]
-    assert round_floats(content) == round_floats(other)
-    assert round_floats(content)["b"]["d"] == 12_345_678_901
-    assert round_floats(content)["a"][0] == pytest.approx(1 / 3, rel=1e-7)
+    assert _round_floats(content) == _round_floats(other)
+    assert _round_floats(content)["b"]["d"] == 12_345_678_901
+    assert _round_floats(content)["a"][0] == pytest.approx(1 / 3, rel=1e-7)
 
 
 def test_labelled_sets_have_the_labels_of_the_world(data):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.methods.bam.data import (
     MixedEpochs,
+    _sampling_shares,
     copies_and_weights,
     rows_per_epoch,
-    sampling_shares,
 )
 from metaseq_lm.tasks import with_epochs
 
@@ -36,7 +36,7 @@ def test_the_table_of_the_authors_code():
     copies, weights = copies_and_weights(GLUE, 0.75)
     assert list(copies.values()) == COPIES
     assert list(weights.values()) == pytest.approx(WEIGHTS, abs=6e-4)
-    assert sampling_shares(list(GLUE.values()), 0.75) == pytest.approx(SHARES, abs=6e-5)
+    assert _sampling_shares(list(GLUE.values()), 0.75) == pytest.approx(SHARES, abs=6e-5)
     total = sum(copies[name] * size for name, size in GLUE.items())
     config = load_config(["task=bam", "criterion=bam_distill", "schedule=polynomial"])
     found = with_epochs(config, total, 128, 6)
@@ -49,7 +49,9 @@ def test_copies_and_weights_make_the_shares():
     """Copies alone miss them by up to a half, the weights make up for it, exactly."""
     copies, weights = copies_and_weights(GLUE, 0.75)
     seen = np.array([copies[n] * size * weights[n] for n, size in GLUE.items()])
-    assert seen / seen.sum() == pytest.approx(sampling_shares(list(GLUE.values()), 0.75), rel=1e-12)
+    assert seen / seen.sum() == pytest.approx(
+        _sampling_shares(list(GLUE.values()), 0.75), rel=1e-12
+    )
     assert copies_and_weights(GLUE, 1.0) == (dict.fromkeys(GLUE, 1), dict.fromkeys(GLUE, 1.0))
 
 
@@ -61,7 +63,7 @@ sizes_of = st.lists(st.integers(1, 500), min_size=1, max_size=6)
 def test_draws_are_the_nearest_whole_shares(sizes, exponent):
     counts = rows_per_epoch(sizes, exponent)
     assert sum(counts) == sum(sizes)
-    assert np.abs(np.array(counts) - sampling_shares(sizes, exponent) * sum(sizes)).max() < 1
+    assert np.abs(np.array(counts) - _sampling_shares(sizes, exponent) * sum(sizes)).max() < 1
     assert rows_per_epoch(sizes, 1.0) == sizes
 
 

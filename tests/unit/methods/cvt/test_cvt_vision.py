@@ -22,8 +22,8 @@ from metaseq_lm.methods.cvt.vision import (
     POSITION_HEADS,
     UNLABELLED,
     PositionHeads,
-    balanced_permutation,
-    kl_divergence,
+    _balanced_permutation,
+    _kl_divergence,
 )
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
@@ -74,13 +74,13 @@ def heads(names: object) -> set[str]:
 
 def test_beginnings_of_the_order_have_all_classes_alike():
     labels = np.random.default_rng(1).integers(0, 5, 300)
-    order = balanced_permutation(labels, 1)
+    order = _balanced_permutation(labels, 1)
     assert sorted(order) == list(range(300))
     for count in (5, 50, 150):
         counts = np.bincount(labels[order[:count]], minlength=5)
         assert counts.max() - counts.min() <= 1
-    assert (order != balanced_permutation(labels, 2)).any() and (
-        order == balanced_permutation(labels, 1)
+    assert (order != _balanced_permutation(labels, 2)).any() and (
+        order == _balanced_permutation(labels, 1)
     ).all()
 
 
@@ -182,7 +182,7 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(kind, pictu
     wanted = net(batch.images).log_softmax(-1).detach()
 
     def loss(images: torch.Tensor) -> torch.Tensor:
-        return kl_divergence(wanted, net(images))
+        return _kl_divergence(wanted, net(images))
 
     change = criterion.perturbation(net, batch.images, loss)
     norms = change.flatten(1).norm(dim=1)

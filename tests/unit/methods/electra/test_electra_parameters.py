@@ -156,7 +156,7 @@ INFERENCE = [("small", 3.68e9), ("base", 2.86e10), ("large", 8.75e10)]
 
 @pytest.mark.parametrize("sizes, rows, updates, wanted", ELECTRA)
 def test_pretraining_flops(sizes, rows, updates, wanted):
-    found = flops_rules.electra_flops(*flops(*sizes)) * rows * updates
+    found = flops_rules._electra_flops(*flops(*sizes)) * rows * updates
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
@@ -186,7 +186,7 @@ def test_flops_of_a_step_of_a_toy(toy, share, wanted):
         generator_size=share,
     )
     sizes = (Sizes.of(config, 8000, longest), Sizes.of(config.generator(), 8000, longest))
-    assert flops_rules.electra_flops(*sizes) * rows == pytest.approx(wanted, rel=0.02)
+    assert flops_rules._electra_flops(*sizes) * rows == pytest.approx(wanted, rel=0.02)
 
 
 def test_two_tower_flops():
@@ -201,7 +201,7 @@ def test_two_tower_flops():
 @pytest.mark.parametrize(
     ("criterion", "more", "wanted"),
     [
-        ("electra_rtd", [], lambda m, g: flops_rules.electra_flops(m, g)),
+        ("electra_rtd", [], lambda m, g: flops_rules._electra_flops(m, g)),
         ("electra_rtd", ["model.noise=uniform"], lambda m, g: 2 * flops_rules.classifier_flops(m)),
         ("replace_mlm", [], lambda m, g: flops_rules.masked_lm(m) + flops_rules.masked_lm(g)),
         (
