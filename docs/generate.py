@@ -143,13 +143,13 @@ def command_page(name: str, parser: argparse.ArgumentParser) -> str:
 @cache
 def base_keys() -> dict[str, tuple[str, str]]:
     """Return default and help of each key of the base configuration."""
-    from metaseq_lm.core.config import as_dict, flatten, sections
+    from metaseq_lm.core.config import as_dict, flatten, section_classes
     from metaseq_lm.core.loading import format_value, load_config
 
     config = load_config([])
     helps = {
         prefix + item.name: item.metadata.get("help", "")
-        for prefix, schema in sections(config).items()
+        for prefix, schema in section_classes(config).items()
         for item in fields(schema)
     }
     values = {key: format_value(value) for key, value in flatten(as_dict(config)).items()}
