@@ -556,4 +556,7 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
     def report(self) -> str:
         train = _count_labels(label for _, _, label in self._labels.get(TRAIN, []))
         faults = [] if self.form.regression else list(label_warnings(train))
+        unseen = [repr(name) for name in self._classes or () if train and not train[name]]
+        if unseen:
+            faults.append(f"{abbreviated(unseen)}: no row of train has it, so no model learns it")
         return "\n".join(f"warning: {text}" for text in (*self._warnings, *faults))

@@ -225,6 +225,7 @@ SETS |= {
     "accents.csv": (labels("caf\u00e9", "cafe\u0301"), [], 0, "are 2 classes"),
     "no_break.csv": (labels("a\u00a0", "b"), [], 0, "30 stripped_labels"),
     "one_class.csv": (labels("pos"), [], 0, "all 60 rows have the class 'pos'"),
+    "no_row.csv": (labels("a", "b"), ["--labels", "a,b,c"], 0, "'c': no row of train has it"),
     "total.csv": (TABLE + "Total,20\n", [], 0, "1 of 3 classes have one row: 20"),
     "empty_text.csv": (TABLE + ",pos\n", [], 0, "row 22 has no text"),
     "null_text.jsonl": (
