@@ -30,6 +30,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
+# The decoder of json, as ijson names neither the line of a damaged object nor keys that repeat.
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_fields)
 
 
