@@ -83,8 +83,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             show(f"{finding.level:<8} {finding.text}")
     levels = [row["level"] for row in rows]
-    errors, warnings = levels.count("error"), levels.count("warning")
-    show_result("doctor", rows, f"{errors} errors, {warnings} warnings")
+    counts = {level: levels.count(level) for level in ("error", "warning")}
+    texts = (f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
+    show_result("doctor", rows, ", ".join(texts))
     if not all(folder.is_dir() for folder in args.data):
         return UsageError.exit_code
-    return MetaseqError.exit_code if errors else 0
+    return MetaseqError.exit_code if counts["error"] else 0

@@ -71,7 +71,7 @@ def test_sound_folder(data, look):
 def test_several_folders(data, look, tmp_path):
     code, lines = look(data, str(data / "set"), str(tmp_path / "nothing"))
     assert (
-        code == 2 and lines[-1].startswith("1 errors") and has(lines, "error", "nothing: no such")
+        code == 2 and lines[-1].startswith("1 error, ") and has(lines, "error", "nothing: no such")
     )
     assert sum("train" in line and "3 rows" in line for line in lines) == 2
     assert sum("torch " in line for line in lines) == 1
