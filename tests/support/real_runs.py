@@ -141,6 +141,8 @@ def forked(arguments: list[str], errors: str, environment: dict[str, str], limit
     """Be the program, in a forked process."""
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    # A sweep may have started the server to fork from, with the signals of a terminal blocked.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -30,7 +30,8 @@ class Popen:
         answered, answering = multiprocessing.Pipe(duplex=False)
         given = [reading, answering, Connection(os.dup(2), readable=False)]
         context = multiprocessing.get_context(method)
-        self._process = context.Process(target=_be, args=(command, env, os.getcwd(), given))
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._process = context.Process(target=_be, args=(command, env, os.getcwd(), given, mask))
         self._process.start()
         self.stdin = os.fdopen(os.dup(asking.fileno()), "w")
         self.stdout = os.fdopen(os.dup(answered.fileno()))
@@ -43,10 +44,17 @@ class Popen:
         return self._process.exitcode
 
 
-def _be(command: list[str], env: dict[str, str], folder: str, given: Sequence[Connection]) -> None:
+def _be(
+    command: list[str],
+    env: dict[str, str],
+    folder: str,
+    given: Sequence[Connection],
+    mask: set[signal.Signals],
+) -> None:
     """Be the process of a command, with its name and without files of the one that forked it."""
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for descriptor, stream in enumerate(given):
         os.dup2(stream.fileno(), descriptor)
         stream.close()

@@ -72,7 +72,9 @@ def test_a_sweep_counts_runs_and_names_those_that_failed(
     fields |= {"job": "", "reason": ""}
     told = {"state": "running", "update": 5}
     monkeypatch.setattr(
-        progress, "states", lambda _, runs: [SimpleNamespace(run=runs[0].name, **(fields | told))]
+        progress,
+        "read_states",
+        lambda _, runs: [SimpleNamespace(run=runs[0].name, **(fields | told))],
     )
     sweep, folder = Progress(4), Path()
     one, two = (SimpleNamespace(name=name) for name in ("lr=1", "lr=2"))
