@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig
@@ -18,7 +19,7 @@ from metaseq_lm.tasks.protocols import Prepares
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CONFIGS = sorted(EXAMPLES.rglob("config/*.yaml"))
 OTHERS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "config")
-PLANS = [path for path in OTHERS if "\nobjectives:" in path.read_text()]
+PLANS = [p for p in OTHERS if {"base", "objectives"} & yaml.safe_load(p.read_text()).keys()]
 SWEEPS = [path for path in OTHERS if path not in PLANS]
 # test_documentation.py composes those of the pages' commands.
 PAGES = [*EXAMPLES.rglob("README.md"), *EXAMPLES.with_name("docs").rglob("*.md")]
