@@ -130,7 +130,8 @@ def _draw_row(axes: "Axes", y: float, standings: Standings, entry: StandingsEntr
             mark(axes, x, y, value.wide, name=f"{name}, {key}")
     scores = _scaled(entry.scores.get(metric.name, ()), metric)
     look: Any = {"color": colour, "markersize": 5, "markeredgewidth": 0.8, "alpha": 0.55}
-    look |= {"markerfacecolor": "none", "alpha": 1.0} if is_hollow else {}
+    if is_hollow:
+        look |= {"markerfacecolor": "none", "alpha": 1.0}
     axes.plot(scores, [y] * len(scores), "o", **look)
     score, verdict = value_of("score", standings, entry), verdict_text(standings, entry)
     if is_hollow:
@@ -240,7 +241,8 @@ def _draw_open_points(
         text = value_of("untrained", standings, known[0]).wide
         point = Point(start * shift, float(scores.mean()) * metric.scale, text, "no training")
         draw_points(axes, [point], style, is_open=True)
-    for item in (outcome.prediction for outcome in standings.predictions):
+    for outcome in standings.predictions:
+        item = outcome.prediction
         if item.objective == name and item.metric == metric.name:
             y, at = item.value * metric.scale, f"{flops_text(item.budget)} FLOPs"
             ends = _scaled(item.interval, metric)

@@ -135,7 +135,8 @@ def _describe_effects(plan: Plan, detectable: Sequence[Mapping[str, Any]]) -> It
         f"{comparison.metric} is decided at level {comparison.level:g} among {plan.comparisons} "
         f"comparisons with {comparison.baseline}, with {len(plan.ladder.seeds)} seeds each:"
     )
-    for budget, effect, sd in (item.values() for item in detectable):
+    for item in detectable:
+        budget, effect, sd = item["budget"], item["effect"], item["sd"]
         text = f"80 % power for a difference of {effect or 0.0:.2g}"
         if effect is None:
             text = "no difference can be established with so few seeds"

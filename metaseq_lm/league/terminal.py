@@ -55,8 +55,8 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     ]
     if paths:
         names = ", ".join(path.name for path in paths)
-        place = f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:"
-        parts.append([place, names])
+        heading = f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:"
+        parts.append([heading, names])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 

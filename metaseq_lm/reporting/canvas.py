@@ -262,8 +262,8 @@ def _to_svg(figure: Figure, drawing: Drawing) -> str:
     for mark in drawing.marks:
         point = mark.axes.transData.transform((mark.x, mark.y))
         x, y = to_fraction.transform(point)
-        place = {"cx": f"{x * width * _POINTS:.1f}", "cy": f"{(1 - y) * height * _POINTS:.1f}"}
-        circle = SubElement(group, "circle", {"class": "mark", **place, "r": "4"})
+        centre = {"cx": f"{x * width * _POINTS:.1f}", "cy": f"{(1 - y) * height * _POINTS:.1f}"}
+        circle = SubElement(group, "circle", {"class": "mark", **centre, "r": "4"})
         circle.set("data-panel", panels[mark.panel])
         if mark.legend in drawing.keys:
             circle.set("data-series", str(drawing.keys[mark.legend]))

@@ -371,7 +371,7 @@ def _separate_overlapping(
                 break
         else:
             groups.append([i])
-    for group in (group for group in groups if len(group) > 1):
+    for group in groups:
         middle = sum(scaled[i] for i in group) / len(group)
         for rank, i in enumerate(sorted(group)):
             scaled[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span

@@ -34,7 +34,8 @@ def _counted(facts: Iterable[str]) -> str:
 def _made_with(runs: Sequence[Run]) -> str:
     """Return code, versions and machines that made runs, "" if none is recorded."""
     codes, versions, machines = [], [], []
-    for recorded in (run.recorded for run in runs):
+    for run in runs:
+        recorded = run.recorded
         code, machine = recorded.get("code"), recorded.get("architecture")
         codes.append(f"code {code}" if code else "")
         versions.append(", ".join(map(" ".join, (recorded.get("versions") or {}).items())))
