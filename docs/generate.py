@@ -39,28 +39,22 @@ CHOICES = {
     "suite": "`metaseq-lm score RUN --suite NAME --data FOLDER`",
     "world": "`metaseq-lm preprocess --world NAME --world-options A=1,B=2`",
 }
+# Pages of the Python API, and the modules whose `__all__` they show.
 API = {
-    "engine": ("Engine", "Exact gradients, second derivatives, steps.", ("engine",)),
-    "tasks": ("Tasks", "Data, networks and the order of updates.", ("tasks",)),
-    "criterions": ("Criterions and batches", "What is minimised.", ("core.batch", "criterions")),
     "config": (
-        "Configuration and registry",
-        "Options, names, plug-ins, errors and random numbers.",
+        "Registration, options, errors, random numbers",
         (
-            *("core.config", "core.options", "core.loading", "core.registry", "plugins"),
-            "core.errors",
-            "core.random_streams",
+            *("core.registry", "core.options", "core.config", "config"),
+            *("core.errors", "core.random_streams"),
         ),
     ),
-    "data": ("Data", "Files, tokenizers, corpora, labelled sets, streams.", ("data",)),
-    "models": ("Models", "Networks, their layers and forward passes.", ("models", "forward")),
-    "optim": ("Optimizers and schedules", "Steps and learning rates.", ("optim",)),
-    "evaluation": ("Evaluation", "Metrics and predictions.", ("evaluation",)),
-    "runs": (
-        "Runs and checkpoints",
-        "Run folders, checkpoints, FLOPs, training, interchange with transformers.",
-        ("runs", "training", "interop"),
-    ),
+    "tasks": ("Tasks and the engine", ("tasks", "engine", "forward")),
+    "criterions": ("Criterions and batches", ("criterions", "core.batch", "core.metric_names")),
+    "models": ("Networks and their parts", ("models", "core.roles")),
+    "optim": ("Optimizers", ("optim",)),
+    "data": ("Data", ("data",)),
+    "results": ("Suites, gates and columns", ("evaluation", "league", "reporting")),
+    "runs": ("Runs, opened by scripts", ("plugins", "training")),
 }
 # Titles of argparse's groups of its own.
 TITLES = {"positional arguments": "Arguments"}
@@ -315,32 +309,63 @@ def limits(item: Field) -> str:
     return ", ".join(ranges + listed)
 
 
-def api_pages() -> Iterator[tuple[str, str]]:
-    """Yield a page per room or group of modules, and an index."""
-    package = ROOT / "metaseq_lm"
-    rows = []
-    for name, (title, about, rooms) in API.items():
-        modules = []
-        for room in rooms:
-            base = package / room.replace(".", "/")
-            for file in [base.with_suffix(".py"), *sorted(base.rglob("*.py"))]:
+def api_modules() -> dict[str, list[str]]:
+    """Return, for each module with `__all__`, the names that plug-ins may use."""
+    modules = {}
+    for file in sorted((ROOT / "metaseq_lm").rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-                if file.is_file() and has_public_names(file):
-                    modules.append(module.removesuffix(".__init__"))
-        parts = [f"# {title}\n\n{about}", *(f"## {m}\n\n::: {m}" for m in modules)]
-        yield f"reference/api/{name}.md", "\n\n".join(parts) + "\n"
-        rows.append(
-            f"| [{title}]({name}.md) | {', '.join(f'`{room}`' for room in rooms)} | {about} |"
-        )
-    yield (
-        "reference/api/index.md",
-        "# Python API\n\nMade of the docstrings. What a plug-in needs is in "
-        "[Tasks](tasks.md), [Criterions and batches](criterions.md) and "
-        "[Configuration and registry](config.md); [how to write plug-ins](../../how_to/plugins.md) "
-        "says how they fit together.\n\n| page | modules of `metaseq_lm` | about |\n|---|---|---|\n"
-        + "\n".join(rows)
-        + "\n",
-    )
+                modules[module.removesuffix(".__init__")] = ast.literal_eval(node.value)
+    return modules
+
+
+def api_pages() -> Iterator[tuple[str, str]]:
+    """Yield a page with all names that plug-ins may use, and the pages that describe them."""
+    unseen = api_modules()
+    index = [
+        "# Python API",
+        "A plug-in, or a script, may use the names below: those in the `__all__` of their modules, "
+        "with the arguments, attributes and methods that are described behind the links. They are "
+        "stable: within a minor version (0.3.0, 0.3.1, ...) none is removed, renamed or needs "
+        "another argument, and the next minor version lists each change with its new form in "
+        "[Upgrade](../../how_to/upgrading.md). Everything else is internal and changes without "
+        "notice. [Write plug-ins](../../how_to/plugins.md) says how the names fit together.",
+        contents([title for title, _ in API.values()]),
+    ]
+    for page, (title, rooms) in API.items():
+        pattern = re.compile(rf"metaseq_lm\.({'|'.join(map(re.escape, rooms))})(\.|$)")
+        modules = {name: unseen.pop(name) for name in list(unseen) if pattern.match(name)}
+        rows = [row for name, names in modules.items() for row in api_rows(name, names)]
+        index += [f"## {title}", table(("name", "module", "what"), rows)]
+        parts = [f"# {title}", "A part of the [Python API](index.md)."]
+        for name, names in modules.items():
+            parts.append(f"## {name}\n\n::: {name}\n    options:\n      members: {names}")
+        yield f"reference/api/{page}.md", "\n\n".join(parts) + "\n"
+    assert not unseen, f"no page has the names of {', '.join(unseen)}"
+    yield "reference/api/index.md", "\n\n".join(index) + "\n"
+
+
+def api_rows(module: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each name of a module; names that one statement assigns share a row."""
+    base = ROOT / module.replace(".", "/")
+    file = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+    source = file.read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names:
+            summary = (ast.get_docstring(node) or "").split("\n\n")[0]
+            link = f"[`{node.name}`][{module}.{node.name}]"
+            yield link, code(module), escape(summary)
+        elif isinstance(node, ast.ImportFrom):
+            imported = sorted({alias.name for alias in node.names}.intersection(names))
+            for name, _, summary in api_rows(str(node.module), imported) if imported else ():
+                yield name, code(module), summary
+    for block in re.split(r"\n(?:[ \t]*\n)+", source):  # assignments below one comment
+        comment = " ".join(re.findall(r"^# (.*)", block, re.MULTILINE))
+        assigned = re.findall(r"^(?:[A-Z]+ = )?(\w+(?:, \w+)*)(?:: \w+)? = ", block, re.MULTILINE)
+        listed = [name for match in assigned for name in match.split(", ")]
+        if shown := [code(name) for name in listed if name in names]:
+            yield ", ".join(shown), code(module), escape(comment)
 
 
 # At most; see docs/architecture.md.
@@ -368,13 +393,6 @@ def traces() -> Iterator[tuple[str, str]]:
             f"`scripts/trace_update {method}` prints **{total}**, and these files, in the order in "
             "which they are entered:\n\n" + "\n".join(rows),
         )
-
-
-def has_public_names(file: Path) -> bool:
-    """Return whether a module defines a class or function without a leading underscore."""
-    nodes = ast.parse(file.read_text(encoding="utf-8")).body
-    definitions = (ast.ClassDef, ast.FunctionDef)
-    return any(isinstance(node, definitions) and node.name[0] != "_" for node in nodes)
 
 
 def method_pages() -> Iterator[tuple[str, str]]:

@@ -24,6 +24,8 @@ from metaseq_lm.core.registry import ALL, FAILED, LOADERS, Entry
 if TYPE_CHECKING:
     from metaseq_lm.core.config import RunConfig
 
+__all__ = ["load_all"]
+
 _ENTRY_POINTS = "metaseq_lm.plugins"
 LOADED: list[Path] = []  # files and folders of plug-ins
 _CORE = ("config",)

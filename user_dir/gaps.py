@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_suite
 from metaseq_lm.data.labelled.files import SourceSentence, source_lines
+from metaseq_lm.data.records import Record
 from metaseq_lm.data.records.json_files import json_object
-from metaseq_lm.data.records.record import Record
-from metaseq_lm.evaluation.suites import Results, Suite, mean_by_group, register_suite
+from metaseq_lm.evaluation.suites import Results, Suite, mean_by_group
 
 
 @dataclass(frozen=True)

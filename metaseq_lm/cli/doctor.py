@@ -14,7 +14,7 @@ from typing import Any
 from metaseq_lm import plugins
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import count_text, show
 
 HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             show(f"{finding.level:<8} {finding.text}")
     levels = [row["level"] for row in rows]
     counts = {level: levels.count(level) for level in ("error", "warning")}
-    texts = (f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
+    texts = (count_text(count, level) for level, count in counts.items())
     show_result("doctor", rows, ", ".join(texts))
     if not all(folder.is_dir() for folder in args.data):
         return UsageError.exit_code

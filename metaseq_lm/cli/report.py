@@ -30,7 +30,7 @@ from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.options import add_options, option, read_options
-from metaseq_lm.core.output import clean, show
+from metaseq_lm.core.output import clean, count_text, show
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.reporting.folders import find_plan, find_runs, pick_stage
 from metaseq_lm.reporting.formats import WRITERS, to_document
@@ -361,7 +361,7 @@ def _without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     count = len(runs) - len(others)
     if not others or not count:
         return list(runs), []
-    of_search = f"{count} trial{'s' * (count > 1)} of a search"
+    of_search = f"{count_text(count, 'trial')} of a search"
     return others, [f"Not in the table: {of_search} (see --expected-best)."]
 
 

@@ -51,7 +51,7 @@ from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
 from metaseq_lm.core.documents import show_result
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import add_options, option, read_options
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import count_text, show
 from metaseq_lm.core.plain_yaml import naming_place
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _launch_sweep(args: argparse.Namespace, options: _SweepOptions) -> int:
     check(runs, definition)
     stages = len(definition.stages)
     of_stages = f" of {stages} stages" * (stages > 1)
-    show(f"{len(runs)} run{'s' * (len(runs) > 1)}{of_stages}")
+    show(f"{count_text(len(runs), 'run')}{of_stages}")
     if options.estimate and not options.dry_run:
         raise UsageError("--estimate goes with --dry-run")
     if (options.divide > 1 or options.rate) and not options.estimate:

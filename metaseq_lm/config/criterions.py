@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from metaseq_lm.core.options import WEIGHTS, option
 from metaseq_lm.core.registry import CRITERIONS, NoOptions
 
+__all__ = ["BatchSumConfig", "TokenLossConfig", "ZLossConfig"]
+
 _BOTH, CAUSAL = "both", "causal"
 
 

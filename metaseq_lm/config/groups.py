@@ -18,6 +18,9 @@ from metaseq_lm.core.roles import Role, role_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+__all__ = ["NamedParameters", "Rule"]
+
+# Names of parameters, as in `model.named_parameters()`, and the parameters.
 NamedParameters = Sequence[tuple[str, "nn.Parameter"]]
 
 

@@ -16,6 +16,8 @@ from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
 from metaseq_lm.core.roles import Role
 
+__all__ = ["AdamConfig", "OptimizerConfig"]
+
 ORIGINAL, MATCH_RMS = "original", "match_rms_adamw"
 
 

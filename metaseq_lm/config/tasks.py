@@ -11,9 +11,30 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import DATA, WEIGHTS, option, with_default
 from metaseq_lm.core.registry import TASKS
 
+__all__ = [
+    "SPAN",
+    "BatchConfig",
+    "BreakModeConfig",
+    "EpochsConfig",
+    "EvaluationConfig",
+    "HeadConfig",
+    "LabelledSetConfig",
+    "LanguageModelingConfig",
+    "MaskRatesConfig",
+    "MaskedCorpusConfig",
+    "MaskedLMConfig",
+    "MaskingConfig",
+    "RowsConfig",
+    "SentenceHeadConfig",
+    "UnpackedConfig",
+    "WarmupConfig",
+]
+
 DOCUMENTS = "documents"
 SEGMENTS = "segments"
 UNIFORM, BELL = "uniform", "bell"
+
+# Values of `mask_unit`.
 TOKEN, WORD, SPAN, SHORT_SPAN = "token", "word", "span", "short_span"
 _UNITS = (TOKEN, WORD, SPAN, SHORT_SPAN)
 WORDS, TOKENS = "words", "tokens"

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 from metaseq_lm.core.options import WEIGHTS, option, with_default
 from metaseq_lm.core.registry import ATTENTIONS, FEED_FORWARDS, NORMS, POSITIONS, NoOptions
 
+__all__ = ["EncoderConfig", "ModernConfig", "TransformerConfig"]
+
 XAVIER_ATTENTION = "xavier_attention"
 TRUNCATED_NORMAL = "truncated_normal"
 DEPTH_SCALED = "depth_scaled"

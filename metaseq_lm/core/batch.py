@@ -17,6 +17,20 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import UsageError
 
+__all__ = [
+    "Batch",
+    "CopiesBatch",
+    "Layout",
+    "Logs",
+    "ScoredBatch",
+    "SequenceBatch",
+    "Term",
+    "Terms",
+    "TokenBatch",
+    "WordBatch",
+    "count_targets",
+]
+
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
 # Tokens visible to a token of a row: all, itself and earlier ones, itself and later ones, a
@@ -346,6 +360,7 @@ class Term:
     kind: str = ""
 
 
+# Terms by their names.
 Terms = dict[str, Term]
 
 
@@ -367,6 +382,7 @@ def count_targets(targets: Any) -> dict[str, Any]:
     return {name: int(size) for name, size in sizes.items()}
 
 
+# Metrics, sizes and texts by their names.
 Logs = dict[str, Any]
 
 

@@ -27,6 +27,8 @@ from metaseq_lm.core.options import (
 )
 from metaseq_lm.core.registry import ALL
 
+__all__ = ["EngineConfig", "RunConfig", "TrainerConfig"]
+
 # These set some options of their runs, so their files cannot: `set_by` of an option says why.
 SWEEP, SEARCH, LEAGUE = "sweep", "search", "league"
 

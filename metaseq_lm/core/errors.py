@@ -15,6 +15,8 @@ from pathlib import Path
 
 from metaseq_lm.core.output import hide_status, is_quiet, printable
 
+__all__ = ["MetaseqError", "UsageError"]
+
 # Environment variable for runs of sweeps and scripts, which no user watches one by one.
 NO_HINTS = "METASEQ_LM_NO_HINTS"
 # Environment variable that keeps the traceback of an error inside a plug-in.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+__all__ = ["CAUSAL_NLL", "CLOZE_NLL", "DETECTION", "NLL"]
+
 _LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
 _HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
 _FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer share".split())

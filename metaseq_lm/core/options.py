@@ -26,6 +26,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import Registry, nearest
 
+__all__ = ["DATA", "FUNCTION", "LOSS", "NOTHING", "SPEED", "WEIGHTS", "option", "with_default"]
+
 # Effects of an option, see `option`.
 LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING = (
     *("loss", "data", "function"),

@@ -170,6 +170,11 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"[\\`*|\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a number and its noun, which is in the plural unless the number is 1."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def seconds_text(seconds: float | None) -> str:
     """Return a time as 4.2 s, 12 min 5 s, 3 h 20 min or 2 d 4 h, or "-" if unknown."""
     if seconds is None:

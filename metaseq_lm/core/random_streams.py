@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+__all__ = ["subkeys", "uniforms", "words"]
+
 GOLDEN = 0x9E3779B97F4A7C15
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)

@@ -12,6 +12,23 @@ from typing import Any, Generic, TypeVar
 
 from metaseq_lm.core.errors import UsageError
 
+__all__ = [
+    "NoOptions",
+    "register_attention",
+    "register_criterion",
+    "register_feed_forward",
+    "register_metric",
+    "register_model",
+    "register_norm",
+    "register_optimizer",
+    "register_position",
+    "register_schedule",
+    "register_suite",
+    "register_task",
+    "register_tokenizer",
+    "register_world",
+]
+
 T = TypeVar("T")
 
 
@@ -243,6 +260,7 @@ def tasks_for(criterion: Any) -> list[str]:
     ]
 
 
+# Decorators of a class or function: its name, and `dataclass`, its options.
 register_task = TASKS.register
 register_criterion = CRITERIONS.register
 register_model = MODELS.register

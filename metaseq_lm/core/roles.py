@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["Role", "role_of"]
+
 
 class Role(Enum):
     """What a parameter does. Every parameter of fewer than two dimensions is a gain or a bias."""

@@ -9,6 +9,8 @@ from torch import nn
 
 from metaseq_lm.core.batch import Terms
 
+__all__ = ["Criterion", "Exported"]
+
 
 @dataclass(frozen=True)
 class Exported:

@@ -17,6 +17,8 @@ from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.layers import IGNORE, cross_entropy
 
+__all__ = ["CausalLM", "next_tokens"]
+
 
 class CausalLM(Criterion):
     """The mean loss of each token given those before it (Radford et al. 2018, equation 1).

@@ -21,6 +21,9 @@ from metaseq_lm.forward.passes import copy_sums, full_precision
 from metaseq_lm.models.layers import IGNORE, cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
+__all__ = ["LM", "MaskedLM", "labelled_terms", "row_accuracy"]
+
+# Names of heads.
 LM, NEXT_SENTENCE = "lm", "next_sentence"
 TOKENS_PER_PASS = 8192
 

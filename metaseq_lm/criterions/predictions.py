@@ -21,6 +21,8 @@ from metaseq_lm.data.corpus.predictions import PredictionBatch, masked_by_count,
 from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
+__all__ = ["logits_at"]
+
 
 def logits_at(model: nn.Module, tokens: Tensor, layout: Layout, sources: Tensor) -> Tensor:
     """Return the logits (N, V) of the states at `sources` (N,), which index the B S positions."""

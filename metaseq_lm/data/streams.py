@@ -21,6 +21,8 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.permutation import Permutation
 
+__all__ = ["Plan", "PlannedStream", "Stream"]
+
 _SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
 _TOLERANCE = 1e-9  # updates; rounding errors in the shares of a run must not move a phase

@@ -44,6 +44,8 @@ from metaseq_lm.forward.passes import (
 )
 from metaseq_lm.optim import Optimizer
 
+__all__ = ["Engine"]
+
 T = TypeVar("T")
 B = TypeVar("B", bound=Batch)
 

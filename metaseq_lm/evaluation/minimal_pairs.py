@@ -40,6 +40,8 @@ from metaseq_lm.evaluation.suites import (
     exact_scores,
 )
 
+__all__ = ["read_pairs"]
+
 _TABLES = (".tsv", ".csv")
 _GOOD, _BAD = "sentence_good", "sentence_bad"
 # BLiMP's files have 13 terms; the paper's 12 phenomena count one of them as part of another.

@@ -26,7 +26,6 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import read_words
 from metaseq_lm.core.registry import SUITES
-from metaseq_lm.core.registry import register_suite as register_suite
 from metaseq_lm.data.labelled.files import SourceSentence
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.runs.suite_results import COUNT, HITS
@@ -35,6 +34,17 @@ from metaseq_lm.runs.suite_results import OVERALL as OVERALL
 if TYPE_CHECKING:
     from metaseq_lm.core.batch import TokenBatch
 
+__all__ = [
+    "PREDICTIONS",
+    "SENTENCES",
+    "STATES",
+    "GroupMetrics",
+    "Results",
+    "Suite",
+    "mean_by_group",
+]
+
+# What a suite scores items with: the attribute `takes`.
 SENTENCES = "sentences"
 PREDICTIONS = "predictions"
 STATES = "states"
@@ -83,6 +93,7 @@ def hits_of(right: np.ndarray) -> tuple[int, ...]:
 
 # The metrics of each group by name; the group of all items is OVERALL and comes first.
 Results = dict[str, GroupMetrics]
+
 # For each group, the references of its metrics: {metric: {name such as "chance": value}}.
 References = dict[str, dict[str, dict[str, float]]]
 

@@ -32,6 +32,8 @@ from metaseq_lm.distributed.placement.protocol import Placement
 from metaseq_lm.distributed.vectors import is_dtensor
 from metaseq_lm.runs.flops import uncounted
 
+__all__ = ["full_precision"]
+
 T = TypeVar("T")
 LossFn = Callable[[Any], Terms]  # the argument is a Batch of some kind
 RngKey = int | str

@@ -22,6 +22,8 @@ from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Decision, Decis
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
 
+__all__ = ["Value", "column"]
+
 DOUBT = "?"  # suffix of a brief number that a gate flags
 NONE = "-"
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.polynomial import polynomial
 from scipy.special import expit, logit
 
+from metaseq_lm.core.output import count_text
 from metaseq_lm.league.ladders import UNBOUNDED, Ends, ObjectiveLadder, interval
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 
@@ -191,7 +192,7 @@ def why_not_predictable(ladder: ObjectiveLadder, form: CurveForm, budget: float)
     # With one budget less the misfit has a single degree of freedom, and three budgets of a handful
     # of seeds before a phase transition pass for a line.
     if (count := len(ladder.budgets)) < (needed := form.parameters + 2):
-        return f"{count} budget{'s' * (count != 1)}; {form.name} needs {needed}"
+        return f"{count_text(count, 'budget')}; {form.name} needs {needed}"
     first, last = ladder.budgets[0], ladder.budgets[-1]
     names = flops_text(first), flops_text(last)
     if last < _LEAST_SPAN * first * (1 - 1e-9):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from metaseq_lm.core.output import count_text
 from metaseq_lm.league.columns import (
     DOUBT,
     NOT_RANKED,
@@ -68,8 +69,8 @@ def _describe_rule(standings: Standings) -> str:
     )
     return (
         "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
-        f"{rule.level:g} after Holm's correction for {standings.comparisons} comparisons. "
-        "Equivalent: the "
+        f"{rule.level:g} after Holm's correction for "
+        f"{count_text(standings.comparisons, 'comparison')}. Equivalent: the "
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
         f"{choice * standings.has_choices}{items * standings.has_items}"
@@ -85,7 +86,8 @@ def describe_gains(standings: Standings) -> str:
         "start from what was learnt. The difference is between two gains, of the row and of "
         f"{standings.baseline}, each over its own untrained models: Welch's t test and interval "
         "of four means, and a permutation test of the scores less the means of the untrained "
-        f"ones, corrected among themselves for {max(rule.comparisons, count)} comparisons. Seeds "
+        f"ones, corrected among themselves for "
+        f"{count_text(max(rule.comparisons, count), 'comparison')}. Seeds "
         "that would decide are runs and untrained models of each."
     )
 

@@ -12,6 +12,8 @@ from metaseq_lm.league.verdict import WORSE, Decision, DecisionRule, Gain, decid
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.stats import Errors
 
+__all__ = ["Standings", "StandingsEntry"]
+
 Scores = Mapping[str, Sequence[float]]
 
 

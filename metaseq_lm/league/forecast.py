@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.output import seconds_text, show_progress
+from metaseq_lm.core.output import count_text, seconds_text, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.expansion import PHASES, TUNE, UNTRAINED, Prices
@@ -132,8 +132,9 @@ def forecast(
 def _describe_effects(plan: Plan, detectable: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     comparison = plan.comparison
     yield (
-        f"{comparison.metric} is decided at level {comparison.level:g} among {plan.comparisons} "
-        f"comparisons with {comparison.baseline}, with {len(plan.ladder.seeds)} seeds each:"
+        f"{comparison.metric} is decided at level {comparison.level:g} among "
+        f"{count_text(plan.comparisons, 'comparison')} with {comparison.baseline}, "
+        f"with {len(plan.ladder.seeds)} seeds each:"
     )
     for item in detectable:
         budget, effect, sd = item["budget"], item["effect"], item["sd"]
@@ -181,9 +182,9 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
         return
     text = (
         f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of {effect:g} among "
-        f"{plan.comparisons} comparisons where trials have a sd of {noise:g} ({source}): the "
-        f"choice of a setting alone may make as much. {needed} would be enough, or fewer "
-        "comparisons, or a larger smallest_effect"
+        f"{count_text(plan.comparisons, 'comparison')} where trials have a sd of "
+        f"{noise:g} ({source}): the choice of a setting alone may make as much. "
+        f"{needed} would be enough, or fewer comparisons, or a larger smallest_effect"
     )
     if not known:
         raise UsageError(text)

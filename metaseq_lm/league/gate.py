@@ -12,11 +12,26 @@ from metaseq_lm.core.registry import Registry
 from metaseq_lm.league.standings import Context, GateFinding
 from metaseq_lm.reporting.settings import Row
 
+__all__ = [
+    "BOUNDS",
+    "CONTROLS",
+    "DATA",
+    "GAIN",
+    "LEARNING",
+    "LOSSES",
+    "READINGS",
+    "RUNS",
+    "SCORES",
+    "STATES",
+    "gate",
+]
+
 Gate = Callable[[Row, Context], Iterator[GateFinding]]
 # The stages of gates, in the order in which their findings are printed.
 STAGES = RUNS, DATA, BOUNDS, LOSSES, STATES, SCORES, CONTROLS, READINGS = (
     *("runs", "data", "bounds", "losses", "states", "scores", "controls", "readings"),
 )
+
 # What a flagged row lacks. A row without a gain (or with a part below chance) can still be worse
 # than the baseline, but neither better nor equivalent. A row that has not learnt is left out of
 # curves.

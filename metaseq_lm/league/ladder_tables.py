@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.core.output import count_text
 from metaseq_lm.league.columns import Value, verdict_text
 from metaseq_lm.league.entries import Standings
 from metaseq_lm.league.ladders import Ends, equal_score
@@ -148,7 +149,7 @@ def _crossover_table(standings: Standings) -> Table:
         "was planned."
     )
     if left:
-        note += f" {left} further pair{'s' * (left > 1)} without the baseline do not cross."
+        note += f" {count_text(left, 'further pair')} without the baseline do not cross."
     return _table(f"Crossovers: {standings.primary.title}", head, rows, [note])
 
 

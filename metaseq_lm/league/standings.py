@@ -14,6 +14,8 @@ from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Row, finished, metric_of, runs_of
 
+__all__ = ["FLAG", "NOTE", "REFUSE", "VOID", "Context", "GateFinding"]
+
 # Actions of findings, most severe first.
 VOID = "void"  # no number is shown, only the reason
 REFUSE = "refuse"  # the row is not comparable with the others and is not ranked

@@ -7,7 +7,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from textwrap import wrap
 
-from metaseq_lm.core.output import clean
+from metaseq_lm.core.output import clean, count_text
 from metaseq_lm.league.columns import (
     DOUBT,
     NONE,
@@ -142,9 +142,9 @@ def _rule(standings: Standings) -> _Lines:
     gain = " Gain: over the untrained model; its verdict is secondary." * standings.has_gains
     text = (
         f"Better, worse: p below {rule.level:g} after correction for "
-        f"{standings.comparisons} comparisons. Equivalent: the {interval_title(rule)}, in "
-        f"brackets, lies within ± {metric.text(rule.smallest_effect, digits)}, the smallest "
-        f"difference that matters.{gain}"
+        f"{count_text(standings.comparisons, 'comparison')}. Equivalent: the "
+        f"{interval_title(rule)}, in brackets, lies within ± "
+        f"{metric.text(rule.smallest_effect, digits)}, the smallest difference that matters.{gain}"
     )
     values = standings.references.get(metric.name, {})
     texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]

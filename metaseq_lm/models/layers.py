@@ -22,6 +22,19 @@ from metaseq_lm.core.roles import Role
 from metaseq_lm.distributed.vectors import local_part
 from metaseq_lm.forward.passes import current_context, full_precision, scale_of
 
+__all__ = [
+    "AveragedWeights",
+    "Dropout",
+    "Embedding",
+    "Heads",
+    "LayerNorm",
+    "Linear",
+    "RMSNorm",
+    "cross_entropy",
+    "dropout_at",
+    "select",
+]
+
 
 def select(x: Tensor, positions: Tensor) -> Tensor:
     """Return the states (..., M, D) of x (..., S, D) at `positions` (..., M)."""

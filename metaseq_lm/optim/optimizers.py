@@ -17,6 +17,8 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.optim.states import LIKE, NUMBER, ROWS, WHOLE, Table
 
+__all__ = ["pair_of"]
+
 
 def with_half_life(config: RunConfig) -> RunConfig:
     """Return `config` with the second of betas from optimizer.beta2_half_life.

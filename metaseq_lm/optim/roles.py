@@ -10,6 +10,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.roles import ParameterRole, Role, vector_role
 
+__all__ = ["roles_of"]
+
 T = TypeVar("T")
 
 # Roles of the matrices of torch's modules, unless a surrounding module declares another.

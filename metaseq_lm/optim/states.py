@@ -17,6 +17,8 @@ from torch import Tensor
 from metaseq_lm.distributed import vectors
 from metaseq_lm.runs.tensor_files import CODES, StoredTensor, map_tensors, rows_like
 
+__all__ = ["LIKE", "NUMBER", "ROWS", "WHOLE", "Table"]
+
 
 class _StateForm(Enum):
     """The form of a tensor, or of all tensors in a container, in the state of a parameter."""
@@ -27,8 +29,11 @@ class _StateForm(Enum):
     WHOLE = "any shape, computed from all rows, so that shards are refused"
 
 
+# Forms of tensors in the state of an optimizer.
 NUMBER, LIKE, ROWS, WHOLE = _StateForm
 PLAIN = (type(None), bool, int, float)
+
+# The form of each key of the state of a parameter.
 Table = Mapping[str, _StateForm]
 _Forms = Mapping[str, list[int]]  # strides by the path of a tensor in a state
 

@@ -31,6 +31,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
+from metaseq_lm.core.output import count_text
 from metaseq_lm.reporting.runs import MEANS, Run, check_values, log_problem, with_numbers
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.folder import RESULTS
@@ -70,7 +71,7 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
         others = [_name_of(run) for run in read(path) if run.fingerprint not in fingerprints]
         if missing := [name for name in others if name not in names]:
             raise UsageError(
-                f"--archive {path}: has {len(missing)} run{'s' * (len(missing) > 1)} that this "
+                f"--archive {path}: has {count_text(len(missing), 'run')} that this "
                 f"table lacks, such as {missing[0]}. Include that archive in RUNS, or write to "
                 "another file."
             )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import LARGEST_SWEEP, is_altered, read_bounded, schema_error
+from metaseq_lm.core.output import count_text
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.runs import MEANS, Run, natural, read_run
 from metaseq_lm.runs import suite_results
@@ -300,7 +301,7 @@ def pick_stage(
     notes = _missing_notes(plan, runs)
     for name, count in hidden.items():
         if count:
-            runs_of = f"{count} run{'s' * (count > 1)} of the stage {name}"
+            runs_of = f"{count_text(count, 'run')} of the stage {name}"
             notes.append(f"Not in the table: {runs_of} (--stage {name}).")
     return shown_runs, notes
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from metaseq_lm.core.metric_names import is_fraction, lower_is_better
 
+__all__ = ["Metric", "Summary", "summarise"]
+
 SPREAD_TITLES = {"sd": "mean ± sample sd over seeds", "range": "median [min, max] over seeds"}
 
 

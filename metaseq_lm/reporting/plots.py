@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.output import count_text
 from metaseq_lm.reporting.canvas import (
     PlotStyle,
     Point,
@@ -331,7 +332,7 @@ def _point_of(setting: Row, metric: Metric, spread: str, place: Point) -> Point:
     scores, scale = setting.run_scores(metric.name), metric.scale
     summary = summarise(scores, spread)
     assert summary is not None
-    value = f"{summary.text(metric)} ({summary.n} seed{'s' * (summary.n > 1)})"
+    value = f"{summary.text(metric)} ({count_text(summary.n, 'seed')})"
     ends = [summary.low * scale, summary.high * scale] if summary.n > 1 else []
     seeds = [score * scale for score in scores]
     return replace(place, y=summary.centre * scale, value=value, ends=ends, seeds=seeds)

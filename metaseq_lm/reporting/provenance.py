@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 
+from metaseq_lm.core.output import count_text
 from metaseq_lm.reporting.runs import Run
 
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
@@ -27,7 +28,7 @@ def _counted(facts: Iterable[str]) -> str:
     counts = Counter(filter(None, facts))
     if len(counts) < 2:
         return "".join(counts)
-    texts = [f"{value} ({n} run{'s' * (n > 1)})" for value, n in counts.most_common()]
+    texts = [f"{value} ({count_text(n, 'run')})" for value, n in counts.most_common()]
     return " and ".join(texts)
 
 
@@ -40,7 +41,7 @@ def _made_with(runs: Sequence[Run]) -> str:
         codes.append(f"code {code}" if code else "")
         versions.append(", ".join(map(" ".join, (recorded.get("versions") or {}).items())))
         threads = recorded.get("threads")
-        machines.append(f"{machine}, {threads} thread{'s' * (threads != 1)}" if machine else "")
+        machines.append(f"{machine}, {count_text(threads, 'thread')}" if machine else "")
     return "; ".join(filter(None, map(_counted, (codes, versions, machines))))
 
 

@@ -24,6 +24,8 @@ from metaseq_lm.reporting.runs import Run, bare_key, identity, natural
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.sweeps.trials import Shares, sd_of_choice
 
+__all__ = ["Row"]
+
 REMEDY = "compare a metric of an end task (--metric)"
 _SUITE_REMEDY = "score all runs with the same data and options"
 # Prefix of keys that are not config keys but options in the results of a suite.

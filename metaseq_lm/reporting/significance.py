@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import count_text
 from metaseq_lm.reporting.numbers import Metric, p_text
 from metaseq_lm.reporting.settings import Row, describe, runs_of, scored_functions, show, where
 from metaseq_lm.reporting.stats import (
@@ -169,8 +170,8 @@ class Significance:
         once = ", the same runs under several labels counted once" * (count < len(self.tested))
         return (
             f"p: {describe_test(self.test)} ({alternative} the baseline {self.baseline}{within}); "
-            f"the unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the {count} "
-            f"comparisons of this table{once}."
+            f"the unit is {UNIT}; p (Holm): corrected by Holm-Bonferroni for the "
+            f"{count_text(count, 'comparison')} of this table{once}."
         )
 
     def describe_detectable(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import is_altered
-from metaseq_lm.core.output import seconds_text
+from metaseq_lm.core.output import count_text, seconds_text
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import PlannedRun, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
@@ -363,7 +363,7 @@ def format_summary(states: list[State]) -> str:
     """Return the counts of all states as one line."""
     counts = Counter(state.state for state in states)
     parts = [f"{counts[name]} {name}" for name in _ORDER if counts[name]]
-    return f"{len(states)} run{'s' * (len(states) != 1)}{': ' * bool(parts)}{', '.join(parts)}"
+    return f"{count_text(len(states), 'run')}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 def states_document(states: list[State]) -> dict[str, Any]:

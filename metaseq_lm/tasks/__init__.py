@@ -22,8 +22,11 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
+__all__ = ["Batches", "Passes", "Scored", "Task", "TextTask"]
+
 # The input of an update: for each stream, a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Any]]]  # instances of the task's Batch class
+
 # The input of an evaluation: for each stream, an iterable over all its global batches.
 Passes = dict[str, Iterable[list[Batch]]]
 

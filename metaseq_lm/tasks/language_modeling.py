@@ -24,6 +24,8 @@ from metaseq_lm.models.transformer.flops_rules import Sizes, has_rule, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
 from metaseq_lm.tasks.masked_lm import build_transformer, changes_size, limited_count, text_stream
 
+__all__ = ["CausalLMTask", "LanguageModelingTask"]
+
 
 class LanguageModelingTask(TextTask):
     """One stream of rows `[CLS] x [SEP]`, a model of both directions, the default update."""

@@ -55,6 +55,15 @@ from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM
 from metaseq_lm.models.transformer.flops_rules import OUTPUT_SHARE, Sizes, has_rule, masked_lm
 from metaseq_lm.tasks import Task, TextTask
 
+__all__ = [
+    "MaskedCollate",
+    "MaskedLMTask",
+    "build_lm",
+    "masked_stream",
+    "masking_of",
+    "text_stream",
+]
+
 
 def check_rows(config: RunConfig) -> None:
     """Raise UsageError if the rows are longer or have more segment types than the model allows."""

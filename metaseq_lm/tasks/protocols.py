@@ -29,6 +29,24 @@ if TYPE_CHECKING:
     from metaseq_lm.data.streams import Stream
     from metaseq_lm.tasks import Task
 
+__all__ = [
+    "ChecksSource",
+    "ComparesTokens",
+    "CutsRows",
+    "Ensembles",
+    "HasLayout",
+    "HasParts",
+    "HasSamples",
+    "IsReadAs",
+    "LoadsFrozen",
+    "NeedsEager",
+    "Prepares",
+    "PricedByRule",
+    "ScoresTokens",
+    "ScoresTraining",
+    "UsesOtherRuns",
+]
+
 # For each kind of update: its share of all updates, and its batches (see `Task.needs`).
 Kinds = list[tuple[float, dict[str, int]]]
 

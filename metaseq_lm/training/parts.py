@@ -45,6 +45,8 @@ from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining, passes_of
 from metaseq_lm.training.words import numbers_of_words
 
+__all__ = ["Parts"]
+
 
 @dataclass
 class Parts:

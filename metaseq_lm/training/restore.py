@@ -18,6 +18,8 @@ from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
 
+__all__ = ["open_run"]
+
 PRECISION = "engine.precision"
 
 

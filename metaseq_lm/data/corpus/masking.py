@@ -19,6 +19,8 @@ from metaseq_lm.data.corpus.units import (
     span_counts,
 )
 
+__all__ = ["Masking", "candidates_of", "hide", "random_counts"]
+
 
 @dataclass(frozen=True)
 class Masking:

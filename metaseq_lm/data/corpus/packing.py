@@ -20,6 +20,8 @@ from metaseq_lm.data.corpus.rows import Corpus, Samples, blank_rows, fill, open_
 from metaseq_lm.data.storage.indexed import IndexedDataset, concatenate_ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
+__all__ = ["open_corpus"]
+
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
 SINGLE = 0.1  # probability
 _ENDLESS = 100_000  # length of a first segment that leaves no room for a second

@@ -24,6 +24,8 @@ from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens, pick
 from metaseq_lm.data.corpus.rows import Samples, row_layout
 
+__all__ = ["PredictionBatch", "next_targets", "prediction_batch"]
+
 _NONE = -1  # no target
 # The number of predictions is a multiple of this, so that batches have few different shapes: the
 # FLOPs of each shape are counted once.

@@ -26,6 +26,8 @@ from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
+__all__ = ["Samples", "layout_of", "masked_batch", "row_layout"]
+
 
 class Samples(ABC):
     """The rows of a split: `Corpus`, `PackedDocuments`, or `Packed` with two segments.

@@ -11,6 +11,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.streams import Phases
 
+__all__ = ["SpanLengths"]
+
 SHORT = 3  # most tokens of a short span
 _TOLERANCE = 1e-9  # so that 0.07 * 100 tokens, in floating point a little more than 7, are 7
 

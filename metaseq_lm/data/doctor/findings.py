@@ -19,6 +19,8 @@ from metaseq_lm.data.storage.word_starts import open_word_starts
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 
+__all__ = ["Finding", "Subject", "check"]
+
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MANY_DUPLICATES = 0.1
 MANY_SHARED = 0.01

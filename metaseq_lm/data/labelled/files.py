@@ -17,6 +17,8 @@ from metaseq_lm.data.records.reading import reader_name, records
 from metaseq_lm.data.records.record import QUOTING, TABLE, TEXT, Reading, Record, label_word
 from metaseq_lm.data.records.text_files import STANDARD_INPUT, TextFile
 
+__all__ = ["SourceSentence", "source_lines"]
+
 NO_COLUMN = "\0"  # the label column of a file that is read for its texts alone
 # A missing value in a table, as pandas and the library datasets read it.
 _NULL_CELLS = {

@@ -48,6 +48,8 @@ from metaseq_lm.data.storage.manifest import MANIFEST_FILE, VALID_REMEDY, Manife
 from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
 from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
+__all__ = ["Pipeline", "Request", "Split", "register_dataset_kind"]
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DEFAULT_KIND = "corpus"
 TRAIN, VALID = "train", "valid"
@@ -70,6 +72,7 @@ The option `--poems`, named like the kind, selects it. A field that another kind
 `vocab_size`, is one option; it is declared by a base class of both, see `preprocess.options`.
 `UNUSED_WITH` may say which options (names with blanks between them) exclude another one.
 """
+# The decorator of a kind of dataset: its name, and `dataclass`, its options.
 register_dataset_kind = DATASET_KINDS.register
 
 Record = TypeVar("Record")

@@ -55,6 +55,8 @@ from metaseq_lm.data.worlds.base import (
     words_of,
 )
 
+__all__ = ["load_world"]
+
 WORLD_FILE = "world.json"
 _DIGITS = 8  # significant digits of the numbers in world.json
 _PAIRS = "pairs"

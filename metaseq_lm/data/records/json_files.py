@@ -10,6 +10,8 @@ from metaseq_lm.data.records.file_kinds import JSON_SUFFIXES, ROWS
 from metaseq_lm.data.records.record import JSON, Reading, Record, register_reader
 from metaseq_lm.data.records.text_files import TextFile, check_length, format_suffix
 
+__all__ = ["json_object"]
+
 _SPACE = "\ufeff \t\r\n"
 _CHUNK = 1 << 16  # characters
 _FILLED = re.compile(r"[^ \t\r\n]")

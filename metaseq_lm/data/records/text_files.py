@@ -26,6 +26,8 @@ from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.records.text_content import HEAD, SIGNS, Damage, is_utf8
 
+__all__ = ["check_length", "decode"]
+
 BLOCK = 1 << 20
 _HEAD_LINES = 200
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.

@@ -17,6 +17,8 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary, special_symbols
 
+__all__ = ["Tokenizer"]
+
 OPTIONS_FILE = "tokenizer_options.json"
 DICT_FILE = "dict.txt"
 OPTIONS_VERSION = 1

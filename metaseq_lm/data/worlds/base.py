@@ -27,10 +27,13 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.interfaces import place_of
 from metaseq_lm.core.options import read_words
 from metaseq_lm.core.registry import WORLDS
-from metaseq_lm.core.registry import register_world as register_world
 
+__all__ = ["NO_LABEL", "NO_TOKEN", "Documents", "World"]
+
+# A token behind the last one of a document; no label of a document or token.
 NO_TOKEN = -1
 NO_LABEL = -1
+
 LEFT, RIGHT, BOTH = "left", "right", "both"  # the side of a word that a reader sees
 CHUNK = 1 << 16  # documents or clauses whose probabilities are computed at once
 

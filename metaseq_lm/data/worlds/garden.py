@@ -33,6 +33,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_world
 from metaseq_lm.data.worlds.base import (
     BOTH,
     NO_LABEL,
@@ -41,7 +42,6 @@ from metaseq_lm.data.worlds.base import (
     Documents,
     World,
     normalise_probabilities,
-    register_world,
     uniforms_for,
 )
 from metaseq_lm.data.worlds.grammar import Categorical, Grammar

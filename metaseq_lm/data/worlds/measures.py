@@ -13,6 +13,8 @@ from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT, Documents, World
 
+__all__ = ["pair_accuracy"]
+
 _CHANCE = 0.5  # accuracy on minimal pairs
 READERS = {"bayes": BOTH, "bayes_left": LEFT, "bayes_right": RIGHT}
 EITHER = "either"

@@ -16,13 +16,13 @@ from math import comb
 import numpy as np
 
 from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_world
 from metaseq_lm.data.worlds.base import (
     BOTH,
     LEFT,
     NO_LABEL,
     RIGHT,
     Documents,
-    register_world,
     uniforms_for,
 )
 from metaseq_lm.data.worlds.clauses import Brackets

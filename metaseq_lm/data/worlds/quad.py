@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_world
 from metaseq_lm.data.worlds.base import (
     BOTH,
     CHUNK,
@@ -27,7 +28,6 @@ from metaseq_lm.data.worlds.base import (
     Documents,
     World,
     normalise_probabilities,
-    register_world,
     seeded_uniforms,
     uniforms_for,
 )

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_world
 from metaseq_lm.data.worlds.base import (
     BOTH,
     LEFT,
@@ -36,7 +37,6 @@ from metaseq_lm.data.worlds.base import (
     RIGHT,
     Documents,
     World,
-    register_world,
     seeded_uniforms,
     uniforms_for,
 )

@@ -39,6 +39,8 @@ from metaseq_lm.models.layers import Dropout, Linear, RMSNorm, lookup
 from metaseq_lm.models.transformer.parts import Part
 from metaseq_lm.runs.flops import attention_flops, count_more
 
+__all__ = ["Attention", "Positions", "Rotation", "Visibility", "mix_values"]
+
 _BOTH, _CAUSAL, _ANTICAUSAL, _PREFIX, _RANKED = range(len(REACHES))
 
 

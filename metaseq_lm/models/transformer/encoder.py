@@ -45,6 +45,8 @@ from metaseq_lm.models.transformer.parts import (
     truncated_normal,
 )
 
+__all__ = ["Encoder", "LMHead", "Stack", "TransformerLM"]
+
 
 class GELUNetwork(FeedForward):
     """Two linear layers with a GELU between them, or with a gate.

@@ -29,6 +29,8 @@ from metaseq_lm.core.registry import (
 from metaseq_lm.core.structured import read_structured
 from metaseq_lm.models.layers import LayerNorm, RMSNorm
 
+__all__ = ["FeedForward"]
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "gelu": F.gelu,
