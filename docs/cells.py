@@ -5,10 +5,11 @@ from itertools import zip_longest
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a table of options, which narrow screens show as a list (site.css)."""
+    """Return a table, which narrow screens show as a list (site.css)."""
     lines = [header, ("---",) * len(header), *rows]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f'<div class="options" markdown>\n\n{text}\n\n</div>'
+    second = " default" * (header[1] == "default")
+    return f'<div class="options{second}" markdown>\n\n{text}\n\n</div>'
 
 
 def escape(text: str) -> str:
