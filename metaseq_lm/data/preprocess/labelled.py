@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -442,8 +443,9 @@ class LabelledPipeline(Pipeline[tuple[Path, LabelledRow], Columns]):
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         texts: dict[str, list[list[int]]] = {f"input{i}": [] for i in range(len(batch[0][1].texts))}
         spans = []
+        encode = lru_cache(maxsize=16)(self.tokenizer.encode_with_offsets)  # rows share passages
         for path, row in batch:
-            offsets = [self.tokenizer.encode_with_offsets(text) for text in row.texts]
+            offsets = [encode(text) for text in row.texts]
             for column, (values, _, _) in zip(texts.values(), offsets):
                 column.append(values)
             places: list[int] = []
