@@ -170,17 +170,15 @@ class ByteBpe(PackedTokenizer):
         return cls(library)
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        ids, starts, ends = [], [], []
-        for _, (first, last) in self._split(text):
-            piece = text[first:last]
-            characters = first + characters_of_bytes(piece)
-            at = 0
-            for token in self._model.tokenize(_symbols(piece)):
+        ids, starts, ends, at = [], [], [], 0
+        characters = characters_of_bytes(text).tolist()
+        for piece, _ in self._split(text):
+            for token in self._model.tokenize(piece):
                 start, end = characters[at], characters[at + len(token.value) - 1] + 1
                 at += len(token.value)
                 ids.append(token.id)
-                starts.append(after_space(text, int(start), int(end)))
-                ends.append(int(end))
+                starts.append(after_space(text, start, end))
+                ends.append(end)
         return ids, starts, ends
 
     def word_numbers(self, texts: Sequence[str]) -> list[np.ndarray]:
