@@ -249,6 +249,16 @@ def test_reference_pages_have_each_option_once(monkeypatch):
         assert len(set(anchors)) == len(anchors), page
 
 
+def test_generated_pages_are_in_the_navigation():
+    """A reader finds them without a search."""
+    generate = imported(ROOT / "docs" / "generate.py")
+    written = {page for page, _ in [*generate.command_pages(), *generate.option_pages()]}
+    written |= {page for page, _ in [*generate.api_pages(), *generate.method_pages()]}
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"(?:: |- )(\S+\.md)$", navigation, re.MULTILINE))
+    assert sorted(written - listed) == []
+
+
 def test_named_extras_exist():
     """Those that pages and messages tell to install are extras of the package."""
     setup = ConfigParser()
