@@ -66,8 +66,8 @@ class _CompareOptions:
         "objectives, the baseline first (default: causal,masked_40)",
         metavar="A,B",
     )
-    seeds: int = option(
-        0, "seeds per objective (default: the fewest that can decide; 4 for two)", at_least=0
+    seeds: int | None = option(
+        None, "seeds per objective (default: the fewest that can decide; 4 for two)", at_least=1
     )
     minutes: float = option(10.0, "how long everything may take here (default: 10)", above=0)
     out: str = option("compare", "folder of the league (default: compare)", metavar="OUT")

@@ -134,7 +134,7 @@ def _describe_effects(plan: Plan, detectable: Sequence[Mapping[str, Any]]) -> It
     yield (
         f"{comparison.metric} is decided at level {comparison.level:g} among "
         f"{count_text(plan.comparisons, 'comparison')} with {comparison.baseline}, "
-        f"with {len(plan.ladder.seeds)} seeds each:"
+        f"with {count_text(len(plan.ladder.seeds), 'seed')} each:"
     )
     for item in detectable:
         budget, effect, sd = item["budget"], item["effect"], item["sd"]
@@ -290,14 +290,14 @@ def measure_times(runner: Runner) -> _Times:
 
 
 def text_plan(
-    data: Mapping[str, Any], names: Sequence[str], seeds: int, budget: float
+    data: Mapping[str, Any], names: Sequence[str], seeds: int | None, budget: float
 ) -> dict[str, Any]:
     """Return the content of a plan of a text: the text arm with few objectives, at one budget.
 
     Args:
         data: The files of the text by the keys plan.FILES, and options of its labelled file.
         names: The objectives, the baseline first.
-        seeds: The number of seeds; 0 for the least with which a difference can be established.
+        seeds: The number of seeds; by default the least that can establish a difference.
         budget: FLOPs of a run.
 
     Raises:

@@ -161,10 +161,11 @@ class RowReader:
             hint = nearest(name, list(names))
             if near and not hint:
                 hint = f" Perhaps it is {' or '.join(map(repr, near))}."
+            several = ", or --label-columns of preprocess where each label has one of 0 and 1"
             raise MetaseqError(
                 f"{self.file}:{number}: no column '{name}'.{hint} There are: {abbreviated(names)}. "
-                "Choose with --text-column and --label-column, or --label-columns where each "
-                "label has a column of 0 and 1 (and --columns if the file has no header row)."
+                f"Choose with --text-column and --label-column{several * (name in labels)} (and "
+                "--columns if the file has no header row)."
             )
 
         self._text_columns = tuple(column(name, _LIKELY_TEXTS) for name in texts)

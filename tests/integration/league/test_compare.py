@@ -66,4 +66,11 @@ def test_a_dry_run_writes_nothing_and_too_little_time_is_refused(
     assert "--minutes 9" in capsys.readouterr().out
     assert main([*command, "--dry-run", "--minutes", "0.5"]) == 2
     assert "--minutes" in capsys.readouterr().err
+    code = main([*command, "--dry-run", "--seeds", "0"])  # not the default
+    expect_error(capsys, code, 2, "--seeds", "at least 1")
+    (tmp_path / "labels.csv").write_text("review,label\na,b\n" * 9)
+    assert main([*command, "--dry-run"]) == 1
+    message = capsys.readouterr().err
+    assert "'text'" in message and "--text-column" in message
+    assert "--label-columns" not in message  # which compare has not
     assert not (tmp_path / "L").exists()
