@@ -41,7 +41,8 @@ def _made_with(runs: Sequence[Run]) -> str:
         codes.append(f"code {code}" if code else "")
         versions.append(", ".join(map(" ".join, (recorded.get("versions") or {}).items())))
         threads = recorded.get("threads")
-        machines.append(f"{machine}, {count_text(threads, 'thread')}" if machine else "")
+        shown = f", {count_text(threads, 'thread')}" if threads else ""
+        machines.append(f"{machine}{shown}" if machine else "")
     return "; ".join(filter(None, map(_counted, (codes, versions, machines))))
 
 
