@@ -224,7 +224,9 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
         return ReplicaLost(f"replica 0 {words[ending]}; {remedy}")
-    parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
+    # A replica that exchanges tensors with none of these may go on waiting, up to the timeout.
+    if silent := [str(r) for r in others if r not in waiting + failed]:
+        parts.append(f"replica {' or '.join(silent)} {words[ending]}")
     lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {remedy}")
     # The first waiting replica prints the message; a failed replica prints its message.
     lost.is_printed = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0

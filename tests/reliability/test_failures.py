@@ -143,7 +143,9 @@ def test_a_replica_that_dies_or_hangs_ends_all(number, parallel, moons, tmp_path
     rank = chance.randrange(count)
     fault = {"what": what, "where": where, "rank": rank, "update": 6, "code": number % 2}
     more = ["trainer.save_interval_updates=3", "trainer.validate_interval_updates=3"]
-    more += [f"engine.timeout={TIMEOUT}", "trainer.max_update=12", f"engine.parallel={parallel}"]
+    # Nothing waits for a process that is gone; with a longer time-out not all learn of it soon.
+    timeout = 60 if what == "kill" else TIMEOUT
+    more += [f"engine.timeout={timeout}", "trainer.max_update=12", f"engine.parallel={parallel}"]
     run = start(moons, save, *more, count=count, **faults(fault))
     # Without the others the first replica may have written a checkpoint before it misses them.
     saved = ([3, 6] if rank else [3]) if where == "save" else [6]
