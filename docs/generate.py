@@ -336,11 +336,12 @@ def api_pages() -> Iterator[tuple[str, str]]:
     for page, (title, rooms) in API.items():
         pattern = re.compile(rf"metaseq_lm\.({'|'.join(map(re.escape, rooms))})(\.|$)")
         modules = {name: unseen.pop(name) for name in list(unseen) if pattern.match(name)}
-        rows = [row for name, names in modules.items() for row in api_rows(name, names)]
-        index += [f"## {title}", table(("name", "module", "what"), rows)]
+        rows: list[tuple[str, str, str]] = []
         parts = [f"# {title}", "A part of the [Python API](index.md)."]
         for name, names in modules.items():
+            rows += api_rows(name, names)
             parts.append(f"## {name}\n\n::: {name}\n    options:\n      members: {names}")
+        index += [f"## {title}", table(("name", "module", "what"), rows)]
         yield f"reference/api/{page}.md", "\n\n".join(parts) + "\n"
     assert not unseen, f"no page has the names of {', '.join(unseen)}"
     yield "reference/api/index.md", "\n\n".join(index) + "\n"
@@ -363,7 +364,7 @@ def api_rows(module: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
     for block in re.split(r"\n(?:[ \t]*\n)+", source):  # assignments below one comment
         comment = " ".join(re.findall(r"^# (.*)", block, re.MULTILINE))
         assigned = re.findall(r"^(?:[A-Z]+ = )?(\w+(?:, \w+)*)(?:: \w+)? = ", block, re.MULTILINE)
-        listed = [name for match in assigned for name in match.split(", ")]
+        listed = ", ".join(assigned).split(", ")
         if shown := [code(name) for name in listed if name in names]:
             yield ", ".join(shown), code(module), escape(comment)
 

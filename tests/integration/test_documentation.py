@@ -30,10 +30,10 @@ from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
+import generate
 import pytest
 import yaml
 from bare import Bare, Ended
-from imported import imported
 from markdown_blocks import ROOT, Block, blocks, calls, name, share
 from sweeping import train_in_process
 
@@ -233,10 +233,8 @@ def test_named_modules_exist():
     assert not missing, "\n".join(missing)
 
 
-def test_reference_pages_have_each_option_once(monkeypatch):
+def test_reference_pages_have_each_option_once():
     """With a link to it, and with the text of the parser's help, filled in."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    generate = imported(ROOT / "docs" / "generate.py")
     pages = dict(generate.command_pages())
     for command in COMMANDS:
         page = pages[f"reference/commands/{command}.md"]
@@ -251,7 +249,6 @@ def test_reference_pages_have_each_option_once(monkeypatch):
 
 def test_generated_pages_are_in_the_navigation():
     """A reader finds them without a search."""
-    generate = imported(ROOT / "docs" / "generate.py")
     written = {page for page, _ in [*generate.command_pages(), *generate.option_pages()]}
     written |= {page for page, _ in [*generate.api_pages(), *generate.method_pages()]}
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -36,11 +36,11 @@ def describe(title: str, value: Any) -> Iterator[str]:
 def signature_of(value: Any) -> str:
     """Return the names and kinds of arguments, with `=...` for a default."""
     signature = inspect.signature(value)
-    plain = [
-        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else ...)
-        for p in signature.parameters.values()
-    ]
-    text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    parameters = []
+    for parameter in signature.parameters.values():
+        default = parameter.default if parameter.default is parameter.empty else ...
+        parameters.append(parameter.replace(annotation=parameter.empty, default=default))
+    text = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
     return text.replace("=Ellipsis", "=...")
 
 

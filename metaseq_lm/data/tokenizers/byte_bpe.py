@@ -170,9 +170,10 @@ class ByteBpe(PackedTokenizer):
         return cls(library)
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        ids, starts, ends, at = [], [], [], 0
+        ids, starts, ends, begin = [], [], [], 0
         characters = characters_of_bytes(text).tolist()
         for piece, _ in self._split(text):
+            at, begin = begin, begin + len(piece)  # a symbol that the model lacks gives no token
             for token in self._model.tokenize(piece):
                 start, end = characters[at], characters[at + len(token.value) - 1] + 1
                 at += len(token.value)

@@ -4,8 +4,10 @@ import re
 import unicodedata
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
 
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
@@ -132,3 +134,14 @@ def test_offsets_of_split_characters(trained):
     assert len(ids) > 3 and (starts[-1], ends[-1]) == (2, 3)
     symbols = [trained["sentencepiece_unigram"].vocabulary.symbols[i] for i in ids]
     assert (2, 3) == (starts[symbols.index("⁄")], ends[symbols.index("⁄")])
+
+
+def test_symbols_that_a_model_lacks_move_no_later_word():
+    """Byte-level BPE gives no token for a byte that an imported alphabet leaves out."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    numbers = {symbol: i for i, symbol in enumerate([*specials, *"abcĠ"])}
+    library = tokenizers.Tokenizer(models.BPE(vocab=numbers, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ids, starts, ends = tokenizer_class("byte_bpe")(library).encode_with_offsets("az bc a")
+    assert [numbers[symbol] for symbol in "aĠbcĠa"] == ids
+    assert (starts, ends) == ([0, 2, 3, 4, 5, 6], [1, 3, 4, 5, 6, 7])
